@@ -32,7 +32,7 @@ from asyncrpc.runtime.links.connections import Connections, ConnectionSettings
 from asyncrpc.runtime.links.directory import Directory, DirectorySettings
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.links.routes import default_addresses, open_connectors
-from asyncrpc.runtime.links.sidecar import Sidecar
+from asyncrpc.runtime.links.sidecar import Listening, Sidecar
 from asyncrpc.runtime.membership.ports import MembershipTimes
 from asyncrpc.runtime.membership.rendezvous import Rendezvous
 from asyncrpc.runtime.membership.service import MembershipService
@@ -51,6 +51,7 @@ from asyncrpc.runtime.threads import ThreadPool, outcome_to
 from asyncrpc.serde import Codec, FunctionTable, Limits
 from asyncrpc.transport.abc import Connector, Listener
 from asyncrpc.transport.address import Address
+from asyncrpc.transport.tcp import TcpListener
 
 T = TypeVar("T")
 
@@ -336,7 +337,8 @@ class Parts:
         )
 
     async def _listen(self) -> None:
-        self.connectors.update(open_connectors(self.options, self.network))
+        doors = self.sidecar.doors
+        self.connectors.update(open_connectors(self.options, self.network, doors))
         if self.network is not None:
             where: Sequence[str] = (f"{self.network.scheme}://{self.name}",)
         else:
@@ -350,7 +352,17 @@ class Parts:
             if address.scheme == "uds":
                 await self.memory.listen(address.host)
         if self.network is None:
-            await self.sidecar.start(map(Address.parse, where), self.loop)
+            self.sidecar.start(self._watched_at(), self.tasks)
+
+    def _watched_at(self) -> Listening:
+        """Return where peers on other hosts can ask whether this worker runs."""
+        found = tuple(one for one in self.listeners if isinstance(one, TcpListener))
+        published = (one for one in self.addresses if one.startswith("tcp://"))
+
+        async def adopt(sock: Any) -> None:
+            await found[0].adopt(sock)
+
+        return Listening(tuple(published), found, adopt)
 
     def _default_addresses(self) -> list[str]:
         self.socket_directory = SocketDirectory()

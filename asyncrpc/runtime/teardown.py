@@ -152,6 +152,7 @@ class Teardown:
     async def _close_listeners(self, _most_s: float) -> None:
         for listener in self._parts.listeners:
             await listener.close()
+        self._parts.sidecar.release()  # it listens there, too
 
     async def _close_connections(self, most_s: float) -> None:
         # In each half of the time: what is queued is written, then the end itself.

@@ -20,8 +20,10 @@ from typing import Final
 from asyncrpc.errors import ConnectError, RefusedError, TransportError
 from asyncrpc.transport.abc import Connector, Listener, StreamHandler, Transport
 from asyncrpc.transport.address import Address
+from asyncrpc.transport.doors import Doorkeeper, Doors
 from asyncrpc.transport.endpoints import Resolver, connected_socket, reason_of
 from asyncrpc.transport.flow import LINGER_S, WaterMarks
+from asyncrpc.transport.handover import release_port
 from asyncrpc.transport.interfaces import IPAddress, host_addresses
 from asyncrpc.transport.secured import TlsTransport
 from asyncrpc.transport.sockets import SocketTransport, close_servers
@@ -45,6 +47,8 @@ class TcpConnector(Connector):
         marks: when `send` makes the handler hold back.
         tls: certificates, if connections are encrypted; None if not.
         resolver: looks names up.
+        doors: what else is served by the same ports, by its first four bytes; read for
+            each connection, so it may come later.
     """
 
     scheme = "tcp"
@@ -53,6 +57,7 @@ class TcpConnector(Connector):
     marks: WaterMarks = field(default_factory=WaterMarks)
     tls: TlsContexts | None = None
     resolver: Resolver = field(default_factory=Resolver, compare=False)
+    doors: Doors = field(default_factory=dict, compare=False)
 
     async def listen(
         self, address: Address, accept: Callable[[], StreamHandler]
@@ -64,12 +69,12 @@ class TcpConnector(Connector):
             UsageError: the interface has no such address.
         """
         sockets, published = await bind(address, self.interface)
-        listener = TcpListener(published)
+        listener = TcpListener(published, lambda: self._accepted(accept()))
         loop = asyncio.get_running_loop()
         try:
             while sockets:
                 server = await loop.create_server(
-                    lambda: self._accepted(accept()), sock=sockets[-1], backlog=BACKLOG
+                    listener.make, sock=sockets[-1], backlog=BACKLOG
                 )
                 sockets.pop()
                 listener.servers.append(server)
@@ -118,9 +123,11 @@ class TcpConnector(Connector):
         return secured or protocol
 
     def _accepted(self, handler: StreamHandler) -> SocketTransport:
-        if self.tls is None:
-            return self._protocol(handler)
-        return self._protocol(TlsTransport(handler, self.tls, None))
+        if self.tls is not None:
+            handler = TlsTransport(handler, self.tls, None)
+        return self._protocol(
+            Doorkeeper(handler, self.doors) if self.doors else handler
+        )
 
     def _protocol(self, handler: StreamHandler) -> SocketTransport:
         return SocketTransport(
@@ -138,10 +145,19 @@ async def _hand_over(sock: socket.socket, make: Callable[[], SocketTransport]) -
 
 
 class TcpListener(Listener):
-    """One or more listening TCP sockets that share a port."""
+    """One or more listening TCP sockets that share a port.
 
-    def __init__(self, addresses: tuple[Address, ...]) -> None:
+    Attributes:
+        make: makes the protocol of a connection.
+        servers: those of the loop.
+    """
+
+    def __init__(
+        self, addresses: tuple[Address, ...], make: Callable[[], SocketTransport]
+    ) -> None:
         self._addresses = addresses
+        self._is_closed = False
+        self.make = make
         self.servers: list[asyncio.AbstractServer] = []
 
     @property
@@ -149,8 +165,36 @@ class TcpListener(Listener):
         """Every address at which peers can try, best first."""
         return self._addresses
 
+    @property
+    def descriptors(self) -> list[tuple[int, int]]:
+        """Return the port and the descriptor of each socket."""
+        return [
+            (sock.getsockname()[1], sock.fileno())
+            for server in self.servers
+            for sock in getattr(server, "sockets", ())
+        ]
+
+    async def adopt(self, sock: socket.socket) -> None:
+        """Take a connection that another process has accepted here.
+
+        Cancellation:
+            It is closed.
+        """
+        if self._is_closed:
+            sock.close()
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(self.make, sock)
+        except OSError:  # it has gone again
+            sock.close()
+        except BaseException:
+            sock.close()
+            raise
+
     async def close(self) -> None:
         """Stop accepting and free the port.  Connections live on.  Idempotent."""
+        self._is_closed = True
         await close_servers(self.servers)
 
 
@@ -169,7 +213,13 @@ async def bind(
     """
     try:
         hosts = await _resolve(address, interface)
-        sockets = _bind_all(hosts, address.port)
+        try:
+            sockets = _bind_all(hosts, address.port)
+        except OSError as error:
+            in_use = error.errno == errno.EADDRINUSE and address.port
+            if not in_use or not await release_port(address.port):
+                raise
+            sockets = _bind_all(hosts, address.port)
     except OSError as error:
         raise _cannot_listen(address, error) from error
     port = sockets[0].getsockname()[1]

@@ -1,11 +1,18 @@
 """The watch process outlives its worker for half a minute, to report how it ended.
 
-It inherits the worker's pulse, a descriptor of its process, and listening sockets; from
-its standard input it reads the key of the queries.  A worker that ends in order kills
-it.  It has a session of its own: Ctrl-C and Ctrl-Z do not reach it.  It sleeps until it
-is asked, and never holds more than a few connections.
+It inherits the worker's pulse, a descriptor of its process, and its listening sockets;
+from its standard input it reads the key of the queries.  A worker that ends in order
+kills it.  It has a session of its own: Ctrl-C and Ctrl-Z do not reach it.  It sleeps
+until somebody comes, and never holds more than a few connections.
 
-Source: pidfd_open(2).
+Who comes, comes to the worker's own port.  A worker whose loop runs accepts at once,
+and answers queries itself.  What nobody has accepted for 50 ms, this process accepts:
+it answers queries, and passes all others on to the worker unread, by a pair of sockets;
+the worker takes them when it runs again.
+
+The port of a dead worker is given to whichever process of the same user asks for it.
+
+Source: pidfd_open(2), unix(7).
 """
 
 from __future__ import annotations
@@ -14,6 +21,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import time
 
 from asyncrpc.watch import pulse, query
@@ -22,8 +30,10 @@ CONNECTIONS_MAX = 64  # without a query yet, or not closed by who asked
 CONNECTION_S = 2.0  # a client sends its query at once
 ANSWERS_PER_S = 200  # of all; more wait in the kernel's queue
 REMAINS_S = 30.0  # after the death of the worker: longer than its peers doubt it
+PATIENCE_S = 0.05  # in which a worker whose loop runs accepts a connection
 
 _STDIN = 0
+_CREDENTIALS = struct.Struct("3i")
 
 
 def now_s() -> float:
@@ -34,12 +44,34 @@ def now_s() -> float:
 class ClientConnection:
     """A connection of a peer that asks about the worker."""
 
-    __slots__ = ("ends_s", "record", "sock")
+    __slots__ = ("ends_s", "is_query", "record", "sock")
 
     def __init__(self, sock: socket.socket, ends_s: float) -> None:
         self.sock = sock
         self.ends_s = ends_s
         self.record = b""
+        self.is_query = False  # whether it has begun like one
+
+
+class Door:
+    """A listening socket of the worker.
+
+    Attributes:
+        name: the abstract name at which its port is given away.
+        sock: the socket.
+        is_looked_at: whether it is polled.
+        looks_at_s: when it is to be.
+        has_waited: whether somebody has waited there for `PATIENCE_S`.
+    """
+
+    __slots__ = ("has_waited", "is_looked_at", "looks_at_s", "name", "sock")
+
+    def __init__(self, name: str, sock: socket.socket) -> None:
+        self.name = name
+        self.sock = sock
+        self.is_looked_at = False
+        self.looks_at_s = 0.0
+        self.has_waited = False
 
 
 class WatchServer:
@@ -50,14 +82,21 @@ class WatchServer:
     """
 
     def __init__(
-        self, memory: int, process: int, listening: list[int], key: bytes
+        self,
+        memory: int,
+        process: int,
+        worker: int,
+        listening: list[tuple[str, int]],
+        key: bytes,
     ) -> None:
         """Watch a process.
 
         Args:
             memory: descriptor of the worker's pulse.
             process: descriptor of its process.
-            listening: descriptors of sockets that listen.
+            worker: descriptor of the pair of sockets that leads to it.
+            listening: the abstract names of ports, and descriptors of the worker's
+                sockets that listen there.
             key: of the queries.
         """
         found = pulse.read(memory)
@@ -65,12 +104,15 @@ class WatchServer:
         self._worker = found
         self._memory = memory
         self._process = process
+        self._pair = socket.socket(fileno=worker)
         self._key = key
-        self._listening = {one: socket.socket(fileno=one) for one in listening}
+        self._doors = {
+            one: Door(name, socket.socket(fileno=one)) for name, one in listening
+        }
         self._asked: dict[int, ClientConnection] = {}
+        self._givers: dict[int, socket.socket] = {}
         self._poll = select.poll()
         self._poll.register(process, select.POLLIN)
-        self._is_listening = False
         self._allowance = float(ANSWERS_PER_S)
         self._counted_s = now_s()
         self.ends_s: float | None = None
@@ -79,10 +121,10 @@ class WatchServer:
         """Answer until it is over."""
         while True:
             now = now_s()
-            if self.ends_s is not None and now >= self.ends_s:
+            if self.ends_s is not None and (now >= self.ends_s or not self._doors):
                 return
             self._drop_late(now)
-            self._listen_if_there_is_room(now)
+            self._look_at_doors(now)
             for descriptor, _ in self._poll.poll(self._wait_ms(now)):
                 self._on_event(descriptor, now_s())
 
@@ -90,19 +132,30 @@ class WatchServer:
         if descriptor == self._process:
             self._poll.unregister(self._process)
             self.ends_s = now + REMAINS_S
-        elif descriptor in self._listening:
-            self._accept(self._listening[descriptor], now)
+            self._offer_ports()
+        elif descriptor in self._doors:
+            self._on_knock(self._doors[descriptor], now)
         elif descriptor in self._asked:
             self._on_record(self._asked[descriptor])
+        elif descriptor in self._givers:
+            self._give_port(self._givers[descriptor])
 
-    # --- clients ---------------------------------------------------------------------
+    # --- who comes -------------------------------------------------------------------
 
-    def _accept(self, listening: socket.socket, now: float) -> None:
-        if len(self._asked) >= CONNECTIONS_MAX or self._allowance < 1:
-            return
+    def _on_knock(self, door: Door, now: float) -> None:
+        """Somebody waits: for the worker, as long as its loop runs and it may come."""
+        is_late = door.has_waited and now - door.looks_at_s < CONNECTION_S
+        if is_late or self._state() != pulse.TICKING:
+            door.has_waited = False
+            self._accept(door, now)
+        else:
+            door.has_waited = True
+            door.looks_at_s = now + PATIENCE_S
+
+    def _accept(self, door: Door, now: float) -> None:
         try:
-            sock, _ = listening.accept()
-        except OSError:  # it has gone again
+            sock, _ = door.sock.accept()
+        except OSError:  # it has gone again, or the worker was faster
             return
         self._allowance -= 1
         sock.settimeout(0)
@@ -110,8 +163,14 @@ class WatchServer:
         self._poll.register(sock.fileno(), select.POLLIN)
 
     def _on_record(self, asked: ClientConnection) -> None:
-        """Read what has arrived: answer a query, close on anything else."""
+        """Read what has arrived: answer a query; all else is the worker's, unread."""
         try:
+            if not asked.is_query:
+                ahead = asked.sock.recv(len(query.ASKED), socket.MSG_PEEK)
+                if ahead and ahead != query.ASKED:
+                    self._pass_on(asked)
+                    return
+                asked.is_query = bool(ahead)
             more = asked.sock.recv(query.QUERY_BYTES)
         except BlockingIOError:
             return
@@ -121,6 +180,15 @@ class WatchServer:
         missing = query.QUERY_BYTES - len(asked.record)
         if not more or missing < 0 or (missing == 0 and not self._answer(asked)):
             self._end(asked)
+
+    def _pass_on(self, asked: ClientConnection) -> None:
+        """Give a connection to the worker; without one it is closed."""
+        if self.ends_s is None:
+            try:  # noqa: SIM105  (contextlib is not small)
+                socket.send_fds(self._pair, [b"1"], [asked.sock.fileno()])
+            except OSError:  # the queue to the worker is full, or it has just died
+                pass
+        self._end(asked)
 
     def _answer(self, asked: ClientConnection) -> bool:
         """Answer a query; return whether it was one.
@@ -149,22 +217,70 @@ class WatchServer:
         del self._asked[asked.sock.fileno()]
         asked.sock.close()
 
+    # --- the ports of a dead worker --------------------------------------------------
+
+    def _offer_ports(self) -> None:
+        """Listen for who wants a port; one that cannot be asked for is let go."""
+        for name in {door.name for door in self._doors.values()}:
+            giver = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                giver.bind(f"\0{name}")
+                giver.listen()
+            except OSError:
+                giver.close()
+                self._let_go(name)
+            else:
+                giver.settimeout(0)
+                self._givers[giver.fileno()] = giver
+                self._poll.register(giver.fileno(), select.POLLIN)
+
+    def _give_port(self, giver: socket.socket) -> None:
+        """Let go of a port if a process of the same user asks."""
+        try:
+            asks, _ = giver.accept()
+        except OSError:
+            return
+        with asks:
+            size = _CREDENTIALS.size
+            found = asks.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+            _pid, user, _group = _CREDENTIALS.unpack(found)
+            if user not in (os.getuid(), 0):
+                return
+            self._let_go(str(giver.getsockname()[1:], "ascii"))
+            try:  # noqa: SIM105  (likewise)
+                asks.send(b"1")
+            except OSError:  # it has gone again
+                pass
+
+    def _let_go(self, name: str) -> None:
+        for descriptor, door in tuple(self._doors.items()):
+            if door.name == name:
+                if door.is_looked_at:
+                    self._poll.unregister(descriptor)
+                del self._doors[descriptor]
+                door.sock.close()
+
     # --- limits ----------------------------------------------------------------------
 
     def _drop_late(self, now: float) -> None:
         for asked in tuple(self._asked.values()):
             if asked.ends_s <= now:
-                self._end(asked)
+                if asked.is_query:
+                    self._end(asked)
+                else:
+                    self._pass_on(asked)
 
-    def _listen_if_there_is_room(self, now: float) -> None:
+    def _look_at_doors(self, now: float) -> None:
+        """Poll those doors where somebody may be accepted now."""
         grown = self._allowance + (now - self._counted_s) * ANSWERS_PER_S
         self._allowance, self._counted_s = min(grown, float(ANSWERS_PER_S)), now
         has_room = self._allowance >= 1 and len(self._asked) < CONNECTIONS_MAX
-        if has_room is self._is_listening:
-            return
-        self._is_listening = has_room
-        for descriptor in self._listening:
-            if has_room:
+        for descriptor, door in self._doors.items():
+            is_wanted = has_room and door.looks_at_s <= now
+            if is_wanted is door.is_looked_at:
+                continue
+            door.is_looked_at = is_wanted
+            if is_wanted:
                 self._poll.register(descriptor, select.POLLIN)
             else:
                 self._poll.unregister(descriptor)
@@ -172,6 +288,8 @@ class WatchServer:
     def _wait_ms(self, now: float) -> float | None:
         """Return how long nothing is due; None: until something happens."""
         due = [asked.ends_s for asked in self._asked.values()]
+        later = [door.looks_at_s for door in self._doors.values()]
+        due += [at_s for at_s in later if at_s > now]
         if self.ends_s is not None:
             due.append(self.ends_s)
         if self._allowance < 1:
@@ -191,8 +309,14 @@ def read_key() -> bytes:
 
 
 def main(arguments: list[str]) -> None:
-    """Watch: the arguments are descriptors, of the pulse, the process, and sockets."""
+    """Watch.
+
+    The arguments are descriptors, of the pulse, the process and the pair of sockets,
+    and then a name and a descriptor for each listening socket.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    memory, process, *listening = (int(one) for one in arguments)
-    WatchServer(memory, process, listening, read_key()).run()
+    memory, process, pair = (int(one) for one in arguments[:3])
+    names, descriptors = arguments[3::2], arguments[4::2]
+    listening = [(name, int(one)) for name, one in zip(names, descriptors, strict=True)]
+    WatchServer(memory, process, pair, listening, read_key()).run()

@@ -30,7 +30,7 @@ _PROOF_BYTES = 32
 _VERSION = 1
 _QUERY = struct.Struct(f"<4sB3xQ{NONCE_BYTES}s")
 _ANSWER = struct.Struct(f"<4sBB2x{NONCE_BYTES}s")
-_ASKED, _ANSWERED = b"ARWQ", b"ARWA"
+ASKED, _ANSWERED = b"ARWQ", b"ARWA"
 QUERY_BYTES = _QUERY.size + _PROOF_BYTES
 ANSWER_BYTES = _ANSWER.size + _PROOF_BYTES
 
@@ -50,7 +50,7 @@ def key_from(secret: bytes | None, incarnation: int) -> bytes:
 
 def pack_query(key: bytes, incarnation: int, nonce: bytes) -> bytes:
     """Return the query for what became of one incarnation."""
-    record = _QUERY.pack(_ASKED, _VERSION, incarnation, nonce)
+    record = _QUERY.pack(ASKED, _VERSION, incarnation, nonce)
     return record + hmac_sha256(key, record)
 
 
@@ -59,7 +59,7 @@ def read_query(key: bytes, incarnation: int, record: bytes) -> bytes | None:
     if len(record) != QUERY_BYTES:
         return None
     magic, version, asked, nonce = _QUERY.unpack_from(record)
-    if (magic, version, asked) != (_ASKED, _VERSION, incarnation):
+    if (magic, version, asked) != (ASKED, _VERSION, incarnation):
         return None
     proof = hmac_sha256(key, record[:-_PROOF_BYTES])
     return nonce if _is_same(proof, record[-_PROOF_BYTES:]) else None

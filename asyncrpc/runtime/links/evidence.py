@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import os
 from typing import Final
 
@@ -17,6 +16,7 @@ from asyncrpc.errors import UsageError
 from asyncrpc.runtime.links.heartbeat import find_here, now_ns
 from asyncrpc.runtime.links.machine.detector import Evidence
 from asyncrpc.transport.address import Address
+from asyncrpc.transport.endpoints import Resolver
 from asyncrpc.watch import pulse, query
 from asyncrpc.wire.messages import Hello
 
@@ -101,7 +101,8 @@ async def _answer(address: Address, key: bytes, incarnation: int) -> int | None:
     """Return what a sidecar answers at one address; None if it does not."""
     nonce = os.urandom(query.NONCE_BYTES)
     try:
-        reader, writer = await asyncio.open_connection(address.host, address.port)
+        found = await Resolver().resolve(address.host, address.port)
+        reader, writer = await asyncio.open_connection(found[0].host, found[0].port)
     except OSError:
         return None
     try:
@@ -115,12 +116,10 @@ async def _answer(address: Address, key: bytes, incarnation: int) -> int | None:
 
 
 def _tcp_address(text: str) -> Address | None:
-    """Return a sidecar's address; None if it is not one, or needs a name service."""
+    """Return a sidecar's address; None if it is not one."""
     if not text.startswith("tcp://"):
         return None
     try:
-        address = Address.parse(text)
-        ipaddress.ip_address(address.host)
-    except (UsageError, ValueError):
+        return Address.parse(text)
+    except UsageError:
         return None
-    return address

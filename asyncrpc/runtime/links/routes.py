@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 from asyncrpc.runtime.host import HOST_ID
@@ -12,6 +13,7 @@ from asyncrpc.runtime.options import Options
 from asyncrpc.transport.abc import Connector, StreamHandler
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.dial import Dialled, connect_any
+from asyncrpc.transport.doors import Doors
 from asyncrpc.transport.tcp import TcpConnector
 from asyncrpc.transport.tls import open_tls
 from asyncrpc.transport.uds import UdsConnector
@@ -24,13 +26,14 @@ _PREFERENCE: Final = {"mem": 0, "uds": 1, "tcp": 2}
 
 
 def open_connectors(
-    options: Options, network: Connector | None
+    options: Options, network: Connector | None, doors: Doors = MappingProxyType({})
 ) -> dict[str, Connector]:
     """Return what connects and listens, by scheme.
 
     Args:
         options: the interface, and the certificates.
         network: an in-process network to use instead of sockets.
+        doors: what else is served by the ports of TCP.
 
     Raises:
         UsageError: there are no such certificates.
@@ -39,7 +42,9 @@ def open_connectors(
         return {network.scheme: network}
     return {
         "tcp": TcpConnector(
-            interface=options.network.interface, tls=open_tls(options.tls)
+            interface=options.network.interface,
+            tls=open_tls(options.tls),
+            doors=doors,
         ),
         "uds": UdsConnector(),
     }

@@ -1,9 +1,9 @@
 """The liveness sidecar: lets peers see whether this worker runs, even if it is busy.
 
 Peers of this host see it from the kernel and from our *heartbeat record*, which the
-event loop writes twice a second; those of other hosts ask the *sidecar process*, which
-lives on when this one stands still, or has died (`asyncrpc.watch`).  `Hello.watch` says
-where both are:
+event loop writes twice a second; those of other hosts ask at its port.  There the
+worker itself answers, or else the *sidecar process*, which lives on when this one
+stands still or has died (`asyncrpc.watch`).  `Hello.watch` says where both are:
 
     pulse://PID/STARTED/NAMESPACE/DESCRIPTOR    see `asyncrpc.watch.pulse`
     tcp://HOST:PORT                             see `asyncrpc.watch.query`
@@ -15,25 +15,45 @@ Only Linux tells all this.  Elsewhere, and in a simulation, there is no evidence
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
 
 from asyncrpc.runtime.links.heartbeat import (
     HeartbeatRecord,
     find_here,
     is_supported,
 )
-from asyncrpc.runtime.links.sidecar_process import SidecarProcess
+from asyncrpc.runtime.links.sidecar_process import SidecarProcess, Watched
 from asyncrpc.runtime.links.sidecar_process import (
     is_supported as process_is_supported,
 )
+from asyncrpc.runtime.links.watch_answers import WatchAnswers
 from asyncrpc.runtime.options import Options
-from asyncrpc.runtime.ports import Identity
-from asyncrpc.transport.address import Address
+from asyncrpc.runtime.ports import Identity, Scheduler
+from asyncrpc.transport.abc import StreamHandler
+from asyncrpc.transport.handover import Handover, port_name
+from asyncrpc.transport.tcp import TcpListener
+from asyncrpc.watch import query
 from asyncrpc.wire.messages import Hello
 
 logger = logging.getLogger("asyncrpc")
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where a worker can be asked.
+
+    Attributes:
+        addresses: of TCP, as it publishes them.
+        listeners: of TCP.
+        adopt: makes a connection of a socket that the process has accepted.
+    """
+
+    addresses: tuple[str, ...]
+    listeners: tuple[TcpListener, ...]
+    adopt: Callable[[Any], Coroutine[Any, Any, None]]
 
 
 class Sidecar:
@@ -42,6 +62,7 @@ class Sidecar:
     Attributes:
         addresses: for `Hello.watch`.
         process: it, where there may be one.
+        doors: what the worker's listening sockets must lead to; see `transport.doors`.
     """
 
     def __init__(self, identity: Identity, options: Options) -> None:
@@ -49,33 +70,27 @@ class Sidecar:
 
         Args:
             identity: of the worker.
-            options: whether there is a process, where it listens, and its secret.
+            options: whether there is a process, and its secret.
         """
         self._identity = identity
         self._options = options
         self._record: HeartbeatRecord | None = None
+        self._answers: WatchAnswers | None = None
         self.process: SidecarProcess | None = None
         self.addresses: tuple[str, ...] = ()
+        self.doors: dict[bytes, Callable[[], StreamHandler]] = {}
 
-    async def start(
-        self, listening: Iterable[Address], loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def start(self, listening: Listening, scheduler: Scheduler) -> None:
         """Let a worker that runs in real time be seen.
 
         Where that is impossible there is nothing to see, and no error.
 
         Args:
-            listening: where it listens; the process does beside its addresses of TCP.
-            loop: of the worker.
-
-        Raises:
-            TransportError: the process cannot listen.
-            UsageError: the interface of the options has no address.
-
-        Cancellation:
-            `close` undoes what has been done.
+            listening: where it is asked.
+            scheduler: of the worker.
         """
         options, incarnation = self._options, self._identity.incarnation
+        loop, secret = scheduler.loop, options.secret_bytes
         if not is_supported:
             return
         try:
@@ -84,14 +99,20 @@ class Sidecar:
             logger.debug("worker %r: no pulse: %s", self._identity.name, error)
             return
         self.addresses = (str(self._record.address),)
-        beside = [one for one in listening if one.scheme == "tcp"]
-        if options.liveness.watch == "off" or not beside or not process_is_supported:
+        is_off = options.liveness.watch == "off" or not process_is_supported
+        if is_off or not listening.listeners:
             return
-        self.process = SidecarProcess(
-            self._identity, loop, options.secret_bytes, memory=self._record.descriptor
+        self._answers = WatchAnswers(loop, incarnation, secret)
+        self.doors[query.ASKED] = self._answers.make
+        self.addresses += listening.addresses
+        ports = tuple(
+            (port_name(port), descriptor)
+            for listener in listening.listeners
+            for port, descriptor in listener.descriptors
         )
-        await self.process.listen(beside, options.network.interface)
-        self.addresses += tuple(map(str, self.process.addresses))
+        handover = Handover(loop, listening.adopt, scheduler.start_task)
+        watched = Watched(self._record.descriptor, ports, handover)
+        self.process = SidecarProcess(self._identity, loop, secret, watched)
         if options.liveness.watch == "on":
             self.process.start()
 
@@ -100,10 +121,16 @@ class Sidecar:
         if self.process is not None and find_here(hello) is None:
             self.process.start()
 
-    def close(self) -> None:
-        """End what there is; it takes 1 ms where there is a process to end."""
+    def release(self) -> None:
+        """End the process, which holds the listening sockets, too; it takes 1 ms."""
         if self.process is not None:
             self.process.close()
+
+    def close(self) -> None:
+        """End what there is."""
+        self.release()
+        if self._answers is not None:
+            self._answers.close()
         if self._record is not None:
             self._record.close()
             self._record = None

@@ -1,7 +1,8 @@
 """Starts and ends the process of a liveness sidecar; see `asyncrpc.watch`.
 
-Its sockets listen from the start, so that their addresses are known at once.  The
-process that answers may start later: queries wait in the kernel's queue meanwhile.
+It has no port of its own: it listens at the worker's sockets, in the worker's place
+when that stands still.  So it may start later than who asks: queries wait in the
+kernel's queue meanwhile.
 
 It is given away what it needs as open descriptors: a worker that stands still or dies
 at whatever moment leaves it with all of it.
@@ -16,15 +17,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import asyncrpc.watch
 from asyncrpc.runtime.ports import Identity
-from asyncrpc.transport.address import Address
-from asyncrpc.transport.tcp import bind
+from asyncrpc.transport.handover import Handover
 from asyncrpc.watch import query
 
 logger = logging.getLogger("asyncrpc")
@@ -43,19 +42,26 @@ PACKAGE: Final = str(Path(asyncrpc.watch.__file__).parents[1])
 is_supported: Final = hasattr(os, "pidfd_open") and bool(sys.executable)
 
 
-class _Socket(Protocol):
-    """A listening socket; `transport` has made it."""
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a watch needs of a worker.
 
-    def fileno(self) -> int: ...
+    Attributes:
+        memory: descriptor of the worker's heartbeat record.
+        listening: the names at which ports are given away, and descriptors of sockets
+            that listen there; see `transport.handover`.
+        handover: takes the connections that the process accepts in the worker's place.
+    """
 
-    def close(self) -> None: ...
+    memory: int
+    listening: tuple[tuple[str, int], ...]
+    handover: Handover
 
 
 class SidecarProcess:
-    """The process beside one worker, once it is started, and its sockets.
+    """The process beside one worker, once it is started.
 
     Attributes:
-        addresses: where it answers.
         pid: of the process; 0 while there is none.
     """
 
@@ -64,8 +70,7 @@ class SidecarProcess:
         identity: Identity,
         loop: asyncio.AbstractEventLoop,
         secret: bytes | None,
-        *,
-        memory: int,
+        watched: Watched,
     ) -> None:
         """Describe it.
 
@@ -73,68 +78,52 @@ class SidecarProcess:
             identity: of the worker that it watches.
             loop: is told of its end.
             secret: the cluster's; it answers only peers that have it.
-            memory: descriptor of the worker's heartbeat record.
+            watched: what it is given.
         """
         self._identity = identity
         self._loop = loop
         self._secret = secret
-        self._memory = memory
-        self._sockets: list[_Socket] = []
+        self._watched = watched
         self._process: subprocess.Popen[bytes] | None = None
         self._exit = -1  # a descriptor that can be read once the process has ended
-        self._is_closing = False
-        self.addresses: tuple[Address, ...] = ()
+        self._is_over = False
         self.pid = 0
-
-    async def listen(self, beside: Iterable[Address], interface: str | None) -> None:
-        """Listen on ports of its own, beside the addresses of the worker.
-
-        Raises:
-            TransportError: it cannot.
-            UsageError: the interface has no such address.
-
-        Cancellation:
-            `close` undoes what has been done.
-        """
-        for address in beside:
-            sockets, published = await bind(replace(address, port=0), interface)
-            self._sockets += sockets
-            self.addresses += published
 
     def start(self) -> None:
         """Start the process, unless it has been; it takes the loop 1 to 10 ms.
 
         If that fails, there is a warning, and peers on other hosts have no evidence.
         """
-        if not self._sockets or self._is_closing:
+        if self._process is not None or self._is_over:
             return
-        sockets, self._sockets = self._sockets, []
         own = os.pidfd_open(os.getpid())
         try:
-            self._process = self._spawn(own, [one.fileno() for one in sockets])
+            self._process = self._spawn(own)
             self.pid = self._process.pid
             self._exit = os.pidfd_open(self.pid)
             self._loop.add_reader(self._exit, self._on_exit)
         except OSError as error:
+            self._is_over = True
             self._warn(f"could not be started: {error}")
         finally:
             os.close(own)
-            for one in sockets:
-                one.close()
+            self._watched.handover.given()
 
-    def _spawn(self, own: int, sockets: list[int]) -> subprocess.Popen[bytes]:
-        given = [self._memory, own, *sockets]
+    def _spawn(self, own: int) -> subprocess.Popen[bytes]:
+        watched = self._watched
+        given = [watched.memory, own, watched.handover.descriptor]
+        names = [part for one in watched.listening for part in one]
         # Not our output: whoever waits for its end would wait for this one, too.  Not
         # our session: what is typed on a terminal means us.
         command = [sys.executable, "-I", "-S", "-c", PROGRAM, PACKAGE]
         process = subprocess.Popen(  # noqa: S603  (nothing in it comes from outside)
-            [*command, *map(str, given)],
+            [*command, *map(str, given), *map(str, names)],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            pass_fds=given,
+            pass_fds=[*given, *(one for _, one in watched.listening)],
             start_new_session=True,
         )
         assert process.stdin is not None
@@ -164,10 +153,8 @@ class SidecarProcess:
 
     def close(self) -> None:
         """End the process: it has nothing that would need an end in order."""
-        self._is_closing = True
-        for one in self._sockets:
-            one.close()
-        self._sockets.clear()
+        self._is_over = True
+        self._watched.handover.close()
         if self.pid:
             # Not by its number: if others take the status of our children, that may
             # be another's by now.

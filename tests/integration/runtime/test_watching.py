@@ -36,8 +36,10 @@ from asyncrpc.runtime.links.heartbeat import PulseAddress
 from asyncrpc.runtime.links.machine.detector import Evidence
 from asyncrpc.runtime.links.sidecar_process import PACKAGE, PROGRAM
 from asyncrpc.testing import Cluster, ProcessCluster
+from asyncrpc.transport.address import Address
+from asyncrpc.transport.handover import port_name
 from asyncrpc.watch import pulse, query
-from asyncrpc.watch.process import CONNECTIONS_MAX
+from asyncrpc.watch.process import CONNECTIONS_MAX, PATIENCE_S
 from asyncrpc.wire.messages import Hello
 from tests.integration.runtime import blocking
 
@@ -214,8 +216,9 @@ async def test_a_watch_that_dies_is_warned_of_and_buried(
             await until(is_buried)
         assert not runs(pid)
         assert "has ended with status -9" in caplog.text
+        # The worker answers itself, as long as its loop runs.
         found = await ask(as_seen_from_elsewhere(worker.parts.hello()))
-        assert found is Evidence.UNREACHABLE
+        assert found is Evidence.TICKING
 
 
 async def test_a_start_that_fails_leaves_no_process() -> None:
@@ -254,7 +257,6 @@ def test_a_peer_must_have_the_time_to_answer(
         ("pulse://-1/1/1/1",),
         ("pulse://1/x/1/1",),
         ("tcp://",),
-        ("tcp://some.name:1",),
         ("tcp://127.0.0.1:99999",),
         ("file:///etc/passwd", "uds:///tmp/x", ""),
     ],
@@ -361,8 +363,7 @@ async def test_strangers_are_neither_answered_nor_in_the_way() -> None:
     """Even if they take every place there is: those who say nothing are closed."""
     async with started() as worker:
         hello = as_seen_from_elsewhere(worker.parts.hello())
-        assert worker.parts.sidecar.process is not None
-        address = worker.parts.sidecar.process.addresses[0]
+        address = Address.parse(worker.addresses[0])
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(CONNECTIONS_MAX):
                 _, idle = await asyncio.open_connection(address.host, address.port)
@@ -381,7 +382,7 @@ async def test_strangers_are_neither_answered_nor_in_the_way() -> None:
 async def test_many_questions_at_once_are_all_answered() -> None:
     async with started() as worker:
         hello = as_seen_from_elsewhere(worker.parts.hello())
-        asked = (ask(hello, timeout_s=GENEROUS_S) for _ in range(300))
+        asked = (ask(hello, timeout_s=GENEROUS_S) for _ in range(200))
         assert set(await asyncio.gather(*asked)) == {Evidence.TICKING}
 
 
@@ -412,8 +413,13 @@ def watched(
         given.callback(os.close, descriptor)
         listening = given.enter_context(socket.create_server(("127.0.0.1", 0)))
         address = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
-        passed = [memory, descriptor, listening.fileno()]
-        command = [sys.executable, "-I", "-S", "-c", QUICK, *map(str, passed)]
+        pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in pair:
+            given.enter_context(end)
+        passed = [memory, descriptor, pair[1].fileno(), listening.fileno()]
+        port = listening.getsockname()[1]
+        arguments = [*map(str, passed[:3]), port_name(port), str(passed[3])]
+        command = [sys.executable, "-I", "-S", "-c", QUICK, *arguments]
         watch = subprocess.Popen(command, stdin=PIPE, pass_fds=passed)
     with process, watch:
         assert watch.stdin is not None
@@ -528,3 +534,67 @@ class TestProcesses:
             await until_seen(a, hello, Evidence.GONE, is_far=False)
             found = await ask(as_seen_from_elsewhere(hello))
             assert found is Evidence.UNKNOWN
+
+
+# --- one port ------------------------------------------------------------------------
+
+
+async def test_calls_and_the_watch_go_by_one_port() -> None:
+    async with started() as worker:
+        hello = worker.parts.hello()
+        assert set(hello.watch[1:]) == set(worker.addresses)
+        assert len(worker.addresses) == 1
+
+
+class TestOnePort:
+    loops = {"asyncio": asyncio.SelectorEventLoop}  # noqa: RUF012
+
+    async def test_who_dials_a_worker_that_stands_still_is_served_later(
+        self, tmp_path: Path
+    ) -> None:
+        """Its watch accepts the connection, and passes it on unread."""
+        gate = str(tmp_path / "gate")
+        os.mkfifo(gate)
+        async with process() as (a, _, hello):
+            await until_seen(a, hello, Evidence.TICKING)
+            stalled = a.parts.start_call("b", blocking.hold_interpreter, (gate,))
+            await until_seen(a, hello, Evidence.BUSY)
+            late = Worker(
+                "late",
+                rendezvous={"late": "tcp://127.0.0.1:0", "b": hello.addresses},
+                options=replace(
+                    a.options, network=NetworkOptions(listen=("tcp://127.0.0.1:0",))
+                ),
+            )
+            async with late:
+                calling = asyncio.create_task(late.peer("b").call(os.getpid))
+                link = late.parts.directory.find("b")
+
+                async def has_dialed() -> bool:
+                    return bool(late.parts.directory.connections.live)
+
+                await until(has_dialed)
+                await asyncio.sleep(3 * PATIENCE_S)  # it is with the watch by now
+                assert link.link is None
+                blocking.let_go(gate)
+                await stalled
+                assert await calling == hello.pid
+
+    async def test_the_port_of_a_dead_worker_is_free_for_the_next(self) -> None:
+        """Its watch, which answers for it there, gives it away when it is wanted."""
+        async with process() as (a, cluster, hello):
+            watcher = await a.peer("b").call(blocking.watcher_pid)
+            cluster.kill("b")
+            await until_seen(a, hello, Evidence.GONE)
+            address = next(one for one in hello.addresses if "tcp" in one)
+            port = Address.parse(address).port
+            options = replace(
+                TCP, network=NetworkOptions(listen=(f"tcp://127.0.0.1:{port}",))
+            )
+            async with started(options) as heir:
+                assert Address.parse(heir.addresses[0]).port == port
+
+                async def has_ended() -> bool:
+                    return not runs(watcher)
+
+                await until(has_ended)
