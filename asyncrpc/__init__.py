@@ -38,6 +38,7 @@ from asyncrpc.errors import (
 )
 from asyncrpc.functions import async_execution, idempotent, on_loop
 from asyncrpc.ids import WorkerInfo
+from asyncrpc.preemption import Preemption
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.records import RRefRecord
 from asyncrpc.runtime.calls.context import cancelled, deadline
@@ -85,6 +86,8 @@ __all__ = [  # noqa: RUF022
     "JoinRendezvous",
     "MemberChange",
     "MemberChanges",
+    # An end that the scheduler announces
+    "Preemption",
     # Calls to several workers at once
     "PeerGroup",
     "GroupCall",

@@ -20,6 +20,7 @@ from typing import BinaryIO, Final
 from asyncrpc.cli.output import LinePrefixer, PrefixingReader, rank_prefix
 from asyncrpc.clock import Clock
 from asyncrpc.multiprocessing.environment import (
+    SECRET_FILE_VARIABLE,
     SECRET_VARIABLE,
     new_secret,
     process_environment,
@@ -88,9 +89,9 @@ async def run_command(command: Command, inherited: Mapping[str, str]) -> int:
         The processes are killed.
     """
     store = serve_store()
+    secret = inherited.get(SECRET_VARIABLE) or new_secret()
     environments = [
         _environment(command, inherited, rank, store.port, secret)
-        for secret in (inherited.get(SECRET_VARIABLE) or new_secret(),)
         for rank in range(command.nprocs)
     ]
     return await _LaunchRun(command).until_ended(environments)
@@ -102,6 +103,9 @@ def _environment(
     told = process_environment(
         rank=rank, nprocs=command.nprocs, secret=secret, store_port=port
     )
+    if inherited.get(SECRET_FILE_VARIABLE) and not inherited.get(SECRET_VARIABLE):
+        # Each process reads the file.
+        told = {k: v for k, v in told.items() if not k.startswith(SECRET_VARIABLE)}
     threads = str(threads_each(command.nprocs, command.threads, "--threads"))
     if command.threads is None:
         threads = inherited.get("OMP_NUM_THREADS", threads)

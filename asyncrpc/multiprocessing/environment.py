@@ -17,6 +17,7 @@ from asyncrpc.arguments import check_count
 from asyncrpc.environment.torchrun import LAUNCHER_VARIABLE
 
 SECRET_VARIABLE: Final = "ASYNCRPC_SECRET"  # noqa: S105  the name, not the secret
+SECRET_FILE_VARIABLE: Final = "ASYNCRPC_SECRET_FILE"  # noqa: S105  likewise
 THREADS_MAX: Final = 4096  # of torch in a process: more than any host has cores
 _SECRET_BYTES: Final = 32  # as long as the hash of the HMAC that proves it
 
@@ -40,6 +41,7 @@ def process_environment(
     """
     variables = {
         SECRET_VARIABLE: secret,
+        SECRET_FILE_VARIABLE: "",  # an inherited file holds another secret
         LAUNCHER_VARIABLE: "asyncrpc",
         "RANK": str(rank),
         "WORLD_SIZE": str(nprocs),

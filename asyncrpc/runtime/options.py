@@ -15,6 +15,7 @@ from asyncrpc.arguments import (
     check_flag,
     check_kind,
     check_seconds,
+    check_text,
     check_texts,
     is_seconds,
     wrong,
@@ -22,6 +23,7 @@ from asyncrpc.arguments import (
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.devices.maps import DeviceMap
 from asyncrpc.runtime.devices.names import DeviceName
+from asyncrpc.runtime.secret_file import read_secret
 from asyncrpc.serde import Compression, Policy, compression_named
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.tls import Tls
@@ -30,8 +32,8 @@ from asyncrpc.wire.limits import MessageLimits
 LANES_MAX: Final = 16  # of one link, whatever a peer asks for
 
 SECRET_VARIABLE = "ASYNCRPC_SECRET"  # noqa: S105  (a variable's name, not a secret)
+SECRET_FILE_VARIABLE = "ASYNCRPC_SECRET_FILE"  # noqa: S105  (likewise)
 INTERFACE_VARIABLE = "ASYNCRPC_INTERFACE"
-
 
 SPIN_MAX_S: Final = 0.1
 
@@ -311,9 +313,13 @@ class Options:
     """How a worker behaves.  All times are in seconds; None means no limit.
 
     Attributes:
-        secret: the cluster's secret, a string or bytes.  None: the environment variable
-            `ASYNCRPC_SECRET`; if that is unset, the worker serves only its own user on
-            its own host, and peers that `tls` verifies.
+        secret: the cluster's secret, a string or bytes.  None: what is in
+            `secret_file`; without one, the environment variable `ASYNCRPC_SECRET`, or
+            the file that `ASYNCRPC_SECRET_FILE` names.  If those are unset, the worker
+            serves only its own user on its own host, and peers that `tls` verifies.
+        secret_file: path of a file that holds the secret, read when the worker is made.
+            It must be readable by its owner alone (mode 0600); a file of root may be
+            readable by a group, too, as Kubernetes mounts it.
         tls: certificates; TCP connections are encrypted, and with `Tls.verify_peer`
             need no secret.  None: TCP connections are not encrypted.
         policy: `Policy.TRUSTED` (pickle allowed between authenticated workers) or
@@ -334,6 +340,7 @@ class Options:
     """
 
     secret: str | bytes | None = field(default=None, repr=False)
+    secret_file: str | None = None
     tls: Tls | None = None
     policy: Policy = Policy.TRUSTED
     allow: tuple[str, ...] = ()
@@ -355,6 +362,7 @@ class Options:
                 names the field.
         """
         _check_secret(self.secret)
+        _check_secret_file(self.secret_file, self.secret)
         check_kind("Options.tls", self.tls, (Tls, NoneType), "a Tls or None")
         check_kind("Options.policy", self.policy, Policy, "a Policy")
         check_texts("Options.allow", self.allow)
@@ -383,14 +391,33 @@ class Options:
         return vouched or self.secret_bytes is not None
 
     def with_environment(self, environ: Mapping[str, str] = os.environ) -> Options:
-        """Internal: return options completed from the environment."""
-        given = self
-        if given.secret is None and environ.get(SECRET_VARIABLE):
-            given = replace(given, secret=environ[SECRET_VARIABLE])
+        """Internal: return options completed from the environment and files.
+
+        Raises:
+            UsageError: a file does not hold a secret, or others can read it; or the
+                environment has two secrets that differ.
+        """
+        given = replace(self, secret=self._found_secret(environ), secret_file=None)
         if given.network.interface is None and environ.get(INTERFACE_VARIABLE):
             network = replace(given.network, interface=environ[INTERFACE_VARIABLE])
             given = replace(given, network=network)
         return given
+
+    def _found_secret(self, environ: Mapping[str, str]) -> str | bytes | None:
+        if self.secret is not None:
+            return self.secret
+        if self.secret_file is not None:
+            return read_secret(self.secret_file, "Options.secret_file")
+        text, path = environ.get(SECRET_VARIABLE), environ.get(SECRET_FILE_VARIABLE)
+        if not path:
+            return text or None
+        found = read_secret(path, SECRET_FILE_VARIABLE)
+        if text and text.encode(errors="surrogateescape") != found:
+            raise UsageError(
+                f"{SECRET_VARIABLE} and {SECRET_FILE_VARIABLE} ({path!r}) hold"
+                " different secrets; unset one of them"
+            )
+        return found
 
 
 # Fields of `LimitOptions` that may be 0, which turns the feature off.
@@ -437,6 +464,15 @@ def _check_secret(secret: Any) -> None:
             "Options.secret must be a string of UTF-8, bytes or None; it is of type"
             f" {type(secret).__qualname__}, and not shown here"
         )
+
+
+def _check_secret_file(path: Any, secret: Any) -> None:
+    """Raise UsageError unless the value is a path, and the only source of a secret."""
+    if path is None:
+        return
+    check_text("Options.secret_file", path)
+    if secret is not None:
+        raise UsageError("pass Options.secret or Options.secret_file, not both")
 
 
 def _is_utf8(value: object) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
+from asyncrpc.cli.manifest import slurm
 from asyncrpc.cli.manifest.kubernetes import command as kubernetes
 
 
@@ -22,7 +23,7 @@ class Target(Protocol):
         """Return the text of the file."""
 
 
-TARGETS: Final[Mapping[str, Target]] = {"k8s": kubernetes}
+TARGETS: Final[Mapping[str, Target]] = {"slurm": slurm, "k8s": kubernetes}
 
 
 def add_manifest(parser: argparse.ArgumentParser) -> None:

@@ -107,6 +107,11 @@ class GracefulShutdown:
             self.machine = Termination(rank, size, rounds.machine)
             rounds.waves = self
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether this worker has asked for the end of the group."""
+        return self.has_group and self.machine.phase is not Phase.BEFORE
+
     async def wait(
         self, timeout_s: float | None, drain_timeout_s: float
     ) -> ShutdownReport:

@@ -12,6 +12,7 @@ from tests.property.machines.of_collectives import COLLECTIVE
 from tests.property.machines.of_links import DIAL, LINK, PEER, RECONNECT, RESUME
 from tests.property.machines.of_messages import OUTGOING
 from tests.property.machines.of_payloads import LANES, REGION
+from tests.property.machines.of_preemption import PREEMPTION
 from tests.property.machines.of_references import HOLDING
 from tests.property.machines.of_rounds import SERIES
 from tests.property.machines.of_stages import MICRO_BATCH
@@ -20,6 +21,7 @@ from tests.property.machines.spec import Machine
 
 CATALOG: Final[tuple[Machine, ...]] = (
     WORKER,
+    PREEMPTION,
     PEER,
     DIAL,
     LINK,
