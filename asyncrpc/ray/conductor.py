@@ -66,6 +66,7 @@ class _Life:
     handle: Handle = None
     worker: GangWorker | None = None
     step: str = "waiting for its former life to end"
+    is_over: bool = False  # the machine has ended it
 
 
 @dataclass(slots=True)
@@ -121,15 +122,19 @@ class Conductor:
         if self._ends:
             await asyncio.wait(self._ends.values())
 
-    def on_lost(self, name: str, incarnation: int) -> None:
-        """Take note that the driver's worker has lost a worker."""
+    @property
+    def present(self) -> list[_Life]:
+        """The lives that have begun and not ended, by rank."""
+        return [life for _, life in sorted(self.lives.items()) if not life.is_over]
+
+    def on_gone(self, name: str, incarnation: int, why: str) -> None:
+        """Take note that a worker is gone, as the driver's worker sees it."""
         for rank, life in self.lives.items():
             worker = life.worker
             if worker is not None and (worker.name, worker.incarnation) == (
                 name,
                 incarnation,
             ):
-                why = "the driver's worker lost it"
                 self._tell_ended(rank, self.machine.lives[rank], why)
 
     async def _next_event(self) -> GangEvent:
@@ -265,6 +270,7 @@ class Conductor:
 
     def _end(self, rank: int) -> None:
         life = self.lives[rank]
+        life.is_over = True
         life.task.cancel()
         self._ends[rank] = self.tasks.create_task(self._stop(life))
 

@@ -251,7 +251,7 @@ class Gang:
         await tasks.__aenter__()
         # An error of the block is no error of these tasks: it must not be wrapped.
         self._stack.push_async_callback(tasks.__aexit__, None, None, None)
-        presence = Presence(driver.members_changed(), self._on_lost)
+        presence = Presence(driver.members_changed(), self._on_gone)
         self._conductor = conductor = Conductor(
             GangPlan(
                 orders=self._orders(driver, secret),
@@ -274,15 +274,20 @@ class Gang:
         self._stack.push_async_callback(conductor.finish)
         await self._until_running(0)
 
-    def _on_lost(self, name: str, incarnation: int) -> None:
+    def _on_gone(self, name: str, incarnation: int, why: str) -> None:
         if self._conductor is not None:
-            self._conductor.on_lost(name, incarnation)
+            self._conductor.on_gone(name, incarnation, why)
 
     async def _enter_driver(self, secret: bytes) -> Worker:
         given = self._given
         if given.worker is not None:
             return given.worker
-        options = replace(given.options, secret=secret, devices=DeviceOptions())
+        options = replace(
+            given.options,
+            secret=secret,
+            devices=DeviceOptions(),  # the driver's node need not have the workers'
+            network=replace(given.options.network, listen=None, advertise=None),
+        )
         listener = NodeListener()
         self._stack.callback(listener.close)
         driver = Worker(
@@ -363,17 +368,19 @@ class Gang:
 
     @property
     def workers(self) -> list[GangWorker]:
-        """The lives that run now, by rank: incarnation, process and node of each.
+        """The workers that run now, by rank: incarnation, process and node of each.
+
+        Between a loss and the next generation some are missing.
 
         Raises:
             NotStartedError: the gang has not been entered.
         """
-        lives = sorted(self._running().lives.items())
-        return [life.worker for _, life in lives if life.worker is not None]
+        lives = self._running().present
+        return [life.worker for life in lives if life.worker is not None]
 
     @property
     def actors(self) -> list[Handle]:
-        """Ray's handles of the actors, by rank.
+        """Ray's handles of the actors of these workers, by rank.
 
         `await handle.run.remote(function, *args)` runs `await function(worker, *args)`
         in the actor by way of Ray, which then counts references in the result.
@@ -381,8 +388,8 @@ class Gang:
         Raises:
             NotStartedError: the gang has not been entered.
         """
-        lives = sorted(self._running().lives.items())
-        return [life.handle for _, life in lives]
+        lives = self._running().present
+        return [life.handle for life in lives if life.worker is not None]
 
     def _running(self) -> Conductor:
         if self._conductor is None:

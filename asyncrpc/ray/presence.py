@@ -20,16 +20,17 @@ class Presence:
     """Follows the membership of the driver's worker."""
 
     def __init__(
-        self, changes: MemberChanges, on_lost: Callable[[str, int], None]
+        self, changes: MemberChanges, on_gone: Callable[[str, int, str], None]
     ) -> None:
         """Prepare.
 
         Args:
             changes: of the membership, from before any worker was started.
-            on_lost: called with the name and the incarnation of a worker that was lost.
+            on_gone: called with the name and the incarnation of a worker that is gone,
+                and why.
         """
         self._changes = changes
-        self._on_lost = on_lost
+        self._on_gone = on_gone
         self._present: dict[str, int] = {}
         self._changed = asyncio.Condition()
 
@@ -46,8 +47,9 @@ class Presence:
             self._present[name] = change.incarnation
         elif self._present.get(name) == change.incarnation:
             del self._present[name]
-            if change.kind is ChangeKind.LOST:
-                self._on_lost(name, change.incarnation)
+            is_lost = change.kind is ChangeKind.LOST
+            why = "the driver's worker lost it" if is_lost else "it shut down"
+            self._on_gone(name, change.incarnation, why)
 
     async def until_gone(self, name: str) -> None:
         """Wait until no life of a worker is there."""

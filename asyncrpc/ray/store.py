@@ -11,30 +11,12 @@ reader would see it: whoever wants to write takes a copy.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
-
-import numpy as np
-import torch
+from typing import Any
 
 from asyncrpc.arguments import check_flag
 from asyncrpc.ray.cluster import in_thread, library
 from asyncrpc.ray.references import StoredValue
-
-Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
-
-_CONTAINERS: Final = (list, tuple)
-
-
-@dataclass(frozen=True, slots=True)
-class _TensorBytes:
-    """A tensor as it lies in the store."""
-
-    content: Bytes
-    dtype: torch.dtype
-    shape: tuple[int, ...]
+from asyncrpc.ray.tensor_bytes import copied, mapped, shared, to_bytes
 
 
 async def put(value: Any) -> StoredValue:
@@ -59,7 +41,7 @@ async def put(value: Any) -> StoredValue:
         >>> stored = await asyncrpc.ray.put({"weights": weights})
     """
     ray = library()
-    return StoredValue(await in_thread(lambda: ray.put(_mapped(value, _to_bytes))))
+    return StoredValue(await in_thread(lambda: ray.put(mapped(value, to_bytes))))
 
 
 async def get(stored: Any, *, copy: bool = False) -> Any:
@@ -88,45 +70,4 @@ async def get(stored: Any, *, copy: bool = False) -> Any:
     check_flag("copy", copy)
     library()
     found = await (stored.ref if isinstance(stored, StoredValue) else stored)
-    return _mapped(found, _copied if copy else _shared)
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a value with its leaves changed; other containers are leaves."""
-    if type(value) in _CONTAINERS:
-        return type(value)(_mapped(one, change) for one in value)
-    if type(value) is dict:
-        return {key: _mapped(one, change) for key, one in value.items()}
-    return change(value)
-
-
-def _to_bytes(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or not _is_plain(value):
-        return value
-    tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    content = tensor.reshape(-1).view(torch.uint8).numpy()
-    return _TensorBytes(content, value.dtype, tuple(value.shape))
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    is_own = type(tensor) in {torch.Tensor, torch.nn.Parameter}
-    return is_own and tensor.layout is torch.strided and not tensor.is_quantized
-
-
-def _shared(value: Any) -> Any:
-    """Return a tensor in the memory of the store."""
-    if not isinstance(value, _TensorBytes):
-        return value
-    content = value.content
-    if not content.nbytes:
-        return torch.empty(value.shape, dtype=value.dtype)
-    # numpy marks the memory read-only, and torch warns of such an array, once and for
-    # the whole process.  The buffer holds the array, and so the object in the store.
-    buffer: Any = (ctypes.c_ubyte * content.nbytes).from_address(content.ctypes.data)
-    buffer.content = content
-    return torch.frombuffer(buffer, dtype=value.dtype).view(value.shape)
-
-
-def _copied(value: Any) -> Any:
-    found = _shared(value)
-    return found.clone() if isinstance(value, _TensorBytes) else found
+    return mapped(found, copied if copy else shared)

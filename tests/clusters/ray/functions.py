@@ -24,6 +24,12 @@ def last_words() -> None:
     os._exit(7)
 
 
+async def leave() -> None:
+    """Shut this worker down, as its program may, when this call has ended."""
+    worker = asyncrpc.current_worker()
+    worker.parts.start_task(worker.shutdown())
+
+
 async def forever() -> None:
     await asyncio.Event().wait()
 

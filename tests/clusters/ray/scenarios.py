@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Coroutine
@@ -163,6 +164,21 @@ async def an_actor_that_ray_kills_restarts_the_gang(_: Nodes) -> None:
         assert [await peer.call(functions.pid) for peer in gang.peers] == [
             one.pid for one in gang.workers
         ]
+
+
+@scenario
+async def a_worker_that_shuts_itself_down_is_started_again(_: Nodes) -> None:
+    """Its actor lives on, and Ray does not know."""
+    async with Gang([ONE], name="g", limits=SOON) as gang:
+        changes = gang.changes()
+        assert len(gang.workers) == len(gang.actors) == 1
+        with contextlib.suppress(WorkerLostError):  # its answer may come or not
+            await gang.peer(0).call(functions.leave)
+        lost = await anext(changes)
+        assert (lost.kind, lost.why) == ("lost", "worker 'g-0': it shut down")
+        assert gang.workers == gang.actors == []
+        assert await gang.changed(1) == 2
+        assert await gang.peer(0).call(functions.pid) == gang.workers[0].pid
 
 
 @scenario

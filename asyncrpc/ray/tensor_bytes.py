@@ -1,0 +1,78 @@
+"""Tensors as bytes for Ray's object store, and back, without a copy.
+
+Ray copies an array of numpy once, into the shared memory of the node, and reads it
+where it lies.  So a tensor goes in as an array over its memory, and comes out as a
+tensor over the array's.  Nothing here knows Ray.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import torch
+
+Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
+
+_CONTAINERS: Final = (list, tuple)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBytes:
+    """A tensor as it lies in the store.
+
+    Attributes:
+        content: its elements, one after the other.
+        dtype: of the tensor.
+        shape: of the tensor.
+    """
+
+    content: Bytes
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a value with its leaves changed; other containers are leaves."""
+    if type(value) in _CONTAINERS:
+        return type(value)(mapped(one, change) for one in value)
+    if type(value) is dict:
+        return {key: mapped(one, change) for key, one in value.items()}
+    return change(value)
+
+
+def to_bytes(value: Any) -> Any:
+    """Return a tensor as bytes; any other value as it is."""
+    if not isinstance(value, torch.Tensor) or not _is_plain(value):
+        return value
+    tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    content = tensor.reshape(-1).view(torch.uint8).numpy()
+    return TensorBytes(content, value.dtype, tuple(value.shape))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    is_own = type(tensor) in {torch.Tensor, torch.nn.Parameter}
+    return is_own and tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def shared(value: Any) -> Any:
+    """Return bytes as a tensor in the same memory; any other value as it is."""
+    if not isinstance(value, TensorBytes):
+        return value
+    content = value.content
+    if not content.nbytes:
+        return torch.empty(value.shape, dtype=value.dtype)
+    # numpy marks the memory read-only, and torch warns of such an array, once and for
+    # the whole process.  The buffer holds the array, and so the object in the store.
+    buffer: Any = (ctypes.c_ubyte * content.nbytes).from_address(content.ctypes.data)
+    buffer.content = content
+    return torch.frombuffer(buffer, dtype=value.dtype).view(value.shape)
+
+
+def copied(value: Any) -> Any:
+    """Return bytes as a tensor in memory of its own; any other value as it is."""
+    found = shared(value)
+    return found.clone() if isinstance(value, TensorBytes) else found
