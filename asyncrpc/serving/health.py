@@ -4,17 +4,26 @@
 `/readyz` says whether requests should come here: not before every worker runs, and not
 once one has begun to shut down.  Whether the peers are well is not asked: a lost peer
 is no reason to take this process away.
+
+A program that is no web application answers the checks by `serve_health`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
 
 from aiohttp import web
 
-from asyncrpc.arguments import check_kind, wrong
+from asyncrpc.arguments import check_count, check_kind, check_text, wrong
+from asyncrpc.errors import UsageError
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.app import WORKER, WorkerKey, check_key
+
+_PORT_MAX: Final = 65_535
+_END_S: Final = 1.0  # for checks that are being answered
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,7 +33,7 @@ class WorkerStatus:
     Attributes:
         name: the worker's name.
         world_size: number of workers in the group; 0 if it is not fixed.
-        ready: whether it runs and does not drain.
+        ready: whether it has met the others and does not drain.
         draining: whether its shutdown has begun.
         peers: names of the workers it is connected to, sorted.
         calls_in_flight: calls that it has made and that are not answered yet.
@@ -53,7 +62,7 @@ def status_of(worker: Worker) -> WorkerStatus:
         name=worker.name,
         rank=worker.rank,
         world_size=worker.world_size,
-        ready=not worker.is_closed and not worker.is_draining,
+        ready=worker.parts.lifecycle.is_running,
         draining=worker.is_draining,
         peers=tuple(sorted({link.peer.name for link in links} - {worker.name})),
         calls_in_flight=sum(len(link.pending) for link in links),
@@ -98,6 +107,60 @@ def health_routes(
         return web.json_response(body, status=200 if is_ready else 503)
 
     return [web.get(live, get_live), web.get(ready, get_ready)]
+
+
+@asynccontextmanager
+async def serve_health(
+    *workers: Worker, port: int, host: str = ""
+) -> AsyncIterator[int]:
+    """Answer `/healthz` and `/readyz` as long as the block runs.
+
+    Enter it before the workers: a worker that waits for the others is not ready, but it
+    lives.
+
+    Args:
+        *workers: those that must be ready; at least one, started or not.
+        port: to listen at; 0: one that is free.
+        host: address of the interface to listen at; an empty string: all of them.
+
+    Returns:
+        A context with the port.
+
+    Raises:
+        UsageError: an argument is of another kind, or nobody can listen at the port.
+
+    Cancellation:
+        Nothing listens any more.
+
+    Example:
+        >>> worker = Worker("trainer0")
+        >>> async with serving.serve_health(worker, port=8080), worker:
+        ...     await train()
+    """
+    check_count("port", port, at_most=_PORT_MAX)
+    if host:
+        check_text("host", host)
+    if not workers:
+        raise UsageError("serve_health needs at least one worker")
+    app = web.Application()
+    keys = [web.AppKey(f"worker{index}", Worker) for index in range(len(workers))]
+    for number, (key, worker) in enumerate(zip(keys, workers, strict=True)):
+        check_kind(f"workers[{number}]", worker, Worker, "a Worker")
+        app[key] = worker
+    app.add_routes(health_routes(*keys))
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_END_S)
+    try:
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host or None, port).start()
+        except OSError as error:
+            raise UsageError(
+                f"serve_health cannot listen at port {port}: {error}; another process "
+                "has it, or it is not ours to take"
+            ) from error
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
 
 
 def _check_path(name: str, path: object) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any, Final
 
+import aiohttp
+import pytest
 from aiohttp import web
 
 from asyncrpc import Worker, serving
+from asyncrpc.errors import UsageError
 from tests.integration.serving import remote
 from tests.integration.serving.conftest import Group, Serving
 
@@ -91,3 +95,60 @@ async def test_every_watched_worker_has_to_be_there(
 def test_a_worker_that_has_not_been_started_has_a_status() -> None:
     status = serving.status_of(Worker("new", rendezvous={"new": "uds:///nowhere"}))
     assert (status.name, status.ready, status.peers) == ("new", False, ())
+
+
+async def test_a_program_without_an_application_is_probed(group: Group) -> None:
+    front = group.front()
+    async with (
+        serving.serve_health(front, port=0, host="127.0.0.1") as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
+    ):
+        async with client.get("/readyz") as response:
+            assert response.status == 503  # it has not met the others
+        async with client.get("/healthz") as response:
+            assert response.status == 200
+        async with front, client.get("/readyz") as response:
+            assert response.status == 200
+            (state,) = (await response.json())["workers"]
+            assert state["name"] == "front"
+        async with client.get("/readyz") as response:
+            assert response.status == 503
+
+
+async def test_a_worker_that_waits_for_the_others_is_not_ready(tmp_path: Path) -> None:
+    where = f"file://{tmp_path}/meeting"
+    worker = Worker("a", rank=0, world_size=2, rendezvous=where)
+    starting = asyncio.create_task(worker.__aenter__())
+    async with (
+        serving.serve_health(worker, port=0, host="127.0.0.1") as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
+        client.get("/readyz") as response,
+    ):
+        (state,) = (await response.json())["workers"]
+        assert (response.status, state["ready"]) == (503, False)
+        assert not worker.is_closed  # it has begun to start
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+
+
+async def test_a_port_that_is_taken_is_said(group: Group) -> None:
+    back = group.back
+    async with serving.serve_health(back, port=0, host="127.0.0.1") as port:
+        with pytest.raises(UsageError, match=f"cannot listen at port {port}: "):
+            await serving.serve_health(back, port=port, host="127.0.0.1").__aenter__()
+
+
+@pytest.mark.parametrize(
+    ("workers", "port", "words"),
+    [
+        ([], 0, "at least one worker"),
+        (["a"], 0, r"workers\[0\] must be a Worker"),
+        (["a"], 65_536, "port must be an integer of at least 0 and at most 65535"),
+    ],
+)
+async def test_serve_health_says_what_is_wrong(
+    workers: list[Any], port: int, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        await serving.serve_health(*workers, port=port).__aenter__()

@@ -9,8 +9,6 @@ limit per index" and "Pod replacement policy".
 
 from __future__ import annotations
 
-from typing import Final
-
 from asyncrpc.cli.manifest.kubernetes.network import headless_service, network_policy
 from asyncrpc.cli.manifest.kubernetes.pod import (
     CONTAINER,
@@ -20,8 +18,7 @@ from asyncrpc.cli.manifest.kubernetes.pod import (
     variable,
 )
 from asyncrpc.cli.manifest.kubernetes.workload import Workload
-
-PREEMPTED: Final = 75  # EX_TEMPFAIL: the exit code of asyncrpc.Preemption
+from asyncrpc.preemption.machine.preempting import EXIT_SAVED
 
 
 def indexed_job(workload: Workload) -> list[Object]:
@@ -82,7 +79,7 @@ def disruptions(action: str, container: str) -> Object:
         container: whose exit code counts.
     """
     moved = {"type": "DisruptionTarget", "status": "True"}
-    ended = {"containerName": container, "operator": "In", "values": [PREEMPTED]}
+    ended = {"containerName": container, "operator": "In", "values": [EXIT_SAVED]}
     return {
         "rules": [
             {"action": action, "onPodConditions": [moved]},

@@ -1,0 +1,159 @@
+"""What the controllers of Kubernetes make of a manifest: pods, names, variables.
+
+Only what a program can notice is here: the names in the DNS, the variables that a
+controller adds, whether names are published before pods are ready.
+
+Source: Kubernetes, "Jobs" and "DNS for Services and Pods"; the sources that
+asyncrpc.cli.manifest.kubernetes names for each kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+Object = dict[str, Any]
+
+NAMESPACE: Final = "research"
+DOMAIN: Final = f"{NAMESPACE}.svc.cluster.local"
+
+
+@dataclass(frozen=True, slots=True)
+class PodPlan:
+    """A pod that a controller is to start.
+
+    Attributes:
+        hostname: which stays when the pod is replaced.
+        subdomain: the headless Service that names it.
+        spec: of the pod.
+        variables: those of the manifest, and what the controller adds.
+        publishes_unready: whether its name is in the DNS before it is ready.
+    """
+
+    hostname: str
+    subdomain: str
+    spec: Object
+    variables: Mapping[str, str]
+    publishes_unready: bool
+
+    @property
+    def container(self) -> Object:
+        """The one container."""
+        (found,) = self.spec["containers"]
+        return dict(found)
+
+    @property
+    def full_name(self) -> str:
+        """The name in the DNS."""
+        return f"{self.hostname}.{self.subdomain}.{DOMAIN}"
+
+
+def plans(objects: list[Object]) -> list[PodPlan]:
+    """Return the pods of a manifest, in the order of their indices."""
+    by_kind = {one["kind"]: one for one in objects}
+    (kind,) = by_kind.keys() & CONTROLLERS.keys()
+    return CONTROLLERS[kind](by_kind)
+
+
+def _job(by_kind: Mapping[str, Object]) -> list[PodPlan]:
+    job, service = by_kind["Job"], by_kind["Service"]
+    name, spec = job["metadata"]["name"], job["spec"]
+    template = spec["template"]
+    selector = service["spec"]["selector"].items()
+    assert template["spec"]["subdomain"] == service["metadata"]["name"]
+    assert selector <= template["metadata"]["labels"].items()
+    publishes = service["spec"].get("publishNotReadyAddresses", False)
+    return [
+        _plan(f"{name}-{index}", name, template, _indexed(index), publishes=publishes)
+        for index in range(spec["completions"])
+    ]
+
+
+def _job_set(by_kind: Mapping[str, Object]) -> list[PodPlan]:
+    found = by_kind["JobSet"]
+    return _of_jobs(found["metadata"]["name"], found["spec"], {})
+
+
+def _train_job(by_kind: Mapping[str, Object]) -> list[PodPlan]:
+    run, runtime = by_kind["TrainJob"], by_kind["TrainingRuntime"]
+    name, nodes = run["metadata"]["name"], run["spec"]["trainer"]["numNodes"]
+    assert run["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    spec = runtime["spec"]["template"]["spec"]
+    for job in spec["replicatedJobs"]:
+        job["template"]["spec"]["completions"] = nodes
+    variables = {
+        "PET_NNODES": str(nodes),
+        "PET_NPROC_PER_NODE": str(
+            runtime["spec"]["mlPolicy"]["torch"]["numProcPerNode"]
+        ),
+        "PET_MASTER_ADDR": f"{name}-node-0-0.{name}",
+        "PET_MASTER_PORT": "29500",
+    }
+    found = _of_jobs(name, spec, variables)
+    for index, one in enumerate(found):
+        assert isinstance(one.variables, dict)
+        one.variables["PET_NODE_RANK"] = str(index)
+    return found
+
+
+def _of_jobs(name: str, spec: Object, more: Mapping[str, str]) -> list[PodPlan]:
+    (job,) = spec["replicatedJobs"]
+    network = spec["network"]
+    assert network["enableDNSHostnames"]
+    return [
+        _plan(
+            f"{name}-{job['name']}-0-{index}",
+            network.get("subdomain", name),
+            job["template"]["spec"]["template"],
+            {**_indexed(index), "JOBSET_RESTART_ATTEMPT": "0", **more},
+            publishes=network["publishNotReadyAddresses"],
+        )
+        for index in range(job["template"]["spec"]["completions"])
+    ]
+
+
+def _leader_worker_set(by_kind: Mapping[str, Object]) -> list[PodPlan]:
+    found = by_kind["LeaderWorkerSet"]
+    name, group = found["metadata"]["name"], found["spec"]["leaderWorkerTemplate"]
+    return [
+        _plan(
+            f"{name}-0-{index}" if index else f"{name}-0",
+            name,
+            group["workerTemplate"],
+            {
+                "LWS_LEADER_ADDRESS": f"{name}-0.{name}.{NAMESPACE}",
+                "LWS_GROUP_SIZE": str(group["size"]),
+                "LWS_WORKER_INDEX": str(index),
+            },
+            publishes=True,
+        )
+        for index in range(group["size"])
+    ]
+
+
+CONTROLLERS: Final[Mapping[str, Callable[[Mapping[str, Object]], list[PodPlan]]]] = {
+    "Job": _job,
+    "JobSet": _job_set,
+    "TrainJob": _train_job,
+    "LeaderWorkerSet": _leader_worker_set,
+}
+
+
+def _indexed(index: int) -> dict[str, str]:
+    return {"JOB_COMPLETION_INDEX": str(index)}
+
+
+def _plan(
+    hostname: str,
+    subdomain: str,
+    template: Object,
+    added: Mapping[str, str],
+    *,
+    publishes: bool,
+) -> PodPlan:
+    (container,) = template["spec"]["containers"]
+    given = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+    # Kubernetes replaces $(NAME), and takes two dollars for one.
+    plain = {name: text.replace("$$(", "$(") for name, text in given.items()}
+    return PodPlan(hostname, subdomain, template["spec"], {**plain, **added}, publishes)

@@ -1,0 +1,130 @@
+"""Pods of a manifest meet, lose one another, and meet again.
+
+What a pod is given comes from the manifest alone; see `cluster` for what is played.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from asyncrpc.cli.manifest.kubernetes.kinds import KINDS
+from asyncrpc.cli.manifest.kubernetes.workload import Workload
+from tests.integration.kubernetes.cluster import SimulatedCluster
+from tests.integration.kubernetes.controllers import NAMESPACE, PodPlan, plans
+
+PROGRAMS = ("-m", "tests.integration.kubernetes.programs")
+
+
+def planned(kind: str, workers: int, *program: str, **fields: Any) -> list[PodPlan]:
+    """Return the pods that the manifest of a program leads to."""
+    workload = Workload(
+        name="trainer",
+        image="registry.example/trainer:1",
+        command=(sys.executable, *PROGRAMS, *program),
+        workers=workers,
+        namespace=NAMESPACE,
+        **fields,
+    )
+    return plans(KINDS[kind](workload))
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "lws", "trainjob"])
+def test_pods_meet_by_what_their_manifest_says(
+    cluster: SimulatedCluster, kind: str
+) -> None:
+    """The last pod is the first to start, and the meeting point the last."""
+    pods = [cluster.start(plan) for plan in reversed(planned(kind, 2, "meet"))]
+    for rank, pod in enumerate(reversed(pods)):
+        assert pod.hears("met as ") == f"worker{rank} of 2"
+        assert pod.hears("worker0 is at ") == pods[1].address
+        assert pod.hears("worker1 is at ") == pods[0].address
+
+
+def test_a_name_that_is_published_late_is_waited_for(
+    cluster: SimulatedCluster,
+) -> None:
+    plan0, plan1 = planned("job", 2, "meet")
+    late = cluster.start(plan1)
+    first = cluster.start(plan0, publish=False)
+    missing = f"asked {plan0.full_name}: nothing"
+    cluster.names.hears(missing)
+    cluster.names.hears(missing, since=cluster.names.count)
+    cluster.publish(first)
+    for pod in (first, late):
+        pod.hears("has called all")
+
+
+def test_a_name_that_leads_to_a_pod_that_is_gone_is_asked_for_again(
+    cluster: SimulatedCluster,
+) -> None:
+    """As after a restart: the DNS still has the address of the former pod."""
+    plan0, plan1 = planned("job", 2, "meet")
+    former = cluster.start(plan0)
+    former.hears("begins")
+    former.kill()
+    late = cluster.start(plan1)
+    cluster.names.hears(f"asked {plan0.full_name}: {former.address}")
+    first = cluster.start(plan0)
+    for pod in (first, late):
+        pod.hears("has called all")
+        assert pod.hears("worker0 is at ") == first.address
+
+
+def test_a_pod_that_never_comes_is_named(cluster: SimulatedCluster) -> None:
+    plan0, _ = planned("job", 2, "meet", "2")
+    pod = cluster.start(plan0)
+    assert "rank 1" in pod.hears("missing ")
+    assert pod.wait() == 1
+
+
+def test_a_pod_comes_back_under_its_name_at_another_address(
+    cluster: SimulatedCluster,
+) -> None:
+    plan0, plan1, plan2 = planned("job", 3, "meet")
+    pods = [cluster.start(plan) for plan in (plan0, plan1, plan2)]
+    for pod in pods:
+        pod.hears("has called all")
+    before = [pods[0].output.count, pods[2].output.count]
+    pods[1].kill()
+    again = cluster.start(plan1)
+    assert again.address != pods[1].address
+    again.hears("has called all")
+    for pod, since in zip((pods[0], pods[2]), before, strict=True):
+        assert pod.hears("worker1 is at ", since=since) == again.address
+
+
+def test_the_meeting_point_that_comes_back_alone_says_who_is_not_there(
+    cluster: SimulatedCluster,
+) -> None:
+    """The others do not meet again for its sake; a JobSet would start all anew."""
+    plan0, plan1 = planned("job", 2, "meet", "5")
+    first, second = cluster.start(plan0), cluster.start(plan1)
+    for pod in (first, second):
+        pod.hears("has called all")
+    first.kill()
+    second.hears("lost worker0")
+    again = cluster.start(plan0)
+    assert "missing: rank 1" in again.hears("missing ")
+
+
+def test_all_pods_of_a_job_set_start_again(cluster: SimulatedCluster) -> None:
+    for _ in range(2):
+        pods = [cluster.start(plan) for plan in planned("jobset", 2, "meet")]
+        for pod in pods:
+            pod.hears("has called all")
+            assert pod.hears("worker0 is at ") == pods[0].address
+        for pod in pods:
+            pod.kill()
+
+
+def test_process_1_that_handles_no_signal_is_killed_after_its_grace(
+    cluster: SimulatedCluster,
+) -> None:
+    """Why the page asks for a handler: nobody tells such a program anything."""
+    (plan,) = planned("job", 1, "meet", grace_s=1)
+    pod = cluster.start(plan)
+    pod.hears("has called all")
+    assert pod.terminate() is None
