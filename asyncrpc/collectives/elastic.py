@@ -8,6 +8,7 @@ it waits for again each second: so a message that a failed dial has lost does no
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Final
 
 from asyncrpc.collectives.machine.operations import CollectiveFailure
@@ -143,7 +144,17 @@ class ElasticSeries:
             if machine.is_here:
                 machine.give_up()
                 self.carry_out()
-        return self._outcome(before)
+        view = self._outcome(before)
+        await self._meet(view)
+        return view
+
+    async def _meet(self, view: View) -> None:
+        """Get to know the members that only others knew so far."""
+        worker = self._worker
+        for member in view.members:
+            if worker.directory.known_incarnation(member.name) is None:
+                with contextlib.suppress(AsyncRpcError):  # its loss will be noticed
+                    await worker.membership.find(member.name, FIND_S)
 
     def leave(self) -> None:
         """Leave the group for good; others do not wait for this worker."""
@@ -181,13 +192,13 @@ class ElasticSeries:
 
     def _too_few(self) -> CollectiveError:
         lost = self.machine.absent
-        who, view = ", ".join(map(repr, lost)), self.machine.view
+        who, view = ", ".join(map(repr, lost)), self.machine.lost_view
         return QuorumLostError(
             f"group {self.name!r} (generation {view.generation} of "
             f"{len(view.members)}) has lost {who}: those that are left are no "
             "majority, and others may go on behind a network that is cut; if that "
             "cannot be, "
-            'reconfigure with quorum="any"',
+            'reconfigure with quorum="any"; a newcomer joins again',
             ranks=lost,
         )
 
@@ -210,7 +221,7 @@ class ElasticSeries:
         if machine.farewell is not None:
             (standing, names), machine.farewell = machine.farewell, None
             for name in names:
-                link = self._worker.directory.link_to(name)
+                link = self._link_to(name)
                 if link is not None:
                     link.tell(notice_of(self.name, standing), at_once=True)
         while machine.outbox:
@@ -231,14 +242,19 @@ class ElasticSeries:
             self._ended.set_result(None)
 
     def _tell(self, name: str) -> None:
-        worker = self._worker
-        link = worker.directory.link_to(name)
+        worker, link = self._worker, self._link_to(name)
         if link is not None:
             link.tell(notice_of(self.name, self.machine.standing), at_once=True)
         elif name not in self._dials and not worker.is_draining:
             self._dials.add(name)
             dial = worker.start_task(self._dial_and_tell(name))
             dial.add_done_callback(lambda _: self._dials.discard(name))
+
+    def _link_to(self, name: str) -> PeerLink | None:
+        try:
+            return self._worker.directory.link_to(name)
+        except UnknownWorkerError:  # it has just joined, and another one knows it
+            return None
 
     async def _dial_and_tell(self, name: str) -> None:
         worker = self._worker

@@ -89,12 +89,13 @@ class ElasticGroup:
 
     @property
     def source(self) -> int | None:
-        """The rank whose state all others take; None: all are equally far.
+        """The rank whose state all others take; None: all have the same already.
 
-        It is the first of those that are the farthest.
+        It is the first of those that are the farthest.  If all have come just now, none
+        has a state yet, and it is rank 0.
         """
         farthest = max(self.steps)
-        if farthest == min(self.steps):
+        if farthest == min(self.steps) >= 0:
             return None
         return self.steps.index(farthest)
 
@@ -129,7 +130,8 @@ class ElasticGroup:
         `GroupChangedError` that names this one.
 
         Args:
-            step: how far the program is, in any unit; others get it as `steps`.
+            step: how far the program is, in any unit; others get it as `steps`.  -1:
+                it has no state yet.
             min_size: wait until there are so many members, for newcomers if need be.
             quorum: `"majority"`: go on only with more than half of this generation's
                 members, or half of them and its rank 0; those that have left do not
@@ -158,7 +160,7 @@ class ElasticGroup:
         Source: c10d's `reconfigure`; the view changes of virtual synchrony.
         """
         self.worker.parts.check_on_loop("ElasticGroup.reconfigure")
-        application = application_of(step, min_size, quorum, at_least=0)
+        application = application_of(step, min_size, quorum)
         if timeout_s is None:
             timeout_s = self._timeout_s
         else:
@@ -254,7 +256,8 @@ async def join_group(
     Raises:
         CollectiveTimeoutError: it was not let in in time; the error names the workers
             that it waited for.
-        QuorumLostError: there were fewer than `min_size` workers.
+        QuorumLostError: there were fewer than `min_size` workers; or the members of the
+            group have been lost meanwhile: called again, it begins another one.
         UsageError: this worker is in the group, or an argument is wrong.
         NotStartedError: `worker` does not run.
 
@@ -268,7 +271,7 @@ async def join_group(
     """
     check_text("name", name, at_most=NAME_CHARACTERS_MAX)
     given.check_group(worker, name, timeout_s)
-    application = application_of(step, min_size, "majority", at_least=NEWCOMER_STEP)
+    application = application_of(step, min_size, "majority")
     service = service_of(worker)
     series = service.elastic.series(name)
     if series.machine.state not in (OUTSIDE, EXCLUDED):
@@ -285,16 +288,14 @@ async def join_group(
     return ElasticGroup(worker, series, view, timeout_s)
 
 
-def application_of(
-    step: int, min_size: int, quorum: str, *, at_least: int
-) -> Application:
+def application_of(step: int, min_size: int, quorum: str) -> Application:
     """Return what a program asks for.
 
     Raises:
         UsageError: an argument is wrong.
     """
-    if type(step) is not int or not at_least <= step < STEP_MAX:
-        raise wrong("step", f"an integer of at least {at_least}", step)
+    if type(step) is not int or not NEWCOMER_STEP <= step < STEP_MAX:
+        raise wrong("step", f"an integer of at least {NEWCOMER_STEP}", step)
     if type(min_size) is not int or not 1 <= min_size < STEP_MAX:
         raise wrong("min_size", "an integer of at least 1", min_size)
     check_kind("quorum", quorum, str, "'majority' or 'any'")

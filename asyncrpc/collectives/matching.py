@@ -62,6 +62,7 @@ class Matching:
         members: names of the workers, by rank; empty before the group is made here.
         rank: the rank of this worker.
         path: the name of the group, with those of the groups that it is part of.
+        is_elastic: whether it is a generation of an elastic group.
         lives: the incarnations of the members, as known when the group was made.
     """
 
@@ -75,6 +76,7 @@ class Matching:
         self.members = self.machine.members
         self.rank = self.machine.rank
         self.path = ""
+        self.is_elastic = False
         self.lives: Mapping[str, Incarnation | None] = {}
         self.runs: dict[int, CollectiveRun] = {}
         self.points = Points(self)

@@ -109,6 +109,7 @@ class CollectivesService:
         matching = self._find(group_id(f"{path}\0{lives}", members, view.generation))
         label = f"group {name!r} (generation {view.generation})"
         matching.lives = dict(view.members)
+        matching.is_elastic = True
         self._join(matching, label, path, members)
         return matching
 
@@ -122,6 +123,10 @@ class CollectivesService:
         for lost, reason in self._lost.values():
             if matching.has(lost):
                 matching.on_lost(lost.name, reason)
+        for whole in list(self._groups.values()):
+            if whole.is_elastic and matching.path.startswith(f"{whole.path}/"):
+                for failure in whole.machine.failures:
+                    self._fail_parts(whole, failure)
 
     def close_group(self, matching: Matching, deed: str = CLOSED) -> None:
         """Leave a group: what is under way fails, and what comes for it is refused.
@@ -139,13 +144,23 @@ class CollectivesService:
 
     def close_whole(self, matching: Matching, deed: str) -> None:
         """Leave a group, and all groups that were made of some of its ranks."""
-        parts = [
-            one
-            for one in self._groups.values()
-            if one.path.startswith(f"{matching.path}/")
-        ]
-        for one in (matching, *parts):
+        # Those first: what a member has ended in them before it left counts.
+        for one in (*self._parts_of(matching), matching):
             self.close_group(one, deed)
+
+    def _parts_of(self, matching: Matching) -> list[Matching]:
+        """Return the groups that were made here of a generation of an elastic group."""
+        if not matching.is_elastic:
+            return []
+        prefix = f"{matching.path}/"
+        return [one for one in self._groups.values() if one.path.startswith(prefix)]
+
+    def _fail_parts(self, matching: Matching, failure: CollectiveFailure) -> None:
+        """Fail what was made of a generation: others may not have made it yet."""
+        for one in self._parts_of(matching):
+            is_member = not set(failure.ranks).isdisjoint(one.members)
+            if is_member and not one.machine.has_lost(failure.ranks):
+                one.lose(failure, tell=False)
 
     def _find(self, number: int) -> Matching:
         found = self._groups.get(number)
@@ -216,9 +231,12 @@ class CollectivesService:
     def _on_left(self, link: PeerLink, left: GroupLeft) -> None:
         matching = self._speaking(link, left.group)
         matching.lose(left.failure, ended=left.ended, tell=False)
+        self._fail_parts(matching, left.failure)
 
     def _on_told_lost(self, link: PeerLink, lost: RankGone) -> None:
-        self._speaking(link, lost.group).lose(lost.failure, tell=False)
+        matching = self._speaking(link, lost.group)
+        matching.lose(lost.failure, tell=False)
+        self._fail_parts(matching, lost.failure)
 
     def _speaking(
         self, link: PeerLink, group: int, rank: int | None = None

@@ -2,6 +2,7 @@
 
 from asyncrpc.ddp.bucket import GradBucket
 from asyncrpc.ddp.distributed import DDPStatistics, DistributedDataParallel
+from asyncrpc.ddp.elastic import broadcast_state
 from asyncrpc.ddp.hooks.compression import CompressionStats, PowerSGDState
 from asyncrpc.ddp.hooks.local_sgd import PostLocalSGDState, post_localSGD_hook
 from asyncrpc.ddp.hooks.plain import (
@@ -41,6 +42,7 @@ __all__ = [
     "batched_powerSGD_hook",
     "bf16_compress_hook",
     "bf16_compress_wrapper",
+    "broadcast_state",
     "fp16_compress_hook",
     "fp16_compress_wrapper",
     "noop_hook",

@@ -162,14 +162,14 @@ class DistributedDataParallel(nn.Module):
         self._named = {**parameters, **buffers}
         gradients = Gradients(_learned(module, parameters), self._options)
         self._gradients = gradients
-        exchange = Exchange(
-            group,
-            [one.parameter for one in gradients.learned],
-            list(buffers.values()) if broadcast_buffers else [],
-            gradients.nbytes,
-        )
-        self._reducer = Reducer(gradients, exchange)
+        self._sent_buffers = list(buffers.values()) if broadcast_buffers else []
+        self._reducer = Reducer(gradients, self._exchange_over(group))
         self._is_ready = False
+
+    def _exchange_over(self, group: Group) -> Exchange:
+        gradients = self._gradients
+        parameters = [one.parameter for one in gradients.learned]
+        return Exchange(group, parameters, self._sent_buffers, gradients.nbytes)
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Meet the other ranks; return this module."""
@@ -185,6 +185,40 @@ class DistributedDataParallel(nn.Module):
             self._is_ready = True
             self._reducer.is_syncing = True
         return self
+
+    async def regroup(self, group: Group) -> None:
+        """Go on with other ranks, such as the next generation of an elastic group.
+
+        Every rank of `group` calls it, with the same parameters and buffers: see
+        `broadcast_state`.  A newcomer may make its module with that group first, and
+        calls this all the same, in place of awaiting the module.  Gradients are
+        dropped, and reduced in buckets for the new ranks from now on; hooks stay, with
+        their states.
+
+        Args:
+            group: the ranks from now on.
+
+        Raises:
+            UsageError: a backward pass runs, `group` is none, or this is not the
+                worker's event loop.
+            CollectiveError: the ranks could not meet; it may be called again.
+
+        Cancellation:
+            The module has no ranks: call it again.
+        """
+        check_group(group)
+        group.parts.check_on_loop("DistributedDataParallel.regroup")
+        self._reducer.check_idle()
+        self._is_ready = False
+        if group is not self.group:
+            former = self._reducer.exchange
+            self._reducer.exchange = exchange = self._exchange_over(group)
+            self.group = group
+            former.hand_hook_to(exchange)
+            former.close()
+        self._gradients.begin_anew()
+        await self._reducer.exchange.enter()
+        self._is_ready = self._reducer.is_syncing = True
 
     # --- use -------------------------------------------------------------------------
 

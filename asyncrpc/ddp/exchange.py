@@ -87,6 +87,11 @@ class Exchange:
         self.hook, self._state = hook, state
         self._bound = bound(state, self.group, self.parameters)
 
+    def hand_hook_to(self, other: Exchange) -> None:
+        """Let another exchange reduce the buckets by the same hook."""
+        if self.hook is not None:
+            other.set_hook(self._state, self.hook)
+
     # --- meeting the other ranks -----------------------------------------------------
 
     @property

@@ -70,13 +70,19 @@ class Gradients:
             for _, parameter, is_sparse in learned
         ]
         self.nbytes = bytes_for(self._parameters, self._sparse)
-        # Those that are used last get their gradients first.
-        self.numbers = self._assign(reversed(range(len(learned))))
-        self.is_ordered = False
-        self._uses = [1] * len(learned)
-        self._are_uses_known = not options.static_graph
-        self._unused: frozenset[int] = frozenset()  # by any rank, in a static graph
+        self.numbers: list[list[int]] = []
         self._buckets: Buckets | None = None
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Know nothing of any pass, as the ranks that come; let go of all gradients."""
+        # Those that are used last get their gradients first.
+        self.numbers = self._assign(reversed(range(len(self.learned))))
+        self.is_ordered = False
+        self._uses = [1] * len(self.learned)
+        self._are_uses_known = not self._options.static_graph
+        self._unused: frozenset[int] = frozenset()  # by any rank, in a static graph
+        self.drop()
 
     @property
     def finds_unused(self) -> bool:

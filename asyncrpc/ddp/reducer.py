@@ -66,6 +66,17 @@ class Reducer:
         for hook in self._hooks:
             hook.remove()
 
+    def check_idle(self) -> None:
+        """Refuse to go on while a pass is running.
+
+        Raises:
+            UsageError: one is.
+        """
+        if self._current is not None or self._is_entering:
+            raise UsageError(
+                "a backward pass of this module is running: await it first"
+            )
+
     # --- passes that are awaited -----------------------------------------------------
 
     async def backward(
@@ -93,10 +104,7 @@ class Reducer:
 
             await to_its_end(worker.run_in_thread(run_alone))
             return
-        if self._current is not None or self._is_entering:
-            raise UsageError(
-                "a backward pass of this module is running: await it first"
-            )
+        self.check_idle()
         self._is_entering = True
         try:
             terms = await self.exchange.enter()

@@ -24,7 +24,7 @@ Sans-IO; `M` is a message, opaque here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -288,6 +288,11 @@ class MatchedCollectives(Generic[M]):
         return self._gone[0][1] if self._gone else None
 
     @property
+    def failures(self) -> list[CollectiveFailure]:
+        """The failures by ranks that are gone, in the order in which they went."""
+        return [failure for _, failure in self._gone]
+
+    @property
     def last_lost(self) -> CollectiveFailure | None:
         """The failure by the last recorded rank that is gone; None: no rank is gone."""
         return self._gone[-1][1] if self._gone else None
@@ -298,6 +303,11 @@ class MatchedCollectives(Generic[M]):
             if number >= ended:
                 return failure
         return None
+
+    def has_lost(self, names: Iterable[str]) -> bool:
+        """Return whether a rank of one of these names is known to be gone."""
+        gone = {name for failure in self.failures for name in failure.ranks}
+        return not gone.isdisjoint(names)
 
     def lose(self, failure: CollectiveFailure, *, ended: int = 0) -> bool:
         """Fail all present and later collectives that need a rank that is gone.

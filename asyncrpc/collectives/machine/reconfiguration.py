@@ -26,7 +26,7 @@ Sans-IO: `outbox` has the workers that must be told the standing now.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -126,7 +126,9 @@ class ElasticMember:
             EXCLUDED.
         proposal: for the next view.
         outbox: names of workers that must be told its standing.
-        has_quorum: False: the view can have no quorum any more.
+        has_quorum: False: `lost_view` can have no quorum any more.
+        lost_view: see there.
+        absent: the names of its members that are missing.
         excluded_from: the view that it is not in, if it is EXCLUDED.
         farewell: what to tell whom if it has just left; None: it has not.
     """
@@ -144,6 +146,8 @@ class ElasticMember:
         self.proposal = Proposal()
         self.outbox: dict[str, None] = {}
         self.has_quorum = True
+        self.lost_view = NO_VIEW
+        self.absent: tuple[str, ...] = ()
         self.excluded_from = NO_VIEW
         self.farewell: tuple[Standing, tuple[str, ...]] | None = None
         self._rank = rank
@@ -185,12 +189,6 @@ class ElasticMember:
         return tuple(late)
 
     @property
-    def absent(self) -> tuple[str, ...]:
-        """Return the names of the members that cannot be in the next view."""
-        out = excluded_by(self.view, self.proposal)
-        return tuple(one.name for one in self.view.members if one in out)
-
-    @property
     def size(self) -> int:
         """Return how many members the next view would have now."""
         return len(next_view(self.view, self.proposal).members)
@@ -213,7 +211,7 @@ class ElasticMember:
         self._advance(COME)
         if self.state is JOINING:
             self._rebase(NO_VIEW)
-            self._roster = dict.fromkeys(roster, False)
+            self._roster = {name: name in self._lost for name in roster}
         self.has_quorum = True
         self._turn += 1
         mine = Applicant(
@@ -370,16 +368,39 @@ class ElasticMember:
                 self.proposal = self.proposal.accusing(self.me, lost)
 
     def _decide(self) -> None:
+        if self.state is JOINING and self.view != NO_VIEW:
+            self._look_for_members()
         view, proposal = self.view, self.proposal
+        if not self.is_here:
+            return
         if not can_have_quorum(view, proposal):
-            if self.state is RECONFIGURING:  # a newcomer waits for what they do now
-                self.has_quorum = False
-                self.give_up()
+            # A newcomer waits for what the members do now.
+            if self.state is RECONFIGURING:
+                self._stop(excluded_by(view, proposal))
             return
         following = next_view(view, proposal)
         is_in = self.me in following.members
         if is_in and self.size >= self.least and not self.missing:
             self._install(following)
+
+    def _look_for_members(self) -> None:
+        """Wait no longer for a group that has no members any more."""
+        left = {one for one in self.view.members if self.proposal.has_left(one)}
+        lost = set(self.view.members) & set(self._lost.values())
+        if left == set(self.view.members):  # it is over: begin another one
+            mine = self.proposal.applicants[self.me]
+            self._rebase(NO_VIEW)
+            self.proposal = self.proposal.having(mine)
+            self._tell_all()
+        elif left | lost == set(self.view.members):
+            # They may live behind a network that is cut: the program has to say.
+            self._stop(lost)
+
+    def _stop(self, absent: Collection[WorkerId]) -> None:
+        self.has_quorum = False
+        self.absent = tuple(one.name for one in self.view.members if one in absent)
+        self.lost_view = self.view
+        self.give_up()
 
     def _install(self, view: View) -> None:
         self._advance(INSTALL)

@@ -202,7 +202,7 @@ async def test_too_few_to_begin(workers: list[Worker]) -> None:
 async def test_arguments_are_checked(workers: list[Worker]) -> None:
     (group,) = await join(workers[:1])
     with pytest.raises(UsageError, match="step must be"):
-        await group.reconfigure(step=-1)
+        await group.reconfigure(step=-2)
     with pytest.raises(UsageError, match="min_size must be"):
         await group.reconfigure(min_size=0)
     with pytest.raises(UsageError, match="quorum must be 'majority' or 'any'"):

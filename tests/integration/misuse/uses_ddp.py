@@ -187,6 +187,12 @@ def _added(of: Any) -> Use:
 
 
 MODELS: Final[Mapping[str, Use]] = {
+    "ddp.broadcast_state": Use(
+        lambda _: ddp.broadcast_state,
+        right={"group": group, "state": three, "source": lambda _: 0},
+        fits={"state": ANYTHING},
+    ),
+    "ddp.DistributedDataParallel.regroup": _ready("regroup", right={"group": group}),
     "ddp.DistributedDataParallel": Use(
         lambda _: ddp.DistributedDataParallel,
         right={"module": lambda _: torch.nn.Linear(3, 1), "group": group},

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.property.machines.of_collectives import COLLECTIVE
+from tests.property.machines.of_elastic_groups import ELASTIC
 from tests.property.machines.of_links import DIAL, LINK, PEER, RECONNECT, RESUME
 from tests.property.machines.of_messages import OUTGOING
 from tests.property.machines.of_payloads import LANES, REGION
@@ -32,6 +33,7 @@ CATALOG: Final[tuple[Machine, ...]] = (
     REGION,
     SERIES,
     COLLECTIVE,
+    ELASTIC,
     HOLDING,
     MICRO_BATCH,
 )

@@ -1,0 +1,246 @@
+"""Workers of an elastic group, and the network between them: every order of events.
+
+Each member comes to a border once, some die at any moment, and newcomers ask to be let
+in.  Messages between two workers come in order; a worker learns of a death at any time
+after the messages of the dead one.
+
+Safety: of the views of one generation at most one is installed by all of its members.
+Liveness: when nothing can happen any more, nobody who lives waits, and all have the
+same view, unless too few are left for a quorum.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Final, TypeAlias
+
+from asyncrpc.collectives.machine.views import View
+from asyncrpc.ids import Incarnation, WorkerId
+
+Action: TypeAlias = tuple[str, int, int]
+LETTERS: Final = "abcdefgh"
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What may happen.
+
+    Attributes:
+        members: of the first generation; 0: all begin.
+        newcomers: that ask to be let in.
+        deaths: how many may die.
+        needs_majority: whether each border asks for a quorum.
+    """
+
+    members: int
+    newcomers: int = 0
+    deaths: int = 0
+    needs_majority: bool = True
+
+
+@dataclass(slots=True)
+class _One:
+    """A worker: its machine, and what is on its way to it, by sender."""
+
+    machine: Any
+    inbox: dict[int, deque[Any]] = field(default_factory=dict)
+    has_come: bool = False
+    is_dead: bool = False
+    unheard: set[int] = field(default_factory=set)  # deaths that it does not know
+
+
+class ElasticWorld:
+    """All workers after some events."""
+
+    def __init__(self, build: ModuleType, scene: Scene) -> None:
+        self.scene = scene
+        self.build = build
+        count = scene.members + scene.newcomers
+        self.ids = [WorkerId(LETTERS[n], Incarnation(n + 1)) for n in range(count)]
+        self.all = [_One(build.ElasticMember(one, n)) for n, one in enumerate(self.ids)]
+        self.deaths_left = scene.deaths
+        self.installed: dict[tuple[int, tuple[WorkerId, ...]], set[WorkerId]] = {}
+        members = tuple(self.ids[: scene.members])
+        for one in self.all[: scene.members]:
+            one.machine.state = build.MEMBER
+            one.machine.view = View(1, members, (0,) * len(members))
+
+    def possible(self) -> Iterator[Action]:
+        """Yield what may happen next."""
+        for number, one in enumerate(self.all):
+            if one.is_dead:
+                continue
+            if not one.has_come:
+                yield "come", number, 0
+            if self.deaths_left:
+                yield "die", number, 0
+            for sender, messages in one.inbox.items():
+                if messages:
+                    yield "hear", number, sender
+            for dead in one.unheard:
+                if not one.inbox.get(dead):
+                    yield "lose", number, dead
+
+    def do(self, action: Action) -> None:
+        """Let something happen."""
+        what, number, other = action
+        one = self.all[number]
+        match what:
+            case "come":
+                one.has_come = True
+                asked = self.build.Application(
+                    step=0, needs_majority=self.scene.needs_majority
+                )
+                roster = [LETTERS[n] for n in range(len(self.all)) if n != number]
+                one.machine.come(asked, roster)
+            case "die":
+                self.deaths_left -= 1
+                one.is_dead = True
+                for n, survivor in enumerate(self.all):
+                    if n != number:
+                        survivor.unheard.add(number)
+            case "hear":
+                one.machine.hear(self.ids[other], one.inbox[other].popleft())
+            case _:
+                one.unheard.discard(other)
+                one.machine.lose(self.ids[other])
+        self._send(number)
+        self._check(number)
+
+    def _send(self, number: int) -> None:
+        machine = self.all[number].machine
+        for name in machine.outbox:
+            receiver = self.all[LETTERS.index(name)]
+            if not receiver.is_dead:
+                box = receiver.inbox.setdefault(number, deque())
+                box.append(machine.standing)
+        machine.outbox.clear()
+
+    def _check(self, number: int) -> None:
+        machine = self.all[number].machine
+        if machine.state is not self.build.MEMBER or machine.view.generation < 2:
+            return
+        view = machine.view
+        assert self.ids[number] in view.members, "it has installed a view of others"
+        key = view.generation, view.members
+        self.installed.setdefault(key, set()).add(self.ids[number])
+        whole = [
+            (generation, members)
+            for (generation, members), by in self.installed.items()
+            if by == set(members)
+        ]
+        generations = [generation for generation, _ in whole]
+        if self.scene.needs_majority:
+            assert len(set(generations)) == len(generations), "two groups go on"
+
+    def check_end(self) -> None:
+        """Check what must be so when nothing can happen any more."""
+        build = self.build
+        alive = [one.machine for one in self.all if not one.is_dead]
+        members = [one for one in alive if one.state is build.MEMBER]
+        stuck = [one for one in alive if not one.has_quorum]
+        if not stuck:
+            waiting = [one.me.name for one in alive if one.is_here]
+            late = [one for one in alive if one.is_here and one.state is build.JOINING]
+            # A newcomer that came too late waits for the next border.
+            assert len(waiting) == len(late), f"{waiting} wait for ever"
+            views = {one.view for one in members}
+            assert len(views) <= 1, f"they have {len(views)} views"
+            assert not late or members, f"{waiting} wait for nobody"
+
+    def key(self) -> bytes:
+        """Return everything that is so, to tell worlds apart."""
+        return repr(
+            [
+                (
+                    one.machine.state.name,
+                    one.machine.view.key,
+                    _of(one.machine.proposal),
+                    sorted(
+                        (who, _of(said))
+                        for who, said in one.machine._heard.items()  # noqa: SLF001
+                    ),
+                    sorted(one.machine._roster.items()),  # noqa: SLF001
+                    sorted(one.machine._lost),  # noqa: SLF001
+                    [
+                        (
+                            sender,
+                            [(s.view.key, s.is_here, _of(s.proposal)) for s in box],
+                        )
+                        for sender, box in sorted(one.inbox.items())
+                        if box
+                    ],
+                    (one.has_come, one.is_dead, sorted(one.unheard)),
+                )
+                for one in self.all
+            ]
+        ).encode()
+
+
+def _of(proposal: Any) -> object:
+    return (
+        sorted(proposal.applicants.values()),
+        sorted(proposal.accusations),
+        sorted(proposal.departures.items()),
+    )
+
+
+def visit(build: ModuleType, scene: Scene, worlds_max: int) -> int:
+    """Visit all that can happen; return how many worlds there are.
+
+    Raises:
+        AssertionError: in one of them something is not as it must be.
+    """
+    first = ElasticWorld(build, scene)
+    todo: list[bytes] = [_packed(first)]
+    seen = {first.key()}
+    while todo:
+        packed = todo.pop()
+        actions = list(_unpacked(packed, build).possible())
+        if not actions:
+            _unpacked(packed, build).check_end()
+        for action in actions:
+            world = _unpacked(packed, build)
+            world.do(action)
+            key = world.key()
+            if key not in seen:
+                seen.add(key)
+                assert len(seen) <= worlds_max, "more worlds than expected"
+                todo.append(_packed(world))
+    return len(seen)
+
+
+def _packed(world: ElasticWorld) -> bytes:
+    build, world.build = world.build, None  # type: ignore[assignment]
+    try:
+        return pickle.dumps(world)
+    finally:
+        world.build = build
+
+
+def _unpacked(packed: bytes, build: ModuleType) -> ElasticWorld:
+    world: ElasticWorld = pickle.loads(packed)
+    world.build = build
+    return world
+
+
+def play(build: ModuleType, scene: Scene, seeds: Sequence[int]) -> None:
+    """Let events happen in random orders.
+
+    Raises:
+        AssertionError: something is not as it must be.
+    """
+    for seed in seeds:
+        chance = random.Random(seed)
+        world = ElasticWorld(build, scene)
+        try:
+            while actions := list(world.possible()):
+                world.do(chance.choice(actions))
+            world.check_end()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed} of {scene}: {error}") from error

@@ -1,0 +1,434 @@
+"""A worker in an elastic group: who is in the next generation."""
+
+from __future__ import annotations
+
+import enum
+from types import ModuleType
+from typing import Any, Final
+
+from asyncrpc.collectives.machine import reconfiguration, views
+from asyncrpc.collectives.machine.views import Accusation, Applicant, Proposal, View
+from asyncrpc.ids import Incarnation, WorkerId
+from tests.property.machines.elastic_world import Scene, play, visit
+from tests.property.machines.spec import Guard, Machine, Part
+
+A, B, C, D = (WorkerId(name, Incarnation(n)) for n, name in enumerate("abcd", 1))
+SEEDS: Final = range(60)
+
+
+class _OneMember:
+    """Worker `a`, and another one that tells it things."""
+
+    def __init__(self, build: ModuleType) -> None:
+        self._build = build
+        self.machine: Any = build.ElasticMember(A, 0)
+
+    @property
+    def state(self) -> enum.Enum:
+        """What the worker is."""
+        found: enum.Enum = self.machine.state
+        return found
+
+    def on(self, event: enum.Enum) -> None:
+        """Let an event happen to it."""
+        machine, state = self.machine, self.machine.state.name
+        is_in = state in ("JOINING", "MEMBER", "RECONFIGURING")
+        match event.name:
+            case "COME":
+                machine.come(self._build.Application(step=1), ["b"])
+            case "GIVE_UP":
+                machine.give_up()
+            case "LEAVE":
+                machine.leave()
+            case "INSTALL" if is_in:
+                self._hear_of(A, B)
+            case "EXCLUDE" if is_in and state != "JOINING":
+                self._hear_of(B)
+            case _:  # there is no way to ask for it
+                machine._advance(event)  # noqa: SLF001
+
+    def _hear_of(self, *members: WorkerId) -> None:
+        view = View(self.machine.view.generation + 1, members, (0,) * len(members))
+        standing = self._build.Standing(view, is_here=False, proposal=Proposal())
+        self.machine.hear(B, standing)
+
+
+def _small_groups_agree_in_every_order(build: ModuleType) -> None:
+    for scene, least in (
+        (Scene(2), 10),
+        (Scene(2, deaths=1), 50),
+        (Scene(0, newcomers=2), 10),
+        (Scene(1, newcomers=1), 10),
+    ):
+        assert visit(build, scene, 2000) > least
+
+
+def _larger_groups_agree_in_random_orders(build: ModuleType) -> None:
+    for scene in (
+        Scene(3, deaths=1),
+        Scene(3, newcomers=1, deaths=1),
+        Scene(4, newcomers=1, deaths=2),
+        Scene(0, newcomers=4, deaths=1),
+        Scene(4, deaths=2, needs_majority=False),
+        Scene(2, newcomers=2, deaths=1, needs_majority=False),
+    ):
+        play(build, scene, SEEDS)
+
+
+def _member(build: ModuleType, *members: WorkerId) -> Any:
+    one = build.ElasticMember(A, 0)
+    one.state = build.MEMBER
+    one.view = View(1, members, (0,) * len(members))
+    return one
+
+
+def _of(one: WorkerId, turn: int = 1, **terms: Any) -> Applicant:
+    return Applicant(one, turn, -1, 0, **terms)
+
+
+def _a_minority_stops(build: ModuleType) -> None:
+    one = _member(build, A, B, C)
+    one.come(build.Application())
+    one.lose(B)
+    assert one.is_here
+    one.lose(C)
+    assert not one.is_here
+    assert not one.has_quorum
+    assert one.absent == ("b", "c")
+    assert one.lost_view.generation == 1
+    one.come(build.Application(needs_majority=False))
+    assert one.view == View(2, (A,), (-1,))
+    assert one.has_quorum
+
+
+def _who_gives_up_is_not_counted_as_there(build: ModuleType) -> None:
+    one = _member(build, A, B)
+    one.come(build.Application())
+    one.outbox.clear()
+    one.give_up()
+    assert list(one.outbox) == ["b"]
+    assert not one.standing.is_here
+    other = _member(build, A, B)
+    other.me = B
+    other.come(build.Application())
+    joined = one.proposal.joined(other.proposal)
+    other.hear(A, build.Standing(other.view, is_here=True, proposal=Proposal()))
+    other.hear(A, build.Standing(other.view, is_here=False, proposal=joined))
+    assert other.is_here
+    assert other.missing == ("a",)
+
+
+def _newcomers_begin_once_all_have_answered(build: ModuleType) -> None:
+    one = build.ElasticMember(A, 0)
+    one.come(build.Application(min_size=2), ["b", "c"])
+    assert set(one.outbox) == {"b", "c"}
+    assert one.missing == ("b", "c")
+    one.hear(C, build.Standing(View(), is_here=False, proposal=Proposal()))
+    assert one.missing == ("b",)
+    assert (one.size, one.least) == (1, 2)
+    one.meet(["b", "c", "d"])
+    assert "d" in one.missing
+    one.cannot_reach("d")
+    assert one.missing == ("b",)
+    theirs = Proposal().having(_of(B)).joined(one.proposal)
+    one.hear(B, build.Standing(View(), is_here=True, proposal=theirs))
+    assert one.view == View(1, (A, B), (-1, 0))
+
+
+def _a_newcomer_does_not_accuse_members(build: ModuleType) -> None:
+    one = build.ElasticMember(C, 0)
+    one.come(build.Application(), ["a", "b"])
+    there = View(4, (A, B), (0, 0))
+    one.hear(A, build.Standing(there, is_here=False, proposal=Proposal()))
+    assert one.view == there
+    one.lose(B)
+    assert one.is_here
+    assert one.proposal.accusations == frozenset()
+    one.lose(A)
+    assert not one.is_here
+    assert one.absent == ("a", "b")
+
+
+def _a_group_that_all_have_left_is_begun_anew(build: ModuleType) -> None:
+    one = build.ElasticMember(C, 0)
+    one.come(build.Application(), ["a"])
+    there = View(4, (A,), (0,))
+    gone = Proposal(departures={A: 1})
+    one.hear(A, build.Standing(there, is_here=False, proposal=gone))
+    assert one.view == View(1, (C,), (-1,))
+
+
+def _who_leaves_says_so_once(build: ModuleType) -> None:
+    one = _member(build, A, B)
+    one.leave()
+    standing, names = one.farewell
+    assert names == ("b",)
+    assert standing.proposal.has_left(A)
+    assert not one.outbox
+    one.farewell = None
+    one.leave()
+    assert one.farewell is None
+    one.hear(B, build.Standing(View(1, (B,), (0,)), is_here=True, proposal=Proposal()))
+    assert list(one.outbox) == ["b"]  # it is told that there is nothing here
+    assert one.standing.view == View()
+
+
+def _who_waits_tells_those_that_are_missing_again(build: ModuleType) -> None:
+    one = _member(build, A, B, C)
+    one.repeat()
+    assert not one.outbox
+    one.come(build.Application())
+    one.outbox.clear()
+    one.repeat()
+    assert set(one.outbox) == {"b", "c"}
+
+
+def _a_worker_that_speaks_is_not_lost(build: ModuleType) -> None:
+    one = _member(build, A, B)
+    one.lose(C)
+    one.hear(C, build.Standing(View(), is_here=True, proposal=Proposal()))
+    theirs = Proposal().having(_of(C))
+    one.hear(C, build.Standing(View(), is_here=True, proposal=theirs))
+    assert one.newcomers == ("c",)
+
+
+# --- views ---------------------------------------------------------------------------
+
+
+def _proposals_are_joined_like_sets(build: ModuleType) -> None:
+    first = build.Proposal({A: _of(A, 2)}, frozenset({Accusation(A, B)}), {C: 1})
+    second = build.Proposal({A: _of(A), B: _of(B)}, departures={C: 3})
+    joined = first.joined(second)
+    assert joined == second.joined(first)
+    assert joined.joined(first) == joined == joined.joined(second)
+    assert joined.applicants[A].turn == 2
+    assert joined.departures == {C: 3}
+    assert joined.accusations == first.accusations
+    assert joined.has_left(C)
+    assert not joined.having(_of(C, 4)).has_left(C)
+    assert joined.having(_of(C, 3)).has_left(C)
+
+
+def _the_most_accused_is_left_out(build: ModuleType) -> None:
+    view = build.View(1, (A, B, C), (0, 0, 0))
+
+    def out(*pairs: tuple[WorkerId, WorkerId]) -> set[str]:
+        accusations = frozenset(Accusation(*pair) for pair in pairs)
+        proposal = build.Proposal({D: _of(D)}, accusations)
+        return {one.name for one in build.excluded_by(view, proposal)}
+
+    assert out() == set()
+    assert out((A, C)) == {"c"}
+    assert out((A, B), (B, A)) == {"b"}  # of equals the last
+    assert out((A, B), (B, A), (C, A)) == {"a"}  # whose accusation counts no more
+    assert out((A, B), (B, A), (D, A)) == {"a"}
+    stranger = WorkerId("x", Incarnation(9))
+    assert out((stranger, A)) == set()
+
+
+def _members_keep_their_order(build: ModuleType) -> None:
+    view = build.View(1, (C, A), (0, 0))
+    ranked = Applicant(B, 1, 7, 3)
+    applicants = {one: _of(one) for one in (A, C, D)} | {B: ranked}
+    following = build.next_view(view, build.Proposal(applicants))
+    assert following.members == (C, A, B, D)
+    assert following.steps == (0, 0, 3, 0)
+    assert following.generation == 2
+    assert build.awaited(view, build.Proposal({A: _of(A)})) == (C,)
+    assert build.least_size(view, build.Proposal({A: _of(A, min_size=3)})) == 3
+    assert build.View(2, (A,)).key > build.View(1, (A, B)).key
+    assert build.View(1, (A, B)).key > build.View(1, (B,)).key
+
+
+def _half_is_a_quorum_with_the_first(build: ModuleType) -> None:
+    def has_quorum(size: int, lost: str, left: str = "", **terms: bool) -> bool:
+        members = (A, B, C, D)[:size]
+        here = next(one for one in members if one.name not in lost + left)
+        accusations = frozenset(
+            Accusation(here, one) for one in members if one.name in lost
+        )
+        departures = {one: 1 for one in members if one.name in left}
+        proposal = build.Proposal({here: _of(here, **terms)}, accusations, departures)
+        return bool(build.can_have_quorum(build.View(1, members), proposal))
+
+    assert has_quorum(3, "a")
+    assert not has_quorum(3, "ab")
+    assert has_quorum(4, "cd")
+    assert not has_quorum(4, "ab")
+    assert has_quorum(4, "d", left="ac")  # of two, and it is the first
+    assert not has_quorum(4, "b", left="ac")
+    assert not has_quorum(4, "bc", left="a")
+    assert has_quorum(4, "abc", needs_majority=False)
+    # What a newcomer asks for does not count.
+    newcomer = build.Proposal({D: _of(D)}, frozenset({Accusation(D, A)}))
+    assert build.can_have_quorum(build.View(1, (A,)), newcomer)
+
+
+ELASTIC: Final = Machine(
+    name="A worker in an elastic group",
+    about="Decides which workers are in the next generation of a group. All members "
+    "tell each other what they know, and install the next view once all of its members "
+    "have told the same.",
+    source=reconfiguration,
+    states="MemberState",
+    events="MemberEvent",
+    starts=("OUTSIDE",),
+    begin=lambda build, _: _OneMember(build),
+    feed=lambda one, event: one.on(event),
+    state_of=lambda one: one.state,
+    stories="""
+it comes in, and goes from border to border:
+    OUTSIDE -COME-> JOINING -INSTALL-> MEMBER -COME-> RECONFIGURING -INSTALL-> MEMBER
+it is not let in in time:
+    OUTSIDE -COME-> JOINING -GIVE_UP-> OUTSIDE -GIVE_UP-x
+it leaves while it waits to be let in:
+    OUTSIDE -COME-> JOINING -LEAVE-> OUTSIDE -LEAVE-> OUTSIDE
+it does not wait for the others, who go on with it all the same:
+    RECONFIGURING -GIVE_UP-> MEMBER -INSTALL-> MEMBER -GIVE_UP-x
+it leaves between two borders:
+    MEMBER -LEAVE-> OUTSIDE -INSTALL-x -EXCLUDE-x
+it leaves at a border:
+    RECONFIGURING -LEAVE-> OUTSIDE
+it is taken to be lost, and comes again:
+    MEMBER -EXCLUDE-> EXCLUDED -COME-> JOINING -EXCLUDE-x
+it is taken to be lost at a border, and leaves:
+    RECONFIGURING -EXCLUDE-> EXCLUDED -LEAVE-> OUTSIDE
+it comes once at a time:
+    JOINING -COME-x -INSTALL-> MEMBER -COME-> RECONFIGURING -COME-x
+who is left out gets nothing:
+    EXCLUDED -INSTALL-x -GIVE_UP-x -EXCLUDE-x
+""",
+    checks=(
+        _small_groups_agree_in_every_order,
+        _a_minority_stops,
+        _who_gives_up_is_not_counted_as_there,
+        _newcomers_begin_once_all_have_answered,
+        _a_newcomer_does_not_accuse_members,
+        _a_group_that_all_have_left_is_begun_anew,
+        _who_leaves_says_so_once,
+        _who_waits_tells_those_that_are_missing_again,
+        _a_worker_that_speaks_is_not_lost,
+        _larger_groups_agree_in_random_orders,
+    ),
+    guards=(
+        Guard(
+            "who-has-not-said-the-same-does-not-matter",
+            "if one != self.me and self._heard.get(one) != self.proposal",
+            "if one != self.me and one not in self._heard",
+        ),
+        Guard(
+            "who-has-not-come-does-not-matter",
+            "            if one != self.me and self._heard.get(one) != self.proposal\n",
+            "            if False\n",
+        ),
+        Guard(
+            "a-newcomer-begins-before-all-have-answered",
+            "        if self.view == NO_VIEW:\n            late |=",
+            "        if False:\n            late |=",
+        ),
+        Guard(
+            "a-minority-goes-on",
+            "        if not can_have_quorum(view, proposal):\n",
+            "        if False:\n",
+        ),
+        Guard(
+            "what-has-changed-is-not-told",
+            "            if self.proposal != before:\n",
+            "            if False:\n",
+        ),
+        Guard(
+            "a-dead-worker-is-waited-for",
+            "        self._accuse()\n        self._after(before)\n\n    def back",
+            "        self._after(before)\n\n    def back",
+        ),
+        Guard(
+            "who-has-installed-the-next-view-does-not-say-so",
+            "            return\n        self.outbox[sender.name] = None\n",
+            "            return\n",
+        ),
+        Guard(
+            "a-later-view-is-not-taken",
+            "            self._install(view)\n            self._hear_of_same",
+            "            self._hear_of_same",
+        ),
+        Guard(
+            "a-newcomer-accuses-members",
+            "            concerned -= set(self.view.members)\n",
+            "            pass\n",
+        ),
+        Guard(
+            "who-speaks-stays-lost",
+            "        self.back(sender)\n",
+            "",
+        ),
+        Guard(
+            "a-group-that-is-too-small-begins",
+            "if is_in and self.size >= self.least and not self.missing:",
+            "if is_in and not self.missing:",
+        ),
+        Guard(
+            "nobody-is-told-that-a-worker-leaves",
+            "        self.farewell = self.standing, tuple(self.outbox)\n",
+            "        self.farewell = self.standing, ()\n",
+        ),
+        Guard(
+            "nothing-is-repeated",
+            "        if self.is_here:\n            self.outbox |= dict.fromkeys",
+            "        if False:\n            self.outbox |= dict.fromkeys",
+        ),
+    ),
+    parts=(
+        Part(
+            views,
+            checks=(
+                _proposals_are_joined_like_sets,
+                _the_most_accused_is_left_out,
+                _members_keep_their_order,
+                _half_is_a_quorum_with_the_first,
+            ),
+            guards=(
+                Guard(
+                    "an-earlier-turn-replaces-a-later-one",
+                    "max(applicant, applicants.get(one, applicant))",
+                    "applicant",
+                ),
+                Guard(
+                    "accusations-of-those-left-out-count",
+                    "and not {by, lost} & out:",
+                    "and lost not in out:",
+                ),
+                Guard(
+                    "strangers-accuse",
+                    "if by in ranked and lost in ranked",
+                    "if lost in ranked",
+                ),
+                Guard(
+                    "the-first-of-equals-is-left-out",
+                    "key=lambda one: (counts[one], ranked[one])",
+                    "key=lambda one: (counts[one], -ranked[one])",
+                ),
+                Guard(
+                    "half-is-always-a-quorum",
+                    " and present[:1] == voters[:1])",
+                    ")",
+                ),
+                Guard(
+                    "who-has-left-still-votes",
+                    "    voters = [one for one in view.members if not proposal.has_left"
+                    "(one)]\n",
+                    "    voters = list(view.members)\n",
+                ),
+                Guard(
+                    "who-has-come-again-has-left",
+                    "(applicant is None or applicant.turn <= turn)",
+                    "True",
+                ),
+                Guard(
+                    "newcomers-without-a-rank-come-first",
+                    "        return rank < 0, rank, one\n",
+                    "        return rank >= 0, rank, one\n",
+                ),
+            ),
+        ),
+    ),
+)
