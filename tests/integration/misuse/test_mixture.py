@@ -408,10 +408,14 @@ class Mixture(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.left: dict[str, int] = {}
+        self.seen_before = self._unanswered()
         try:
             self.run(self._let_go())
         except TimeoutError:
-            raise AssertionError(f"kept for {HANGS_AFTER_S} s: {self.left}") from None
+            raise AssertionError(
+                f"kept for {HANGS_AFTER_S} s: {self.left}; calls that are not answered,"
+                f" before and after: {self.seen_before} and {self._unanswered()}"
+            ) from None
         finally:
             self.run(self.cluster.__aexit__(None, None, None))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
@@ -425,6 +429,16 @@ class Mixture(RuleBasedStateMachine):
         while too_much := await self._kept_too_much():
             self.left = too_much  # what is shown if it stays
             await asyncio.sleep(0)
+
+    def _unanswered(self) -> list[str]:
+        """Say which calls have got no answer, and how often a link was resumed."""
+        return [
+            f"{worker.name} to {link.peer.name}: {call!r}; resumed: "
+            f"{worker.counters.connections_resumed}"
+            for worker in self.workers
+            for link in worker.parts.directory.links
+            for call in link.pending
+        ]
 
     async def _kept_too_much(self) -> dict[str, int]:
         """Count what the workers keep but for the calls that ask, and idle memory."""
