@@ -1,8 +1,8 @@
 """Tensors in Ray's object store: one copy in, none out.
 
-Ray pickles a tensor's storage, which copies it twice more on the way in and once on
-the way out.  Here a tensor travels as a numpy array of its bytes, which Ray copies once
-into the shared memory of the node; `get` makes a tensor of that very memory.
+Ray pickles a tensor by default, which copies it on the way in and out.  Here a tensor
+travels as a numpy array of its bytes, which Ray copies once into the shared memory of
+the node; `get` makes a tensor of that very memory.
 
 The memory belongs to every process that has the object.  Ray maps it so that it can be
 written, and torch has no tensor that cannot, so nothing stops a write, and every other

@@ -4,7 +4,8 @@
 
 Both ways in one run, in turn, on the same two processes: each way has its share of
 whatever else the host does.  The callee does nothing with what it gets; a tensor goes
-there and comes back.  For the table of docs/how-to/run-on-ray.md.
+there and comes back.  Then a tensor in Ray's object store, both ways, too.  For the
+tables of docs/how-to/run-on-ray.md.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import ray
 import torch
 
 import asyncrpc
+import asyncrpc.ray
 from asyncrpc.ray import Gang
 
 ROUNDS = 15
@@ -64,11 +66,42 @@ async def measure(worker: asyncrpc.Worker, other: Any) -> dict[str, list[list[fl
     return found
 
 
+async def measure_store() -> dict[str, list[float]]:
+    """Put and get a tensor of 16 MiB; return the times of each way."""
+    value = torch.ones(1 << 22)
+    found: dict[str, list[float]] = {
+        "asyncrpc.ray.put": [],
+        "ray.put": [],
+        "asyncrpc.ray.get": [],
+        "ray.get": [],
+    }
+
+    async def by_ray() -> Any:
+        return ray.put(value)
+
+    async def by_await(ref: Any) -> Any:
+        return await ref
+
+    for _ in range(ROUNDS):
+        stored, ref = await asyncrpc.ray.put(value), ray.put(value)
+        ways: tuple[Callable[[], Awaitable[Any]], ...] = (
+            partial(asyncrpc.ray.put, value),
+            by_ray,
+            partial(asyncrpc.ray.get, stored),
+            partial(by_await, ref),
+        )
+        for times, way in zip(found.values(), ways, strict=True):
+            times.append(await timed(1, way))
+    return found
+
+
 async def main() -> None:
     async with Gang([{"CPU": 1}] * 2, name="g") as gang:
         first, second = gang.actors
         found = await first.run.remote(measure, second)
     print(f"ray {ray.__version__}, torch {torch.__version__}; us a call, median (best)")
+    for what, times in (await measure_store()).items():
+        print(f"{what:20}{statistics.median(times):>10,.0f} ({min(times):,.0f})")
     print(f"{'':10}{'asyncrpc':>20}{'Ray, tensor':>20}{'Ray, numpy':>20}")
     for what, ways in found.items():
         shown = [f"{statistics.median(one):,.0f} ({min(one):,.0f})" for one in ways]

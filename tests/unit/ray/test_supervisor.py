@@ -88,6 +88,7 @@ class World:
         state, size = machine.state, len(machine.lives)
         if state in OVER:
             assert not self.running
+            assert machine.wakes_at_s is None
         if state in {GangState.STARTING, GangState.RUNNING}:
             assert len(self.running) == size  # each rank has one life, and one only
             assert machine.wakes_at_s is None
