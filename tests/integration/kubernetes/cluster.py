@@ -190,6 +190,11 @@ class SimulatedCluster:
         output.hears("ready")
         return output
 
+    @property
+    def node_address(self) -> str:
+        """The address from which the kubelet probes."""
+        return _SERVER
+
     def close(self) -> None:
         """End all pods and the name server."""
         for pod in self._pods:

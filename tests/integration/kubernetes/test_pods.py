@@ -57,6 +57,7 @@ def test_a_name_that_is_published_late_is_waited_for(
         pod.hears("has called all")
 
 
+@pytest.mark.slow
 def test_a_name_that_leads_to_a_pod_that_is_gone_is_asked_for_again(
     cluster: SimulatedCluster,
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_pod_that_never_comes_is_named(cluster: SimulatedCluster) -> None:
     assert pod.wait() == 1
 
 
+@pytest.mark.slow
 def test_a_pod_comes_back_under_its_name_at_another_address(
     cluster: SimulatedCluster,
 ) -> None:
@@ -110,6 +112,7 @@ def test_the_meeting_point_that_comes_back_alone_says_who_is_not_there(
     assert "missing: rank 1" in again.hears("missing ")
 
 
+@pytest.mark.slow
 def test_all_pods_of_a_job_set_start_again(cluster: SimulatedCluster) -> None:
     for _ in range(2):
         pods = [cluster.start(plan) for plan in planned("jobset", 2, "meet")]
