@@ -52,12 +52,14 @@ class LaunchPlacement:
     Attributes:
         values: by field; a field that nobody says is missing.
         launcher: what started the processes; "" if that is not known.
+        is_started: whether it says that it started every process, and not a node's.
         outer: launchers around it, which speak of nodes or of the allocation.
         hints: what to do if something is missing.
     """
 
     values: Mapping[Field, LaunchValue] = field(default_factory=dict)
     launcher: str = ""
+    is_started: bool = False
     outer: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
 

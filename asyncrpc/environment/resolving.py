@@ -103,6 +103,7 @@ def resolve(
     return LaunchPlacement(
         values,
         launcher=_launcher(starter, inner),
+        is_started=starter is not None,
         outer=tuple(one.launcher for one in outer),
         hints=tuple(one.hint for one in inner if one.hint),
     )

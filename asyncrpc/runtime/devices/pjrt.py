@@ -17,7 +17,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from asyncrpc.environment import LaunchPlacement, resolve
+from asyncrpc.environment.values import Field
 from asyncrpc.errors import UsageError
+from asyncrpc.runtime.host import LAUNCHER_PID
 
 logger = logging.getLogger("asyncrpc")
 
@@ -121,15 +124,19 @@ replica_var: ContextVar[tuple[int, int]] = ContextVar("replica", default=(0, 1))
 
 
 def place(environ: Mapping[str, str] = os.environ) -> ProcessPosition:
-    """Find this process among the others: by torchrun, else by the runtime.
+    """Find this process among the others: by its launcher, else by the runtime.
 
-    Under torchrun (or `asyncrpc run`) the environment says all of processes, and each
-    of its replicas, if they are threads of it, has a place among them.  Else each
-    replica that the runtime knows has one: a process, or on TPU v2 and v3 a thread.
+    Under torchrun, `asyncrpc run`, srun or mpirun the environment says all of
+    processes, and each of its replicas, if they are threads of it, has a place among
+    them.  Else each replica that the runtime knows has one: a process, or on TPU v2 and
+    v3 a thread.  What speaks of pods or nodes is not asked: the runtime knows better.
 
     Raises:
-        UsageError: the environment says a part of it only.
+        UsageError: the environment says a part of it only, or contradicts itself.
     """
+    found = resolve(environ, launcher_pid=LAUNCHER_PID)
+    if found.is_started:
+        return _started_place(found)
     said = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if environ.get(name)]
     port = int(environ.get("MASTER_PORT") or MASTER_PORT)
     if "RANK" in said or "WORLD_SIZE" in said:
@@ -140,16 +147,23 @@ def place(environ: Mapping[str, str] = os.environ) -> ProcessPosition:
                 f"{SCHEME} found {', '.join(said)} of the environment, and no {names}: "
                 "torchrun sets all of them"
             )
-        replica, count = replica_var.get()
-        rank = int(environ["RANK"]) * count + replica
-        world_size = int(environ["WORLD_SIZE"]) * count
-        return ProcessPosition(rank, world_size, environ["MASTER_ADDR"], port)
+        return _started_place(found)
     set_up()
     runtime = module("torch_xla.runtime")
     rank, world_size = int(runtime.global_ordinal()), int(runtime.world_size())
     return ProcessPosition(
         rank, world_size, environ.get("MASTER_ADDR") or _master(), port
     )
+
+
+def _started_place(found: LaunchPlacement) -> ProcessPosition:
+    """Return the place of a replica of a process that a launcher has started."""
+    replica, count = replica_var.get()
+    rank = found.require_number(Field.RANK, "RANK") * count + replica
+    world_size = found.require_number(Field.WORLD_SIZE, "WORLD_SIZE") * count
+    if found.host is not None and found.port is None:
+        return ProcessPosition(rank, world_size, found.host, MASTER_PORT)
+    return ProcessPosition(rank, world_size, *found.require_address())
 
 
 def _master() -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,7 @@ _KNOCK_S: Final = 0.1  # between attempts to find the host of a store
 # So long rank 0 may come later than another process at the address, and host the store.
 GRACE_S: Final = 2.0
 _OPEN_S: Final = 5.0  # for torch to connect: its thread cannot be called off
+_POLLS_PER_LOOK: Final = 10  # at whether another process has taken this one's place
 _POLL_MAX_S: Final = 0.1  # ten questions a second from each worker that waits long
 # Workers that came may take so long to learn that others did not.
 _LAST_WORD_S: Final = 1.0
@@ -263,7 +265,7 @@ class StoreRendezvous:
             if self._is_running(store, member):
                 return RunningGroup(map(Member.decode, _get_all(store, keys)))
             self._publish(store, member, keys)
-            missing = self._await_word(store, end_s)
+            missing = self._await_word(store, member, end_s)
             members = [] if missing else _get_all(store, keys)
             store.add(f"{PREFIX}/read", 1)
         except (RuntimeError, OSError) as error:  # what torch raises of a lost store
@@ -309,30 +311,46 @@ class StoreRendezvous:
     def _publish(self, store: Store, member: Member, keys: list[str]) -> None:
         """Leave the record; it may be there already, if the store was lost since."""
         own = str(member.incarnation)
-        if store.compare_set(f"{PREFIX}/name/{member.name}", "", own) != own.encode():
-            raise UsageError(
-                f"the name {member.name!r} is not unique: another worker of this group "
-                "has it"
-            )
-        if store.compare_set(f"{PREFIX}/rank/{self.rank}", "", own) != own.encode():
+        name, rank = f"{PREFIX}/name/{member.name}", f"{PREFIX}/rank/{self.rank}"
+        holder = store.compare_set(name, "", own).decode()
+        if holder != own:
+            # The same name at the same rank is a former life, which a launcher has
+            # started again before all have met.  Were it alive, it would notice.
+            if not store.check([rank]) or store.get(rank).decode() != holder:
+                raise _not_unique(member.name)
+            store.set(name, own)
+            store.set(rank, own)
+        elif store.compare_set(rank, "", own) != own.encode():
             raise UsageError(f"two workers of this group have rank {self.rank}")
         store.set(f"{PREFIX}/member/{self.rank}", member.encode())  # type: ignore[arg-type]
         # Who published twice has counted twice; so the last ones look, too.
         if store.add(f"{PREFIX}/joined", 1) >= self.world_size and store.check(keys):
             store.compare_set(_WORD, "", _ALL)
 
-    def _await_word(self, store: Store, end_s: float) -> list[int]:
+    def _await_word(self, store: Store, member: Member, end_s: float) -> list[int]:
         """Return the missing ranks, as all workers are told.
 
         The store's own wait would print a warning each time it is called off.
         """
         pause_s = _POLL_S / 10
-        while (left_s := end_s - _now_s()) > 0 and not self._given_up.is_set():
-            if store.check([_WORD]):
+        for polls in itertools.count(1):
+            left_s = end_s - _now_s()
+            if left_s <= 0 or self._given_up.is_set():
+                break
+            has_word = store.check([_WORD])
+            if has_word or polls % _POLLS_PER_LOOK == 0:
+                self._check_place(store, member)
+            if has_word:
                 return _missing_in(store.get(_WORD))
             self._given_up.wait(min(left_s, pause_s))
             pause_s = min(1.5 * pause_s, _POLL_MAX_S)
         return self._give_word(store)
+
+    def _check_place(self, store: Store, member: Member) -> None:
+        """Raise if another process has come under this name and rank."""
+        holder = store.get(f"{PREFIX}/rank/{self.rank}").decode()
+        if holder != str(member.incarnation):
+            raise _not_unique(member.name)
 
     def _give_word(self, store: Store) -> list[int]:
         """Say who is missing, unless the word has been given just now."""
@@ -356,6 +374,12 @@ class StoreRendezvous:
         poll = threading.Event()  # never set: a way to wait
         while store.add(f"{PREFIX}/read", 0) < self._readers and _now_s() < end_s:
             poll.wait(_POLL_S)
+
+
+def _not_unique(name: str) -> UsageError:
+    return UsageError(
+        f"the name {name!r} is not unique: another worker of this group has it"
+    )
 
 
 def _missing_in(word: bytes) -> list[int]:

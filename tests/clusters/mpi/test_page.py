@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -54,6 +55,19 @@ def test_a_meeting_point_is_given_as_shown(launcher: str, script: Path) -> None:
     code, said, errors = ended(started(launcher, *command.split(), environ=secret))
     assert code == 0, errors
     assert said.splitlines()[-1] == "worker3 of 4: 9"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_doctor_names_the_launcher(launcher: str) -> None:
+    assert "`mpirun -n 1 asyncrpc doctor`" in PAGE
+    doctor = (sys.executable, "-m", "asyncrpc", "doctor", "--json")
+    code, said, errors = ended(started(launcher, "-n", "1", *doctor))
+    assert code == 0, said + errors
+    found = json.loads(said)
+    name = {"mpirun.openmpi": "Open MPI", "mpirun.mpich": "MPICH"}[launcher]
+    assert (found["launcher"], found["problems"]) == (name, [])
+    values = {one["field"]: one["value"] for one in found["values"]}
+    assert (values["rank"], values["world_size"], values["host"]) == (0, 1, "127.0.0.1")
 
 
 def _free_port() -> int:

@@ -38,8 +38,15 @@ class Fleet:
         self.notes_file.touch()
         self.agents: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *options: str) -> subprocess.Popen[bytes]:
-        """Start an agent, with two workers."""
+    def start(
+        self, *options: str, has_own_stores: bool = True
+    ) -> subprocess.Popen[bytes]:
+        """Start an agent, with two workers.
+
+        Args:
+            options: of torchrun; a word without dashes is for the workers.
+            has_own_stores: whether each round has a store of its own.
+        """
         extra = [one for one in options if not one.startswith("--")]
         agent = subprocess.Popen(
             [
@@ -52,7 +59,7 @@ class Fleet:
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
                 "OMP_NUM_THREADS": "1",
-                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": str(int(has_own_stores)),
             },
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -151,9 +158,13 @@ def test_workers_of_a_lost_agent_come_back_as_new_incarnations(fleet: Fleet) -> 
     assert [one.wait(LIMIT_S) for one in fleet.agents if one is not lost] == [0, 0]
 
 
-def test_all_are_started_anew_when_one_fails(fleet: Fleet) -> None:
-    """The second life meets apart from the first, at the store of the same agent."""
-    agent = fleet.start("--standalone", "--max-restarts=1", "fails")
+@pytest.mark.parametrize("has_own_stores", [True, False])
+def test_all_are_started_anew_when_one_fails(
+    fleet: Fleet, *, has_own_stores: bool
+) -> None:
+    """The second life meets apart from the first, also at the store of the first."""
+    options = ("--standalone", "--max-restarts=1", "fails")
+    agent = fleet.start(*options, has_own_stores=has_own_stores)
     names = {"worker0", "worker1"}
 
     def have_both_lives(notes: list[Note]) -> bool:

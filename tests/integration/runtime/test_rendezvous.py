@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import asyncrpc
 from asyncrpc import (
@@ -24,6 +26,7 @@ from asyncrpc import (
 from asyncrpc.errors import RendezvousTimeoutError, UnknownWorkerError
 from asyncrpc.multiprocessing.store import serve_store
 from asyncrpc.runtime.membership.rendezvous import open_rendezvous
+from asyncrpc.runtime.membership.stores import PREFIX
 from asyncrpc.runtime.rounds.service import BARRIER
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.runtime import remote
@@ -126,6 +129,69 @@ async def test_a_rank_is_taken_once(seat: Seat) -> None:
     errors = await outcomes(*twins)
     told = [error for error in errors if isinstance(error, UsageError)]
     assert [str(error) for error in told] == ["two workers of this group have rank 0"]
+
+
+FORMER_LIFE = """
+import sys
+import asyncrpc
+async def main():
+    b = asyncrpc.Worker("b", rank=1, world_size=3, rendezvous=sys.argv[1])
+    await b.__aenter__()
+asyncrpc.run(main())
+"""
+
+
+async def test_a_former_life_that_ended_before_all_had_met_is_replaced() -> None:
+    """As a pod that is started again: its record is at the store still."""
+    port = free_port()
+    where = f"tcp://127.0.0.1:{port}"
+    patient = Options(rendezvous_timeout_s=LIMIT_S)
+
+    def seat(name: str, rank: int) -> Worker:
+        return Worker(name, rank=rank, world_size=3, rendezvous=where, options=patient)
+
+    a, b = seat("a", 0), seat("b", 1)
+    first = asyncio.create_task(a.__aenter__())
+    with program("-c", FORMER_LIFE, where) as former:
+        await asyncio.to_thread(await_record, port, 1)
+        former.kill()
+    async with started(b, seat("c", 2)):
+        await first
+        try:
+            assert a.parts.directory.find("b").member.incarnation == b.incarnation
+            assert await a.peer("b").call(remote.add, 1) == 2
+        finally:
+            await a.shutdown()
+
+
+async def test_of_two_with_one_name_and_rank_the_first_is_told() -> None:
+    port = free_port()
+    first, second = (
+        Worker(
+            "a",
+            rank=0,
+            world_size=2,
+            rendezvous=f"tcp://127.0.0.1:{port}",
+            options=Options(rendezvous_timeout_s=3600.0),
+        )
+        for _ in range(2)
+    )
+    waiting = asyncio.create_task(first.__aenter__())
+    await asyncio.to_thread(await_record, port, 0)
+    other = asyncio.create_task(second.__aenter__())
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(UsageError, match="'a' is not unique"):
+            await waiting
+    other.cancel()
+    await asyncio.wait([other])
+
+
+def await_record(port: int, rank: int) -> None:
+    """Wait until the record of a rank is at the store."""
+    store = TCPStore(
+        "127.0.0.1", port, is_master=False, timeout=timedelta(seconds=LIMIT_S)
+    )
+    store.wait([f"{PREFIX}/member/{rank}"])
 
 
 @pytest.mark.parametrize("seat", ["file", "tcp"], indirect=True)

@@ -98,6 +98,12 @@ def test_the_place_by_torchrun() -> None:
     assert place(TORCHRUN) == ProcessPosition(3, 8, "10.0.0.1", 29500)
 
 
+def test_the_place_by_another_launcher() -> None:
+    said = {"SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "t[4-5]"}
+    task = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+    assert place({**said, **task}) == ProcessPosition(1, 2, "t4", 15048)
+
+
 def test_the_place_of_a_thread_among_those_of_its_process() -> None:
     """Of 3 processes with 2 devices each: the second device of the second."""
     said = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "h"}
