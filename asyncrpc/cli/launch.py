@@ -29,6 +29,7 @@ from asyncrpc.multiprocessing.environment import (
 from asyncrpc.multiprocessing.outcome import describe_exit
 from asyncrpc.multiprocessing.store import serve_store
 from asyncrpc.multiprocessing.supervisor import (
+    GRACE_S,
     Effect,
     Elapsed,
     Event,
@@ -39,6 +40,7 @@ from asyncrpc.multiprocessing.supervisor import (
     StopRequested,
     Supervisor,
 )
+from asyncrpc.preemption.machine.preempting import EXIT_SAVED
 
 INTERRUPT_GRACE_S: Final = 1.0  # seconds: after Ctrl-C everything is over within two
 _LAST_OUTPUT_S: Final = 0.5  # seconds that a grandchild may keep our pipes open
@@ -64,11 +66,14 @@ class Command:
         nprocs: how many processes.
         threads: threads in each; None is an equal share of the cores, unless
             OMP_NUM_THREADS is set.
+        grace_s: seconds from SIGTERM to SIGKILL; None: what a program without anything
+            to save needs.
     """
 
     arguments: tuple[str, ...]
     nprocs: int
     threads: int | None = None
+    grace_s: float | None = None
 
 
 async def run_command(command: Command, inherited: Mapping[str, str]) -> int:
@@ -80,7 +85,7 @@ async def run_command(command: Command, inherited: Mapping[str, str]) -> int:
 
     Returns:
         The exit code for our own process: 0, or that of the first failure, or 128 plus
-        the number of the signal that ended it or us.
+        the number of the signal that ended it or us; 75 if all had saved then.
 
     Raises:
         UsageError: fewer than one thread was asked for.  Nothing was started.
@@ -123,7 +128,8 @@ class _LaunchRun:
     def __init__(self, command: Command) -> None:
         self._command = command
         self._is_group = command.nprocs > 1
-        self._supervisor = Supervisor(command.nprocs)
+        grace_s = GRACE_S if command.grace_s is None else command.grace_s
+        self._supervisor = Supervisor(command.nprocs, grace_s=grace_s)
         self._clock = Clock()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._processes: list[Process] = []
@@ -256,9 +262,13 @@ class _LaunchRun:
         is_first = self._interrupted_by is None
         self._interrupted_by = self._interrupted_by or signum
         grace_s = INTERRUPT_GRACE_S if is_first else 0.0  # twice: no more patience
+        if self._command.grace_s is not None and signum is not signal.SIGINT:
+            grace_s = self._command.grace_s  # schedulers repeat theirs
         self._events.put_nowait(StopRequested(self._clock.now_s(), grace_s))
 
     def _conclude(self) -> int:
+        if set(self._exit_codes.values()) == {EXIT_SAVED}:
+            return EXIT_SAVED  # all were told to end, and have saved
         first_failed = self._supervisor.first_failed
         if first_failed is not None:
             exit_code = self._exit_codes[first_failed]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import platform
 import sys
@@ -46,6 +47,8 @@ def _run(arguments: argparse.Namespace) -> int:
     target: str = arguments.target
     if arguments.nproc < 1:
         raise UsageError(f"--nproc must be at least 1, not {arguments.nproc}")
+    if arguments.grace is not None and not 0 < arguments.grace < math.inf:
+        raise UsageError(f"--grace must be positive seconds, not {arguments.grace}")
     if not arguments.module and not Path(target).exists():
         raise UsageError(f"the file {target!r} does not exist; for a module, use -m")
     what = ("-m", target) if arguments.module else (target,)
@@ -53,6 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments=(*what, *arguments.arguments),
         nprocs=arguments.nproc,
         threads=arguments.threads,
+        grace_s=arguments.grace,
     )
     return asyncio.run(run_command(command, os.environ))
 
@@ -82,6 +86,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="T",
         help="threads that torch uses in each (default: an equal share of the cores)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        metavar="S",
+        help="seconds from SIGTERM to SIGKILL, for programs that save meanwhile: see"
+        " asyncrpc.Preemption (default: 1, and 2 after a failure)",
     )
     parser.add_argument(
         "-m", dest="module", action="store_true", help="TARGET is a module"

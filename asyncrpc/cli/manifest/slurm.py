@@ -37,9 +37,10 @@ _NO_END: Final = """\
 trap : TERM
 """
 _REQUEUE: Final = """\
-# {code}: the program was told to end, and has saved.  Any other code is its own.
+# {code}: the program was told to end, and has saved.  Any other code is its own.  Who
+# cancels the job wants no other start of it: its state is COMPLETING then.
 state=$(scontrol show job --oneliner "$SLURM_JOB_ID")
-if [ "$code" -eq {code} ] && [[ $state != *JobState=CANCELLED* ]]; then
+if [ "$code" -eq {code} ] && [[ $state =~ JobState=RUNNING|Reason=TimeLimit ]]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 """

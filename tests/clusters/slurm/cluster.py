@@ -22,7 +22,7 @@ from typing import Final, Self
 
 PROGRAMS: Final = ("munged", "slurmctld", "slurmd", "srun", "ip", "nsenter", "unshare")
 _IP: Final = shutil.which("ip", path="/usr/sbin:/sbin:/usr/bin") or "ip"
-WITHIN_S: Final = 120.0  # for what takes a second; only a hang takes all of it
+WITHIN_S: Final = 300.0  # for what takes seconds; only a hang takes all of it
 POLL_S: Final = 0.1
 
 _CONF: Final = """\

@@ -53,6 +53,17 @@ if "stubborn" in sys.argv:
 print("pid", os.getpid())
 time.sleep(3600)
 """
+SAVE = """
+import os, signal, sys, time
+def save(*_):
+    time.sleep(1.5)  # longer than what has nothing to save is given
+    print("saved")
+    sys.exit(int(sys.argv[1]))
+signal.signal(signal.SIGTERM, save)
+print("pid", os.getpid())
+while True:
+    time.sleep(3600)
+"""
 
 
 @contextlib.contextmanager
@@ -141,6 +152,36 @@ def test_ctrl_c_ends_all(tmp_path: Path, manner: str, nprocs: int) -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(("code", "told"), [("75", 75), ("3", 143)])
+def test_with_a_grace_programs_save_and_the_code_tells(
+    tmp_path: Path, code: str, told: int
+) -> None:
+    script = written(tmp_path, SAVE)
+    with running("run", "--nproc", "2", "--grace", "600", script, code) as process:
+        read_pids(process, 2)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)  # schedulers repeat it
+        output, _ = process.communicate(timeout=4 * LIMIT_S)
+    assert sorted(output.splitlines()) == ["[0] saved", "[1] saved"]
+    assert process.returncode == told
+
+
+def test_each_process_reads_the_secret_from_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.touch(0o600)
+    file.write_text("of the file")
+    ask = "import asyncrpc; print(asyncrpc.Options().with_environment().secret)"
+    done = subprocess.run(
+        [sys.executable, "-m", "asyncrpc", "run", written(tmp_path, ask)],
+        env={**BARE, "PYTHONPATH": str(REPOSITORY), "ASYNCRPC_SECRET_FILE": str(file)},
+        capture_output=True,
+        text=True,
+        timeout=4 * LIMIT_S,
+        check=False,
+    )
+    assert done.stdout == "b'of the file'\n", done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the tie is Linux's")

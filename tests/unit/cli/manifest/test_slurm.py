@@ -9,6 +9,7 @@ import pytest
 
 from asyncrpc.cli.main import main
 
+STATE = "$state =~ JobState=RUNNING|Reason=TimeLimit"
 PROGRAM = ("python", "train.py", "--name", "a b", "$HOME")
 
 
@@ -71,7 +72,7 @@ def test_the_most(capsys: pytest.CaptureFixture[str]) -> None:
         'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
         "export ASYNCRPC_SECRET_FILE=/home/me/secret",
         "srun --no-kill python train.py --name 'a b' '$HOME'",
-        'if [ "$code" -eq 75 ] && [[ $state != *JobState=CANCELLED* ]]; then',
+        f'if [ "$code" -eq 75 ] && [[ {STATE} ]]; then',
         '    scontrol requeue "$SLURM_JOB_ID"',
     ):
         assert line in body

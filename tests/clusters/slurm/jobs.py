@@ -1,0 +1,74 @@
+"""Batch jobs as `asyncrpc manifest slurm` makes them, and the same program at home."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from asyncrpc.cli.main import main
+from tests.clusters.slurm.cluster import WITHIN_S, SlurmCluster
+
+REPOSITORY: Final = Path(__file__).parents[3]
+TRAINING: Final = str(REPOSITORY / "examples" / "preemptible_training.py")
+PROGRAMS: Final = Path(__file__).parent / "programs"
+ENDLESS: Final = "1000000000"
+NODES: Final = ("--nodes", "2")
+
+
+class Job:
+    """A batch job made by `asyncrpc manifest slurm`."""
+
+    def __init__(
+        self, cluster: SlurmCluster, folder: Path, options: list[str], *program: str
+    ) -> None:
+        script = folder / "job.sbatch"
+        made = ["manifest", "slurm", "--file", str(script), "--output", "job.out"]
+        assert main([*made, *options, sys.executable, *program]) == 0
+        self.cluster, self.output = cluster, folder / "job.out"
+        where = f"--chdir={folder}"
+        cluster.run("sbatch", "--test-only", where, str(script))
+        self.number = cluster.submit(script, where)
+
+    def printed(self) -> str:
+        """Return what the job has printed."""
+        return self.output.read_text() if self.output.exists() else ""
+
+    def wait_printed(self, pattern: str, times: int = 1) -> list[str]:
+        """Wait until lines are printed that match; return what its groups found."""
+        self.cluster.wait_for(
+            lambda: len(re.findall(pattern, self.printed(), re.MULTILINE)) >= times,
+            f"{times} x {pattern!r} in:\n{self.printed()}",
+        )
+        return re.findall(pattern, self.printed(), re.MULTILINE)
+
+    def wait_state(self, *states: str) -> dict[str, str]:
+        """Wait for a state; return what Slurm says of the job."""
+        return self.cluster.wait_state(self.number, *states)
+
+    def start_again(self) -> None:
+        """Let it begin again now."""
+        self.cluster.start_again(self.number)
+
+
+def local_run(folder: Path, *starter: str, steps: str) -> str:
+    """Train on this host alone, undisturbed; return what is printed."""
+    done = subprocess.run(
+        [sys.executable, *starter, TRAINING, "--steps", steps],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return re.sub(r"^\[\d\] ", "", done.stdout, flags=re.MULTILINE)
+
+
+def losses(printed: str) -> list[str]:
+    """Return the lines that tell how well the training goes."""
+    return re.findall(r"^step \d+: loss .*$|^accuracy.*$", printed, re.MULTILINE)
