@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from asyncrpc.environment import LaunchPlacement, LaunchValue, read_all, resolve
+from asyncrpc.environment.torchrun import BY_HAND
 from asyncrpc.environment.values import Field
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.host import LAUNCHER_PID
@@ -121,7 +122,7 @@ def diagnose(
         return Diagnosis("", (), values, tuple(problems), ())
     problems += _missing(placement)
     values = tuple(placement.values[one] for one in Field if one in placement.values)
-    warnings = tuple(_warnings(placement, facts))
+    warnings = (*_of_network(placement, facts), *_of_limits(placement, facts))
     return Diagnosis(
         placement.launcher, placement.outer, values, tuple(problems), warnings
     )
@@ -150,18 +151,25 @@ def _missing(placement: LaunchPlacement) -> Iterable[str]:
         yield f"rank {rank} is not in a world of {size} workers"
 
 
-def _warnings(placement: LaunchPlacement, facts: HostFacts) -> Iterable[str]:
-    if not facts.has_secret and not _is_one_host(placement):
+def _of_network(placement: LaunchPlacement, facts: HostFacts) -> Iterable[str]:
+    """Return what keeps workers of other hosts away."""
+    if facts.trouble or _is_one_host(placement):
+        return
+    if not facts.has_secret:
         yield (
             "no secret: workers of other hosts are refused; set ASYNCRPC_SECRET to the "
-            "same 32 random bytes everywhere (openssl rand -hex 32), or use TLS"
+            "same 32 random bytes everywhere (openssl rand -hex 32), or "
+            "ASYNCRPC_SECRET_FILE to a file of mode 600 that holds them, or use TLS"
         )
-    others = [one for one in facts.addresses if not _is_loopback(one)]
-    if not others and not _is_one_host(placement):
+    if all(map(_is_loopback, facts.addresses)):
         yield (
             "this host has no address but loopback: other hosts cannot reach it; give "
             "it a network interface"
         )
+
+
+def _of_limits(placement: LaunchPlacement, facts: HostFacts) -> Iterable[str]:
+    """Return which limits of this process or host are low."""
     size = facts.shared_memory_bytes
     if size is not None and size < SHARED_MEMORY_WANTED_BYTES:
         yield (
@@ -216,9 +224,10 @@ def as_json(found: Diagnosis) -> str:
 
 def as_text(found: Diagnosis) -> str:
     """Return a diagnosis for people: a table, then what to do."""
-    started = found.launcher or "no launcher that is known"
     around = f", inside {' and '.join(found.outer)}" if found.outer else ""
-    lines = [f"started by {started}{around}"]
+    lines = [f"started by {found.launcher}{around}"]
+    if found.launcher in {"", BY_HAND}:
+        lines = ["no launcher is known to have started this process"]
     rows = [
         (
             one.field.value,

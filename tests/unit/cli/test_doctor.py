@@ -127,6 +127,12 @@ def test_workers_of_one_host_need_no_secret_and_no_network(
     assert diagnose(environ, facts, launcher_pid=1).warnings == ()
 
 
+def test_variables_that_were_set_by_hand_are_no_launcher() -> None:
+    said = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    first, *_ = as_text(diagnose(said, WELL)).splitlines()
+    assert first == "no launcher is known to have started this process"
+
+
 def test_the_options_of_the_environment_are_checked() -> None:
     facts = HostFacts(**{**_fields(WELL), "trouble": "no interface 'ib9'"})  # type: ignore[arg-type]
     assert diagnose(captured.SLURM_STEP, facts).problems == ("no interface 'ib9'",)
