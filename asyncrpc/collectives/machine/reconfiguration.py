@@ -150,9 +150,11 @@ class ElasticMember:
         self.absent: tuple[str, ...] = ()
         self.excluded_from = NO_VIEW
         self.farewell: tuple[Standing, tuple[str, ...]] | None = None
+        self._told = self.proposal
         self._rank = rank
         self._turn = 0
         self._heard: dict[WorkerId, Proposal] = {}  # of those that are here
+        self._outside: set[WorkerId] = set()  # members that say that they are in none
         self._roster: dict[str, bool] = {}  # all workers, and whether each has answered
         self._lost: dict[str, WorkerId] = {}  # by name: the last life that was lost
 
@@ -291,9 +293,8 @@ class ElasticMember:
             self._roster[lost.name] = True
         if self.state in (OUTSIDE, EXCLUDED):
             return
-        before = self.proposal
         self._accuse()
-        self._after(before)
+        self._after_news()
 
     def back(self, one: WorkerId) -> None:
         """Take the news that a worker was not lost."""
@@ -331,29 +332,37 @@ class ElasticMember:
             self._rebase(NO_VIEW)
 
     def _hear_of_same(self, sender: WorkerId, standing: Standing) -> None:
-        before = self.proposal
-        self.proposal = before.joined(standing.proposal)
+        self.proposal = self.proposal.joined(standing.proposal)
         if standing.is_here:
             self._heard[sender] = standing.proposal
         else:
             self._heard.pop(sender, None)
         self._accuse()
-        self._after(before)
+        self._after_news()
 
     def _hear_of_earlier(self, sender: WorkerId, standing: Standing) -> None:
         if not standing.is_here:
+            if standing.view == NO_VIEW and sender in self.view.members:
+                self._hear_of_nothing(sender)
             return
         self.outbox[sender.name] = None
         applicant = standing.proposal.applicants.get(sender)
         if standing.view == NO_VIEW and applicant is not None:
-            before = self.proposal
-            self.proposal = before.having(applicant)
+            self.proposal = self.proposal.having(applicant)
             self._accuse()
-            self._after(before)
+            self._after_news()
 
-    def _after(self, before: Proposal) -> None:
+    def _hear_of_nothing(self, sender: WorkerId) -> None:
+        """A member says that it is in no view: its farewell has not come."""
+        self._outside.add(sender)
+        if self.state is RECONFIGURING:
+            # It may have gone on with others, and left them: it votes for no view here.
+            self.proposal = self.proposal.accusing(self.me, sender)
+        self._after_news()
+
+    def _after_news(self) -> None:
         if self.is_here:
-            if self.proposal != before:
+            if self.proposal != self._told and self._is_complete:
                 self._tell_all()
             self._decide()
 
@@ -386,6 +395,7 @@ class ElasticMember:
     def _look_for_members(self) -> None:
         """Wait no longer for a group that has no members any more."""
         left = {one for one in self.view.members if self.proposal.has_left(one)}
+        left |= self._outside
         lost = set(self.view.members) & set(self._lost.values())
         if left == set(self.view.members):  # it is over: begin another one
             mine = self.proposal.applicants[self.me]
@@ -410,6 +420,7 @@ class ElasticMember:
         self.view = view
         self.proposal = Proposal()
         self._heard.clear()
+        self._outside.clear()
 
     def _say_goodbye(self) -> None:
         left = Proposal(departures={self.me: self._turn})
@@ -419,7 +430,18 @@ class ElasticMember:
         self.outbox.clear()
         self._rebase(NO_VIEW)
 
+    @property
+    def _is_complete(self) -> bool:
+        """Whether nobody is awaited: before that nobody can use the proposal.
+
+        If each arrival were passed on at once, `n` members would send `n³` messages.
+        """
+        if self.view == NO_VIEW:
+            return all(self._roster.values())
+        return not awaited(self.view, self.proposal)
+
     def _tell_all(self) -> None:
+        self._told = self.proposal
         told = set(self.view.members) | set(self.proposal.applicants)
         told -= excluded_by(self.view, self.proposal)
         self.outbox |= {one.name: None for one in sorted(told)}

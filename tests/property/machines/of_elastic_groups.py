@@ -333,13 +333,13 @@ who is left out gets nothing:
         ),
         Guard(
             "what-has-changed-is-not-told",
-            "            if self.proposal != before:\n",
+            "            if self.proposal != self._told and self._is_complete:\n",
             "            if False:\n",
         ),
         Guard(
             "a-dead-worker-is-waited-for",
-            "        self._accuse()\n        self._after(before)\n\n    def back",
-            "        self._after(before)\n\n    def back",
+            "        self._accuse()\n        self._after_news()\n\n    def back",
+            "        self._after_news()\n\n    def back",
         ),
         Guard(
             "who-has-installed-the-next-view-does-not-say-so",
