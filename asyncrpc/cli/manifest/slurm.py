@@ -41,7 +41,7 @@ _REQUEUE: Final = """\
 # cancels the job wants no other start of it: its state is COMPLETING then.
 state=$(scontrol show job --oneliner "$SLURM_JOB_ID")
 if [ "$code" -eq {code} ] && [[ $state =~ JobState=RUNNING|Reason=TimeLimit ]]; then
-    scontrol requeue "$SLURM_JOB_ID"
+    scontrol requeue "$SLURM_JOB_ID" && sleep 600  # which the requeue ends
 fi
 """
 

@@ -73,7 +73,7 @@ def test_the_most(capsys: pytest.CaptureFixture[str]) -> None:
         "export ASYNCRPC_SECRET_FILE=/home/me/secret",
         "srun --no-kill python train.py --name 'a b' '$HOME'",
         f'if [ "$code" -eq 75 ] && [[ {STATE} ]]; then',
-        '    scontrol requeue "$SLURM_JOB_ID"',
+        '    scontrol requeue "$SLURM_JOB_ID" && sleep 600  # which the requeue ends',
     ):
         assert line in body
     assert "urandom" not in script
