@@ -105,7 +105,7 @@ def test_ddp_under_torchrun() -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

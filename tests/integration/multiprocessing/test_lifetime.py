@@ -108,7 +108,7 @@ def test_an_unguarded_main_module_is_explained(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(UNGUARDED)
     with running(script) as process:
-        _, errors = process.communicate(timeout=60.0)
+        _, errors = process.communicate(timeout=300.0)
     assert process.returncode == 1
     assert "put the call under `if __name__ == '__main__':`" in errors
     assert "ProcessFailedError: rank 0 of 1 exited with code 1 while it started" in (

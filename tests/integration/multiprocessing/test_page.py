@@ -27,7 +27,7 @@ def test_a_program_of_the_page_does_what_it_asserts(
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
-        timeout=200.0,
+        timeout=600.0,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

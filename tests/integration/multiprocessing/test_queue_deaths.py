@@ -305,6 +305,6 @@ def run_script(
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
-        timeout=100.0,
+        timeout=300.0,
         check=False,
     )

@@ -75,7 +75,7 @@ def test_an_unguarded_program_is_told_what_to_do(tmp_path: Path, method: str) ->
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
-        timeout=100.0,
+        timeout=300.0,
         check=False,
     )
     assert done.returncode == 1

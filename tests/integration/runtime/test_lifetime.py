@@ -261,6 +261,6 @@ def test_ctrl_c_ends_a_program_whose_call_would_go_on() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=300.0)
         assert said == "closed\n"
         assert process.returncode != 0

@@ -340,7 +340,7 @@ def test_torchrun_starts_a_group(tmp_path: Path) -> None:
     script.write_text(UNDER_TORCHRUN)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     with program(*torchrun, str(script), OMP_NUM_THREADS="1") as process:
-        output, errors = process.communicate(timeout=60.0)
+        output, errors = process.communicate(timeout=300.0)
     assert process.returncode == 0, errors
     lines = sorted(output.splitlines())
     assert lines == ["worker0 of 2 hears 10", "worker1 of 2 hears 10"]

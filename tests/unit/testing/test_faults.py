@@ -45,5 +45,5 @@ def test_a_process_ends_as_the_script_says(fault: str, status: int) -> None:
         f"script = Script(); script.at(rank=0, step=0).{fault}\n"
         "script.reached(rank=0, step=0)"
     )
-    ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=300)
     assert ended.returncode == status

@@ -34,7 +34,7 @@ def test_the_program_trains(tmp_path: Path, launcher: str) -> None:
         env={**os.environ, "PYTHONPATH": str(PAGE.parents[2])},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300.0,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -68,7 +68,7 @@ def test_torchrun(tmp_path: Path, *, leave: bool) -> None:
         env={**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300.0,
         check=False,
     )
     assert done.returncode == 0, done.stderr
