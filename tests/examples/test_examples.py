@@ -18,7 +18,7 @@ EXAMPLES = [
     if not Path(__file__).with_name(f"test_{path.stem}.py").exists()
     and path.name not in ON_A_CLUSTER
 ]
-EXAMPLE_S = 900.0  # only what hangs reaches it
+EXAMPLE_S = 600.0  # only what hangs reaches it
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)

@@ -71,7 +71,7 @@ def _run(*command: str, **environment: str) -> str:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

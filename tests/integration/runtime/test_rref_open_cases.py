@@ -380,7 +380,7 @@ def test_case_09_a_handle_may_outlive_its_loop_and_the_interpreter() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=600,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
