@@ -128,7 +128,7 @@ def listed(name: str, value: Any, wanted: str) -> list[Any]:
     """Return what an argument holds, which may be a generator.
 
     Raises:
-        UsageError: it is no such thing, or raised.
+        UsageError: the value cannot be iterated over, or raised an error.
     """
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise wrong(name, wanted, value)

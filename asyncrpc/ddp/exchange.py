@@ -105,7 +105,7 @@ class Exchange:
         """Agree with the others on the terms of the next pass.
 
         Raises:
-            CollectiveError: it has failed for all.
+            CollectiveError: a rank failed or was lost: all ranks fail.
         """
         group = self._own.enter()
         if group is not self.group:

@@ -51,7 +51,7 @@ async def broadcast(group: Group, tensors: Sequence[torch.Tensor], root: int) ->
     """Fill tensors with those of one rank, a few megabytes at a time.
 
     Raises:
-        CollectiveError: it has failed for all ranks.
+        CollectiveError: a rank failed or was lost: all ranks fail.
     """
     run_in_thread = group.parts.run_in_thread
     for some in _portions(tensors):

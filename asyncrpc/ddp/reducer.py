@@ -307,7 +307,7 @@ class Reducer:
         """Take part in a pass of others, with zeros.
 
         Raises:
-            CollectiveError: it has failed.
+            CollectiveError: a rank failed or was lost.
         """
         gradients = self._gradients
         buckets = gradients.cut(terms.memory)

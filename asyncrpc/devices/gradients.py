@@ -44,7 +44,8 @@ async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> No
             has it at some ranks only, or one is sparse: every rank raises it.  Or the
             worker of `group` was not told of the device, for which the others get a
             CollectiveError.  The gradients are as they were.
-        CollectiveError: it has failed for all ranks; the gradients are as they were.
+        CollectiveError: a rank failed or was lost: all ranks fail, and the gradients
+            are as they were.
 
     Cancellation:
         The call fails on all ranks.  The gradients are unchanged, or all are the mean:

@@ -131,7 +131,7 @@ async def broadcast_master_param(module: nn.Module, group: Group) -> None:
     Raises:
         UsageError: an argument is of another kind, or this is not the event loop of the
             group's worker.
-        CollectiveError: it has failed for all ranks.
+        CollectiveError: a rank failed or was lost: all ranks fail.
 
     Cancellation:
         The call fails on all ranks; some parameters may be those of rank 0.

@@ -40,7 +40,7 @@ def implemented(interface: Callable[..., T], module: Callee) -> T:
     """Return an object of the interface whose methods run on a remote module.
 
     Raises:
-        UsageError: it is no interface, or a method of it is not `async def`.
+        UsageError: `interface` is not one, or a method of it is not `async def`.
     """
     methods = {
         name: _remote(name, function) for name, function in methods_of(interface)
@@ -55,7 +55,7 @@ def methods_of(interface: Any) -> list[tuple[str, Callable[..., Any]]]:
     """Return the methods of an interface, by name.
 
     Raises:
-        UsageError: it is no interface, or a method of it is not `async def`.
+        UsageError: `interface` is not one, or a method of it is not `async def`.
     """
     found = dict(_declared(interface)) if isinstance(interface, type) else {}
     if not found:

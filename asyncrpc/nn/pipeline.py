@@ -396,7 +396,7 @@ def _placed(index: int, stage: StageModule) -> tuple[RRef[Any], str]:
     """Return a reference to a stage's module, and its device if that is known.
 
     Raises:
-        UsageError: it is no module.
+        UsageError: the stage is not a module.
     """
     if isinstance(stage, RemoteModule):
         return stage.module_rref, stage._device  # noqa: SLF001  (of this package)

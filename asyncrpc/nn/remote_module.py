@@ -251,7 +251,8 @@ class RemoteModule:
             An instance of it.
 
         Raises:
-            UsageError: it is no interface, or the module does not have its methods.
+            UsageError: `interface` is not an interface, or the module lacks its
+                methods.
             OwnerLostError: the owner is gone.
             Exception: what the module's constructor raised.
 
@@ -370,7 +371,7 @@ class RemoteModule:
                 it their tensors by where they know it to be.
 
         Raises:
-            UsageError: it is no dtype; the text says what to do for a device.
+            UsageError: `dtype` is not a dtype; the text says what to do for a device.
             OwnerLostError: the owner is gone.
 
         Cancellation:

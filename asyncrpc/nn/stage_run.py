@@ -392,7 +392,8 @@ class StageRun:
         """Return the loss of a micro-batch, by its weight.
 
         Raises:
-            UsageError: it is no loss.
+            UsageError: the loss is not a tensor of one element, or requires no
+                gradient.
         """
         assert self._plan.loss_fn is not None, "this is the last stage of a training"
         device = self._device

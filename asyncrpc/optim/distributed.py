@@ -238,7 +238,8 @@ class DistributedOptimizer:
 
         Raises:
             OptimizerError: an owner refused it: make a new optimizer.
-            UsageError: it is no group, or the optimizer takes only one.
+            UsageError: `group` is not a group of parameters, or the optimizer takes
+                one group only.
 
         Cancellation:
             Some owners may have taken it up: make a new optimizer.

@@ -252,7 +252,7 @@ class Codec:
                 and are leaves.
 
         Raises:
-            DecodeError: it is no value, or cannot be rebuilt here.
+            DecodeError: the bytes are not a value, or it cannot be rebuilt here.
             RejectedError: the policy forbids it.  Outcome NOT_EXECUTED.
         """
         if packing.is_packed(control):

@@ -102,7 +102,7 @@ class Slab:
             size_bytes: as the peer says.
 
         Raises:
-            MalformedError: it is no slab, or not of this size.
+            MalformedError: the descriptor is not of a slab, or not of one of this size.
             OSError: there is no room to map it.
         """
         try:

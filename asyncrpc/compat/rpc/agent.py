@@ -164,7 +164,7 @@ class Agent:
         """Return the timeout for asyncrpc from one of torch's, where 0 means no limit.
 
         Raises:
-            TypeError: it is no number, as torch has it; nothing has begun yet.
+            TypeError: the timeout is not a number, as torch has it; nothing began.
         """
         # None, which torch refuses, too, has long been taken for no limit here.
         if not (timeout is None or isinstance(timeout, bool) or is_seconds(timeout)):

@@ -254,7 +254,7 @@ class PowerSGDState(HookState):
             state: from `state_dict`; its tensors are used, and change.
 
         Raises:
-            UsageError: it is no such state.
+            UsageError: the state has other fields.
         """
         check_state(state, (*_OPTIONS, *_COUNTS, "rng", "memory"), "state")
         for name in (*_OPTIONS, *_COUNTS):
@@ -284,7 +284,8 @@ class PowerSGDState(HookState):
         loaded by as many ranks as there are then.
 
         Raises:
-            CollectiveError: it has failed for all ranks; errors may differ then.
+            CollectiveError: a rank failed or was lost: all ranks fail, and errors
+                may differ then.
             UsageError: there is no group yet, or this is not the worker's event loop.
 
         Cancellation:

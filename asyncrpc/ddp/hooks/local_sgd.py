@@ -128,7 +128,7 @@ class PostLocalSGDState(HookState):
         """Become what was saved; groups and module stay.
 
         Raises:
-            UsageError: it is no such state.
+            UsageError: the state has other fields.
         """
         check_state(state, (*_SAVED, "had_subgroup"), "state")
         for name in _SAVED:
@@ -161,7 +161,7 @@ async def post_localSGD_hook(  # noqa: N802  torch's name
         The bucket's buffer.
 
     Raises:
-        CollectiveError: it has failed for all ranks that take part.
+        CollectiveError: a rank failed or was lost: all that take part fail.
         UsageError: the state has no group, or an argument is of another kind.
 
     Cancellation:

@@ -43,7 +43,7 @@ async def allreduce_hook(state: Group | None, bucket: GradBucket) -> torch.Tenso
         The bucket's buffer.
 
     Raises:
-        CollectiveError: it has failed for all ranks.
+        CollectiveError: a rank failed or was lost: all ranks fail.
         UsageError: there is no group, or torch cannot divide in the bucket's dtype.
 
     Cancellation:
@@ -68,7 +68,7 @@ async def fp16_compress_hook(state: Group | None, bucket: GradBucket) -> torch.T
         The bucket's buffer, in its own dtype.
 
     Raises:
-        CollectiveError: it has failed for all ranks.
+        CollectiveError: a rank failed or was lost: all ranks fail.
         UsageError: there is no group, or the bucket has no real numbers.
 
     Cancellation:
@@ -92,7 +92,7 @@ async def bf16_compress_hook(state: Group | None, bucket: GradBucket) -> torch.T
         The bucket's buffer, in its own dtype.
 
     Raises:
-        CollectiveError: it has failed for all ranks.
+        CollectiveError: a rank failed or was lost: all ranks fail.
         UsageError: there is no group, or the bucket has no real numbers.
 
     Cancellation:
@@ -173,7 +173,7 @@ async def average(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     In half precision it is divided before it is added up, lest sums get infinite.
 
     Raises:
-        CollectiveError: it has failed for all ranks.
+        CollectiveError: a rank failed or was lost: all ranks fail.
         UsageError: its dtype has no means.
 
     Cancellation:

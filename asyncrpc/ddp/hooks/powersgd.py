@@ -35,7 +35,7 @@ async def powerSGD_hook(  # noqa: N802  torch's name
         The bucket's buffer, with the same bits at every rank.
 
     Raises:
-        CollectiveError: it has failed for all ranks; see `PowerSGDState`.
+        CollectiveError: a rank failed or was lost: all ranks fail; see `PowerSGDState`.
         UsageError: the state has no group, or is that of another module; or the bucket
             has no real numbers.
 
@@ -92,7 +92,7 @@ async def batched_powerSGD_hook(  # noqa: N802  torch's name
         The bucket's buffer, with the same bits at every rank.
 
     Raises:
-        CollectiveError: it has failed for all ranks; see `PowerSGDState`.
+        CollectiveError: a rank failed or was lost: all ranks fail; see `PowerSGDState`.
         UsageError: the state has no group, or is that of another module; or the bucket
             has no real numbers.
 

@@ -50,7 +50,7 @@ class ModelAverager(ABC):
             group: all ranks; every rank makes its averagers in the same order.
 
         Raises:
-            UsageError: it is no group.
+            UsageError: `group` is not a Group.
         """
         check_group(group)
         self.group = group
@@ -75,7 +75,7 @@ class ModelAverager(ABC):
             UsageError: ranks have other parameters than the first of them, or a
                 parameter has no numbers that can be averaged; or `params` is something
                 else, or this is not the worker's event loop: then nothing is sent.
-            CollectiveError: it has failed for all ranks that have not ended it.
+            CollectiveError: a rank failed: all fail that have not ended it.
 
             In any case this rank's parameters and `step` are as they were.
 

@@ -211,8 +211,8 @@ class Shards:
         """Give every rank the parameters of each owner.
 
         Raises:
-            CollectiveError: it has failed for all ranks; some parameters may be those
-                of their owners, others not, or only in part.
+            CollectiveError: a rank failed or was lost: all ranks fail; some parameters
+                may be those of their owners, others not, or only in part.
 
         Cancellation:
             It fails for all ranks, likewise.

@@ -185,7 +185,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                 changed.  Or another step is under way, `closure` cannot be called, or
                 this is not the worker's event loop.
             OptimizerError: an earlier step has failed; see the class.
-            CollectiveError: it has failed for all ranks that have not ended it; this
+            CollectiveError: a rank failed: all fail that have not ended it; this
                 rank's parameters have been stepped.  If a rank is lost, its state is,
                 too: load a checkpoint in a new group.
             Exception: what the optimizer or `closure` raised; the other ranks get a
@@ -222,7 +222,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         Raises:
             UsageError: ranks have other parameters or options than rank 0, or call
                 something else; or a step is under way.
-            CollectiveError: it has failed for all ranks that have not ended it; call
+            CollectiveError: a rank failed: all fail that have not ended it; call
                 it again, unless a rank is lost.
 
         Cancellation:
@@ -370,7 +370,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                 step is under way.
             OptimizerError: a step has failed, see the class; or a rank's state has
                 other values than tensors, numbers, texts and containers of these.
-            CollectiveError: it has failed for all ranks that have not ended it.  No
+            CollectiveError: a rank failed: all fail that have not ended it.  No
                 parameter and no state has changed.
 
         Cancellation:

@@ -36,7 +36,7 @@ class NamedFunctions:
         """Keep the name that a request gives to a number, before anything can fail.
 
         Raises:
-            MalformedError: it is no name, or there are too many.
+            MalformedError: the name has the wrong type, or there are too many.
         """
         if not _is_named(target):
             return  # something for an extension

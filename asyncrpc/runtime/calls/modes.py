@@ -98,7 +98,7 @@ def async_execution(function: F) -> F:
     `@classmethod` above, `@async_execution` below.
 
     Raises:
-        UsageError: it is no function, or a builtin.
+        UsageError: `function` is not a function, or is a builtin.
         RemoteError: at the caller, when the function returns no future.
 
     Source: torch.distributed.rpc.functions.async_execution.

@@ -33,7 +33,7 @@ def idempotent(function: F) -> F:
     For a function of a library use `peer.using(idempotent=True)`.
 
     Raises:
-        UsageError: it is no function, or a builtin.
+        UsageError: `function` is not a function, or is a builtin.
 
     Example:
         >>> @asyncrpc.idempotent

@@ -65,7 +65,7 @@ class DeviceMap:
         """Read what `wire` gave; trusts nothing.
 
         Raises:
-            MalformedError: it is no map.
+            MalformedError: `value` is not a map.
         """
         is_map = type(value) is dict and len(value) <= ENTRIES_MAX
         if not is_map or any(

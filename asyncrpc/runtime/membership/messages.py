@@ -178,7 +178,7 @@ def read_news(item: Any) -> News:
     """Return one item of the news that have come.
 
     Raises:
-        MalformedError: it is none.
+        MalformedError: a field is missing, or has the wrong type.
     """
     news: News = _NEWS.read_as("an item of the news", item)
     return news

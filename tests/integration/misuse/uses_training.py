@@ -413,11 +413,6 @@ def _in_thread(method: str) -> Use:
     return Use(make, right={"args": lambda _: [torch.ones(2, 3)]}, **GIVEN)
 
 
-async def _state_of_module(world: World) -> None:
-    one = module(world)
-    await one.load_state_dict(await one.state_dict())
-
-
 def pipeline(world: World) -> nn.Pipeline:
     made: nn.Pipeline = kept(
         world, "pipeline", lambda: nn.Pipeline([module(world)], chunks=2)

@@ -159,14 +159,6 @@ def changing_tensor(given: torch.Tensor) -> torch.Tensor:
     return given
 
 
-class Growing(dict[str, int]):
-    """Changes while it is encoded: its iteration adds to it."""
-
-    def __reduce__(self) -> Any:
-        self[f"key {len(self)}"] = 1
-        return super().__reduce__()
-
-
 class Adding:
     """Adds to the dictionary that it is in while that is encoded."""
 

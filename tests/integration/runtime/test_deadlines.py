@@ -125,7 +125,7 @@ async def test_a_future_can_be_waited_for_a_while_and_goes_on(
     trio: Trio, watch: Watch
 ) -> None:
     a, _, _ = trio
-    found = await a.peer("b").call(remote.wait_briefly, "c")
+    found = await a.peer("b").call(remote.wait_briefly, "c", "w")
     assert found == ("timed out", 1)
 
 

@@ -130,10 +130,6 @@ async def checksum(value: torch.Tensor, index: int) -> tuple[int, float]:
     return index, float(value[:: 1 << 10].double().sum())
 
 
-def checksum_in_thread(value: torch.Tensor, index: int) -> tuple[int, float]:
-    return index, float(value[:: 1 << 10].double().sum())
-
-
 def tensors(nbytes: int) -> list[torch.Tensor]:
     return [torch.full((nbytes // 4,), float(kind + 1)) for kind in range(KINDS)]
 

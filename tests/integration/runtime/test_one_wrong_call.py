@@ -125,11 +125,6 @@ async def hidden() -> int:
     return 1
 
 
-@asyncrpc.expose
-async def exposed_hold() -> str:
-    return await hold()
-
-
 @pytest.mark.parametrize("order", ORDERS)
 async def test_what_is_not_exposed_is_rejected_each_time(order: str) -> None:
     options = Options(policy=Policy.STRICT, allow=(f"{__name__}:hold", "builtins:len"))

@@ -455,7 +455,7 @@ class WaitingRequests(Generic[R]):
         """Take credit; return the request that may go, and messages for the callee.
 
         Raises:
-            MalformedError: it is no credit.
+            MalformedError: the credit is not of at least 1 byte.
         """
         if nbytes <= 0:
             raise MalformedError(f"a credit must be of at least 1 byte, not {nbytes}")

@@ -116,11 +116,6 @@ class Reconnect:
         self._since_s = 0.0
         self._limit_s: float | None = None
 
-    @property
-    def awaits_transport(self) -> bool:
-        """Return whether it is broken, and may still be resumed."""
-        return self.state in {ReconnectState.BROKEN, ReconnectState.CLAIMED}
-
     def on(self, event: ReconnectEvent) -> bool:
         """Take an event; return whether it has changed anything."""
         after = TRANSITIONS[self.state].get(event)

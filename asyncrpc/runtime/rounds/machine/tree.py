@@ -38,11 +38,3 @@ def parent_of(place: int, size: int) -> int | None:
 def are_neighbours(one: int, other: int, size: int) -> bool:
     """Return whether one of two members is the other's parent."""
     return parent_of(one, size) == other or parent_of(other, size) == one
-
-
-def depth_of(place: int, size: int) -> int:
-    """Return the number of steps from the root to a member."""
-    depth, above = 0, parent_of(place, size)
-    while above is not None:
-        depth, above = depth + 1, parent_of(above, size)
-    return depth

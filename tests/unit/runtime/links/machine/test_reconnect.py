@@ -55,7 +55,6 @@ def test_everything_else_can_end(state: ReconnectState) -> None:
 @pytest.mark.parametrize("state", ReconnectState)
 def test_only_what_waits_for_a_transport_gets_one(state: ReconnectState) -> None:
     machine = in_state(state)
-    assert machine.awaits_transport == (state in {BROKEN, CLAIMED})
     assert machine.on(ReconnectEvent.RESUMED) == (state is BROKEN)
 
 

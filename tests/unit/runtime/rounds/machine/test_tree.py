@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrpc.runtime.rounds.machine.tree import branch_of, depth_of, parent_of, split
+from asyncrpc.runtime.rounds.machine.tree import branch_of, parent_of, split
+
+
+def depth_of(place: int, size: int) -> int:
+    """Return the number of steps from the root to a member."""
+    depth, above = 0, parent_of(place, size)
+    while above is not None:
+        depth, above = depth + 1, parent_of(above, size)
+    return depth
 
 
 @pytest.mark.parametrize("size", [*range(1, 65), 100, 1000, 4096])
