@@ -34,6 +34,7 @@ LANES_MAX: Final = 16  # of one link, whatever a peer asks for
 SECRET_VARIABLE = "ASYNCRPC_SECRET"  # noqa: S105  (a variable's name, not a secret)
 SECRET_FILE_VARIABLE = "ASYNCRPC_SECRET_FILE"  # noqa: S105  (likewise)
 INTERFACE_VARIABLE = "ASYNCRPC_INTERFACE"
+TOKEN_VARIABLE = "ASYNCRPC_TOKEN"  # noqa: S105  (likewise)
 
 SPIN_MAX_S: Final = 0.1
 
@@ -320,6 +321,9 @@ class Options:
         secret_file: path of a file that holds the secret, read when the worker is made.
             It must be readable by its owner alone (mode 0600); a file of root may be
             readable by a group, too, as Kubernetes mounts it.
+        token: what `Worker.tokens.issue` of a member returned: with it and
+            `join://host:port` of that member, a worker joins from outside without the
+            secret, as a guest.  None: the environment variable `ASYNCRPC_TOKEN`.
         tls: certificates; TCP connections are encrypted, and with `Tls.verify_peer`
             need no secret.  None: TCP connections are not encrypted.
         policy: `Policy.TRUSTED` (pickle allowed between authenticated workers) or
@@ -341,6 +345,7 @@ class Options:
 
     secret: str | bytes | None = field(default=None, repr=False)
     secret_file: str | None = None
+    token: str | None = field(default=None, repr=False)
     tls: Tls | None = None
     policy: Policy = Policy.TRUSTED
     allow: tuple[str, ...] = ()
@@ -363,6 +368,7 @@ class Options:
         """
         _check_secret(self.secret)
         _check_secret_file(self.secret_file, self.secret)
+        check_kind("Options.token", self.token, _TEXT_OR_NONE, "a string or None")
         check_kind("Options.tls", self.tls, (Tls, NoneType), "a Tls or None")
         check_kind("Options.policy", self.policy, Policy, "a Policy")
         check_texts("Options.allow", self.allow)
@@ -398,6 +404,8 @@ class Options:
                 environment has two secrets that differ.
         """
         given = replace(self, secret=self._found_secret(environ), secret_file=None)
+        if given.token is None and environ.get(TOKEN_VARIABLE):
+            given = replace(given, token=environ[TOKEN_VARIABLE])
         if given.network.interface is None and environ.get(INTERFACE_VARIABLE):
             network = replace(given.network, interface=environ[INTERFACE_VARIABLE])
             given = replace(given, network=network)

@@ -33,8 +33,9 @@ from asyncrpc.runtime.links.directory import Directory, DirectorySettings
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.links.routes import default_addresses, open_connectors
 from asyncrpc.runtime.links.sidecar import Listening, Sidecar
+from asyncrpc.runtime.links.tokens import Token, Tokens
 from asyncrpc.runtime.membership.ports import MembershipTimes
-from asyncrpc.runtime.membership.rendezvous import Rendezvous
+from asyncrpc.runtime.membership.rendezvous import Rendezvous, gateway_from
 from asyncrpc.runtime.membership.service import MembershipService
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.payloads.receive_pool import ReceivePool
@@ -115,6 +116,8 @@ class Parts:
         self.socket_directory: SocketDirectory | None = None
         self.connectors: dict[str, Connector] = {}
         self.sidecar = Sidecar(identity, options)
+        own = None if options.token is None else Token.parse(options.token)
+        self.tokens = Tokens(os.urandom, own)
         identity.addresses_of = lambda: self.addresses
         identity.watched_at = lambda: self.sidecar.addresses
 
@@ -228,6 +231,7 @@ class Parts:
         )
         peers.begin(self.membership, self.memory.on_link, self.membership.on_link)
         for service in (
+            peers.relay,
             self.rounds,
             *(self.memory, self.memory.regions, self.membership),
         ):
@@ -240,9 +244,10 @@ class Parts:
             self.receive_pool.make,
             self.random_bytes,
             self.spinner,
+            self.tokens,
         )
         network, liveness = self.options.network, self.options.liveness
-        return Directory(
+        directory = Directory(
             self.identity,
             self.tasks,
             self.counters,
@@ -254,6 +259,7 @@ class Parts:
                 lost_after_s=liveness.lost_after_s,
                 bulk_lanes=network.bulk_lanes,
                 secret=self.options.secret_bytes,
+                tokens=self.tokens,
             ),
             connections=Connections(self.identity, self.loop, settings),
             connectors=self.connectors,
@@ -261,6 +267,10 @@ class Parts:
             peers=self.services,
             sidecar=self.sidecar,
         )
+        if self.tokens.own is not None:
+            directory.routes.own_name = self.name
+            directory.routes.gateway = gateway_from(self.rendezvous)
+        return directory
 
     def make_codec(self) -> None:
         """Make what turns values into bytes; all extensions are there."""
@@ -325,6 +335,8 @@ class Parts:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Return the addresses at which others can reach this worker."""
+        if self.tokens.own is not None:
+            return ()  # its gateway tells how it is reached
         return self.options.network.advertise or self.listening
 
     @property

@@ -28,6 +28,7 @@ from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.forking import end_in_forked_children
 from asyncrpc.runtime.identity import WorkerIdentity
 from asyncrpc.runtime.lifecycle import Event
+from asyncrpc.runtime.links.tokens import JoinTokens
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.membership.changes import MemberChanges
 from asyncrpc.runtime.membership.rendezvous import Rendezvous, open_rendezvous
@@ -387,6 +388,11 @@ class Worker:
         """
         self.parts.lifecycle.check_running()
         return group_of(self.parts.calls, peers)
+
+    @property
+    def tokens(self) -> JoinTokens:
+        """Tokens by which workers from outside join through this member."""
+        return JoinTokens(self.parts.tokens, self.parts.lifecycle)
 
     def empty(
         self, *shape: int | Sequence[int], dtype: torch.dtype = torch.float32

@@ -12,7 +12,7 @@ from typing import Final
 
 from asyncrpc.arguments import wrong
 
-SCHEMES: Final = ("tcp", "uds", "mem")
+SCHEMES: Final = ("tcp", "uds", "mem", "relay")
 PORT_MAX: Final = 0xFFFF
 
 
@@ -22,7 +22,8 @@ class Address:
 
     Attributes:
         scheme: one of `SCHEMES`.
-        host: host name or IP address for `tcp`, path for `uds`, any name for `mem`.
+        host: host name or IP address for `tcp`, path for `uds`, any name for `mem`;
+            for `relay`, the worker by whose connections another is reached.
         port: for `tcp`; 0 asks the system for one.  0 for the others.
     """
 

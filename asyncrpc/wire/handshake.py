@@ -43,6 +43,8 @@ PREFACE: Final = struct.Struct("<4sBBH32s")
 PREFACE_MAGIC: Final = b"ARPC"
 NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
+TICKET_BYTES: Final = 16
+TOKEN_MODE: Final = 2  # of a dialer that has a token in place of the secret
 REFUSAL: Final = b"\xff" * PROOF_BYTES  # in place of a proof: "your proof was wrong"
 # How a TLS record begins: its type, a handshake or an alert.
 _TLS_RECORDS: Final = (b"\x16", b"\x15")
@@ -59,6 +61,7 @@ class HandshakeState(enum.Enum):
     """The state of the handshake."""
 
     PREFACE = "waits for the preface"
+    TICKET = "waits for the dialer's ticket"
     PROOF = "waits for the proof"
     PROVED = "both ends have proved themselves"
     FAILED = "refused"
@@ -71,10 +74,18 @@ class Handshake:
         state: the state of the handshake.
         binding: the name of the channel, equal at both ends; empty without TLS.  May
             be set until the first record has been received.
+        ticket: names the token that is used in place of the secret; empty if none is.
     """
 
     def __init__(
-        self, role: Role, secret: bytes | None, nonce: bytes, binding: bytes = b""
+        self,
+        role: Role,
+        secret: bytes | None,
+        nonce: bytes,
+        binding: bytes = b"",
+        *,
+        ticket: bytes = b"",
+        key_of: Callable[[bytes], bytes | None] | None = None,
     ) -> None:
         """Prepare one end.
 
@@ -83,6 +94,9 @@ class Handshake:
             secret: the cluster's secret; None where the transport vouches for the peer.
             nonce: `NONCE_BYTES` fresh random bytes.
             binding: the name of the channel, equal at both ends; empty without TLS.
+            ticket: of a dialer: names the token whose key is given as `secret`.
+            key_of: of an acceptor: returns the key of a token by its ticket; None for
+                a token that is not valid.
         """
         if len(nonce) != NONCE_BYTES:
             raise LocalProtocolError(f"a nonce must have {NONCE_BYTES} bytes")
@@ -90,8 +104,10 @@ class Handshake:
         self.binding = binding
         self._role = role
         self._secret = secret or b""
-        mode = 1 if secret else 0
+        mode = TOKEN_MODE if ticket else 1 if secret else 0
         self._preface = PREFACE.pack(PREFACE_MAGIC, VERSION, mode, 0, nonce)
+        self._key_of = key_of
+        self.ticket = ticket
         self._peer_preface = b""
         self._farewell = b""
 
@@ -100,11 +116,13 @@ class Handshake:
         """The number of bytes that the next `receive` takes; 0 after the handshake."""
         if self.state is HandshakeState.PREFACE:
             return PREFACE.size
+        if self.state is HandshakeState.TICKET:
+            return TICKET_BYTES
         return PROOF_BYTES if self.state is HandshakeState.PROOF else 0
 
     def start(self) -> bytes:
         """Return the bytes to send at the beginning."""
-        return self._preface if self._role is Role.DIALER else b""
+        return self._preface + self.ticket if self._role is Role.DIALER else b""
 
     def check_beginning(self, beginning: bytes | bytearray) -> None:
         """Refuse a stranger at the first byte that no worker would send.
@@ -141,6 +159,8 @@ class Handshake:
         )  # until the record proves good
         if state is HandshakeState.PREFACE:
             return self._on_preface(record)
+        if state is HandshakeState.TICKET:
+            return self._on_ticket(record)
         return self._on_proof(record)
 
     @property
@@ -168,15 +188,36 @@ class Handshake:
                 f"the peer speaks version {version} of the protocol, we {VERSION}; "
                 "install the same asyncrpc on every worker"
             )
-        self._check_mode(mode)
+        takes_ticket = mode == TOKEN_MODE and self._role is Role.ACCEPTOR
+        if not takes_ticket:
+            self._check_mode(mode)
         if nonce == self._preface[-NONCE_BYTES:]:
             raise AuthenticationError("the peer repeats our own nonce: a reflection")
         self._peer_preface = record
+        if takes_ticket:
+            self.state = HandshakeState.TICKET
+            return b""
         self._farewell = REFUSAL
         self.state = HandshakeState.PROOF
         if self._role is Role.ACCEPTOR:
             return self._preface + self._proof(Role.ACCEPTOR)
         return b""
+
+    def _on_ticket(self, record: bytes) -> bytes:
+        """Go on with the key of a token, as if it were the secret."""
+        nonce = self._preface[-NONCE_BYTES:]
+        self._preface = PREFACE.pack(PREFACE_MAGIC, VERSION, TOKEN_MODE, 0, nonce)
+        self._farewell = self._preface + REFUSAL
+        key = None if self._key_of is None else self._key_of(record)
+        if key is None:
+            raise AuthenticationError(
+                "the peer's token is not valid here: it has expired, was revoked, or "
+                "another worker has issued it"
+            )
+        self.ticket, self._secret = record, key
+        self._farewell = REFUSAL
+        self.state = HandshakeState.PROOF
+        return self._preface + self._proof(Role.ACCEPTOR)
 
     def _refuse_stranger(self, beginning: bytes) -> AsyncRpcError:
         self.state = HandshakeState.FAILED
@@ -190,8 +231,12 @@ class Handshake:
         )
 
     def _check_mode(self, mode: int) -> None:
-        if bool(mode) == bool(self._secret):
+        if bool(mode) == bool(self._secret) and (mode == TOKEN_MODE) == bool(
+            self.ticket
+        ):
             return
+        if self.ticket:
+            raise AuthenticationError("the peer takes no tokens")
         if self._secret:
             raise AuthenticationError(
                 "the peer has no secret and this worker demands one; give it the same "
@@ -205,6 +250,12 @@ class Handshake:
     def _on_proof(self, record: bytes) -> bytes:
         if record == REFUSAL:
             self._farewell = b""  # the peer knows already
+            if self.ticket and self._role is Role.DIALER:
+                raise AuthenticationError(
+                    "the peer refused our token: it has expired, was revoked, or "
+                    "another worker has issued it; get a new one by "
+                    "Worker.tokens.issue() of the worker at this address"
+                )
             raise AuthenticationError(
                 f"the peer refused our proof: {self._why_wrong()}; "
                 "give both the same ASYNCRPC_SECRET or Options(secret=...)"
@@ -234,7 +285,8 @@ class Handshake:
         )
         label = b"asyncrpc " + of.value.encode() + b"\0"
         # The prefaces have a fixed length, so no byte of the binding is taken for them.
-        transcript = label + b"".join(dialer_first) + self.binding
+        # So has the ticket: the modes in the prefaces say whether there is one.
+        transcript = label + b"".join(dialer_first) + self.ticket + self.binding
         return hmac.digest(self._secret, transcript, "sha256")
 
 

@@ -62,6 +62,8 @@ class Hello:
         received: with `resume`, and in the answer to it: how many bytes of the resumed
             connection this side has read.
         watch: where peers can ask whether the worker's process runs; may be empty.
+        token: from a relay that dials for another: the token of the connection that is
+            passed on; else 0.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Hello:
     resume: int = 0
     received: int = 0
     watch: tuple[str, ...] = ()
+    token: int = 0
 
     def encode(self) -> bytes:
         """Return the control part of a HELLO frame.
@@ -117,7 +120,7 @@ class Hello:
 
 _HELLO_TYPES: Final = (
     *(str, int, int, int, str, int, str, list, str, bool, int),
-    *(int, int, list),
+    *(int, int, list, int),
 )
 _HELLO_REQUIRED: Final = 4  # the fields without a default
 

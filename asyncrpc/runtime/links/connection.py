@@ -111,6 +111,8 @@ class Connection:
         limits: MessageLimits,
         make_buffer: Callable[[int], memoryview] = fresh,
         nonce: bytes | None = None,
+        ticket: bytes = b"",
+        key_of: Callable[[bytes], bytes | None] | None = None,
         poller: Poller | None = None,
         on_proved: Callable[[Connection], None],
         on_hello: Callable[[Connection, Hello], None],
@@ -124,6 +126,8 @@ class Connection:
             limits: what the peer may ask us to allocate.
             make_buffer: makes the memory of payloads.
             nonce: `NONCE_BYTES` fresh random bytes; None: they are drawn.
+            ticket: see `wire.handshake.Handshake`.
+            key_of: likewise.
             poller: polls for what comes after a write.
             on_proved: called once both ends have proved that they know the secret.
             on_hello: called with the peer's HELLO.
@@ -172,7 +176,13 @@ class Connection:
         self.watch_requests = self.incoming.watch_requests
         self.stand_in = self.incoming.stand_in
         self._frames = self.incoming.frames
-        self._handshake = Handshake(role, secret, nonce or os.urandom(NONCE_BYTES))
+        self._handshake = Handshake(
+            role,
+            secret,
+            nonce or os.urandom(NONCE_BYTES),
+            ticket=ticket,
+            key_of=key_of,
+        )
         self._reader: ByteReader = HandshakeReader(
             self._handshake, self.stream.write_uncounted, self._set_proved
         )
@@ -446,7 +456,15 @@ class Connection:
     @property
     def token(self) -> int:
         """What names this connection at both ends."""
-        return self._handshake.token
+        passed_on = self.role is Role.ACCEPTOR and self.peer is not None
+        return (self.peer.token if passed_on and self.peer else 0) or (
+            self._handshake.token
+        )
+
+    @property
+    def ticket(self) -> bytes:
+        """The ticket of the token by which the peer came; empty if it came by none."""
+        return self._handshake.ticket if self.role is Role.ACCEPTOR else b""
 
     # --- outliving the transport -----------------------------------------------------
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from asyncrpc.errors import AsyncRpcError, AuthenticationError, ClosedError
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.links.ports import SILENT, HandshakeConnection
+from asyncrpc.runtime.links.tokens import Tokens
 from asyncrpc.runtime.ports import Identity
 from asyncrpc.runtime.spinning import Spinner
 from asyncrpc.wire.handshake import NONCE_BYTES, Role
@@ -27,6 +28,7 @@ class ConnectionSettings:
         make_buffer: returns memory for so many bytes of a payload.
         random_bytes: returns so many bytes that nobody can foresee.
         spinner: polls for what comes after a write, if the worker wants that.
+        tokens: those that let in who does not know the secret.
     """
 
     secret: bytes | None
@@ -34,6 +36,7 @@ class ConnectionSettings:
     make_buffer: Callable[[int], memoryview]
     random_bytes: Callable[[int], bytes]
     spinner: Spinner | None = None
+    tokens: Tokens | None = None
 
 
 class Connections:
@@ -77,13 +80,17 @@ class Connections:
             on_hello: called with the peer's HELLO.
         """
         settings = self._settings
+        tokens = settings.tokens
+        own = None if tokens is None or role is Role.ACCEPTOR else tokens.own
         connection = Connection(
             role,
-            settings.secret,
+            settings.secret if own is None else own.key,
             loop=self._loop,
             limits=settings.limits,
             make_buffer=settings.make_buffer,
             nonce=settings.random_bytes(NONCE_BYTES),
+            ticket=b"" if own is None else own.ticket,
+            key_of=None if tokens is None else tokens.key_of,
             poller=settings.spinner,
             on_proved=on_proved,
             on_hello=on_hello,

@@ -27,7 +27,8 @@ from asyncrpc.runtime.links.ports import (
     Handshakes,
     LinkConnection,
 )
-from asyncrpc.runtime.links.routes import Routes
+from asyncrpc.runtime.links.routes import Routes, gateway_of
+from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.ports import Identity
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.dial import Dialled
@@ -49,7 +50,11 @@ class TakesAnswers(Protocol[LinkT]):
 
 
 class Dialer(Generic[LinkT]):
-    """Dials the peers of one worker."""
+    """Dials the peers of one worker.
+
+    Attributes:
+        ask_to_dial: asks a peer that cannot be dialed to dial this worker.
+    """
 
     def __init__(
         self,
@@ -73,6 +78,7 @@ class Dialer(Generic[LinkT]):
         self._routes = routes
         self._handshakes = handshakes
         self._answers = answers
+        self.ask_to_dial: Callable[[Member], Awaitable[None]] | None = None
 
     async def dial(self, entry: PeerEntry[LinkT], group: GroupRecords | None) -> LinkT:
         """Return the link to a peer, made by this side or by the peer.
@@ -109,6 +115,9 @@ class Dialer(Generic[LinkT]):
         An address may lead to somebody else: every host has the same docker0.
         """
         addresses = self._routes.to(entry.member)
+        if not addresses and self.ask_to_dial is not None and gateway_of(entry.member):
+            await self.ask_to_dial(entry.member)
+            return False  # as if it had dialed already: its connection is waited for
         failed: dict[Address, TransportError] = {}
         async with asyncio.timeout(self._routes.timeout_s):
             while True:
@@ -175,7 +184,9 @@ class Dialer(Generic[LinkT]):
         def on_proved(connection: LinkConnection) -> None:
             if self._handshakes.is_trusted(connection):
                 expects = entry.member.name
-                ours = self._identity.hello(expects=expects, attempt=attempt)
+                # A guest is asked to dial by peers that seem to dial it meanwhile.
+                number = attempt + (self._routes.gateway is not None)
+                ours = self._identity.hello(expects=expects, attempt=number)
                 connection.hello(ours)
 
         def on_hello(connection: LinkConnection, hello: Hello) -> None:

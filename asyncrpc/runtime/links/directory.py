@@ -36,6 +36,7 @@ from asyncrpc.runtime.links.lane_dialer import LaneDialer
 from asyncrpc.runtime.links.liveness import Liveness, ShowsWorker
 from asyncrpc.runtime.links.machine.pool import DUPLICATE
 from asyncrpc.runtime.links.ports import (
+    JOIN_REFUSED,
     SILENT,
     DirectoryLink,
     GroupRecords,
@@ -44,7 +45,9 @@ from asyncrpc.runtime.links.ports import (
     ResumableConnection,
 )
 from asyncrpc.runtime.links.reconnector import Reconnector
+from asyncrpc.runtime.links.relay import Relay
 from asyncrpc.runtime.links.routes import Routes
+from asyncrpc.runtime.links.tokens import Tokens
 from asyncrpc.runtime.members import Member, member_of
 from asyncrpc.runtime.ports import Identity, Scheduler
 from asyncrpc.transport.abc import Connector
@@ -68,6 +71,7 @@ class DirectorySettings:
         lost_after_s: seconds after which a silent peer is lost.
         bulk_lanes: how many lanes a connection has; None: as many as help.
         secret: proves who this worker is to the sidecars of peers; None: nothing does.
+        tokens: those that it has issued.
     """
 
     connect_timeout_s: float
@@ -77,6 +81,7 @@ class DirectorySettings:
     lost_after_s: float
     bulk_lanes: int | None
     secret: bytes | None
+    tokens: Tokens
 
 
 class Directory(Generic[LinkT]):
@@ -88,6 +93,7 @@ class Directory(Generic[LinkT]):
         admission: connections that have not introduced themselves.
         reconnector: resumes broken connections.
         lane_dialer: opens lanes.
+        relay: passes on the connections of guests.
     """
 
     def __init__(
@@ -144,6 +150,8 @@ class Directory(Generic[LinkT]):
         self._dialer: Dialer[LinkT] = Dialer(
             identity, counters, self.routes, self.connections, self
         )
+        self.relay = Relay(identity, scheduler, self, self.connections, settings.tokens)
+        self._dialer.ask_to_dial = self.relay.ask_to_dial
         self._liveness = Liveness(
             scheduler,
             sidecar,
@@ -381,6 +389,14 @@ class Directory(Generic[LinkT]):
             return
         if not self.connections.is_trusted(connection):
             return
+        if connection.ticket and hello.name != self._identity.name:
+            known = self._let_guest_in(connection, hello)
+            if known is not None:
+                self._take_offer(connection, known)
+        else:
+            self._take_offer(connection, hello)
+
+    def _take_offer(self, connection: LinkConnection, hello: Hello) -> None:
         if hello.lane:
             self.lane_dialer.on_offer(connection, hello)
             return
@@ -396,6 +412,19 @@ class Directory(Generic[LinkT]):
             self.connections.refuse(connection, verdict)
         else:
             connection.hello(self._identity.hello())
+
+    def _let_guest_in(self, connection: LinkConnection, hello: Hello) -> Hello | None:
+        """Return the HELLO of a guest that wants this worker; None if it does not."""
+        if refusal := self.relay.refusal(connection, hello):
+            is_joining = not hello.expects
+            verdict = f"{JOIN_REFUSED}{refusal}" if is_joining else refusal
+            self.connections.refuse(connection, verdict)
+            return None
+        known = self.relay.introduce(connection, hello)
+        if hello.expects in ("", self._identity.name):
+            return known
+        self.relay.forward(connection, known)
+        return None
 
     def _verdict(self, connection: LinkConnection, hello: Hello) -> str:
         """Accept a connection, or return why not."""

@@ -45,6 +45,10 @@ class HandshakeConnection(StreamHandler, Protocol):
         """Return its name at both ends."""
 
     @property
+    def ticket(self) -> bytes:
+        """The ticket of the token by which the peer came; empty if it came by none."""
+
+    @property
     def scheme(self) -> str:
         """The transport's scheme."""
 
@@ -269,3 +273,5 @@ class Silent:
 
 
 SILENT: Final = Silent()
+# Begins a verdict about joining that no member will think better of.
+JOIN_REFUSED: Final = "refused: "

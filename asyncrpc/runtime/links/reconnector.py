@@ -13,6 +13,7 @@ from typing import Protocol
 
 from asyncrpc.errors import (
     AsyncRpcError,
+    AuthenticationError,
     ConnectError,
     ConnectionLostError,
     RefusedError,
@@ -275,6 +276,9 @@ class Reconnector:
         except RefusedError as error:
             evidence = await self._judge.evidence(connection.ack_through)
             return reason_of_refusal(evidence, str(error))
+        except AuthenticationError as error:
+            # A guest's token ends; secrets do not, whatever stands there meanwhile.
+            return "" if self._routes.gateway is None else str(error)
         except RemoteProtocolError as error:
             return str(error)
         except (TransportError, TimeoutError):

@@ -22,7 +22,7 @@ HandlerT = TypeVar("HandlerT", bound=StreamHandler)
 
 RACE_SHARE: Final = 0.8  # of the time of a dial: for connecting
 NETWORKS_MAX: Final = 64  # that are remembered because they led to a worker
-_PREFERENCE: Final = {"mem": 0, "uds": 1, "tcp": 2}
+_PREFERENCE: Final = {"mem": 0, "uds": 1, "tcp": 2, "relay": 3}
 
 
 def open_connectors(
@@ -64,6 +64,13 @@ def default_addresses(sockets: Path, *, is_guarded: bool) -> list[str]:
     return where
 
 
+def gateway_of(member: Member) -> str:
+    """Return the worker by whose connections another is reached; empty if none is."""
+    prefix = "relay://"
+    found = (one for one in member.addresses if one.startswith(prefix))
+    return next(found, "").removeprefix(prefix)
+
+
 class Routes:
     """The ways of one worker to the others.
 
@@ -73,6 +80,8 @@ class Routes:
 
     Attributes:
         timeout_s: seconds that a dial and its handshake may take.
+        gateway: addresses by which all others are reached; None: each by its own.
+        own_name: of the worker, which reaches itself directly.
     """
 
     def __init__(
@@ -87,10 +96,14 @@ class Routes:
         self._connectors = connectors
         self._worked: dict[str, int] = {}  # networks, and when: the latest last
         self._wins = 0
+        self.gateway: tuple[Address, ...] | None = None
+        self.own_name = ""
         self.timeout_s = timeout_s
 
     def to(self, member: Member) -> list[Address]:
         """Return the addresses of a worker that this one can use, best first."""
+        if self.gateway is not None and member.name != self.own_name:
+            return list(self.gateway)
         found = [
             address
             for address in map(Address.parse, member.addresses)
@@ -104,6 +117,8 @@ class Routes:
 
     def _why_not(self, address: Address, member: Member) -> str:
         """Return why an address of a worker is of no use here; empty if it is."""
+        if address.scheme == "relay":
+            return f"worker {address.host!r} passes its connections on"
         if address.scheme not in self._connectors:
             return "this worker has no transport for it"
         is_here = member.host_id in ("", HOST_ID)

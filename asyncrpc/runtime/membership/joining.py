@@ -23,6 +23,7 @@ from asyncrpc.errors import (
     UsageError,
 )
 from asyncrpc.runtime.links.ports import (
+    JOIN_REFUSED,
     SILENT,
     HandshakeConnection,
     LinkConnection,
@@ -44,7 +45,7 @@ from asyncrpc.runtime.ports import Identity, Scheduler, ask
 from asyncrpc.wire.handshake import Role
 from asyncrpc.wire.messages import Hello
 
-REFUSED: Final = "refused: "  # begins a verdict that no member will think better of
+REFUSED: Final = JOIN_REFUSED
 PAUSE_S: Final = 0.2  # between two rounds of asking
 SHOWN_MAX: Final = 8  # addresses in the text of an error
 
@@ -92,15 +93,17 @@ class Joiner:
         loop = self._scheduler.loop
         end_s = loop.time() + timeout_s
         others = [one for one in members if one.name != self._identity.name]
+        problems: dict[str, str] = {}
         while True:
-            problems: dict[str, str] = {}
             for member in members:
                 place = member.addresses[0] if member.addresses else member.name
                 try:
                     async with asyncio.timeout_at(end_s):
                         return await self._join_through(member)
-                except (TransportError, TimeoutError, _NotNowError) as error:
-                    problems[place] = str(error) or "no answer in time"
+                except TimeoutError:
+                    problems.setdefault(place, "no answer in time")
+                except (TransportError, _NotNowError) as error:
+                    problems[place] = str(error)
                 if loop.time() >= end_s:
                     raise _not_joined(problems, timeout_s)
             if not others:  # the group had this one member, and it has ended

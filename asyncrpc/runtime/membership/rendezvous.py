@@ -137,6 +137,20 @@ class JoinRendezvous:
         """
 
 
+def gateway_from(rendezvous: Rendezvous) -> tuple[Address, ...]:
+    """Return the addresses of the member that a guest joins by.
+
+    Raises:
+        UsageError: it is to meet the others in another way.
+    """
+    if not isinstance(rendezvous, JoinRendezvous):
+        raise UsageError(
+            "a token is for joining from outside: give the address of the member that "
+            'issued it, rendezvous="join://host:port"'
+        )
+    return tuple(map(Address.parse, rendezvous.addresses))
+
+
 def _join_addresses(text: str) -> list[str]:
     """Read what follows `join://`: hosts and ports, paths, or whole addresses."""
     found = [one.strip() for one in text.removeprefix(JOIN).split(",")]

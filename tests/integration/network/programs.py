@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
+from collections.abc import Iterator
+
+import torch
 
 import asyncrpc
-from asyncrpc import Options, Worker
+from asyncrpc import LivenessOptions, NetworkOptions, Options, Peer, Worker
 from asyncrpc.errors import RendezvousTimeoutError
 
 
@@ -47,3 +51,79 @@ async def _meet(name: str, rank: str, size: str, place: str, limit_s: str) -> No
 def meet(*arguments: str) -> None:
     """Run `_meet`."""
     asyncrpc.run(_meet(*arguments))
+
+
+async def twice(to: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Have a third worker double a tensor."""
+    return await asyncrpc.current_worker().peer(to).call(torch.add, tensor, tensor)
+
+
+def count_to(number: int) -> Iterator[int]:
+    """Count."""
+    yield from range(number)
+
+
+async def _obey(worker: Worker, command: str, name: str, *more: str) -> object:
+    """Do what the test wants; return what it came to."""
+    if command == "token":
+        return worker.tokens.issue(valid_s=float(more[0]), name=name)
+    if command == "revoke":
+        return worker.tokens.revoke(name)
+    if command == "find":
+        return (await worker.find(name, timeout_s=30.0)).name
+    return await _use(worker.peer(name), command, *more)
+
+
+async def _use(peer: Peer, command: str, *more: str) -> object:
+    tensor = torch.rand(int(more[0]) if command == "tensor" else 5)
+    if command == "call":
+        return (await peer.call(where))[0]
+    if command == "tensor":
+        found = await peer.call(torch.add, tensor, tensor)
+        return torch.equal(found, tensor + tensor)
+    if command == "through":
+        found = await peer.call(twice, more[0], tensor)
+        return torch.equal(found, tensor + tensor)
+    if command == "reference":
+        return "".join(await peer.remote(list, "abc").to_here())
+    assert command == "stream"
+    return sum([one async for one in peer.stream(count_to, 100)])
+
+
+async def _tell_changes(worker: Worker) -> None:
+    async for change in worker.members_changed():
+        say(f"{change.kind.name.lower()} {change.member.name}")
+
+
+async def _serve(name: str, rank: str, size: str, place: str) -> None:
+    """Be a worker, and do what comes by lines on the standard input."""
+    is_inside = int(size) > 0
+    listen = ("tcp://0.0.0.0:7000",) if is_inside else None
+    async with Worker(
+        name,
+        rank=int(rank) if is_inside else None,
+        world_size=int(size) if is_inside else None,
+        rendezvous=place,
+        options=Options(
+            network=NetworkOptions(listen=listen),
+            liveness=LivenessOptions(heartbeat_s=1.0, lost_after_s=4.0),
+            drain_timeout_s=1.0,
+        ),
+    ) as worker:
+        telling = asyncio.create_task(_tell_changes(worker))
+        say("ready")
+        while True:
+            line = (await asyncio.to_thread(sys.stdin.readline)).split()
+            if not line or line[0] == "end":
+                break
+            try:
+                say(f"done {await _obey(worker, *line)}")
+            except asyncrpc.errors.AsyncRpcError as error:
+                say(f"failed {error}")
+        telling.cancel()
+    say("ended")
+
+
+def serve(*arguments: str) -> None:
+    """Run `_serve`."""
+    asyncrpc.run(_serve(*arguments))

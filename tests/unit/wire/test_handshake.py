@@ -18,6 +18,8 @@ from asyncrpc.wire.handshake import (
     PREFACE_MAGIC,
     PROOF_BYTES,
     REFUSAL,
+    TICKET_BYTES,
+    TOKEN_MODE,
     Handshake,
     HandshakeState,
     Role,
@@ -306,3 +308,62 @@ class TestUse:
     def test_a_nonce_has_its_length(self) -> None:
         with pytest.raises(LocalProtocolError, match="32 bytes"):
             Handshake(Role.DIALER, None, b"short")
+
+
+# --- a token in place of the secret --------------------------------------------------
+
+TICKET, KEY = b"t" * TICKET_BYTES, b"k" * 32
+
+
+def with_token(
+    acceptor_secret: bytes | None, keys: dict[bytes, bytes], key: bytes = KEY
+) -> tuple[End, End]:
+    dialer, acceptor = End(Role.DIALER, None, 1), End(Role.ACCEPTOR, None, 2)
+    dialer.machine = Handshake(Role.DIALER, key, b"\1" * 32, ticket=TICKET)
+    acceptor.machine = Handshake(
+        Role.ACCEPTOR, acceptor_secret, b"\2" * 32, key_of=keys.get
+    )
+    meet(dialer, acceptor)
+    return dialer, acceptor
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_a_valid_token_takes_the_place_of_the_secret(secret: bytes | None) -> None:
+    dialer, acceptor = with_token(secret, {TICKET: KEY})
+    for end in (dialer, acceptor):
+        assert end.error is None
+        assert end.machine.state is HandshakeState.PROVED
+        assert end.machine.ticket == TICKET
+    assert dialer.machine.token == acceptor.machine.token
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [({}, "is not valid here"), ({TICKET: b"x" * 32}, "refused our proof")],
+)
+def test_a_token_that_is_not_valid_is_refused_at_both_ends(
+    keys: dict[bytes, bytes], words: str
+) -> None:
+    dialer, acceptor = with_token(b"secret", keys)
+    assert isinstance(dialer.error, AuthenticationError)
+    assert isinstance(acceptor.error, AuthenticationError)
+    found = f"{dialer.error} {acceptor.error}"
+    assert words in found or "proof is wrong" in found
+
+
+def test_the_key_of_a_token_does_not_travel() -> None:
+    dialer = Handshake(Role.DIALER, KEY, b"\1" * 32, ticket=TICKET)
+    acceptor = Handshake(Role.ACCEPTOR, b"s", b"\2" * 32, key_of={TICKET: KEY}.get)
+    opening = dialer.start()
+    assert acceptor.receive(opening[: PREFACE.size]) == b""
+    answer = acceptor.receive(opening[PREFACE.size :])
+    assert dialer.receive(answer[: PREFACE.size]) == b""
+    last = dialer.receive(answer[PREFACE.size :])
+    assert KEY not in opening + answer + last
+
+
+def test_a_worker_that_dials_with_the_secret_meets_no_token() -> None:
+    dialer = Handshake(Role.DIALER, b"secret", b"\1" * 32)
+    preface = PREFACE.pack(PREFACE_MAGIC, VERSION, TOKEN_MODE, 0, b"\2" * 32)
+    with pytest.raises(AuthenticationError):
+        dialer.receive(preface)

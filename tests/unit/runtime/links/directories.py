@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from asyncrpc.runtime.links.connections import Connections, ConnectionSettings
 from asyncrpc.runtime.links.directory import Directory, DirectorySettings
 from asyncrpc.runtime.links.entry import PeerEntry
 from asyncrpc.runtime.links.ports import HandshakeConnection
+from asyncrpc.runtime.links.tokens import Tokens
 from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.payloads.receive_pool import fresh
 from asyncrpc.testing.loop import SimLoop
@@ -41,6 +43,7 @@ TIMES = DirectorySettings(
     lost_after_s=4.0,
     bulk_lanes=0,
     secret=None,
+    tokens=Tokens(os.urandom),
 )
 
 

@@ -1,0 +1,265 @@
+"""The relay: guests, which nobody can dial, and the member that they came by.
+
+A *guest* came from outside with a token, by a connection to one member, its *gateway*.
+It dials every member at the gateway's port, and its HELLO says which it wants: the
+gateway dials that member, passes on both HELLOs, and joins the two connections into
+one.  From then on it passes bytes on unread, so all that runs over connections runs
+here, too: streams, large payloads, resuming.
+
+A member that wants to call a guest cannot dial it; it asks the gateway, which asks the
+guest to dial the member.  So all connections are the guest's own, to one port.
+
+The gateway vouches for its guests: to members it proves the secret, to the guest that
+it knows the token.  It fills in what a guest cannot know: that it is reached by way of
+the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Annotated, Any, Final, Protocol
+
+from asyncrpc.errors import (
+    AsyncRpcError,
+    ClosedError,
+    ConnectError,
+    TransportError,
+    UnknownWorkerError,
+)
+from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.links.ports import SILENT, Handshakes, LinkConnection
+from asyncrpc.runtime.links.routes import Routes, gateway_of
+from asyncrpc.runtime.links.tokens import Tokens
+from asyncrpc.runtime.members import Member
+from asyncrpc.runtime.messages import Notice, message
+from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
+from asyncrpc.runtime.router import takes
+from asyncrpc.runtime.schema import integer
+from asyncrpc.transport.splice import Splice
+from asyncrpc.wire.handshake import Role
+from asyncrpc.wire.messages import Hello
+
+SERVICE: Final = "relay"
+SPLICES_MAX: Final = 4096  # connections that one gateway passes on
+
+
+@message(SERVICE, "dial")
+class DialMember(Notice):
+    """Ask a guest, or its gateway for it, to dial a member."""
+
+    guest: str
+    member: str
+    rank: Annotated[int, integer(-1, 1 << 31, "a rank, or -1")]
+    incarnation: int
+    addresses: tuple[str, ...]
+    host_id: str
+
+
+class RelayPeers(Protocol):
+    """The workers that this one knows, and the links to them."""
+
+    routes: Routes
+
+    def link_to(self, name: str) -> Any:
+        """Return the open link to a worker; None if there is none yet."""
+
+    def member_named(self, name: str) -> Member:
+        """Return what is known of a worker."""
+
+    def known_incarnation(self, name: str) -> Incarnation | None:
+        """Return the incarnation of a worker; None if it is not known."""
+
+    def add(self, members: list[Member]) -> None:
+        """Add workers."""
+
+    async def open_link(self, to: str | int) -> Any:
+        """Return the link to a worker, connecting if need be."""
+
+
+class Relay:
+    """Passes on the connections of guests; a `Service` for those who call them."""
+
+    name = SERVICE
+
+    def __init__(
+        self,
+        identity: Identity,
+        scheduler: Scheduler,
+        peers: RelayPeers,
+        handshakes: Handshakes,
+        tokens: Tokens,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            identity: of the worker.
+            scheduler: runs what takes time.
+            peers: the workers it knows.
+            handshakes: makes connections.
+            tokens: those that it has issued.
+        """
+        self._identity = identity
+        self._scheduler = scheduler
+        self._peers = peers
+        self._handshakes = handshakes
+        self._tokens = tokens
+        self._splices: dict[Splice, bytes] = {}
+        tokens.on_end = self._on_token_ended
+        self.routes = (takes(DialMember, self._on_dial),)
+
+    # --- the gateway -----------------------------------------------------------------
+
+    def introduce(self, connection: LinkConnection, hello: Hello) -> Hello:
+        """Return the HELLO of a guest with what only its gateway knows."""
+        known = replace(
+            hello,
+            addresses=(f"relay://{self._identity.name}",),
+            host_id=f"behind {self._identity.name}",
+            watch=(),
+            token=0,
+        )
+        connection.peer = known
+        return known
+
+    def refusal(self, connection: LinkConnection, hello: Hello) -> str:
+        """Return why a guest is not let in; empty if it is."""
+        return self._tokens.refusal(connection.ticket, hello.name)
+
+    def forward(self, connection: LinkConnection, hello: Hello) -> None:
+        """Pass on the connection of a guest to the member that it wants."""
+        self._scheduler.start_task(self._forward(connection, hello))
+
+    async def _forward(self, guest: LinkConnection, hello: Hello) -> None:
+        try:
+            await self._dial_for(guest, hello)
+        except (AsyncRpcError, TimeoutError) as error:
+            if not guest.ended.done():
+                why = str(error) or "no answer in time"
+                self._handshakes.refuse(guest, f"{hello.expects!r}: {why}")
+
+    async def _dial_for(self, guest: LinkConnection, hello: Hello) -> None:
+        """Dial a member for a guest; the answer joins the two connections.
+
+        Raises:
+            AsyncRpcError: it cannot be reached, or is a guest itself.
+            TimeoutError: likewise.
+        """
+        if self._peers.known_incarnation(hello.expects) is None:
+            raise UnknownWorkerError(hello.expects, ())
+        member = self._peers.member_named(hello.expects)
+        if gateway_of(member):
+            raise ConnectError("it came from outside, too: guests cannot reach guests")
+        if len(self._splices) >= SPLICES_MAX:
+            raise ConnectError(f"the gateway passes on {SPLICES_MAX} connections")
+        passed_on = replace(hello, token=guest.token)
+
+        def on_proved(connection: LinkConnection) -> None:
+            connection.hello(passed_on)
+
+        def on_hello(connection: LinkConnection, answer: Hello) -> None:
+            self._join(guest, connection, answer)
+
+        def make() -> LinkConnection:
+            return self._handshakes.make(Role.DIALER, on_proved, on_hello)
+
+        routes = self._peers.routes
+        async with asyncio.timeout(routes.timeout_s):
+            dialled = await routes.connect(routes.to(member), make)
+            await dialled.handler.until_open()
+
+    def _join(
+        self, guest: LinkConnection, member: LinkConnection, answer: Hello
+    ) -> None:
+        """Pass on a member's answer, and all that follows, in both directions."""
+        if guest.ended.done():
+            member.fail(ClosedError("the guest has given up"))
+            return
+        guest.hello(answer)
+        if answer.verdict:
+            for one in (guest, member):
+                one.open_to(SILENT)
+                one.close()
+            return
+        ticket = guest.ticket
+        try:
+            ends = guest.release_transport(), member.release_transport()
+        except TransportError as error:
+            guest.fail(error)
+            member.fail(error)
+            return
+        self._splices[Splice(*ends, self._forget)] = ticket
+
+    def _forget(self, splice: Splice) -> None:
+        self._splices.pop(splice, None)
+
+    def _on_token_ended(self, ticket: bytes, why: str) -> None:
+        """End all connections of a guest, at once."""
+        for splice, used in tuple(self._splices.items()):
+            if used == ticket:
+                splice.abort()
+        for connection in tuple(self._handshakes.live):
+            if connection.ticket == ticket:
+                connection.close(f"the guest's token {why}")
+
+    # --- who wants to call a guest ---------------------------------------------------
+
+    async def ask_to_dial(self, guest: Member) -> None:
+        """Ask a guest to dial this worker.
+
+        Raises:
+            ConnectError: its gateway cannot be reached.
+
+        Cancellation:
+            The guest may dial or not.
+        """
+        gateway = gateway_of(guest)
+        if gateway == self._identity.name:
+            raise ConnectError("it came from outside, and has no connection to here")
+        try:
+            link = await self._peers.open_link(gateway)
+        except AsyncRpcError as error:
+            raise ConnectError(f"its gateway {gateway!r}: {error}") from error
+        own = self._identity.hello()
+        link.tell(
+            DialMember(
+                guest.name,
+                own.name,
+                own.rank,
+                own.incarnation,
+                own.addresses,
+                own.host_id,
+            )
+        )
+
+    def _on_dial(self, _link: PeerLink, asked: DialMember) -> None:
+        """Dial a member, if this is the guest; pass it on, if this is its gateway."""
+        if asked.guest != self._identity.name:
+            link = None
+            if self._peers.known_incarnation(asked.guest) is not None:
+                link = self._peers.link_to(asked.guest)
+            if link is not None:  # else it is gone: who asks finds out by itself
+                link.tell(asked)
+            return
+        incarnation = Incarnation(asked.incarnation)
+        if self._peers.known_incarnation(asked.member) != incarnation:
+            where = (asked.addresses, asked.host_id)
+            self._peers.add([Member(asked.member, asked.rank, incarnation, *where)])
+        self._scheduler.start_task(self._dial_back(asked.member))
+
+    async def _dial_back(self, name: str) -> None:
+        try:
+            await self._peers.open_link(name)
+        except AsyncRpcError:  # who asked for it asks again, or gives up
+            return
+
+    # --- life ------------------------------------------------------------------------
+
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
+        """Do nothing: connections end by themselves."""
+
+    async def close(self) -> None:
+        """End what is passed on."""
+        self._tokens.close()
+        for splice in tuple(self._splices):
+            splice.abort()

@@ -1,0 +1,136 @@
+"""A laptop that nobody can dial joins by one port of one member, and is called back.
+
+    laptop ---- outside ---- gateway ---- inside ---- other
+
+Nothing routes between the two networks.  On the gateway one port listens; on the laptop
+none does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.network.hosts import Host, Network, Program, network, why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces work")
+
+SERVE = """
+import sys
+from tests.integration.network.programs import serve
+serve(*sys.argv[1:])
+"""
+MEET = "tcp://10.1.0.1:29500"  # at the gateway, and inside
+DOOR = "join://10.2.0.1:7000"
+
+
+class World:
+    """The three hosts, and the workers of the two inside."""
+
+    def __init__(self, net: Network) -> None:
+        self.net = net
+        self.gateway = net.host("gateway", inside="10.1.0.1", outside="10.2.0.1")
+        self.other = net.host("other", inside="10.1.0.2")
+        self.outside = net.host("outside", outside="10.2.0.9")
+        self.door = self.gateway.start(SERVE, "gateway", "0", "2", MEET)
+        self.far = self.other.start(SERVE, "other", "1", "2", MEET)
+        for one in (self.door, self.far):
+            one.hears("ready")
+
+    def token(self, name: str = "laptop", valid_s: float = 600.0) -> str:
+        return told(self.door, f"token {name} {valid_s}")
+
+    def laptop(self, token: str, name: str = "laptop") -> Program:
+        """Start a worker outside; it has no secret."""
+        return self.outside.start(
+            SERVE, name, "-1", "0", DOOR, ASYNCRPC_SECRET="", ASYNCRPC_TOKEN=token
+        )
+
+
+def told(program: Program, command: str) -> str:
+    """Have a program do something that must succeed; return what it came to."""
+    program.say(command)
+    return program.hears("done ")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with network(tmp_path) as net:
+        yield World(net)
+
+
+def listening(host: Host) -> set[str]:
+    """Return the ports of TCP that a host listens at, in hexadecimal digits."""
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        lines = Path(f"/proc/{host.pid}/net/{table}").read_text().splitlines()[1:]
+        for line in lines:
+            _, local, _, state = line.split()[:4]
+            if state == "0A":
+                ports.add(local)
+    return ports
+
+
+def test_calls_go_both_ways_and_the_guest_leaves(world: World) -> None:
+    laptop = world.laptop(world.token())
+    laptop.hears("ready")
+    assert listening(world.outside) == set()
+    from_outside = [
+        one for one in listening(world.gateway) if not one.startswith("0100010A")
+    ]
+    assert [one.partition(":")[2] for one in from_outside] == ["1B58"]  # 7000
+    for member in ("gateway", "other"):
+        assert told(laptop, f"call {member}") == member
+        assert told(laptop, f"tensor {member} 2000000") == "True"
+        assert told(laptop, f"through {member} laptop") == "True"
+        assert told(laptop, f"reference {member}") == "abc"
+        assert told(laptop, f"stream {member}") == "4950"
+    for program in (world.door, world.far):
+        assert told(program, "find laptop") == "laptop"
+        assert told(program, "call laptop") == "laptop"
+        assert told(program, "tensor laptop 2000000") == "True"
+        assert told(program, "reference laptop") == "abc"
+    laptop.say("end")
+    laptop.ends()
+    for program in (world.door, world.far):
+        program.hears("left laptop")
+
+
+def test_who_is_inside_calls_first_and_is_told_of_the_loss(world: World) -> None:
+    """Nobody inside but the gateway has a connection to the guest before."""
+    laptop = world.laptop(world.token())
+    laptop.hears("ready")
+    told(world.far, "find laptop")
+    assert told(world.far, "call laptop") == "laptop"
+    laptop.kill()
+    for program in (world.door, world.far):
+        program.hears("lost laptop")
+
+
+def test_a_token_that_is_revoked_ends_what_it_let_in(world: World) -> None:
+    token = world.token()
+    laptop = world.laptop(token)
+    laptop.hears("ready")
+    assert told(laptop, "call other") == "other"
+    assert told(world.door, f"revoke {token}") == "True"
+    assert told(world.door, f"revoke {token}") == "False"
+    laptop.say("call gateway")
+    laptop.hears("failed ")
+    again = world.laptop(token)
+    again.process.wait()
+    told_again = again.process.stdout.read() if again.process.stdout else ""
+    assert "the peer refused our token" in told_again
+    world.far.hears("lost laptop")
+
+
+def test_a_token_is_for_one_name_and_ends_by_itself(world: World) -> None:
+    other = world.laptop(world.token("laptop"), "notebook")
+    assert other.process.wait() != 0
+    assert other.process.stdout is not None
+    assert "its token is that of worker 'laptop'" in other.process.stdout.read()
+    late = world.laptop(world.token("laptop", 0.0))
+    assert late.process.wait() != 0
+    assert late.process.stdout is not None
+    assert "the peer refused our token" in late.process.stdout.read()
