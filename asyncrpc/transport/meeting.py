@@ -64,16 +64,21 @@ class MeetingAddress:
     def __str__(self) -> str:
         return str(Endpoint(self.host, self.port))
 
-    async def look(self) -> Found:
+    async def look(self, limit_s: float) -> Found:
         """Return what the name stands for now.
 
         Raises:
-            OSError: it does not resolve.
+            OSError: it does not resolve in so many seconds.
 
         Cancellation:
             Nothing is left of it but a thread that ends by itself.
         """
-        endpoints = tuple(await self.resolver.resolve(self.host, self.port))
+        try:
+            async with asyncio.timeout(limit_s):
+                endpoints = tuple(await self.resolver.resolve(self.host, self.port))
+        except TimeoutError:
+            silent = "the name service is silent"
+            raise socket.gaierror(socket.EAI_AGAIN, silent) from None
         local = tuple(one for one in endpoints if _is_local(one))
         return Found(endpoints, local)
 

@@ -100,13 +100,14 @@ class TcpPlace:
         begun_s, problem = _now_s(), ""
         while (left_s := end_s - _now_s()) > 0:
             try:
-                async with asyncio.timeout(left_s):
-                    found = await self.address.look()
+                found = await self.address.look(left_s)
                 if self._may_host(found, _now_s() - begun_s) and self._host(found):
                     return self._open_own
                 listening = await self.address.knock(found.endpoints, left_s)
             except OSError as error:  # TimeoutError is one
-                problem = reason_of(error)
+                # What the end of the time cuts short says less than what was before.
+                is_cut = isinstance(error, TimeoutError) and _now_s() >= end_s
+                problem = problem if problem and is_cut else reason_of(error)
                 await asyncio.sleep(max(0.0, min(_KNOCK_S, end_s - _now_s())))
             else:
                 return partial(self._open, listening.host)
