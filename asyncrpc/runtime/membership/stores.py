@@ -106,7 +106,7 @@ class TcpPlace:
                 listening = await self.address.knock(found.endpoints, left_s)
             except OSError as error:  # TimeoutError is one
                 # What the end of the time cuts short says less than what was before.
-                is_cut = isinstance(error, TimeoutError) and _now_s() >= end_s
+                is_cut = _now_s() >= end_s
                 problem = problem if problem and is_cut else reason_of(error)
                 await asyncio.sleep(max(0.0, min(_KNOCK_S, end_s - _now_s())))
             else:
