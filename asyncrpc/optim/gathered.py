@@ -61,7 +61,7 @@ class GatheredOptimizer:
         self._owners = owners
         self._threads = threads
         self._mirrors: list[torch.Tensor] = []
-        self._unmade = list(owners.listed)
+        self._made: set[WorkerId] = set()  # who has listed its parameters
         self._one_at_a_time = asyncio.Lock()
 
     async def make(self, name: str) -> None:
@@ -74,7 +74,10 @@ class GatheredOptimizer:
             return
         async with self._one_at_a_time:
             problem = f"{name} could not be made"
-            await self._owners.gather(list(self._unmade), self._create, problem=problem)
+            if not self._made:
+                await self._owners.relist(self._groups)
+            unmade = [one for one in self._owners.listed if one not in self._made]
+            await self._owners.gather(unmade, self._create, problem=problem)
             found = await self._owners.each(
                 m.GetValues(self._owners.serial), problem=problem
             )
@@ -92,7 +95,7 @@ class GatheredOptimizer:
         await self._owners.ask(
             owner, m.CreateOptimizer(self._owners.serial, None, groups, [], {})
         )
-        self._unmade.remove(owner)
+        self._made.add(owner)
 
     def _optimizer(self) -> torch.optim.Optimizer:
         listed, at = [], 0

@@ -62,9 +62,14 @@ def _checked(name: str, parameters: list[Any]) -> list[Any]:
     return parameters
 
 
+def references_in(groups: Sequence[Group]) -> list[RRef[Any]]:
+    """Return the parameters of all groups, in their order."""
+    return [one for group in groups for one in group[_KEY]]
+
+
 def owners_of(groups: Sequence[Group]) -> list[WorkerId]:
     """Return the owners of the parameters, each once, in the parameters' order."""
-    return list(dict.fromkeys(one.owner_id for group in groups for one in group[_KEY]))
+    return list(dict.fromkeys(one.owner_id for one in references_in(groups)))
 
 
 def numbers_of(groups: Sequence[Group], owner: WorkerId) -> list[int]:
@@ -72,7 +77,7 @@ def numbers_of(groups: Sequence[Group], owner: WorkerId) -> list[int]:
 
     A place is what torch numbers parameters by: group by group, from 0.
     """
-    listed = [one for group in groups for one in group[_KEY]]
+    listed = references_in(groups)
     return [at for at, one in enumerate(listed) if one.owner_id == owner]
 
 

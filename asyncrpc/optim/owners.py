@@ -10,6 +10,7 @@ from asyncrpc.autograd.ports import Directory, Links
 from asyncrpc.errors import AsyncRpcError, OptimizerError
 from asyncrpc.ids import WorkerId
 from asyncrpc.optim import messages as m
+from asyncrpc.optim.groups import Group, owners_of, references_in
 from asyncrpc.optim.service import OptimizerService
 from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
 from asyncrpc.runtime.messages import Request
@@ -65,6 +66,22 @@ class Owners:
         if len(self.listed) != 2 or self.me not in self.listed:  # noqa: PLR2004
             return None
         return next(one for one in self.listed if one != self.me)
+
+    async def relist(self, groups: Sequence[Group]) -> None:
+        """List the owners of groups again, once they are known for certain.
+
+        Where a parameter is being made over a connection that is not open, it is not
+        known yet which life of that worker will have it.
+
+        Cancellation:
+            Nothing has changed.
+        """
+        link_of = self._worker.directory.link_of
+        if all(one == self.me or link_of(one.incarnation) for one in self.listed):
+            return
+        for one in references_in(groups):
+            await one.made_on()
+        self.listed = owners_of(groups)
 
     def add(self, owners: Sequence[WorkerId]) -> list[WorkerId]:
         """Add owners; return those that are new."""

@@ -27,7 +27,7 @@ from asyncrpc.errors import (
 from asyncrpc.ids import ContextId, WorkerId
 from asyncrpc.optim import messages as m
 from asyncrpc.optim import states
-from asyncrpc.optim.groups import Group, owners_of, part_of
+from asyncrpc.optim.groups import Group, owners_of, part_of, references_in
 from asyncrpc.optim.local import norm_of, scale_for
 from asyncrpc.optim.options import (
     Changes,
@@ -72,6 +72,8 @@ class PerOwnerOptimizer:
         if len(self._known) == len(self._owners.listed):
             return
         async with self._making:
+            if not self._known:
+                await self._owners.relist(self._groups)
             await self._owners.gather(
                 [one for one in self._owners.listed if one not in self._known],
                 self._create,
@@ -214,6 +216,8 @@ class PerOwnerOptimizer:
     async def add_group(self, group: Mapping[str, Any], name: str) -> None:
         """Optimize more parameters; see `DistributedOptimizer.add_param_group`."""
         added = dict(group)
+        for one in references_in([added]):
+            await one.made_on()
         old = list(self._owners.listed)
         self._groups.append(added)
         self._owners.add(owners_of([added]))

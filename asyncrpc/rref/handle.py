@@ -6,6 +6,7 @@ count at the owner.  Collecting a handle only queues a note for the event loop.
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections.abc import Callable, Generator
 from typing import Any, Generic, Protocol, TypeVar
@@ -110,6 +111,22 @@ class RRef(Generic[T]):
     @property
     def owner_id(self) -> WorkerId:
         """The owner and its incarnation."""
+        return self._shared.owner
+
+    async def made_on(self) -> WorkerId:
+        """Internal: return the owner, once the call that makes the value has ended.
+
+        Until then it may turn out to be another life of that worker.
+
+        Raises:
+            Nothing: whoever asks the owner for the value gets the error.
+
+        Cancellation:
+            The call goes on.
+        """
+        call = self._shared.call
+        if call is not None:
+            await asyncio.wait([call])
         return self._shared.owner
 
     def owner(self) -> WorkerInfo:

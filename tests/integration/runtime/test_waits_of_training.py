@@ -21,7 +21,9 @@ from asyncrpc.errors import (
 )
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.optim.callbacks import run_with_callbacks
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 from asyncrpc.testing import Cluster, acting_as
+from tests.integration.misuse.traffic import make_parameter
 from tests.integration.runtime.groups import until
 from tests.integration.runtime.proxied import proxied
 from tests.integration.runtime.remote import double
@@ -124,3 +126,29 @@ async def test_an_algorithm_that_asks_on_after_its_end_is_told_so_again() -> Non
         done, _ = await asyncio.wait([driving], timeout=LIMIT_S)
         assert done
         assert driving.cancelled()
+
+
+@pytest.mark.parametrize("optimizer_class", ["SGD", "LBFGS"])
+async def test_an_optimizer_waits_until_it_knows_where_its_parameters_are(
+    optimizer_class: str,
+) -> None:
+    """While a connection is broken it is not known which life will make a value."""
+    async with Cluster(2, options=AT_ONCE) as (a, _):
+        peer = a.peer("b")
+        await peer.call(double, torch.ones(2))
+        entry = a.parts.directory.find("b")
+        assert entry.link is not None
+        with acting_as(a):
+            entry.link.connection.break_off("cut by the test")
+            assert entry.link is None
+            first = peer.remote(make_parameter)
+            assert first.owner_id.incarnation == UNKNOWN_INCARNATION
+            optimizer = await DistributedOptimizer(optimizer_class, [first])
+            if optimizer_class == "SGD":  # the other takes one group only
+                link = a.parts.directory.find("b").link
+                assert link is not None
+                link.connection.break_off("cut by the test")
+                second = peer.remote(make_parameter)
+                await optimizer.add_param_group({"params": [second]})
+                assert second.owner_id == first.owner_id
+            assert optimizer.options.param_groups
