@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Any, Final, Self
 
 import torch
@@ -73,6 +73,11 @@ def _name_of(rank: int) -> str:
     return f"worker{rank}"
 
 
+def _identity(name: str, rank: int, world_size: int, given: Options) -> WorkerIdentity:
+    is_strict = given.policy is Policy.STRICT
+    return WorkerIdentity(name, rank, world_size, is_strict=is_strict)
+
+
 def current_parts() -> Parts:
     """Return the parts of the worker of this task or thread.
 
@@ -119,16 +124,13 @@ class Worker:
                 incomplete, or an argument is of another kind.
         """
         check_text("name", "-" if name is None else name, at_most=NAME_CHARACTERS_MAX)
-        if options is not None:
-            check_kind("options", options, Options, "an Options or None")
-        if network is not None:
-            check_kind("network", network, Connector, "a Connector or None")
+        check_kind("options", options, (Options, NoneType), "an Options or None")
+        check_kind("network", network, (Connector, NoneType), "a Connector or None")
         given = (options or Options()).with_environment()
         found, rank, world_size = open_rendezvous(
             rendezvous, rank=rank, world_size=world_size
         )
-        name, is_strict = name or _name_of(rank), given.policy is Policy.STRICT
-        identity = WorkerIdentity(name, rank, world_size, is_strict=is_strict)
+        identity = _identity(name or _name_of(rank), rank, world_size, given)
         self.parts = Parts(identity, given, found, network)
 
     # --- life ------------------------------------------------------------------------
@@ -351,10 +353,9 @@ class Worker:
     def members_changed(self) -> MemberChanges:
         """Return an iterator over the changes of the membership from now on.
 
-        `known_members` lists the present members: read it after this call, and no
-        change is missed in between.  The iteration ends when the worker ends.  Each
-        call returns a separate iterator.  A program that is slow to take changes gets
-        those of each worker as one.
+        To miss no change, read `known_members` after this call.  Each call returns a
+        separate iterator, which ends with the worker.  A program that is slow to take
+        changes gets those of each worker as one.
 
         Raises:
             NotStartedError: this worker does not run.

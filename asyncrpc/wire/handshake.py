@@ -71,6 +71,7 @@ class Handshake:
     """One end of the handshake.
 
     Attributes:
+        role: whether this end dialed.
         state: the state of the handshake.
         binding: the name of the channel, equal at both ends; empty without TLS.  May
             be set until the first record has been received.
@@ -102,7 +103,7 @@ class Handshake:
             raise LocalProtocolError(f"a nonce must have {NONCE_BYTES} bytes")
         self.state = HandshakeState.PREFACE
         self.binding = binding
-        self._role = role
+        self.role = role
         self._secret = secret or b""
         mode = TOKEN_MODE if ticket else 1 if secret else 0
         self._preface = PREFACE.pack(PREFACE_MAGIC, VERSION, mode, 0, nonce)
@@ -122,7 +123,7 @@ class Handshake:
 
     def start(self) -> bytes:
         """Return the bytes to send at the beginning."""
-        return self._preface + self.ticket if self._role is Role.DIALER else b""
+        return self._preface + self.ticket if self.role is Role.DIALER else b""
 
     def check_beginning(self, beginning: bytes | bytearray) -> None:
         """Refuse a stranger at the first byte that no worker would send.
@@ -166,7 +167,7 @@ class Handshake:
     @property
     def token(self) -> int:
         """The number of this connection at both ends, after the proofs."""
-        dialer = self._preface if self._role is Role.DIALER else self._peer_preface
+        dialer = self._preface if self.role is Role.DIALER else self._peer_preface
         nonce = dialer[-NONCE_BYTES:]
         return int.from_bytes(nonce[:8], "little") | 1 << 63
 
@@ -181,14 +182,14 @@ class Handshake:
             raise self._refuse_stranger(magic)
         # A dialer cannot read a refusal before our preface.  The preface also tells it
         # the problem: the version, or the mode.
-        unsent = self._preface if self._role is Role.ACCEPTOR else b""
+        unsent = self._preface if self.role is Role.ACCEPTOR else b""
         self._farewell = unsent + REFUSAL
         if version != VERSION:
             raise VersionMismatchError(
                 f"the peer speaks version {version} of the protocol, we {VERSION}; "
                 "install the same asyncrpc on every worker"
             )
-        takes_ticket = mode == TOKEN_MODE and self._role is Role.ACCEPTOR
+        takes_ticket = mode == TOKEN_MODE and self.role is Role.ACCEPTOR
         if not takes_ticket:
             self._check_mode(mode)
         if nonce == self._preface[-NONCE_BYTES:]:
@@ -199,7 +200,7 @@ class Handshake:
             return b""
         self._farewell = REFUSAL
         self.state = HandshakeState.PROOF
-        if self._role is Role.ACCEPTOR:
+        if self.role is Role.ACCEPTOR:
             return self._preface + self._proof(Role.ACCEPTOR)
         return b""
 
@@ -223,7 +224,7 @@ class Handshake:
         self.state = HandshakeState.FAILED
         if beginning[:1] not in _TLS_RECORDS:
             return MalformedError(f"the peer begins with {beginning!r}: not a worker")
-        if self._role is Role.ACCEPTOR:
+        if self.role is Role.ACCEPTOR:
             self._farewell = self._preface  # TLS takes these bytes for "no TLS here"
         return AuthenticationError(
             "the peer speaks TLS and this worker does not; give both workers "
@@ -250,7 +251,7 @@ class Handshake:
     def _on_proof(self, record: bytes) -> bytes:
         if record == REFUSAL:
             self._farewell = b""  # the peer knows already
-            if self.ticket and self._role is Role.DIALER:
+            if self.ticket and self.role is Role.DIALER:
                 raise AuthenticationError(
                     "the peer refused our token: it has expired, was revoked, or "
                     "another worker has issued it; get a new one by "
@@ -260,14 +261,14 @@ class Handshake:
                 f"the peer refused our proof: {self._why_wrong()}; "
                 "give both the same ASYNCRPC_SECRET or Options(secret=...)"
             )
-        other = Role.ACCEPTOR if self._role is Role.DIALER else Role.DIALER
+        other = Role.ACCEPTOR if self.role is Role.DIALER else Role.DIALER
         if not hmac.compare_digest(record, self._proof(other)):
             raise AuthenticationError(
                 f"the peer's proof is wrong: {self._why_wrong()}; "
                 "give both the same ASYNCRPC_SECRET or Options(secret=...)"
             )
         self.state = HandshakeState.PROVED
-        return self._proof(Role.DIALER) if self._role is Role.DIALER else b""
+        return self._proof(Role.DIALER) if self.role is Role.DIALER else b""
 
     def _why_wrong(self) -> str:
         differ = "the two workers have different secrets"
@@ -280,7 +281,7 @@ class Handshake:
     def _proof(self, of: Role) -> bytes:
         dialer_first = (
             (self._preface, self._peer_preface)
-            if self._role is Role.DIALER
+            if self.role is Role.DIALER
             else (self._peer_preface, self._preface)
         )
         label = b"asyncrpc " + of.value.encode() + b"\0"

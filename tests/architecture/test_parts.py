@@ -30,9 +30,6 @@ CLASS_LINES_MAX = 500
 LONG_LEFT = {
     "asyncrpc.collectives.group.Group",  # half of it is docstrings
     "asyncrpc.compat.rpc._testing.faulty_worker.FaultyWorker",
-    "asyncrpc.compat.rpc.starting.FacadeWorker",  # 3 lines too many, with its bases
-    "asyncrpc.runtime.links.connection.Connection",  # 18: tickets of guests
-    "asyncrpc.testing.cluster.SimWorker",  # 4, with its bases
 }
 
 # Bases that make a class a contract, or a kind of error; by the name that is written.

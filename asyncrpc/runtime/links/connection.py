@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeAlias
@@ -44,7 +43,7 @@ from asyncrpc.transport.address import Address
 from asyncrpc.transport.flow import WaterMarks
 from asyncrpc.wire.chunks import Arrivals
 from asyncrpc.wire.frames import INLINE_BYTES_MAX, FrameKind, prefix
-from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, HandshakeReader, Role
+from asyncrpc.wire.handshake import Handshake, HandshakeReader, Role
 from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
 from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingMessages
@@ -104,15 +103,11 @@ class Connection:
 
     def __init__(
         self,
-        role: Role,
-        secret: bytes | None,
+        handshake: Handshake,
         *,
         loop: asyncio.AbstractEventLoop,
         limits: MessageLimits,
         make_buffer: Callable[[int], memoryview] = fresh,
-        nonce: bytes | None = None,
-        ticket: bytes = b"",
-        key_of: Callable[[bytes], bytes | None] | None = None,
         poller: Poller | None = None,
         on_proved: Callable[[Connection], None],
         on_hello: Callable[[Connection, Hello], None],
@@ -120,19 +115,15 @@ class Connection:
         """Prepare one end.
 
         Args:
-            role: which end it is.
-            secret: the cluster's; None where the transport vouches for the peer.
+            handshake: of this end, not begun.
             loop: on which it runs.
             limits: what the peer may ask us to allocate.
             make_buffer: makes the memory of payloads.
-            nonce: `NONCE_BYTES` fresh random bytes; None: they are drawn.
-            ticket: see `wire.handshake.Handshake`.
-            key_of: likewise.
             poller: polls for what comes after a write.
             on_proved: called once both ends have proved that they know the secret.
             on_hello: called with the peer's HELLO.
         """
-        self.role = role
+        self.role = handshake.role
         self.state = ConnectionState.HANDSHAKE
         self.peer: Hello | None = None
         self.reads = 0
@@ -168,24 +159,17 @@ class Connection:
         self._on_hello = on_hello
         self._on_writable = self.pump.pump
         self._cause: AsyncRpcError | None = None
-        first = HelloSink(self._take_hello)
-        self.incoming = IncomingPayloads(first, limits, make_buffer)
+        sink = HelloSink(self._take_hello)
+        self.incoming = IncomingPayloads(sink, limits, make_buffer)
         self.claim = self.incoming.claim
         self.release_claim = self.incoming.release_claim
         self.forget_transfer = self.incoming.forget
         self.watch_requests = self.incoming.watch_requests
         self.stand_in = self.incoming.stand_in
         self._frames = self.incoming.frames
-        self._handshake = Handshake(
-            role,
-            secret,
-            nonce or os.urandom(NONCE_BYTES),
-            ticket=ticket,
-            key_of=key_of,
-        )
-        self._reader: ByteReader = HandshakeReader(
-            self._handshake, self.stream.write_uncounted, self._set_proved
-        )
+        self._handshake = handshake
+        write = self.stream.write_uncounted
+        self._reader: ByteReader = HandshakeReader(handshake, write, self._set_proved)
 
     # --- the transport's side (StreamHandler) ----------------------------------------
 
@@ -226,9 +210,8 @@ class Connection:
         except Exception as error:
             # Whatever a message of a peer sets off here must not stop the loop.
             logger.exception("a message from %s could not be handled", self.where)
-            self._fail_aloud(
-                MalformedError(f"a message could not be handled: {error!r}")
-            )
+            told = f"a message could not be handled: {error!r}"
+            self._fail_aloud(MalformedError(told))
 
     def connection_lost(self, error: TransportError | None, /) -> None:
         """Wait for another transport, or tell whoever waits for this one."""
@@ -456,10 +439,8 @@ class Connection:
     @property
     def token(self) -> int:
         """What names this connection at both ends."""
-        passed_on = self.role is Role.ACCEPTOR and self.peer is not None
-        return (self.peer.token if passed_on and self.peer else 0) or (
-            self._handshake.token
-        )
+        relayed = self.peer.token if self.peer and self.role is Role.ACCEPTOR else 0
+        return relayed or self._handshake.token
 
     @property
     def ticket(self) -> bytes:

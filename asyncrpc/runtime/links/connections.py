@@ -13,7 +13,7 @@ from asyncrpc.runtime.links.ports import SILENT, HandshakeConnection
 from asyncrpc.runtime.links.tokens import Tokens
 from asyncrpc.runtime.ports import Identity
 from asyncrpc.runtime.spinning import Spinner
-from asyncrpc.wire.handshake import NONCE_BYTES, Role
+from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, Role
 from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
 
@@ -82,15 +82,18 @@ class Connections:
         settings = self._settings
         tokens = settings.tokens
         own = None if tokens is None or role is Role.ACCEPTOR else tokens.own
-        connection = Connection(
+        handshake = Handshake(
             role,
             settings.secret if own is None else own.key,
+            settings.random_bytes(NONCE_BYTES),
+            ticket=b"" if own is None else own.ticket,
+            key_of=None if tokens is None else tokens.key_of,
+        )
+        connection = Connection(
+            handshake,
             loop=self._loop,
             limits=settings.limits,
             make_buffer=settings.make_buffer,
-            nonce=settings.random_bytes(NONCE_BYTES),
-            ticket=b"" if own is None else own.ticket,
-            key_of=None if tokens is None else tokens.key_of,
             poller=settings.spinner,
             on_proved=on_proved,
             on_hello=on_hello,

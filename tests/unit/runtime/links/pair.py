@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.transport.abc import Buffer, StreamHandler, Transport
 from asyncrpc.transport.flow import WaterMarks
 from asyncrpc.wire.frames import FrameKind
-from asyncrpc.wire.handshake import Role
+from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, Role
 from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
 
@@ -145,8 +146,7 @@ class Side(Received):
                 connection.hello(self.hello(**hello))
 
         return Connection(
-            role,
-            b"secret",
+            Handshake(role, b"secret", os.urandom(NONCE_BYTES)),
             loop=asyncio.get_running_loop(),
             limits=MessageLimits(),
             on_proved=on_proved,

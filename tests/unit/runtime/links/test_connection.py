@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 
 import pytest
@@ -19,7 +20,7 @@ from asyncrpc.runtime.links.connection import Connection, ConnectionState
 from asyncrpc.runtime.links.disconnected import DISCONNECTED_BYTES_MAX
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.wire.frames import CHUNK_BYTES, FrameKind
-from asyncrpc.wire.handshake import Role
+from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, Role
 from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.resume import ACK_BYTES, NEVER
 from tests.unit.runtime.links.pair import REFUSED, Both, join, opened
@@ -73,8 +74,7 @@ class TestOpening:
 
         ends = [
             Connection(
-                role,
-                secret,
+                Handshake(role, secret, os.urandom(NONCE_BYTES)),
                 loop=asyncio.get_running_loop(),
                 limits=MessageLimits(),
                 on_proved=nothing,

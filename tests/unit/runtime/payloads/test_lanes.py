@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -16,7 +17,7 @@ from asyncrpc.runtime.payloads.machine.lanes import LanesState
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.wire.chunks import Arrivals
 from asyncrpc.wire.frames import CHUNK_BYTES, FrameKind
-from asyncrpc.wire.handshake import Role
+from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, Role
 from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
 from tests.unit.runtime.links.pair import Both, Line, Side, join
@@ -94,8 +95,7 @@ class Laned(Both):
             lanes_of(side).attach(connection)
 
         return Connection(
-            role,
-            b"secret",
+            Handshake(role, b"secret", os.urandom(NONCE_BYTES)),
             loop=asyncio.get_running_loop(),
             limits=MessageLimits(),
             on_proved=on_proved,
