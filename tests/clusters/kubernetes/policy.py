@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tests.integration.kubernetes.cluster import Pod
+from tests.clusters.kubernetes.cluster import Pod
 
 _TABLE: Final = "table inet networkpolicy"
 _CHAIN: Final = "type filter hook input priority 0; policy drop;"

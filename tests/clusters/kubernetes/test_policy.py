@@ -8,9 +8,9 @@ from typing import Any
 
 from asyncrpc.cli.manifest.kubernetes.kinds import KINDS
 from asyncrpc.cli.manifest.kubernetes.workload import Workload
+from tests.clusters.kubernetes.cluster import Pod, SimulatedCluster
+from tests.clusters.kubernetes.controllers import NAMESPACE, plans
 from tests.clusters.kubernetes.policy import enforce
-from tests.integration.kubernetes.cluster import Pod, SimulatedCluster
-from tests.integration.kubernetes.controllers import NAMESPACE, plans
 
 KNOCK = """
 import socket, sys
@@ -23,7 +23,7 @@ print("let in")
 
 
 def objects(name: str) -> list[dict[str, Any]]:
-    program = ("-m", "tests.integration.kubernetes.programs", "meet")
+    program = ("-m", "tests.clusters.kubernetes.programs", "meet")
     return KINDS["job"](
         Workload(
             name=name,

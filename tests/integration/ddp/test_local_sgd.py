@@ -86,8 +86,8 @@ class TestPeriods:
             ({0: 2, 2: 4}, r"positive, not \[0, 2\]"),
             ({4: 2, 2: 4}, r"more than the one before, and positive, not \[4, 2\]"),
             ({2: 4, 4: 4}, r"each size .* not \[4, 4\]"),
-            ({2: 3, 4: 4}, r"divide the number of ranks, 4, .* got \[3, 4\]"),
-            ({2: 2}, r"the last is that number; got \[2\]"),
+            ({2: 3, 4: 4}, r"divide the number of ranks, 4, .* not \[3, 4\]"),
+            ({2: 2}, r"the last must be 4, not \[2\]"),
         ],
     )
     async def test_that_make_no_sense_are_refused(
@@ -224,7 +224,7 @@ class TestFailures:
             )
         )
         assert all("rank 2 ('c')" in str(error) for error in found), found
-        with pytest.raises(UsageError, match="has been closed"):
+        with pytest.raises(UsageError, match="was closed"):
             await averagers[2].average_parameters(all_[2])
 
 

@@ -288,9 +288,9 @@ async def main():
         {}
 asyncrpc.run(main())
 """
-PORTS = free_port(), free_port()
+PORT = free_port()
 MEETING = """async with asyncrpc.Worker(
-        "w", rank={rank}, world_size=2, rendezvous="tcp://127.0.0.1:{port}",
+        "w", rank={rank}, world_size=2, rendezvous="tcp://{place}",
         options=for_an_hour,
     ):
         pass
@@ -308,7 +308,7 @@ PROGRAMS = {
 async def watch():
     while True:
         try:
-            _, writer = await asyncio.open_connection("127.0.0.1", {PORTS[0]})
+            _, writer = await asyncio.open_connection("127.0.0.1", {PORT})
         except OSError:
             await asyncio.sleep(0.001)
         else:
@@ -317,23 +317,20 @@ async def watch():
 
 async def main():
     watching = asyncio.create_task(watch())
-    {MEETING.format(rank=0, port=PORTS[0])}
+    {MEETING.format(rank=0, place=f"127.0.0.1:{PORT}")}
 asyncrpc.run(main())
 """,
     "looking for the rendezvous": f"""
 async def main():
     loop = asyncio.get_running_loop()
-    connect = loop.create_connection
+    connect = loop.sock_connect
 
-    async def watched(*args, **named):
-        try:
-            return await connect(*args, **named)
-        except OSError:
-            print("ready", flush=True)
-            raise
+    async def watched(*args):
+        print("ready", flush=True)
+        await connect(*args)
 
-    loop.create_connection = watched
-    {MEETING.format(rank=1, port=PORTS[1])}
+    loop.sock_connect = watched
+    {MEETING.format(rank=1, place="192.0.2.1:9")}  # of nobody: RFC 5737
 asyncrpc.run(main())
 """,
 }

@@ -42,7 +42,7 @@ from tests import raw_messages
 from tests.integration.runtime.wrong_content import JUNK, examples, spoiled
 
 SERVICES = (
-    *("rref", "autograd", "optim", "collectives", "membership", "rounds"),
+    *("rref", "autograd", "optim", "collectives", "membership", "rounds", "relay"),
     *("memory", "regions"),
 )
 LIMIT_S = 60.0  # for what would otherwise hang

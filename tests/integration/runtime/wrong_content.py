@@ -113,6 +113,8 @@ def _of_groups() -> dict[tuple[str, str], Any]:
         ("collectives", "failed"): [GROUP, 1 << 40, failure],
         ("collectives", "left"): [GROUP, 1 << 40, failure],
         ("collectives", "lost"): [GROUP, failure],
+        ("collectives", "standing"): ["nothing", 1, [STRANGER], [0], True, [], [], []],
+        ("relay", "dial"): ["nobody", "nobody", -1, STRANGER, [], ""],
         ("membership", "ping"): [],
         ("membership", "members"): [],
         ("membership", "find"): ["nobody"],

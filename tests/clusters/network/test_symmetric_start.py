@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.network.hosts import Host, Network, Program, network, why_not
+from tests.clusters.network.hosts import Host, Network, Program, network, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces work")
 
 MEET = """
 import sys
-from tests.integration.network.programs import meet
+from tests.clusters.network.programs import meet
 meet(*sys.argv[1:])
 """
 PLACE = "tcp://head:29500"

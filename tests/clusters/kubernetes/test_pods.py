@@ -12,10 +12,10 @@ import pytest
 
 from asyncrpc.cli.manifest.kubernetes.kinds import KINDS
 from asyncrpc.cli.manifest.kubernetes.workload import Workload
-from tests.integration.kubernetes.cluster import SimulatedCluster
-from tests.integration.kubernetes.controllers import NAMESPACE, PodPlan, plans
+from tests.clusters.kubernetes.cluster import SimulatedCluster
+from tests.clusters.kubernetes.controllers import NAMESPACE, PodPlan, plans
 
-PROGRAMS = ("-m", "tests.integration.kubernetes.programs")
+PROGRAMS = ("-m", "tests.clusters.kubernetes.programs")
 
 
 def planned(kind: str, workers: int, *program: str, **fields: Any) -> list[PodPlan]:

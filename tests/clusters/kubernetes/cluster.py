@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.integration.kubernetes.controllers import DOMAIN, PodPlan
-from tests.integration.network.hosts import GENEROUS_S, ROOT, Host, Network
+from tests.clusters.kubernetes.controllers import DOMAIN, PodPlan
+from tests.clusters.network.hosts import GENEROUS_S, ROOT, Host, Network
 
 SECRET: Final = "a secret of these pods"
 _SERVER: Final = "10.7.0.2"
@@ -295,8 +295,13 @@ class SimulatedCluster:
 
 def _child(parent: int) -> int:
     """Return the process that `unshare` has made."""
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text()
-    (found,) = children.split()
+    done = subprocess.run(
+        ["pgrep", "-P", str(parent)],  # noqa: S607  (the kernel's own list may be empty)
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (found,) = done.stdout.split()
     return int(found)
 
 

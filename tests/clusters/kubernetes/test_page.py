@@ -10,9 +10,9 @@ import json
 import sys
 from pathlib import Path
 
-from tests.integration.kubernetes.cluster import SimulatedCluster
-from tests.integration.kubernetes.controllers import PodPlan, plans
-from tests.integration.kubernetes.page import command, objects_of, program
+from tests.clusters.kubernetes.cluster import SimulatedCluster
+from tests.clusters.kubernetes.controllers import PodPlan, plans
+from tests.clusters.kubernetes.page import command, objects_of, program
 
 SAVED = 75
 

@@ -57,14 +57,23 @@ class Program:
 
     process: subprocess.Popen[str]
     lines: list[str] = field(default_factory=list)
+    unheard: list[str] = field(default_factory=list)
 
     def hears(self, beginning: str) -> str:
-        """Wait for a line; return what follows its beginning."""
+        """Wait for a line that was not heard before; return what follows its beginning.
+
+        Lines of another kind that come before it may be heard later.
+        """
+        for line in self.unheard:
+            if line.startswith(beginning):
+                self.unheard.remove(line)
+                return line.removeprefix(beginning).strip()
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line)
             if line.startswith(beginning):
                 return line.removeprefix(beginning).strip()
+            self.unheard.append(line)
         raise AssertionError(f"{beginning!r} never came: {self.told}")
 
     def say(self, line: str) -> None:

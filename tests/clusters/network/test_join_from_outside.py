@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.network.hosts import Host, Network, Program, network, why_not
+from tests.clusters.network.hosts import Host, Network, Program, network, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces work")
 
 SERVE = """
 import sys
-from tests.integration.network.programs import serve
+from tests.clusters.network.programs import serve
 serve(*sys.argv[1:])
 """
 MEET = "tcp://10.1.0.1:29500"  # at the gateway, and inside

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from asyncrpc.cli.main import main
-from tests.integration.kubernetes.controllers import NAMESPACE
+from tests.clusters.kubernetes.controllers import NAMESPACE
 
 _PAGE: Final = Path(__file__).parents[3] / "docs/how-to/run-on-kubernetes.md"
 _PROGRAM: Final = re.compile(r"^```python no-run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
