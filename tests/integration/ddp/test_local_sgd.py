@@ -83,8 +83,8 @@ class TestPeriods:
         ("levels", "says"),
         [
             ({}, "no period"),
-            ({0: 2, 2: 4}, r"positive, not \[0, 2\]"),
-            ({4: 2, 2: 4}, r"more than the one before, and positive, not \[4, 2\]"),
+            ({0: 2, 2: 4}, r"positive, .* not \[0, 2\]"),
+            ({4: 2, 2: 4}, r"positive, and more than the one before, not \[4, 2\]"),
             ({2: 4, 4: 4}, r"each size .* not \[4, 4\]"),
             ({2: 3, 4: 4}, r"divide the number of ranks, 4, .* not \[3, 4\]"),
             ({2: 2}, r"the last must be 4, not \[2\]"),
