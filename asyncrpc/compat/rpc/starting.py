@@ -124,8 +124,16 @@ def _by_launcher(where: str, rank: int, world_size: int | None) -> tuple[str, in
     try:
         found = find_store(None if rank < 0 else rank, world_size)
     except UsageError as error:
-        raise ValueError(f"env:// rendezvous: {error}") from None
+        raise ValueError(f"env:// rendezvous: {_as_torch_says(str(error))}") from None
     return found.url, found.rank
+
+
+def _as_torch_says(problem: str) -> str:
+    """Begin as torch does where a variable is missing: programs match that text."""
+    field, is_missing, _ = problem.partition(" is missing: ")
+    if not is_missing:
+        return problem
+    return f"environment variable {field.upper()} expected, but not set: {problem}"
 
 
 def init_agent(
