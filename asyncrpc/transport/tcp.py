@@ -99,15 +99,10 @@ class TcpConnector(Connector):
         if self.tls is not None:
             secured = TlsTransport(handler, self.tls, address.host)
         protocol = self._protocol(secured or handler)
-        loop = asyncio.get_running_loop()
         try:
             found = await self.resolver.resolve(address.host, address.port)
-            if len(found) == 1:
-                host, port = found[0].host, found[0].port
-                await loop.create_connection(lambda: protocol, host, port)
-            else:
-                sock = await connected_socket(found)
-                await _hand_over(sock, lambda: protocol)
+            sock = await connected_socket(found)
+            await _hand_over(sock, lambda: protocol)
             if secured is not None:
                 await secured.established  # who dials has a limit; its end fails it
         except ConnectError:

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
-from urllib.parse import parse_qs, urlsplit
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # unlisted
@@ -32,7 +31,8 @@ from asyncrpc.collectives.torch_backend.process_group import NAME, AsyncRpcProce
 from asyncrpc.collectives.torch_backend.rank_runtime import RankRuntime, StoreMeeting
 from asyncrpc.collectives.torch_backend.work import error_for_torch
 from asyncrpc.errors import AsyncRpcError
-from asyncrpc.runtime.membership.launched import find_store
+from asyncrpc.runtime.membership.launched_store import find_store, given_in
+from asyncrpc.runtime.membership.stores import GivenStore
 from asyncrpc.runtime.options import Options
 
 __all__ = ["AsyncRpcProcessGroup"]
@@ -103,7 +103,7 @@ def _start(given: Any, options: Options | None) -> RankRuntime:
     store = PrefixStore(f"asyncrpc/{turn}", given.store)
     ranks = given.global_ranks_in_group or range(size)
     return RankRuntime(
-        StoreMeeting(lambda _timeout_s: store, rank, size),
+        StoreMeeting(GivenStore(lambda: store, is_host=rank == 0), rank, size),
         [f"rank{one}" for one in ranks],
         rank,
         replace(
@@ -127,10 +127,8 @@ def _meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, in
     Raises:
         UsageError: something is missing, or two launchers disagree.
     """
-    given = {
-        name: int(texts[0]) for name, texts in parse_qs(urlsplit(url).query).items()
-    }
-    found = find_store(given.get("rank"), given.get("world_size"))
+    given = given_in(url)
+    found = find_store(given.rank, given.world_size)
     meeting = rendezvous(found.url, found.rank, found.world_size, timeout=timeout)
     store, rank, world_size = next(meeting)
     yield PrefixStore(f"restart{found.restart}", store), rank, world_size

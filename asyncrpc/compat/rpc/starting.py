@@ -35,8 +35,8 @@ from asyncrpc.compat.rpc.store_lock import locked_at
 from asyncrpc.errors import AsyncRpcError, UsageError
 from asyncrpc.runtime.hosting import LoopThread
 from asyncrpc.runtime.members import Member, Rendezvous, RunningGroup
-from asyncrpc.runtime.membership.launched import find_store, has_all_of_torch
-from asyncrpc.runtime.membership.stores import StoreRendezvous
+from asyncrpc.runtime.membership.launched_store import find_store, has_all_of_torch
+from asyncrpc.runtime.membership.stores import GivenStore, StoreRendezvous
 from asyncrpc.runtime.options import DeviceOptions, Options
 from asyncrpc.runtime.parts import Parts
 
@@ -181,7 +181,8 @@ def start_agent(
     where: Rendezvous = GrowingRendezvous(store)
     if world_size:
         _check_names(store, name, rank, world_size)
-        where = StoreRendezvous(lambda _timeout_s: store, rank, world_size)
+        given_store = GivenStore(lambda: store, is_host=rank == 0)
+        where = StoreRendezvous(given_store, rank, world_size)
     host = LoopThread(f"asyncrpc-{name}")
     worker = worker_class(
         name,

@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from asyncrpc.arguments import check_count, check_texts, wrong
 from asyncrpc.environment import GivenPlace, LaunchPlacement, resolve
@@ -34,11 +34,12 @@ from asyncrpc.runtime.members import (
     RunningGroup,
     missing_error,
 )
+from asyncrpc.runtime.membership.launched_store import given_in
 from asyncrpc.runtime.membership.stores import (
+    GivenStore,
     Hosting,
     StoreRendezvous,
     TcpPlace,
-    file_opener,
 )
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.meeting import MeetingAddress
@@ -282,10 +283,7 @@ def open_rendezvous(
         is_env = bool(environ.get("RANK"))
         where = "env://" if is_env else f"tcp://{found_at.host}:{found_at.port}"
     url = urlsplit(where)
-    query = {key: values[0] for key, values in parse_qs(url.query).items()}
-    given = GivenPlace(
-        _number("rank", rank, query), _number("world_size", world_size, query)
-    )
+    given = given_in(where, rank, world_size)
     placement = LaunchPlacement()
     if url.scheme == "env":
         placement = resolve(environ, given, launcher_pid=LAUNCHER_PID)
@@ -297,8 +295,8 @@ def open_rendezvous(
     if url.scheme == "file":
         if not url.path:
             raise UsageError(f"{where!r} names no file; use file:///path")
-        opener = file_opener(url.path)
-        return StoreRendezvous(opener, rank, world_size), rank, world_size
+        in_file = GivenStore.in_file(url.path, is_host=rank == 0)
+        return StoreRendezvous(in_file, rank, world_size), rank, world_size
     host, port = _store_address(where, placement)
     # A launcher may start all anew if one fails, and its store lives on.
     place = TcpPlace(
@@ -306,7 +304,7 @@ def open_rendezvous(
         _hosting_of(rank, placement),
         attempt=str(placement.restart),
     )
-    return StoreRendezvous(None, rank, world_size, place=place), rank, world_size
+    return StoreRendezvous(place, rank, world_size), rank, world_size
 
 
 def _check_place(rank: int | None, world_size: int | None) -> None:
@@ -327,16 +325,6 @@ def _checked(where: Rendezvous) -> Rendezvous:
 def _size_of(where: Rendezvous) -> int:
     size: int = getattr(where, "world_size", 0) or 0
     return size
-
-
-def _number(what: str, given: int | None, query: Mapping[str, str]) -> int | None:
-    """Return what is given in code, or in the URL."""
-    if given is not None or what not in query:
-        return given
-    try:
-        return int(query[what])
-    except ValueError:
-        raise wrong(what, "a number", query[what]) from None
 
 
 def _hosting_of(rank: int, placement: LaunchPlacement) -> Hosting:

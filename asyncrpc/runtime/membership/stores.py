@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from torch.distributed import (  # type: ignore[attr-defined]
     DistNetworkError,
@@ -59,6 +59,58 @@ class Hosting(enum.Enum):
     LATE = "likewise, if nobody listens there for a while"
 
 
+class StorePlace(Protocol):
+    """Where a store is.
+
+    Attributes:
+        is_host: whether this worker keeps the store alive until all have read it.
+        may_come_back: whether a store that is lost can be found again.
+    """
+
+    is_host: bool
+    may_come_back: bool
+
+    async def find(self, end_s: float, timeout_s: float) -> Callable[[float], Store]:
+        """Wait for the store; return what opens it within so many seconds."""
+
+    def lost(self, timeout_s: float, why: str) -> RendezvousTimeoutError:
+        """Return the error for a store that was lost before all had met."""
+
+    def close(self) -> None:
+        """Let go of the store."""
+
+
+class GivenStore:
+    """A store that can be opened at once: in a file, or one that the program has."""
+
+    may_come_back = False
+
+    def __init__(self, open_store: Callable[[], Store], *, is_host: bool) -> None:
+        """Take what opens it; `is_host`: see `StorePlace`."""
+        self.is_host = is_host
+        self._open_store = open_store
+
+    @classmethod
+    def in_file(cls, path: str, *, is_host: bool) -> GivenStore:
+        """Return the store in a file."""
+        return cls(lambda: FileStore(path), is_host=is_host)
+
+    async def find(self, end_s: float, timeout_s: float) -> Callable[[float], Store]:
+        """Return what opens it."""
+        return lambda _timeout_s: self._open_store()
+
+    def lost(self, timeout_s: float, why: str) -> RendezvousTimeoutError:
+        """Return the error for its loss."""
+        return RendezvousTimeoutError(
+            f"the store for the rendezvous was lost ({why}); the process that serves "
+            "it has ended",
+            missing=(),
+        )
+
+    def close(self) -> None:
+        """Do nothing: it is not this worker's."""
+
+
 class TcpPlace:
     """A store at a TCP address; whoever is there and gets the port hosts it.
 
@@ -68,6 +120,8 @@ class TcpPlace:
     Attributes:
         is_host: whether this process hosts the store.
     """
+
+    may_come_back = True
 
     def __init__(
         self, address: MeetingAddress, hosting: Hosting, *, attempt: str = "0"
@@ -111,7 +165,16 @@ class TcpPlace:
                 await asyncio.sleep(max(0.0, min(_KNOCK_S, end_s - _now_s())))
             else:
                 return partial(self._open, listening.host)
-        raise _no_store(self.address, timeout_s, problem)
+        raise self.lost(timeout_s, problem)
+
+    def lost(self, timeout_s: float, why: str) -> RendezvousTimeoutError:
+        """Return the error for a store that cannot be found, or found again."""
+        return RendezvousTimeoutError(
+            f"the meeting place {self.address} cannot be reached in {timeout_s:g} s: "
+            f"{why or 'no time was left'}; missing: a worker at this address, such as "
+            "rank 0, or the launcher that serves the store there",
+            missing=(str(self.address),),
+        )
 
     def _may_host(self, found: Found, waited_s: float) -> bool:
         if self._hosting is Hosting.NEVER or self._offered is not None:
@@ -176,24 +239,14 @@ class StoreRendezvous:
     who is missing, from the first whose time is up.
     """
 
-    def __init__(
-        self,
-        open_store: Callable[[float], Store] | None,
-        rank: int,
-        world_size: int,
-        *,
-        place: TcpPlace | None = None,
-    ) -> None:
+    def __init__(self, place: StorePlace, rank: int, world_size: int) -> None:
         """Prepare to meet.
 
         Args:
-            open_store: opens the store within so many seconds; runs in a thread.  None:
-                it is at `place`.
+            place: where the store is.
             rank: of this worker.
             world_size: how many workers there are.
-            place: the address of the store, if it is at one.
         """
-        self._open_store = open_store
         self._place = place
         self.rank = rank
         self.world_size = world_size
@@ -222,8 +275,8 @@ class StoreRendezvous:
                 try:
                     return await self._join_once(member, end_s, timeout_s)
                 except _StoreLostError as error:
-                    if self._place is None or _now_s() >= end_s:
-                        raise _lost_store(self._place, timeout_s, error) from error
+                    if not self._place.may_come_back or _now_s() >= end_s:
+                        raise self._place.lost(timeout_s, str(error)) from error
                     await asyncio.sleep(_KNOCK_S)
         except asyncio.CancelledError:
             self._given_up.set()
@@ -232,10 +285,7 @@ class StoreRendezvous:
     async def _join_once(
         self, member: Member, end_s: float, timeout_s: float
     ) -> Sequence[Member]:
-        open_store = self._open_store
-        if self._place is not None:
-            open_store = await self._place.find(end_s, timeout_s)
-        assert open_store is not None  # one of the two is given
+        open_store = await self._place.find(end_s, timeout_s)
         opener = partial(open_store, max(0.0, min(_OPEN_S, end_s - _now_s())))
         return await self._in_thread(self._join, opener, member, end_s, timeout_s)
 
@@ -245,8 +295,7 @@ class StoreRendezvous:
             await self._in_thread(self._await_readers, timeout_s)
         finally:
             self._store = None
-            if self._place is not None:
-                self._place.close()
+            self._place.close()
             self._thread.shutdown(wait=False)
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
@@ -366,8 +415,7 @@ class StoreRendezvous:
     def _await_readers(self, timeout_s: float) -> None:
         """Keep a store alive that this worker hosts until all have read it."""
         store = self._store
-        is_host = self.rank == 0 if self._place is None else self._place.is_host
-        if store is None or not is_host:
+        if store is None or not self._place.is_host:
             return
         if self._readers < self.world_size:  # it failed, and all were told at once
             timeout_s = min(timeout_s, _LAST_WORD_S)
@@ -388,29 +436,6 @@ def _missing_in(word: bytes) -> list[int]:
     return [] if text == _ALL else [int(rank) for rank in text.split(",")]
 
 
-def _no_store(
-    address: MeetingAddress, timeout_s: float, why: str
-) -> RendezvousTimeoutError:
-    return RendezvousTimeoutError(
-        f"the meeting place {address} cannot be reached in {timeout_s:g} s: "
-        f"{why or 'no time was left'}; missing: a worker at this address, such as rank "
-        "0, or the launcher that serves the store there",
-        missing=(str(address),),
-    )
-
-
-def _lost_store(
-    place: TcpPlace | None, timeout_s: float, error: Exception
-) -> RendezvousTimeoutError:
-    if place is not None:
-        return _no_store(place.address, timeout_s, str(error))
-    return RendezvousTimeoutError(
-        f"the store for the rendezvous was lost ({error}); the process that serves it "
-        "has ended",
-        missing=(),
-    )
-
-
 def _first_line(error: BaseException) -> str:
     """Return what a store says, without the stack of its library."""
     return str(error).partition("\n")[0]
@@ -422,8 +447,3 @@ def _get_all(store: Store, keys: list[str]) -> list[bytes]:
     except (RuntimeError, NotImplementedError):  # a store without it
         found = [store.get(key) for key in keys]
     return found
-
-
-def file_opener(path: str) -> Callable[[float], Store]:
-    """Return what opens the store in a file, within so many seconds."""
-    return lambda _timeout_s: FileStore(path)

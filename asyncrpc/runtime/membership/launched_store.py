@@ -1,11 +1,16 @@
-"""Where torch's own rendezvous goes: what `env://` finds, as a URL that torch knows."""
+"""The store of the processes that a launcher has started, for torch's own rendezvous.
+
+It is what `env://` finds, as a URL that torch knows.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from typing import Final, NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
+from asyncrpc.arguments import wrong
 from asyncrpc.environment import GivenPlace, resolve
 from asyncrpc.environment.values import Field
 from asyncrpc.runtime.host import LAUNCHER_PID
@@ -27,6 +32,30 @@ class LaunchedStore(NamedTuple):
     rank: int
     world_size: int
     restart: int
+
+
+def given_in(
+    url: str, rank: int | None = None, world_size: int | None = None
+) -> GivenPlace:
+    """Return the place that a program gives: in code, else in the query of a URL.
+
+    Raises:
+        UsageError: the URL has a text that is not a number.
+    """
+    query = parse_qs(urlsplit(url).query)
+    return GivenPlace(
+        _number_in(query, "rank") if rank is None else rank,
+        _number_in(query, "world_size") if world_size is None else world_size,
+    )
+
+
+def _number_in(query: Mapping[str, list[str]], name: str) -> int | None:
+    if name not in query:
+        return None
+    try:
+        return int(query[name][0])
+    except ValueError:
+        raise wrong(name, "a number", query[name][0]) from None
 
 
 def find_store(
