@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias
 
-from asyncrpc.arguments import check_kind, check_seconds, check_text, wrong
+from asyncrpc.arguments import check_choice, check_count, check_seconds, check_text
 from asyncrpc.collectives import given
 from asyncrpc.collectives.elastic import ElasticSeries
 from asyncrpc.collectives.group import TIMEOUT_S, Group, group_over, service_of
@@ -25,7 +25,7 @@ from asyncrpc.runtime.worker import Worker
 Quorum: TypeAlias = Literal["majority", "any"]
 QUORUMS: Final = ("majority", "any")
 NAME_CHARACTERS_MAX: Final = 255
-STEP_MAX: Final = 1 << 62
+STEP_MAX: Final = (1 << 62) - 1
 
 
 class ElasticGroup:
@@ -294,11 +294,7 @@ def application_of(step: int, min_size: int, quorum: str) -> Application:
     Raises:
         UsageError: an argument is wrong.
     """
-    if type(step) is not int or not NEWCOMER_STEP <= step < STEP_MAX:
-        raise wrong("step", f"an integer of at least {NEWCOMER_STEP}", step)
-    if type(min_size) is not int or not 1 <= min_size < STEP_MAX:
-        raise wrong("min_size", "an integer of at least 1", min_size)
-    check_kind("quorum", quorum, str, "'majority' or 'any'")
-    if quorum not in QUORUMS:
-        raise wrong("quorum", "'majority' or 'any'", quorum)
+    check_count("step", step, at_least=NEWCOMER_STEP, at_most=STEP_MAX)
+    check_count("min_size", min_size, at_least=1, at_most=STEP_MAX)
+    check_choice("quorum", quorum, QUORUMS)
     return Application(step, min_size, quorum == "majority")

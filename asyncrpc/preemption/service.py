@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from asyncrpc.arguments import check_flag, check_kind, is_seconds, wrong
+from asyncrpc.arguments import check_above, check_flags, check_kind, listed, wrong
 from asyncrpc.errors import AsyncRpcError, CallError, NotStartedError, UsageError
 from asyncrpc.preemption.machine.preempting import (
     Preempting,
@@ -111,11 +111,8 @@ class Preemption:
         if worker is not None:
             check_kind("worker", worker, Worker, "a Worker or None")
         self._signals = _checked_signals(signals)
-        if not is_seconds(grace_s) or not grace_s > 0:
-            raise wrong("grace_s", "a positive number of seconds", grace_s)
-        check_flag("graceful", graceful)
-        check_flag("lockstep", lockstep)
-        check_flag("exits", exits)
+        check_above("grace_s", grace_s, 0)
+        check_flags(graceful=graceful, lockstep=lockstep, exits=exits)
         self._worker = worker
         self._graceful, self._exits = graceful, exits
         self._machine = Preempting(grace_s, is_lockstep=lockstep)
@@ -167,9 +164,14 @@ class Preemption:
 
         For notices that are no signals, such as those of a cloud's metadata.
 
+        Args:
+            reason: for the log.
+
         Raises:
             NotStartedError: the block has not been entered.
+            UsageError: `reason` is not a string.
         """
+        check_kind("reason", reason, str, "a string")
         if self._worker is None or not hasattr(self, "_task"):
             raise NotStartedError("use `async with asyncrpc.Preemption(...)` first")
         self._notice(reason)
@@ -459,14 +461,13 @@ class PreemptionStep:
 
 def _checked_signals(signals: Iterable[signal.Signals]) -> tuple[signal.Signals, ...]:
     wanted = "signals such as (signal.SIGTERM,)"
-    check_kind("signals", signals, Iterable, wanted)
-    found = []
-    for number in signals:
-        try:
-            found.append(signal.Signals(number))
-        except (ValueError, TypeError):
-            raise wrong("signals", wanted, number) from None
-    return tuple(found)
+    numbers = listed("signals", signals, wanted)
+    for number in numbers:
+        check_kind("each of signals", number, int, wanted)
+    try:
+        return tuple(map(signal.Signals, numbers))
+    except ValueError:
+        raise wrong("signals", wanted, numbers) from None
 
 
 def _refuse_other_handlers(signals: Iterable[signal.Signals]) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 
 from aiohttp import web
 
-from asyncrpc.arguments import check_count, check_kind, check_text, wrong
+from asyncrpc.arguments import check_count, check_kind, wrong
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.app import WORKER, WorkerKey, check_key
@@ -138,8 +138,7 @@ async def serve_health(
         ...     await train()
     """
     check_count("port", port, at_most=_PORT_MAX)
-    if host:
-        check_text("host", host)
+    check_kind("host", host, str, "an address, or an empty string")
     if not workers:
         raise UsageError("serve_health needs at least one worker")
     app = web.Application()
@@ -153,10 +152,11 @@ async def serve_health(
         await runner.setup()
         try:
             await web.TCPSite(runner, host or None, port).start()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the second: no name of a host
             raise UsageError(
-                f"serve_health cannot listen at port {port}: {error}; another process "
-                "has it, or it is not ours to take"
+                f"serve_health cannot listen at port {port} of host {host[:255]!r}: "
+                f"{error}; another process has the port, it is not ours to take, or "
+                "the host is not this one"
             ) from error
         yield int(runner.addresses[0][1])
     finally:

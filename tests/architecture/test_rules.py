@@ -36,7 +36,7 @@ MAY_READ_ENVIRONMENT = {
     "asyncrpc/multiprocessing/child.py",
     "asyncrpc/runtime/devices/pjrt.py",  # torch_xla is configured by it
     "asyncrpc/runtime/options.py",
-    "asyncrpc/runtime/membership/launched_store.py",  # the same, for torch's own rendezvous
+    "asyncrpc/runtime/membership/launched_store.py",  # for torch's own rendezvous
     "asyncrpc/runtime/membership/rendezvous.py",
 }
 

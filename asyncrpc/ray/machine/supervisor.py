@@ -34,6 +34,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from asyncrpc.arguments import check_count, check_duration, check_timeout
+
 
 class GangState(enum.Enum):
     STARTING = "starting"  # some workers of the generation are not ready yet
@@ -76,6 +78,17 @@ class RestartLimits:
     window_s: float | None = 3600.0
     backoff_s: float = 1.0
     backoff_max_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Validate the fields.
+
+        Raises:
+            UsageError: one is negative, or of another kind.
+        """
+        check_count("RestartLimits.restarts_max", self.restarts_max)
+        check_timeout("RestartLimits.window_s", self.window_s)
+        check_duration("RestartLimits.backoff_s", self.backoff_s)
+        check_duration("RestartLimits.backoff_max_s", self.backoff_max_s)
 
 
 # --- events --------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from asyncrpc.arguments import check_seconds, check_text
+from asyncrpc.arguments import check_duration, check_text
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.lifecycle import Lifecycle
 from asyncrpc.wire.handshake import TICKET_BYTES
@@ -190,7 +190,7 @@ class JoinTokens:
             >>> token = worker.tokens.issue(valid_s=3600, name="laptop")
         """
         self._lifecycle.check_on_loop("Worker.tokens.issue")
-        check_seconds("valid_s", valid_s, at_least=0)
+        check_duration("valid_s", valid_s)
         if name is not None:
             check_text("name", name)
         loop = asyncio.get_running_loop()

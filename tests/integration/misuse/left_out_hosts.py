@@ -7,23 +7,15 @@ from typing import Final
 
 _RECORD: Final = "a record that the runtime makes; users read it"
 _OF_PROXY: Final = "called by the connections that go through a proxy"
-# What needs more than the two workers of these tests, and is misused in its own.
+# What needs a Ray cluster.
 _ELSEWHERE: Final = {
-    "Preemption": "tests/integration/preemption",
-    "Preemption.__aenter__": "tests/integration/preemption",
-    "Preemption.on_preempt": "tests/integration/preemption",
-    "Preemption.request": "tests/integration/preemption",
-    "Preemption.step": "tests/integration/preemption",
-    "Preemption.wait_requested": "tests/integration/preemption",
     "ray.Gang": "tests/clusters/ray",
     "ray.Gang.__aenter__": "tests/clusters/ray",
     "ray.Gang.changed": "tests/clusters/ray",
     "ray.Gang.changes": "tests/clusters/ray",
     "ray.Gang.peer": "tests/clusters/ray",
-    "ray.RestartLimits": "tests/unit/ray",
     "ray.get": "tests/clusters/ray",
     "ray.put": "tests/clusters/ray",
-    "serving.serve_health": "tests/integration/serving",
 }
 
 LEFT_OUT: Final[Mapping[str, str]] = {

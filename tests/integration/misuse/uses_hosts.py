@@ -13,7 +13,7 @@ import torch
 from aiohttp import web
 
 import asyncrpc
-from asyncrpc import Group, LocalRendezvous, Tls, WorkerInfo, devices, serving
+from asyncrpc import Group, LocalRendezvous, Tls, WorkerInfo, devices, ray, serving
 from asyncrpc.devices import DeviceName, xla
 from asyncrpc.runtime.membership.changes import MemberChange
 from asyncrpc.runtime.membership.machine.membership import ChangeKind
@@ -128,6 +128,25 @@ async def _batcher(world: World) -> None:
     if "batcher" not in world.kept:
         made = serving.Batcher(_give_back_all, 1, 0.0)
         world.kept["batcher"] = await made.__aenter__()
+
+
+# --- an announced end ----------------------------------------------------------------
+
+
+async def _preempted(_: World) -> None:
+    """Announce the end of a worker that was made for it."""
+    async with Cluster(1, names=["short-lived"]) as (worker,):
+        preemption = asyncrpc.Preemption(
+            worker, signals=(), graceful=False, exits=False
+        )
+        async with preemption:
+            preemption.on_preempt(give_back)
+            preemption.request("it is tested")
+            await preemption.wait_requested()
+
+
+def _preemption(world: World) -> asyncrpc.Preemption:
+    return asyncrpc.Preemption(world.a, signals=())
 
 
 # --- devices -------------------------------------------------------------------------
@@ -283,7 +302,66 @@ USES: Final[Mapping[str, Use]] = {
     "GroupReply.result": Use(
         lambda world: world.kept["reply"].result, ready=_reply, needs_worker=False
     ),
+    # --- an announced end
+    "Preemption": Use(
+        lambda _: asyncrpc.Preemption,
+        needs_worker=False,
+        fits={
+            "worker": WORKERS | {"none"},
+            "signals": {"an empty list"},
+            "grace_s": (SECONDS - {"none"}) | {"infinite"},
+            "graceful": FLAG,
+            "lockstep": FLAG,
+            "exits": FLAG,
+        },
+        finish=nothing,
+    ),
+    "Preemption.on_preempt": Use(
+        lambda world: _preemption(world).on_preempt,
+        needs_worker=False,
+        right={"callback": lambda _: give_back},
+        fits={"callback": CALLABLES | {"a local function", "raises in everything"}},
+        finish=nothing,
+    ),
+    "Preemption.request": Use(
+        lambda world: _preemption(world).request,
+        rightly=_preempted,
+        fits={"reason": TEXT | {"empty text"}},
+        needs_worker=False,
+    ),
+    "Preemption.step": Use(lambda world: _preemption(world).step, needs_worker=False),
+    "Preemption.wait_requested": Use(
+        lambda world: _preemption(world).wait_requested,
+        rightly=_preempted,
+        needs_worker=False,
+    ),
+    "Preemption.__aenter__": Use(
+        lambda world: _preemption(world).__aenter__,
+        rightly=_preempted,
+        needs_worker=False,
+    ),
+    # --- Ray
+    "ray.RestartLimits": Use(
+        lambda _: ray.RestartLimits,
+        needs_worker=False,
+        fits={
+            "restarts_max": COUNTS,
+            "window_s": SECONDS | {"infinite"},
+            "backoff_s": DURATIONS,
+            "backoff_max_s": DURATIONS,
+        },
+    ),
     # --- serving
+    "serving.serve_health": Use(
+        lambda _: serving.serve_health,
+        needs_worker=False,
+        right={"workers": lambda world: [world.a], "port": lambda _: 0},
+        fits={
+            "workers": WORKERS,
+            "port": {"an integer"},  # who is not root may not have it
+            "host": {"empty text"},
+        },
+    ),
     "serving.worker_context": Use(
         lambda _: serving.worker_context,
         needs_worker=False,

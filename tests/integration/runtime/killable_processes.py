@@ -219,7 +219,6 @@ def play(point: Point, folder: Path) -> list[Survivor]:
     Raises:
         AssertionError: not all of them came up.
     """
-    os.environ.setdefault("ASYNCRPC_SECRET", "")
     context = multiprocessing.get_context("forkserver")
     processes, heard = [], []
     try:

@@ -147,7 +147,7 @@ def let_end(worker: Worker, watch: Watch, finished: int) -> None:
 async def test_who_does_not_come_in_time_is_named(trio: Trio) -> None:
     a, b, _ = trio
     with pytest.raises(TimeoutError, match=r"after 0.3 s 'b', 'c' had not come"):
-        await a.shutdown(graceful=True, timeout_s=0.3)
+        await a.shutdown(graceful=True, timeout_s=0.3, drain_timeout_s=HOUR_S)
     assert a.is_closed
     assert await b.peer("c").call(remote.add, 1) == 2
 

@@ -135,7 +135,7 @@ async def test_a_worker_that_waits_for_the_others_is_not_ready(tmp_path: Path) -
 async def test_a_port_that_is_taken_is_said(group: Group) -> None:
     back = group.back
     async with serving.serve_health(back, port=0, host="127.0.0.1") as port:
-        with pytest.raises(UsageError, match=f"cannot listen at port {port}: "):
+        with pytest.raises(UsageError, match=f"cannot listen at port {port} of host "):
             await serving.serve_health(back, port=port, host="127.0.0.1").__aenter__()
 
 
