@@ -172,8 +172,7 @@ class Preemption:
             UsageError: `reason` is not a string.
         """
         check_kind("reason", reason, str, "a string")
-        if self._worker is None or not hasattr(self, "_task"):
-            raise NotStartedError("use `async with asyncrpc.Preemption(...)` first")
+        self._check_entered()
         self._notice(reason)
 
     @property
@@ -194,12 +193,17 @@ class Preemption:
         """Wait until the end is announced.
 
         Raises:
-            Nothing.
+            NotStartedError: the block has not been entered.
 
         Cancellation:
             Nothing has changed.
         """
+        self._check_entered()
         await self._requested.wait()
+
+    def _check_entered(self) -> None:
+        if not hasattr(self, "_task"):
+            raise NotStartedError("use `async with asyncrpc.Preemption(...)` first")
 
     # --- the block -------------------------------------------------------------------
 
