@@ -10,6 +10,9 @@ would be wrong: a socket closed with unread bytes in it sends a reset, and a res
 destroys what the kernel has not yet sent.  A peer that does not follow within
 `linger_s` is left.  `abort` resets (RST), so that the peer can tell it from an end.
 
+A peer that has ended may have said why before.  If a write is the first to find out,
+the loop gives the socket up without another look; so what lies in it is read here.
+
 What is copied.  uvloop: nothing; it writes at once if nothing is queued, with writev,
 and keeps references to the rest.  asyncio from Python 3.12: nothing (sendmsg).  asyncio
 of 3.11: what the kernel does not take at once is copied into a bytearray, and
@@ -21,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import os
 import socket
 import struct
 import sys
@@ -72,6 +76,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         self._state = CONNECTING
         self._credentials: PeerCredentials | None = None
         self._linger: asyncio.TimerHandle | None = None
+        self._is_paused = False
         self._failure: TransportError | None = None
         self._write: Callable[[Sequence[Buffer]], None] = _drop
         self._route(
@@ -114,11 +119,13 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
 
     def pause_reading(self) -> None:
         """Stop calling `get_buffer`; idempotent."""
+        self._is_paused = True
         if self._state is OPEN and self._socket.is_reading():
             self._socket.pause_reading()
 
     def resume_reading(self) -> None:
         """Undo `pause_reading`; idempotent."""
+        self._is_paused = False
         if self._state is OPEN and not self._socket.is_reading():
             self._socket.resume_reading()
 
@@ -189,6 +196,8 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         """Translate the reason and tell the handler; the loop calls this, once."""
         if self._state is CLOSED:
             return
+        if exc is not None and self._state is OPEN:
+            self._read_rest()
         aborted = self._state is ABORTED
         self._stop(CLOSED)
         failure = self._failure
@@ -209,6 +218,20 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         return f"{self._scheme}://{self._remote}"
 
     # --- the end ---
+
+    def _read_rest(self) -> None:
+        """Give the handler what the kernel had received before the connection broke.
+
+        Nothing can come any more, so this ends.  The loop closes the socket later.
+        """
+        self._write = _drop
+        fd = self._socket.get_extra_info("socket").fileno()
+        with contextlib.suppress(OSError):  # it was reset: there is no more
+            while self._state is OPEN and not self._is_paused:
+                read_bytes = os.readv(fd, [self.get_buffer(-1)])
+                if not read_bytes:
+                    return
+                self.buffer_updated(read_bytes)
 
     def _begin_closing(self) -> None:
         self._stop(CLOSING)

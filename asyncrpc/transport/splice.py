@@ -77,10 +77,7 @@ class _Half:
         """Go on reading the other."""
         self.to.resume_reading()
 
-    def connection_lost(self, error: TransportError | None, /) -> None:
-        """End the other in the same way."""
-        if error is None:
-            self.to.close()
-        else:
-            self.to.abort()
+    def connection_lost(self, _error: TransportError | None, /) -> None:
+        """End the other once it has what has come; by what end, its peer finds out."""
+        self.to.close()
         self._splice.end()

@@ -1,10 +1,11 @@
-"""A connection that comes while its listener closes is made, or refused: not lost."""
+"""What meets the end of a listener or a connection is done, or refused: not lost."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
+import struct
 import tempfile
 from pathlib import Path
 
@@ -57,3 +58,33 @@ async def test_nothing_that_was_accepted_is_left_open(
             sock.settimeout(5)
             with contextlib.suppress(ConnectionResetError):
                 assert await asyncio.to_thread(sock.recv, 1) == b""
+
+
+@pytest.mark.parametrize(
+    "connector", [TcpConnector(), UdsConnector()], ids=["tcp", "uds"]
+)
+async def test_what_a_peer_said_before_its_end_is_read_although_a_write_fails(
+    connector: Connector,
+) -> None:
+    """A loop that is held up may write before it reads."""
+    with tempfile.TemporaryDirectory(prefix="arpc-") as directory:
+        if connector.scheme == "tcp":
+            server = socket.create_server(("127.0.0.1", 0))
+            where = Address("tcp", *server.getsockname())
+        else:
+            where = Address("uds", str(Path(directory) / "peer.sock"))
+            server = socket.socket(socket.AF_UNIX)
+            server.bind(where.host)
+            server.listen()
+        handler = Recorder()
+        with server:
+            transport = await connector.connect(where, handler)
+            peer, _ = server.accept()
+        # In one turn of the loop, as if it had been held up meanwhile.
+        peer.sendall(b"goodbye")
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+        for _ in range(2):
+            transport.send((b"are you there?",))
+        await handler.until(lambda me: me.lost == 1)
+        assert bytes(handler.received) == b"goodbye"
