@@ -100,6 +100,16 @@ class LaunchPlacement:
         return Field.AGENT_STORE in self.values
 
     @property
+    def run_id(self) -> str:
+        """Name of this run of the program, which no other run has.
+
+        Empty if it is not known, or if the launcher hosts the store: then it starts all
+        workers again, or none.
+        """
+        found = self.values.get(Field.RUN_ID)
+        return "" if found is None or self.is_served else str(found.content)
+
+    @property
     def restart(self) -> int:
         """How often the launcher has started this process before."""
         return self._number(Field.RESTART) or 0

@@ -15,6 +15,8 @@ OURS: Final = "asyncrpc run"
 BY_HAND: Final = "torchrun's variables, set by hand"
 NAMES: Final = (TORCHRUN, OURS, BY_HAND)
 LAUNCHER_VARIABLE: Final = "ASYNCRPC_LAUNCHER"
+RUN_VARIABLE: Final = "ASYNCRPC_RUN_ID"
+_NO_NAME: Final = "none"  # torchrun's default for --rdzv-id, of all runs
 
 
 def read(environ: Mapping[str, str]) -> Reading | None:
@@ -39,7 +41,10 @@ def read(environ: Mapping[str, str]) -> Reading | None:
     if is_served:
         variables.add(Field.AGENT_STORE, True, "TORCHELASTIC_USE_AGENT_STORE")  # noqa: FBT003
     variables.take_number(Field.RESTART, "TORCHELASTIC_RESTART_COUNT")
-    variables.take_text(Field.RUN_ID, "TORCHELASTIC_RUN_ID")
+    if environ.get(RUN_VARIABLE):
+        variables.take_text(Field.RUN_ID, RUN_VARIABLE)
+    elif environ.get("TORCHELASTIC_RUN_ID") != _NO_NAME:
+        variables.take_text(Field.RUN_ID, "TORCHELASTIC_RUN_ID")
     has_place = rank is not None and size is not None
     is_started = has_place and (is_torchrun or is_ours or is_served)
     return variables.reading(Starts.PROCESSES if is_started else Starts.NOTHING)

@@ -66,6 +66,15 @@ class RunningGroup(tuple[Member, ...]):
     __slots__ = ()
 
 
+class OfferedGroup(RunningGroup):
+    """Members that a store says are running, as far as those knew that said so.
+
+    Whether one still runs shows when it is asked.
+    """
+
+    __slots__ = ()
+
+
 class Rendezvous(Protocol):
     """Where workers meet."""
 
@@ -89,6 +98,17 @@ class Republishing(Protocol):
 
     async def publish(self, member: Member) -> None:
         """Put the record in place of that of the name's former life."""
+
+
+@runtime_checkable
+class Offering(Protocol):
+    """A `Rendezvous` that may return an `OfferedGroup`."""
+
+    async def claim(self, member: Member) -> bool:
+        """End the meeting by the word that a group runs; return whether it did."""
+
+    def refuse(self, offered: Sequence[Member]) -> None:
+        """Take note that no member of an offer can be reached; wait for another."""
 
 
 def missing_error(

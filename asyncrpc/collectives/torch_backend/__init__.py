@@ -32,7 +32,7 @@ from asyncrpc.collectives.torch_backend.rank_runtime import RankRuntime, StoreMe
 from asyncrpc.collectives.torch_backend.work import error_for_torch
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.runtime.membership.launched_store import find_store, given_in
-from asyncrpc.runtime.membership.stores import GivenStore
+from asyncrpc.runtime.membership.store_places import GivenStore
 from asyncrpc.runtime.options import Options
 
 __all__ = ["AsyncRpcProcessGroup"]

@@ -36,7 +36,8 @@ from asyncrpc.errors import AsyncRpcError, UsageError
 from asyncrpc.runtime.hosting import LoopThread
 from asyncrpc.runtime.members import Member, Rendezvous, RunningGroup
 from asyncrpc.runtime.membership.launched_store import find_store, has_all_of_torch
-from asyncrpc.runtime.membership.stores import GivenStore, StoreRendezvous
+from asyncrpc.runtime.membership.store_places import GivenStore
+from asyncrpc.runtime.membership.stores import StoreRendezvous
 from asyncrpc.runtime.options import DeviceOptions, Options
 from asyncrpc.runtime.parts import Parts
 

@@ -16,6 +16,7 @@ from typing import Final
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
     AsyncRpcError,
+    ClosedError,
     ConnectError,
     MalformedError,
     RendezvousTimeoutError,
@@ -31,7 +32,16 @@ from asyncrpc.runtime.links.ports import (
 from asyncrpc.runtime.members import (
     UNKNOWN_INCARNATION,
     Member,
+    OfferedGroup,
+    Offering,
+    Rendezvous,
+    RunningGroup,
     member_of,
+)
+from asyncrpc.runtime.membership.machine.arriving import (
+    ArrivalEvent,
+    ArrivalState,
+    MeetingArrival,
 )
 from asyncrpc.runtime.membership.machine.membership import (
     MEMBERS_MAX,
@@ -40,7 +50,12 @@ from asyncrpc.runtime.membership.machine.membership import (
     Record,
 )
 from asyncrpc.runtime.membership.messages import AskMembers, PingMember
-from asyncrpc.runtime.membership.ports import JoiningPeers, MembershipTimes, Peers
+from asyncrpc.runtime.membership.ports import (
+    JoiningPeers,
+    MemberIdentity,
+    MembershipTimes,
+    Peers,
+)
 from asyncrpc.runtime.ports import Identity, Scheduler, ask
 from asyncrpc.wire.handshake import Role
 from asyncrpc.wire.messages import Hello
@@ -62,7 +77,7 @@ class Joiner:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: MemberIdentity,
         scheduler: Scheduler,
         peers: JoiningPeers,
     ) -> None:
@@ -79,8 +94,109 @@ class Joiner:
         self._routes = peers.routes
         self._handshakes = peers.connections
 
-    async def join(self, members: Sequence[Member], timeout_s: float) -> list[Record]:
+    async def meet(
+        self, rendezvous: Rendezvous, timeout_s: float
+    ) -> tuple[Sequence[Member], list[Record] | None]:
+        """Meet all others, or be taken in by those that run.
+
+        Returns:
+            The members that are there, and if they ran before this worker came, their
+            records.
+
+        Raises:
+            UsageError: the name or the rank is taken, or the group is static.
+            RendezvousTimeoutError: some did not come, or none could be asked.
+            AuthenticationError: the secrets differ.
+
+        Cancellation:
+            As in `join`.
+        """
+        arrival, me = MeetingArrival(), self._identity.member
+        members: Sequence[Member] = ()
+        records: list[Record] | None = None
+        while not arrival.is_over:
+            match arrival.state:
+                case ArrivalState.WAITING:
+                    members = await rendezvous.join(me, timeout_s)
+                    event = _event_of(members)
+                case ArrivalState.KNOCKING:
+                    is_there = await self._is_any_there(members)
+                    event = ArrivalEvent.ANSWERED if is_there else ArrivalEvent.SILENT
+                case ArrivalState.CLAIMING:
+                    assert isinstance(rendezvous, Offering)
+                    is_claimed = await rendezvous.claim(me)
+                    event = (
+                        ArrivalEvent.CLAIMED if is_claimed else ArrivalEvent.TOO_LATE
+                    )
+                case ArrivalState.ASKING:
+                    records = await self._join_offered(members, timeout_s)
+                    is_in = records is not None
+                    event = ArrivalEvent.ADMITTED if is_in else ArrivalEvent.SILENT
+                case _:  # JOINING
+                    records = await self.join(members, timeout_s)
+                    event = ArrivalEvent.ADMITTED
+            if event is ArrivalEvent.SILENT:
+                assert isinstance(rendezvous, Offering)
+                rendezvous.refuse(members)
+            arrival.advance(event)
+        return members, records
+
+    async def _is_any_there(self, members: Sequence[Member]) -> bool:
+        """Return whether a process that knows the secret listens for a member."""
+        others = [one for one in members if one.name != self._identity.name]
+        knocks = [self._scheduler.start_task(self._is_there(one)) for one in others]
+        try:
+            for knock in asyncio.as_completed(knocks):
+                if await knock:
+                    return True
+        finally:
+            for task in knocks:
+                task.cancel()
+        return False
+
+    async def _is_there(self, member: Member) -> bool:
+        usable = self._routes.to(member)
+        if not usable:
+            return False
+        proved = self._scheduler.loop.create_future()
+
+        def on_proved(_: HandshakeConnection) -> None:
+            if not proved.done():
+                proved.set_result(None)
+
+        def make() -> LinkConnection:
+            return self._handshakes.make(Role.DIALER, on_proved, lambda *_: None)
+
+        try:
+            async with asyncio.timeout(self._routes.timeout_s):
+                connection = (await self._routes.connect(usable, make)).handler
+                try:
+                    either = {proved, connection.ended}
+                    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    connection.end(ClosedError("it was to find out who is there"))
+        except (TransportError, TimeoutError):
+            return False
+        return proved.done()
+
+    async def _join_offered(
+        self, members: Sequence[Member], timeout_s: float
+    ) -> list[Record] | None:
+        """Ask the members of an offer; return None once they are gone."""
+        try:
+            return await self.join(members, timeout_s, while_there=True)
+        except RendezvousTimeoutError:
+            return None
+
+    async def join(
+        self, members: Sequence[Member], timeout_s: float, *, while_there: bool = False
+    ) -> list[Record]:
         """Ask one of `members` to admit this worker; return all members.
+
+        Args:
+            members: whom to ask.
+            timeout_s: seconds for it.
+            while_there: whether to give up as soon as none of them can be reached.
 
         Raises:
             UsageError: the name or the rank is taken, or the group is static.
@@ -95,6 +211,7 @@ class Joiner:
         others = [one for one in members if one.name != self._identity.name]
         problems: dict[str, str] = {}
         while True:
+            is_any_there = False
             for member in members:
                 place = member.addresses[0] if member.addresses else member.name
                 try:
@@ -104,10 +221,13 @@ class Joiner:
                     problems.setdefault(place, "no answer in time")
                 except (TransportError, _NotNowError) as error:
                     problems[place] = str(error)
+                    is_any_there |= isinstance(error, _NotNowError)
                 if loop.time() >= end_s:
                     raise _not_joined(problems, timeout_s)
             if not others:  # the group had this one member, and it has ended
                 return []
+            if while_there and not is_any_there:
+                raise _not_joined(problems, timeout_s)
             await asyncio.sleep(min(PAUSE_S, max(0.0, end_s - loop.time())))
 
     async def _join_through(self, member: Member) -> list[Record]:
@@ -163,6 +283,15 @@ class Joiner:
                 connection.open_to(SILENT)
 
         return self._handshakes.make(Role.DIALER, on_proved, on_hello)
+
+
+def _event_of(members: Sequence[Member]) -> ArrivalEvent:
+    """Return what has happened at a rendezvous that returned these members."""
+    if isinstance(members, OfferedGroup):
+        return ArrivalEvent.OFFER
+    if isinstance(members, RunningGroup):
+        return ArrivalEvent.MET_BEFORE
+    return ArrivalEvent.ALL_CAME
 
 
 def _not_joined(problems: dict[str, str], timeout_s: float) -> RendezvousTimeoutError:

@@ -14,7 +14,7 @@ from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.links.ports import Handshakes
 from asyncrpc.runtime.links.routes import Routes
 from asyncrpc.runtime.members import Member
-from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.runtime.ports import Identity, PeerLink
 from asyncrpc.wire.messages import Hello
 
 OnPeerLost = Callable[[WorkerId, str], None]
@@ -33,6 +33,20 @@ class MembershipTimes:
     heartbeat_s: float
     lost_after_s: float
     connect_timeout_s: float
+
+
+class MemberIdentity(Identity, Protocol):
+    """A worker, as the group knows it.
+
+    Attributes:
+        world_size: number of workers in the group; 0 if it is not fixed.
+    """
+
+    world_size: int
+
+    @property
+    def member(self) -> Member:
+        """Return its record for others."""
 
 
 class MemberConnection(Protocol):

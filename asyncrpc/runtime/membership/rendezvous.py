@@ -35,12 +35,8 @@ from asyncrpc.runtime.members import (
     missing_error,
 )
 from asyncrpc.runtime.membership.launched_store import given_in
-from asyncrpc.runtime.membership.stores import (
-    GivenStore,
-    Hosting,
-    StoreRendezvous,
-    TcpPlace,
-)
+from asyncrpc.runtime.membership.store_places import GivenStore, Hosting, TcpPlace
+from asyncrpc.runtime.membership.stores import StoreRendezvous
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.meeting import MeetingAddress
 
@@ -276,7 +272,8 @@ def open_rendezvous(
     if where.startswith(JOIN):
         found = JoinRendezvous(_join_addresses(where))
         return found, -1 if rank is None else rank, world_size or 0
-    if where.startswith(pjrt.SCHEME):
+    is_xla = where.startswith(pjrt.SCHEME)
+    if is_xla:
         found_at = pjrt.place(environ)
         rank = found_at.rank if rank is None else rank
         world_size = found_at.world_size if world_size is None else world_size
@@ -284,7 +281,7 @@ def open_rendezvous(
         where = "env://" if is_env else f"tcp://{found_at.host}:{found_at.port}"
     url = urlsplit(where)
     given = given_in(where, rank, world_size)
-    placement = LaunchPlacement()
+    placement = _of_xla(environ) if is_xla else LaunchPlacement()
     if url.scheme == "env":
         placement = resolve(environ, given, launcher_pid=LAUNCHER_PID)
         given = GivenPlace(placement.rank, placement.world_size)
@@ -304,7 +301,18 @@ def open_rendezvous(
         _hosting_of(rank, placement),
         attempt=str(placement.restart),
     )
-    return StoreRendezvous(place, rank, world_size), rank, world_size
+    met = StoreRendezvous(place, rank, world_size, run=placement.run_id)
+    return met, rank, world_size
+
+
+def _of_xla(environ: Mapping[str, str]) -> LaunchPlacement:
+    """Return what a launcher says of the place beside rank, size and address.
+
+    Those count replicas and are known; how often all have been started is not.
+    """
+    found = resolve(environ, launcher_pid=LAUNCHER_PID)
+    restart = found.values.get(Field.RESTART)
+    return LaunchPlacement({} if restart is None else {Field.RESTART: restart})
 
 
 def _check_place(rank: int | None, world_size: int | None) -> None:

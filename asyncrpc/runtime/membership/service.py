@@ -21,7 +21,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from asyncrpc.errors import AsyncRpcError, ConnectionLostError, MalformedError
 from asyncrpc.ids import WorkerId, WorkerInfo
@@ -31,7 +31,6 @@ from asyncrpc.runtime.members import (
     Member,
     Rendezvous,
     Republishing,
-    RunningGroup,
     member_of,
 )
 from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
@@ -40,6 +39,7 @@ from asyncrpc.runtime.membership.displacement import Displacement
 from asyncrpc.runtime.membership.finder import Finder
 from asyncrpc.runtime.membership.gossip import BATCH_S, Gossip
 from asyncrpc.runtime.membership.joining import JoinAdmission, Joiner
+from asyncrpc.runtime.membership.keeper import MeetingPointKeeper
 from asyncrpc.runtime.membership.machine.membership import (
     TOMBSTONE_S,
     TOMBSTONES_MAX,
@@ -68,11 +68,12 @@ from asyncrpc.runtime.membership.messages import (
 )
 from asyncrpc.runtime.membership.ports import (
     JoiningPeers,
+    MemberIdentity,
     MemberLink,
     MembershipTimes,
     OnPeerLost,
 )
-from asyncrpc.runtime.ports import Identity, Scheduler
+from asyncrpc.runtime.ports import Scheduler
 from asyncrpc.runtime.router import answers, blamed, takes
 from asyncrpc.wire.messages import Hello
 
@@ -83,14 +84,6 @@ logger = logging.getLogger("asyncrpc")
 WAKE_S: Final = 0.5
 LAST_DIAL_S: Final = 0.08  # for a worker that leaves without any connection
 NEWCOMER_S: Final = 1.0  # in which a worker that was taken in asks who there is
-
-
-class MemberIdentity(Identity, Protocol):
-    """A worker, as the group knows it."""
-
-    @property
-    def member(self) -> Member:
-        """Return its record for others."""
 
 
 class MembershipService:
@@ -164,6 +157,7 @@ class MembershipService:
             is_draining=is_draining,
             carry_out=self.carry_out,
         )
+        self._keeper = MeetingPointKeeper(identity, scheduler)
         self._changes: list[weakref.ref[MemberChanges]] = []
         self._guests_lost_s: dict[str, float] = {}
         self._newcomers: dict[str, asyncio.TimerHandle] = {}
@@ -188,9 +182,8 @@ class MembershipService:
         table = self.table = Membership(me, is_static=self._is_static)
         self._admission.begin(table)
         self.comparison.begin(table)
-        members = await rendezvous.join(identity.member, timeout_s)
-        if isinstance(members, RunningGroup):
-            records = await self._joiner.join(members, timeout_s)
+        members, records = await self._joiner.meet(rendezvous, timeout_s)
+        if records is not None:
             table.begin(records or [Record(identity.member, 1)], now_s())
             identity.rank = table.me.member.rank
             if isinstance(rendezvous, Republishing):
@@ -200,8 +193,9 @@ class MembershipService:
             self._begins_alone = not _is_list(members)
         self.gossip.begin(table)
         # Includes workers in a list, of which only the addresses are known.
-        listed = members if not isinstance(members, RunningGroup) else []
+        listed = members if records is None else []
         self._peers.add(listed or [one.member for one in table.records])
+        self._keeper.begin(rendezvous, table)
 
     def start(self) -> None:
         """Begin to compare, after a heartbeat."""
@@ -211,6 +205,7 @@ class MembershipService:
     async def close(self) -> None:
         """Tell the others that this worker leaves; end the iterators."""
         self._is_closed = True
+        self._keeper.close()
         self.gossip.close()
         self.comparison.close()
         for timer in self._newcomers.values():
@@ -417,6 +412,7 @@ class MembershipService:
                 self._on_peer_lost(WorkerId(name, record.incarnation), "it has left")
             elif link.connection.is_broken:  # it will not be resumed
                 link.connection.end(ConnectionLostError("it has left"))
+        self._keeper.on_change(kind)
         if kind is not None:
             info = WorkerInfo(name, record.member.rank)
             is_restart = kind is ChangeKind.RESTARTED

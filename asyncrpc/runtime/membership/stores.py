@@ -9,27 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import itertools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from torch.distributed import (  # type: ignore[attr-defined]
     DistNetworkError,
-    FileStore,
     PrefixStore,
-    TCPStore,
 )
 
 from asyncrpc.clock import Clock
-from asyncrpc.errors import RendezvousTimeoutError, UsageError
-from asyncrpc.runtime.members import Member, RunningGroup, missing_error
-from asyncrpc.transport.endpoints import reason_of
-from asyncrpc.transport.meeting import Found, MeetingAddress
+from asyncrpc.errors import UsageError
+from asyncrpc.runtime.members import (
+    Member,
+    OfferedGroup,
+    RunningGroup,
+    missing_error,
+)
+from asyncrpc.runtime.membership.machine.keeping import Finding
+from asyncrpc.runtime.membership.offers import OfferBoard
+from asyncrpc.runtime.membership.store_places import KNOCK_S, OPEN_S, StorePlace
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -38,194 +40,15 @@ T = TypeVar("T")
 PREFIX: Final = "asyncrpc/rpc"
 _WORD: Final = f"{PREFIX}/word"
 _ALL: Final = "all"
+_RUNNING: Final = "running"  # a group runs: who is there joins it, or meets again
 _POLL_S: Final = 0.02
-_KNOCK_S: Final = 0.1  # between attempts to find the host of a store
-# So long rank 0 may come later than another process at the address, and host the store.
-GRACE_S: Final = 2.0
-_OPEN_S: Final = 5.0  # for torch to connect: its thread cannot be called off
 _POLLS_PER_LOOK: Final = 10  # at whether another process has taken this one's place
+_POLLS_PER_OFFER: Final = 3  # likewise, at whether members offer to take it in
 _POLL_MAX_S: Final = 0.1  # ten questions a second from each worker that waits long
 # Workers that came may take so long to learn that others did not.
 _LAST_WORD_S: Final = 1.0
 
 _now_s: Final = Clock().now_s
-
-
-class Hosting(enum.Enum):
-    """Whether a process hosts the store of its group."""
-
-    NEVER = "another process is known to: the launcher, or rank 0 beside this one"
-    AT_ONCE = "if the address is one of this host's; this is rank 0"
-    LATE = "likewise, if nobody listens there for a while"
-
-
-class StorePlace(Protocol):
-    """Where a store is.
-
-    Attributes:
-        is_host: whether this worker keeps the store alive until all have read it.
-        may_come_back: whether a store that is lost can be found again.
-    """
-
-    is_host: bool
-    may_come_back: bool
-
-    async def find(self, end_s: float, timeout_s: float) -> Callable[[float], Store]:
-        """Wait for the store; return what opens it within so many seconds."""
-
-    def lost(self, timeout_s: float, why: str) -> RendezvousTimeoutError:
-        """Return the error for a store that was lost before all had met."""
-
-    def close(self) -> None:
-        """Let go of the store."""
-
-
-class GivenStore:
-    """A store that can be opened at once: in a file, or one that the program has."""
-
-    may_come_back = False
-
-    def __init__(self, open_store: Callable[[], Store], *, is_host: bool) -> None:
-        """Take what opens it; `is_host`: see `StorePlace`."""
-        self.is_host = is_host
-        self._open_store = open_store
-
-    @classmethod
-    def in_file(cls, path: str, *, is_host: bool) -> GivenStore:
-        """Return the store in a file."""
-        return cls(lambda: FileStore(path), is_host=is_host)
-
-    async def find(self, end_s: float, timeout_s: float) -> Callable[[float], Store]:
-        """Return what opens it."""
-        return lambda _timeout_s: self._open_store()
-
-    def lost(self, timeout_s: float, why: str) -> RendezvousTimeoutError:
-        """Return the error for its loss."""
-        return RendezvousTimeoutError(
-            f"the store for the rendezvous was lost ({why}); the process that serves "
-            "it has ended",
-            missing=(),
-        )
-
-    def close(self) -> None:
-        """Do nothing: it is not this worker's."""
-
-
-class TcpPlace:
-    """A store at a TCP address; whoever is there and gets the port hosts it.
-
-    Rank 0 need not be at the address: srun and mpirun may have put it elsewhere.  But
-    where it is there, it is the host: torch's own process group expects that.
-
-    Attributes:
-        is_host: whether this process hosts the store.
-    """
-
-    may_come_back = True
-
-    def __init__(
-        self, address: MeetingAddress, hosting: Hosting, *, attempt: str = "0"
-    ) -> None:
-        """Describe the place.
-
-        Args:
-            address: where it is.
-            hosting: whether this process may host it.
-            attempt: which of several groups that meet there, one after the other, this
-                is; the first one is "0".
-        """
-        self.address = address
-        self.is_host = False
-        self._hosting = hosting
-        self._attempt = attempt
-        self._offered: Store | None = None
-
-    async def find(self, end_s: float, timeout_s: float) -> Callable[[float], Store]:
-        """Wait until somebody listens; return what opens the store.
-
-        torch waits for that too, but in a thread that cannot be called off.
-
-        Raises:
-            RendezvousTimeoutError: nobody does; it says why.
-
-        Cancellation:
-            Nothing is left of it.
-        """
-        begun_s, problem = _now_s(), ""
-        while (left_s := end_s - _now_s()) > 0:
-            try:
-                found = await self.address.look(left_s)
-                if self._may_host(found, _now_s() - begun_s) and self._host(found):
-                    return self._open_own
-                listening = await self.address.knock(found.endpoints, left_s)
-            except OSError as error:  # TimeoutError is one
-                # What the end of the time cuts short says less than what was before.
-                is_cut = _now_s() >= end_s
-                problem = problem if problem and is_cut else reason_of(error)
-                await asyncio.sleep(max(0.0, min(_KNOCK_S, end_s - _now_s())))
-            else:
-                return partial(self._open, listening.host)
-        raise self.lost(timeout_s, problem)
-
-    def lost(self, timeout_s: float, why: str) -> RendezvousTimeoutError:
-        """Return the error for a store that cannot be found, or found again."""
-        return RendezvousTimeoutError(
-            f"the meeting place {self.address} cannot be reached in {timeout_s:g} s: "
-            f"{why or 'no time was left'}; missing: a worker at this address, such as "
-            "rank 0, or the launcher that serves the store there",
-            missing=(str(self.address),),
-        )
-
-    def _may_host(self, found: Found, waited_s: float) -> bool:
-        if self._hosting is Hosting.NEVER or self._offered is not None:
-            return False
-        if self._hosting is Hosting.AT_ONCE:
-            # Nobody can be told from a name that leads here through another address,
-            # such as that of a service of Kubernetes; so the port is offered here, too.
-            return bool(found.local) or waited_s >= GRACE_S
-        return found.is_here and waited_s >= GRACE_S
-
-    def _host(self, found: Found) -> bool:
-        """Try to host the store; return whether the address leads to it."""
-        descriptor = self.address.bind()
-        if descriptor is None:  # another process of this host does
-            return False
-        host = found.local[0].host if found.local else "127.0.0.1"
-        self._offered = TCPStore(
-            host,
-            self.address.port,
-            is_master=True,
-            timeout=timedelta(seconds=_OPEN_S),
-            wait_for_workers=False,
-            multi_tenant=True,  # torch's process group of this process may share it
-            master_listen_fd=descriptor,  # from here on the store's to close
-        )
-        self.is_host = True
-        return bool(found.local)
-
-    def _open_own(self, _timeout_s: float) -> Store:
-        assert self._offered is not None
-        return self._apart(self._offered)
-
-    def _open(self, host: str, timeout_s: float) -> Store:
-        store = TCPStore(
-            host,
-            self.address.port,
-            is_master=False,
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
-        return self._apart(store)
-
-    def _apart(self, store: Store) -> Store:
-        if self._attempt == "0":
-            return store
-        return PrefixStore(f"attempt{self._attempt}", store)
-
-    def close(self) -> None:
-        """Let go of the store that is hosted here."""
-        self._offered = None
 
 
 class _StoreLostError(Exception):
@@ -235,22 +58,33 @@ class _StoreLostError(Exception):
 class StoreRendezvous:
     """A meeting at a torch store.
 
-    One word ends the wait of all: that everyone is there, from the last to arrive, or
-    who is missing, from the first whose time is up.
+    One word ends the wait of all: that everyone is there, from the last to arrive; who
+    is missing, from the first whose time is up; or that a group runs already, from the
+    first that has found a member of it.
+
+    Attributes:
+        run: the name of the run; empty: it has none, and no offers are made.
     """
 
-    def __init__(self, place: StorePlace, rank: int, world_size: int) -> None:
+    def __init__(
+        self, place: StorePlace, rank: int, world_size: int, *, run: str = ""
+    ) -> None:
         """Prepare to meet.
 
         Args:
             place: where the store is.
             rank: of this worker.
             world_size: how many workers there are.
+            run: a name that workers of other runs do not have; see `offers`.
         """
         self._place = place
         self.rank = rank
         self.world_size = world_size
+        self.run = run
+        self._board = OfferBoard(PREFIX, run, rank) if run else None
+        self._end_s: float | None = None
         self._store: Store | None = None
+        self._visited: Store | None = None
         self._readers = 0  # who reads the store to the end
         self._given_up = threading.Event()
         self._thread = ThreadPoolExecutor(1, f"asyncrpc-rendezvous-{rank}")
@@ -258,8 +92,9 @@ class StoreRendezvous:
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
         """Publish the record and wait for the word.
 
-        If the word was given before, return a `RunningGroup`.  A store at an address
-        that is lost meanwhile is looked for again.
+        If the word was given before, return a `RunningGroup`; if there is an offer,
+        return that.  A store at an address that is lost meanwhile is looked for again.
+        Called again, it goes on waiting until the time of the first call is over.
 
         Raises:
             RendezvousTimeoutError: some are missing, or the store is; it says which.
@@ -269,7 +104,9 @@ class StoreRendezvous:
             The thread that waits is called off, and `leave` finds it free soon.  The
             record stays published.
         """
-        end_s = _now_s() + timeout_s
+        if self._end_s is None:
+            self._end_s = _now_s() + timeout_s
+        end_s = self._end_s
         try:
             while True:
                 try:
@@ -277,7 +114,7 @@ class StoreRendezvous:
                 except _StoreLostError as error:
                     if not self._place.may_come_back or _now_s() >= end_s:
                         raise self._place.lost(timeout_s, str(error)) from error
-                    await asyncio.sleep(_KNOCK_S)
+                    await asyncio.sleep(KNOCK_S)
         except asyncio.CancelledError:
             self._given_up.set()
             raise
@@ -286,15 +123,51 @@ class StoreRendezvous:
         self, member: Member, end_s: float, timeout_s: float
     ) -> Sequence[Member]:
         open_store = await self._place.find(end_s, timeout_s)
-        opener = partial(open_store, max(0.0, min(_OPEN_S, end_s - _now_s())))
+        opener = partial(open_store, max(0.0, min(OPEN_S, end_s - _now_s())))
         return await self._in_thread(self._join, opener, member, end_s, timeout_s)
+
+    async def claim(self, member: Member) -> bool:
+        """Give the word that a group runs; return whether it is a word like that.
+
+        Cancellation:
+            The word may be given or not.
+        """
+        return await self._in_thread(self._claim, member)
+
+    def refuse(self, offered: Sequence[Member]) -> None:
+        """Take note that the members of the last offer cannot be reached."""
+        assert self._board is not None
+        self._board.refuse()
+
+    async def look(self, limit_s: float) -> Finding:
+        """Return what is left at the store that is there now.
+
+        Raises:
+            OSError: nobody listens there, or it is not a store.
+
+        Cancellation:
+            Nothing has changed.
+        """
+        open_store = await self._place.visit(limit_s)
+        return await self._in_thread(self._look, partial(open_store, OPEN_S))
+
+    async def offer(self, members: Sequence[Member]) -> bool:
+        """Leave an offer at the store that `look` has opened.
+
+        Returns:
+            Whether the store was still there.
+
+        Cancellation:
+            It may be written or not.
+        """
+        return await self._in_thread(self._offer, members)
 
     async def leave(self, timeout_s: float) -> None:
         """Wait until everyone has read, then let go of the store."""
         try:
             await self._in_thread(self._await_readers, timeout_s)
         finally:
-            self._store = None
+            self._store = self._visited = None
             self._place.close()
             self._thread.shutdown(wait=False)
 
@@ -311,11 +184,14 @@ class StoreRendezvous:
     ) -> Sequence[Member]:
         keys = [f"{PREFIX}/member/{rank}" for rank in range(self.world_size)]
         try:
-            store = self._store = open_store()
-            if self._is_running(store, member):
-                return RunningGroup(map(Member.decode, _get_all(store, keys)))
-            self._publish(store, member, keys)
-            missing = self._await_word(store, member, end_s)
+            base = open_store()
+            if self._board is not None:
+                self._board.arrive(base, member)
+            found = self._come(base, member, keys, end_s)
+            if not isinstance(found, list):
+                return found
+            store, missing = self._store, found
+            assert store is not None
             members = [] if missing else _get_all(store, keys)
             store.add(f"{PREFIX}/read", 1)
         except (RuntimeError, OSError) as error:  # what torch raises of a lost store
@@ -324,6 +200,28 @@ class StoreRendezvous:
         if missing:
             raise missing_error(missing, self.world_size, timeout_s)
         return [Member.decode(packed) for packed in members]
+
+    def _come(
+        self, base: Store, member: Member, keys: list[str], end_s: float
+    ) -> list[int] | RunningGroup:
+        """Meet in the present round, and in the next ones if need be.
+
+        Returns:
+            The missing ranks; or the group that runs.
+        """
+        missing: list[int] | OfferedGroup | None = None
+        while missing is None:
+            store = self._store = self._round_in(base)
+            if self._has_met(store, member):  # while it looked at an offer
+                return []
+            offered = self._read_offer(base)
+            if offered is not None:
+                return offered
+            if self._is_running(store, member):
+                return RunningGroup(map(Member.decode, _get_all(store, keys)))
+            self._publish(store, member, keys)
+            missing = self._await_word(base, store, member, end_s)
+        return missing
 
     async def publish(self, member: Member) -> None:
         """Publish the record in place of that of the name's former life.
@@ -335,11 +233,69 @@ class StoreRendezvous:
         """
         await self._in_thread(self._republish, member)
 
+    def _round_in(self, base: Store) -> Store:
+        """Return the part of a store in which workers meet now.
+
+        Those of a round in which a group was found that runs, and whose members have
+        all gone before they took them in, meet again in the next one.
+        """
+        apart = self._place.apart(base)
+        if self._board is None:
+            return apart
+        for turn in itertools.count():
+            store = PrefixStore(f"round{turn}", apart) if turn else apart
+            if not store.check([_WORD]) or store.get(_WORD).decode() != _RUNNING:
+                return store
+        raise AssertionError  # each turn needs a word that was given
+
+    def _read_offer(self, base: Store) -> OfferedGroup | None:
+        return None if self._board is None else self._board.read(base)
+
+    def _claim(self, member: Member) -> bool:
+        store = self._store
+        assert store is not None
+        try:
+            word = store.compare_set(_WORD, "", _RUNNING).decode()
+            # All have met here before; this life was not there, but a former one.
+            return word == _RUNNING or (
+                word == _ALL and self._former(store) != member.incarnation
+            )
+        except (RuntimeError, OSError):  # the store is lost: look for it again
+            return False
+
+    def _former(self, store: Store) -> int:
+        found = store.get(f"{PREFIX}/member/{self.rank}")
+        return Member.decode(found).incarnation
+
+    def _look(self, open_store: Callable[[], Store]) -> Finding:
+        assert self._board is not None
+        try:
+            self._visited = open_store()
+            return self._board.look(self._visited)
+        except (RuntimeError, ValueError) as error:  # what torch raises of a lost store
+            raise OSError(_first_line(error)) from error
+
+    def _offer(self, members: Sequence[Member]) -> bool:
+        store, board = self._visited, self._board
+        assert board is not None
+        if store is None:  # this worker leaves
+            return False
+        try:
+            board.write(store, members)
+        except (RuntimeError, OSError):
+            return False
+        return True
+
     def _republish(self, member: Member) -> None:
         store = self._store
         with contextlib.suppress(DistNetworkError):
             if store is not None:
                 store.set(f"{PREFIX}/member/{self.rank}", member.encode())  # type: ignore[arg-type]
+
+    def _has_met(self, store: Store, member: Member) -> bool:
+        """Return whether all have come, this life among them."""
+        has_come = store.check([_WORD]) and store.get(_WORD).decode() == _ALL
+        return has_come and self._former(store) == member.incarnation
 
     def _is_running(self, store: Store, member: Member) -> bool:
         """Return whether all have met here before, this name among them.
@@ -377,10 +333,15 @@ class StoreRendezvous:
         if store.add(f"{PREFIX}/joined", 1) >= self.world_size and store.check(keys):
             store.compare_set(_WORD, "", _ALL)
 
-    def _await_word(self, store: Store, member: Member, end_s: float) -> list[int]:
+    def _await_word(
+        self, base: Store, store: Store, member: Member, end_s: float
+    ) -> list[int] | OfferedGroup | None:
         """Return the missing ranks, as all workers are told.
 
         The store's own wait would print a warning each time it is called off.
+
+        Returns:
+            None: a group runs, says the word; an offer says which.
         """
         pause_s = _POLL_S / 10
         for polls in itertools.count(1):
@@ -392,6 +353,10 @@ class StoreRendezvous:
                 self._check_place(store, member)
             if has_word:
                 return _missing_in(store.get(_WORD))
+            if polls % _POLLS_PER_OFFER == 0:
+                offered = self._read_offer(base)
+                if offered is not None:
+                    return offered
             self._given_up.wait(min(left_s, pause_s))
             pause_s = min(1.5 * pause_s, _POLL_MAX_S)
         return self._give_word(store)
@@ -402,7 +367,7 @@ class StoreRendezvous:
         if holder != str(member.incarnation):
             raise _not_unique(member.name)
 
-    def _give_word(self, store: Store) -> list[int]:
+    def _give_word(self, store: Store) -> list[int] | None:
         """Say who is missing, unless the word has been given just now."""
         absent = (
             str(rank)
@@ -431,8 +396,10 @@ def _not_unique(name: str) -> UsageError:
     )
 
 
-def _missing_in(word: bytes) -> list[int]:
+def _missing_in(word: bytes) -> list[int] | None:
     text = word.decode()
+    if text == _RUNNING:
+        return None
     return [] if text == _ALL else [int(rank) for rank in text.split(",")]
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import uuid4
 
 Object = dict[str, Any]
 
@@ -49,14 +50,19 @@ class PodPlan:
         return f"{self.hostname}.{self.subdomain}.{DOMAIN}"
 
 
-def plans(objects: list[Object]) -> list[PodPlan]:
-    """Return the pods of a manifest, in the order of their indices."""
+def plans(objects: list[Object], attempt: int = 0) -> list[PodPlan]:
+    """Return the pods of a manifest, in the order of their indices.
+
+    Args:
+        objects: of the manifest.
+        attempt: how often all of them have been started before.
+    """
     by_kind = {one["kind"]: one for one in objects}
     (kind,) = by_kind.keys() & CONTROLLERS.keys()
-    return CONTROLLERS[kind](by_kind)
+    return CONTROLLERS[kind](by_kind, attempt)
 
 
-def _job(by_kind: Mapping[str, Object]) -> list[PodPlan]:
+def _job(by_kind: Mapping[str, Object], _: int) -> list[PodPlan]:
     job, service = by_kind["Job"], by_kind["Service"]
     name, spec = job["metadata"]["name"], job["spec"]
     template = spec["template"]
@@ -64,18 +70,27 @@ def _job(by_kind: Mapping[str, Object]) -> list[PodPlan]:
     assert template["spec"]["subdomain"] == service["metadata"]["name"]
     assert selector <= template["metadata"]["labels"].items()
     publishes = service["spec"].get("publishNotReadyAddresses", False)
+    # The controller labels the pods of each Job that is made with an id of its own.
+    fields = {"metadata.labels['batch.kubernetes.io/controller-uid']": str(uuid4())}
     return [
-        _plan(f"{name}-{index}", name, template, _indexed(index), publishes=publishes)
+        _plan(
+            f"{name}-{index}",
+            name,
+            template,
+            _indexed(index),
+            fields=fields,
+            publishes=publishes,
+        )
         for index in range(spec["completions"])
     ]
 
 
-def _job_set(by_kind: Mapping[str, Object]) -> list[PodPlan]:
+def _job_set(by_kind: Mapping[str, Object], attempt: int) -> list[PodPlan]:
     found = by_kind["JobSet"]
-    return _of_jobs(found["metadata"]["name"], found["spec"], {})
+    return _of_jobs(found["metadata"]["name"], found["spec"], {}, attempt)
 
 
-def _train_job(by_kind: Mapping[str, Object]) -> list[PodPlan]:
+def _train_job(by_kind: Mapping[str, Object], attempt: int) -> list[PodPlan]:
     run, runtime = by_kind["TrainJob"], by_kind["TrainingRuntime"]
     name, nodes = run["metadata"]["name"], run["spec"]["trainer"]["numNodes"]
     assert run["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
@@ -90,15 +105,19 @@ def _train_job(by_kind: Mapping[str, Object]) -> list[PodPlan]:
         "PET_MASTER_ADDR": f"{name}-node-0-0.{name}",
         "PET_MASTER_PORT": "29500",
     }
-    found = _of_jobs(name, spec, variables)
+    found = _of_jobs(name, spec, variables, attempt)
     for index, one in enumerate(found):
         assert isinstance(one.variables, dict)
         one.variables["PET_NODE_RANK"] = str(index)
     return found
 
 
-def _of_jobs(name: str, spec: Object, more: Mapping[str, str]) -> list[PodPlan]:
+def _of_jobs(
+    name: str, spec: Object, more: Mapping[str, str], attempt: int
+) -> list[PodPlan]:
     (job,) = spec["replicatedJobs"]
+    annotation = "jobset.sigs.k8s.io/restart-attempt"
+    fields = {f"metadata.annotations['{annotation}']": str(attempt)}
     network = spec["network"]
     assert network["enableDNSHostnames"]
     return [
@@ -106,14 +125,15 @@ def _of_jobs(name: str, spec: Object, more: Mapping[str, str]) -> list[PodPlan]:
             f"{name}-{job['name']}-0-{index}",
             network.get("subdomain", name),
             job["template"]["spec"]["template"],
-            {**_indexed(index), "JOBSET_RESTART_ATTEMPT": "0", **more},
+            {**_indexed(index), **more},
+            fields=fields,
             publishes=network["publishNotReadyAddresses"],
         )
         for index in range(job["template"]["spec"]["completions"])
     ]
 
 
-def _leader_worker_set(by_kind: Mapping[str, Object]) -> list[PodPlan]:
+def _leader_worker_set(by_kind: Mapping[str, Object], _: int) -> list[PodPlan]:
     found = by_kind["LeaderWorkerSet"]
     name, group = found["metadata"]["name"], found["spec"]["leaderWorkerTemplate"]
     return [
@@ -126,13 +146,15 @@ def _leader_worker_set(by_kind: Mapping[str, Object]) -> list[PodPlan]:
                 "LWS_GROUP_SIZE": str(group["size"]),
                 "LWS_WORKER_INDEX": str(index),
             },
+            fields={},
             publishes=True,
         )
         for index in range(group["size"])
     ]
 
 
-CONTROLLERS: Final[Mapping[str, Callable[[Mapping[str, Object]], list[PodPlan]]]] = {
+Controller = Callable[[Mapping[str, Object], int], list[PodPlan]]
+CONTROLLERS: Final[Mapping[str, Controller]] = {
     "Job": _job,
     "JobSet": _job_set,
     "TrainJob": _train_job,
@@ -150,10 +172,18 @@ def _plan(
     template: Object,
     added: Mapping[str, str],
     *,
+    fields: Mapping[str, str],
     publishes: bool,
 ) -> PodPlan:
     (container,) = template["spec"]["containers"]
     given = {one["name"]: one["value"] for one in container["env"] if "value" in one}
     # Kubernetes replaces $(NAME), and takes two dollars for one.
     plain = {name: text.replace("$$(", "$(") for name, text in given.items()}
-    return PodPlan(hostname, subdomain, template["spec"], {**plain, **added}, publishes)
+    # What the downward API tells of the pod; an unknown field keeps it from starting.
+    asked = {one["name"]: one for one in container["env"] if "valueFrom" in one}
+    told = {
+        name: fields[one["valueFrom"]["fieldRef"]["fieldPath"]]
+        for name, one in asked.items()
+    }
+    variables = {**plain, **told, **added}
+    return PodPlan(hostname, subdomain, template["spec"], variables, publishes)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 
 from asyncrpc import Options, Worker
+from asyncrpc.environment import resolve
 from asyncrpc.errors import RendezvousTimeoutError
 
 
@@ -28,6 +30,7 @@ async def _greet(worker: Worker, name: str) -> None:
 async def _meet(limit_s: float) -> None:
     """Meet all others, call each; then call each that comes, until the pod ends."""
     say("begins")
+    say(f"restart {resolve(os.environ).restart}")
     try:
         worker = Worker(options=Options(rendezvous_timeout_s=limit_s))
         async with worker:
@@ -45,7 +48,7 @@ async def _meet(limit_s: float) -> None:
         raise SystemExit(1) from None
 
 
-def meet(limit_s: str = "60") -> None:
+def meet(limit_s: str = "600") -> None:
     """Run `_meet`."""
     asyncio.run(_meet(float(limit_s)))
 

@@ -18,8 +18,13 @@ from tests.clusters.kubernetes.controllers import NAMESPACE, PodPlan, plans
 PROGRAMS = ("-m", "tests.clusters.kubernetes.programs")
 
 
-def planned(kind: str, workers: int, *program: str, **fields: Any) -> list[PodPlan]:
-    """Return the pods that the manifest of a program leads to."""
+def planned(
+    kind: str, workers: int, *program: str, attempt: int = 0, **fields: Any
+) -> list[PodPlan]:
+    """Return the pods that the manifest of a program leads to.
+
+    All that one call returns are of one Job; the next call begins another.
+    """
     workload = Workload(
         name="trainer",
         image="registry.example/trainer:1",
@@ -28,7 +33,7 @@ def planned(kind: str, workers: int, *program: str, **fields: Any) -> list[PodPl
         namespace=NAMESPACE,
         **fields,
     )
-    return plans(KINDS[kind](workload))
+    return plans(KINDS[kind](workload), attempt)
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "lws", "trainjob"])
@@ -98,25 +103,62 @@ def test_a_pod_comes_back_under_its_name_at_another_address(
         assert pod.hears("worker1 is at ", since=since) == again.address
 
 
-def test_the_meeting_point_that_comes_back_alone_says_who_is_not_there(
+def test_the_pod_of_the_meeting_point_comes_back_at_another_address(
     cluster: SimulatedCluster,
 ) -> None:
-    """The others do not meet again for its sake; a JobSet would start all anew."""
-    plan0, plan1 = planned("job", 2, "meet", "5")
+    """The other goes on, and takes it in again; at first the DNS leads nowhere."""
+    plan0, plan1 = planned("job", 2, "meet")
     first, second = cluster.start(plan0), cluster.start(plan1)
     for pod in (first, second):
         pod.hears("has called all")
+    since = second.output.count
     first.kill()
     second.hears("lost worker0")
+    stale = f"asked {plan0.full_name}: {first.address}"
+    cluster.names.hears(stale, since=cluster.names.count)
     again = cluster.start(plan0)
-    assert "missing: rank 1" in again.hears("missing ")
+    again.hears("has called all")
+    assert again.hears("worker1 is at ") == second.address
+    assert second.hears("worker0 is at ", since=since) == again.address
 
 
-@pytest.mark.slow
-def test_all_pods_of_a_job_set_start_again(cluster: SimulatedCluster) -> None:
+def test_two_pods_of_three_come_back_while_one_goes_on(
+    cluster: SimulatedCluster,
+) -> None:
+    """They do not begin a group of their own."""
+    plan0, plan1, plan2 = planned("job", 3, "meet")
+    pods = [cluster.start(plan) for plan in (plan0, plan1, plan2)]
+    for pod in pods:
+        pod.hears("has called all")
+    since = pods[2].output.count
+    for pod in pods[:2]:
+        pod.kill()
+    second, first = cluster.start(plan1), cluster.start(plan0)
+    for pod in (first, second):
+        assert pod.hears("worker2 is at ") == pods[2].address
+        pod.hears("has called all")
+    assert pods[2].hears("worker0 is at ", since=since) == first.address
+    assert pods[2].hears("worker1 is at ", since=since) == second.address
+
+
+def test_all_pods_of_a_job_come_back(cluster: SimulatedCluster) -> None:
+    """Nobody is left to join: it is as at the first start."""
+    planned_pods = planned("job", 2, "meet")
     for _ in range(2):
-        pods = [cluster.start(plan) for plan in planned("jobset", 2, "meet")]
+        pods = [cluster.start(plan) for plan in planned_pods]
         for pod in pods:
+            pod.hears("has called all")
+            assert pod.hears("worker0 is at ") == pods[0].address
+        for pod in pods:
+            pod.kill()
+
+
+def test_all_pods_of_a_job_set_start_again(cluster: SimulatedCluster) -> None:
+    for attempt in range(2):
+        planned_pods = planned("jobset", 2, "meet", attempt=attempt)
+        pods = [cluster.start(plan) for plan in planned_pods]
+        for pod in pods:
+            assert pod.hears("restart ") == str(attempt)
             pod.hears("has called all")
             assert pod.hears("worker0 is at ") == pods[0].address
         for pod in pods:

@@ -361,6 +361,29 @@ async def test_a_group_that_torchrun_starts_anew_meets_apart_from_the_former(
             assert await pair[0].peer("b").call(remote.add, 1) == 2
 
 
+async def test_a_group_that_slurm_starts_anew_meets_apart_by_xla_too() -> None:
+    """A requeue of the job, whose port is the same; the name is that of the step."""
+    store = serve_store()
+    variables = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+    }
+    for attempt in ("22", "23"):  # no other test has had these
+        more = variables | {"SLURM_RESTART_COUNT": attempt}
+        pair = []
+        for rank, name in enumerate("ab"):
+            own = more | {"SLURM_PROCID": str(rank)}
+            where, _, _ = open_rendezvous(
+                "xla://", rank=None, world_size=None, environ=own
+            )
+            pair.append(Worker(name, rank=rank, world_size=2, rendezvous=where))
+        async with started(*pair):
+            assert await pair[0].peer("b").call(remote.add, 1) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "addresses"),
     [

@@ -11,6 +11,7 @@ from typing import Final
 from tests.property.machines.of_collectives import COLLECTIVE
 from tests.property.machines.of_elastic_groups import ELASTIC
 from tests.property.machines.of_links import DIAL, LINK, PEER, RECONNECT, RESUME
+from tests.property.machines.of_meeting_points import ARRIVAL, KEEPING
 from tests.property.machines.of_messages import OUTGOING
 from tests.property.machines.of_payloads import LANES, REGION
 from tests.property.machines.of_preemption import PREEMPTION
@@ -23,6 +24,8 @@ from tests.property.machines.spec import Machine
 CATALOG: Final[tuple[Machine, ...]] = (
     WORKER,
     PREEMPTION,
+    ARRIVAL,
+    KEEPING,
     PEER,
     DIAL,
     LINK,

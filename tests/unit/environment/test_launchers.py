@@ -327,6 +327,23 @@ def test_a_restart_is_counted(
     assert ("" if said is None else str(said.content)).startswith(run)
 
 
+@pytest.mark.parametrize(
+    ("more", "run"),
+    [
+        ({"ASYNCRPC_RUN_ID": "a"}, "a"),
+        ({"ASYNCRPC_RUN_ID": "a", "TORCHELASTIC_RUN_ID": "b"}, "a"),
+        ({"TORCHELASTIC_RUN_ID": "b"}, "b"),
+        ({"TORCHELASTIC_RUN_ID": "none"}, ""),  # torchrun's default, of all runs
+        ({"ASYNCRPC_RUN_ID": "a", "TORCHELASTIC_USE_AGENT_STORE": "True"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_run_has_a_name_that_others_do_not_have(
+    more: Mapping[str, str], run: str
+) -> None:
+    assert resolve({**captured.INDEXED_JOB, **more}).run_id == run
+
+
 def test_ours_is_named_by_its_mark() -> None:
     said = {**captured.TORCHRUN, "TORCHELASTIC_RUN_ID": "", "ASYNCRPC_LAUNCHER": "x"}
     assert resolve(said).launcher == "asyncrpc run"

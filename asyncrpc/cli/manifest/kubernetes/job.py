@@ -9,6 +9,8 @@ limit per index" and "Pod replacement policy".
 
 from __future__ import annotations
 
+from typing import Final
+
 from asyncrpc.cli.manifest.kubernetes.network import headless_service, network_policy
 from asyncrpc.cli.manifest.kubernetes.pod import (
     CONTAINER,
@@ -18,7 +20,10 @@ from asyncrpc.cli.manifest.kubernetes.pod import (
     variable,
 )
 from asyncrpc.cli.manifest.kubernetes.workload import Workload
+from asyncrpc.environment.torchrun import RUN_VARIABLE
 from asyncrpc.preemption.machine.preempting import EXIT_SAVED
+
+_JOB_UID: Final = "batch.kubernetes.io/controller-uid"
 
 
 def indexed_job(workload: Workload) -> list[Object]:
@@ -29,7 +34,8 @@ def indexed_job(workload: Workload) -> list[Object]:
     """
     workload.check_pod_names()
     # The name of pod 0 is found by the resolver's search list: it needs no namespace.
-    variables = meeting_variables(workload, f"{workload.name}-0.{workload.name}")
+    host = f"{workload.name}-0.{workload.name}"
+    variables = [*meeting_variables(workload, host), run_variable()]
     template = pod_template(workload, variables, restart_policy="Never")
     template["spec"]["subdomain"] = workload.name
     job = {
@@ -69,6 +75,15 @@ def meeting_variables(workload: Workload, host: str) -> list[Object]:
         variable("MASTER_ADDR", host),
         variable("MASTER_PORT", str(workload.port)),
     ]
+
+
+def run_variable() -> Object:
+    """Return the variable that names the Job, and no other of the same name.
+
+    By it a pod that comes back knows the members of its own group from others.
+    """
+    source = {"fieldRef": {"fieldPath": f"metadata.labels['{_JOB_UID}']"}}
+    return {"name": RUN_VARIABLE, "valueFrom": source}
 
 
 def disruptions(action: str, container: str) -> Object:

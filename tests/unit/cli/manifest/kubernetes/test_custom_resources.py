@@ -67,6 +67,12 @@ def test_what_is_wrong_is_refused(
         check_object(found)
 
 
+def test_the_pods_of_a_job_know_it_from_others_of_its_name() -> None:
+    uid = "metadata.labels['batch.kubernetes.io/controller-uid']"
+    source = {"fieldRef": {"fieldPath": uid}}
+    assert variables("job")["ASYNCRPC_RUN_ID"] == source
+
+
 def test_the_pods_of_a_job_set_know_where_they_meet_and_their_attempt() -> None:
     found = variables("jobset")
     assert found["WORLD_SIZE"] == "4"

@@ -1,0 +1,98 @@
+"""What a worker does at the meeting point: meet all others, or join those that run.
+
+    WAITING -all have come-> MET
+    WAITING -an offer-> KNOCKING -answered-> CLAIMING -> ASKING -> TAKEN_IN
+
+A meeting ends by one *word*, which is given once: that all have come, or that a group
+runs.  Either is final.  So no worker begins a new group while another one joins the
+former: before it asks the members of an offer, it must have given the word that they
+run, or have read it.
+
+If they all turn out to be gone, the workers that are there meet again, in the next
+*round*, which has a word of its own.  A new group needs all ranks, in one round.  A
+worker that was taken in is in none, so where some have been taken in, no new group can
+begin: the others find those, whose offer is newer.
+
+The host's own store is like any other.  If it was lost, all begin at the next one.
+
+Sans-IO: the service reads and writes, knocks and asks.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+from asyncrpc.errors import LocalProtocolError
+
+
+class ArrivalState(enum.Enum):
+    """What is to be done now."""
+
+    WAITING = "publish the record, and wait for the word or an offer"
+    KNOCKING = "find out whether a member of the offer listens"
+    CLAIMING = "give the word that a group runs"
+    ASKING = "ask the members of the offer to take this worker in"
+    JOINING = "ask the members that met here before"
+    MET = "nothing: all have come, and this is a new group"
+    TAKEN_IN = "nothing: this worker is in the group that ran"
+
+
+class ArrivalEvent(enum.Enum):
+    """What has happened."""
+
+    ALL_CAME = "the word is that all have come, this worker among them"
+    MET_BEFORE = "all have come before, a former life of this worker among them"
+    OFFER = "there is an offer"
+    SILENT = "no member of the offer can be reached"
+    ANSWERED = "a member of the offer listens"
+    CLAIMED = "the word is that a group runs"
+    TOO_LATE = "another word was given before"
+    ADMITTED = "a member has taken this worker in"
+
+
+_S, _E = ArrivalState, ArrivalEvent
+
+TRANSITIONS: Final[Mapping[ArrivalState, Mapping[ArrivalEvent, ArrivalState]]] = {
+    _S.WAITING: {
+        _E.ALL_CAME: _S.MET,
+        _E.MET_BEFORE: _S.JOINING,
+        _E.OFFER: _S.KNOCKING,
+    },
+    _S.KNOCKING: {_E.SILENT: _S.WAITING, _E.ANSWERED: _S.CLAIMING},
+    _S.CLAIMING: {_E.CLAIMED: _S.ASKING, _E.TOO_LATE: _S.WAITING},
+    _S.ASKING: {_E.ADMITTED: _S.TAKEN_IN, _E.SILENT: _S.WAITING},
+    _S.JOINING: {_E.ADMITTED: _S.TAKEN_IN},
+    _S.MET: {},
+    _S.TAKEN_IN: {},
+}
+
+
+class MeetingArrival:
+    """The way of one worker into its group.
+
+    Attributes:
+        state: what is to be done now.
+    """
+
+    __slots__ = ("state",)
+
+    def __init__(self) -> None:
+        self.state = ArrivalState.WAITING
+
+    def advance(self, event: ArrivalEvent) -> None:
+        """Advance by one event.
+
+        Raises:
+            LocalProtocolError: the event cannot happen in this state.
+        """
+        row = TRANSITIONS[self.state]
+        if event not in row:
+            raise LocalProtocolError(f"{event.name} while {self.state.name}")
+        self.state = row[event]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this worker is in a group."""
+        return not TRANSITIONS[self.state]
