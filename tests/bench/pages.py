@@ -64,6 +64,10 @@ def renew(name: str, text: str) -> None:
 
 def as_block(table: str) -> str:
     """Return a table that a script printed as a part of the page, with the machine."""
+    return f"{about()}\n\n```text\n{table}\n```"
+
+
+def about() -> str:
+    """Return when this is, and on which machine, in a line."""
     today = dt.datetime.now(dt.UTC).date().isoformat()
-    about = f"{today}. {machine.describe()}, load {machine.load():g} after the run."
-    return f"{about}\n\n```text\n{table}\n```"
+    return f"{today}. {machine.describe()}, load {machine.load():g} after the run."

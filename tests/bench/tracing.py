@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import torch
 
@@ -61,6 +61,9 @@ class Place(enum.IntEnum):
     END = 20, "resume the caller's task"
 
 
+P = TypeVar("P", bound=enum.IntEnum)  # places
+
+
 class Probe(NamedTuple):
     """A method, and the places that its beginning and its end are."""
 
@@ -97,8 +100,8 @@ CALLEE_PROBES: Final = (
 marks: list[int] = []
 
 
-def mark(place: Place) -> None:
-    """Take down that a call is at `place` now."""
+def mark(place: int) -> None:
+    """Take down that something is at `place` now."""
     marks.append(time.perf_counter_ns() << PLACE_BITS | place)
 
 
@@ -177,44 +180,59 @@ def trace_add_one(tensor: torch.Tensor) -> torch.Tensor:
     return result
 
 
-async def take_marks() -> list[int]:
+def taken_marks() -> list[int]:
     """Return this process's marks, and forget them."""
     taken = list(marks)
     marks.clear()
     return taken
 
 
+async def take_marks() -> list[int]:
+    """As `taken_marks`, on the loop."""
+    return taken_marks()
+
+
 # --- from marks to stages ------------------------------------------------------------
 
 
-def passages(marks_of_both: Iterable[int]) -> list[dict[Place, int]]:
-    """Cut the marks of calls that were made one after the other into calls.
+def cut(marks_of_both: Iterable[int], places: type[P]) -> list[dict[P, int]]:
+    """Cut the marks of actions that came one after the other into actions.
 
-    Only those count that passed the same places in the same order as most did: a call
-    that met a ping, say, is left out.
+    Only those count that passed the same places as most did: a call that met a ping,
+    say, is left out.
+
+    Args:
+        marks_of_both: of all processes.
+        places: what a mark's number means; the first begins an action, the last ends
+            it.
 
     Returns:
-        When each call was at each place, in nanoseconds.
+        When each action was at each place, in nanoseconds.
     """
-    places = {int(place): place for place in Place}
-    mask = (1 << PLACE_BITS) - 1
-    calls: list[list[tuple[Place, int]]] = []
+    by_number = {int(place): place for place in places}
+    (first, *_, last), mask = by_number.values(), (1 << PLACE_BITS) - 1
+    actions: list[list[tuple[P, int]]] = []
     for one in sorted(marks_of_both):
-        place = places[one & mask]
-        if place is Place.BEGIN:
-            calls.append([])
-        if calls and (not calls[-1] or calls[-1][-1][0] is not Place.END):
-            calls[-1].append((place, one >> PLACE_BITS))
+        place = by_number[one & mask]
+        if place is first:
+            actions.append([])
+        if actions and (not actions[-1] or actions[-1][-1][0] is not last):
+            actions[-1].append((place, one >> PLACE_BITS))
     # A write returns at one side while the other side wakes: these two may swap.
-    orders = [tuple(sorted(place for place, _ in call)) for call in calls]
+    orders = [tuple(sorted(place for place, _ in action)) for action in actions]
     if not orders:
         return []
     usual = Counter(orders).most_common(1)[0][0]
     return [
-        _in_order(dict(call))
-        for call, order in zip(calls, orders, strict=True)
+        dict(action)
+        for action, order in zip(actions, orders, strict=True)
         if order == usual
     ]
+
+
+def passages(marks_of_both: Iterable[int]) -> list[dict[Place, int]]:
+    """Cut marks into calls; a write ends no later than what it sent is read."""
+    return [_in_order(call) for call in cut(marks_of_both, Place)]
 
 
 def _in_order(call: dict[Place, int]) -> dict[Place, int]:
@@ -228,12 +246,12 @@ def _in_order(call: dict[Place, int]) -> dict[Place, int]:
     return call
 
 
-def stages(calls: Sequence[Mapping[Place, int]]) -> dict[Place, list[float]]:
-    """Return the microseconds that led up to each place, call by call."""
-    if not calls:
+def stages(actions: Sequence[Mapping[P, int]]) -> dict[P, list[float]]:
+    """Return the microseconds that led up to each place, action by action."""
+    if not actions:
         return {}
-    order = sorted(calls[0])
+    order = sorted(actions[0])
     return {
-        place: [(call[place] - call[before]) / 1000 for call in calls]
+        place: [(action[place] - action[before]) / 1000 for action in actions]
         for before, place in pairwise(order)
     }

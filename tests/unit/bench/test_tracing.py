@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import pytest
+import torch
 
-from tests.bench import tracing
+from tests.bench import tracing, training_path
+from tests.bench import training as t
 from tests.bench.tracing import (
     CALLEE_PROBES,
     CALLER_PROBES,
     PLACE_BITS,
     Place,
     Probe,
+    cut,
     passages,
     stages,
 )
@@ -96,3 +99,28 @@ def test_every_probe_has_something_to_hold_on_to(
     owner = getattr(__import__(probe.module, fromlist=[probe.owner]), probe.owner)
     monkeypatch.setattr(owner, probe.method, getattr(owner, probe.method))
     assert tracing.attach(probe)
+
+
+def test_the_marks_of_a_training_step_become_stages_in_its_order() -> None:
+    places = training_path.Place
+    times = {place: 1_000 * number for number, place in enumerate(places)}
+    marks = [at << PLACE_BITS | place for place, at in times.items()]
+    (step,) = cut(reversed(marks), places)
+    assert step == times
+    assert set(stages([step])) == set(places) - {places.BEGIN}
+    assert {time_us for (time_us,) in stages([step]).values()} == {1.0}
+
+
+def test_a_gradient_passes_the_marks_of_a_layer() -> None:
+    """From its result, then to its weight."""
+    rows = torch.ones(t.BATCH, t.FEATURES)
+    training_path.TracedLayer()(rows).sum().backward()
+    places = training_path.Place
+    found = [one & ((1 << PLACE_BITS) - 1) for one in tracing.taken_marks()]
+    assert found == [
+        places.FORWARD,
+        places.FORWARDED,
+        places.ARRIVED,
+        places.COMPUTED,
+    ]
+    assert tracing.taken_marks() == []

@@ -1,0 +1,220 @@
+"""One process of `bench_training_path`: steps one after the other, traced or not.
+
+The program on asyncrpc awaits; that of torch and of the facade is one and the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.distributed import rpc
+
+import asyncrpc
+from tests.bench import training as t
+from tests.bench import training_path as path
+from tests.bench import workloads as w
+from tests.bench.processes import report
+from tests.bench.sides import training_asyncrpc, training_torch
+from tests.bench.sides.asyncrpc_side import with_spin
+from tests.bench.tracing import mark, taken_marks
+from tests.bench.training_path import Place
+
+WARM_UPS = 150
+
+
+async def awaiting(options: argparse.Namespace) -> None:
+    """Run one process of asyncrpc."""
+    async with asyncrpc.init_rpc(
+        (w.CALLER, w.CALLEE)[options.rank],
+        rank=options.rank,
+        world_size=2,
+        rendezvous=f"tcp://127.0.0.1:{options.port}",
+        options=with_spin(options.spin) if options.spin else None,
+    ) as worker:
+        if options.rank == 0:
+            peer = worker.peer(w.CALLEE)
+            await lead(options, await awaiting_step(options), peer.call)
+        await worker.barrier()
+
+
+async def awaiting_step(
+    options: argparse.Namespace,
+) -> Callable[[], Awaitable[None]]:
+    """Return a training step of asyncrpc."""
+    kind, optimizer_kind = kinds(traced=options.traced)
+    layer = asyncrpc.remote(w.CALLEE, kind)
+    parameters = await asyncrpc.rpc_async(
+        w.CALLEE, training_asyncrpc.parameter_rrefs, args=(layer,)
+    )
+    optimizer = asyncrpc.optim.DistributedOptimizer(
+        optimizer_kind, parameters, lr=t.LEARNING_RATE
+    )
+    sent = torch.randn(t.BATCH, t.FEATURES)
+
+    async def plain() -> None:
+        await training_asyncrpc.step([layer], optimizer, sent)
+
+    async def traced() -> None:
+        marked = path.marked
+        mark(Place.BEGIN)
+        async with asyncrpc.autograd.context() as context:
+            mark(Place.OPENED)
+            rows = await layer.rpc_async().forward(sent)
+            mark(Place.ANSWERED)
+            loss = marked(rows, Place.GRADIENT).pow(2).mean()
+            mark(Place.LOSS)
+            await asyncrpc.autograd.backward(context, [loss])
+            mark(Place.PASSED)
+            await optimizer.step(context)
+            mark(Place.STEPPED)
+        mark(Place.END)
+
+    return traced if options.traced else plain
+
+
+def blocking(options: argparse.Namespace, names: Any) -> None:
+    """Run one process of torch, or of the facade under its names."""
+    names.rpc.init_rpc(
+        (w.CALLER, w.CALLEE)[options.rank],
+        rank=options.rank,
+        world_size=2,
+        rpc_backend_options=names.rpc.TensorPipeRpcBackendOptions(
+            init_method=f"tcp://127.0.0.1:{options.port}"
+        ),
+    )
+    if options.rank == 0:
+        step = blocking_step(options, names)
+
+        async def call(function: Any) -> Any:
+            return names.rpc.rpc_sync(w.CALLEE, function)
+
+        async def waited() -> None:
+            step()
+
+        asyncio.run(lead(options, waited, call))
+    names.rpc.shutdown()
+
+
+def blocking_step(options: argparse.Namespace, names: Any) -> Callable[[], None]:
+    """Return a training step of torch's."""
+    kind, optimizer_kind = kinds(traced=options.traced and names.marks_steps)
+    kind = path.TracedLayer if options.traced else kind
+    layer = names.rpc.remote(w.CALLEE, kind)
+    parameters = names.rpc.rpc_sync(w.CALLEE, names.parameter_rrefs, args=(layer,))
+    optimizer = names.optimizer(optimizer_kind, parameters, lr=t.LEARNING_RATE)
+    sent = torch.randn(t.BATCH, t.FEATURES)
+
+    def plain() -> None:
+        with names.context() as context_id:
+            rows = layer.rpc_sync().forward(sent)
+            names.backward(context_id, [rows.pow(2).mean()])
+            optimizer.step(context_id)
+
+    def traced() -> None:
+        marked = path.marked
+        mark(Place.BEGIN)
+        with names.context() as context_id:
+            mark(Place.OPENED)
+            rows = layer.rpc_sync().forward(sent)
+            mark(Place.ANSWERED)
+            loss = marked(rows, Place.GRADIENT).pow(2).mean()
+            mark(Place.LOSS)
+            names.backward(context_id, [loss])
+            mark(Place.PASSED)
+            optimizer.step(context_id)
+            mark(Place.STEPPED)
+        mark(Place.END)
+
+    return traced if options.traced else plain
+
+
+def kinds(*, traced: bool) -> tuple[type[torch.nn.Module], type[torch.optim.SGD]]:
+    if traced:
+        return path.TracedLayer, path.TracedSGD
+    return w.Layer, torch.optim.SGD
+
+
+async def lead(
+    options: argparse.Namespace,
+    step: Callable[[], Awaitable[None]],
+    call: Callable[..., Awaitable[Any]],
+) -> None:
+    """Make the steps, and report what was found of them."""
+    for _ in range(WARM_UPS):
+        await step()
+    taken_marks()
+    await call(taken_marks)
+    before = path.usage(), await call(path.usage)
+    now, times_us = time.perf_counter_ns, []
+    for _ in range(options.steps):
+        start_ns = now()
+        await step()
+        times_us.append((now() - start_ns) / 1000)
+    after = path.usage(), await call(path.usage)
+    used = [
+        [(late - early) / options.steps for early, late in zip(*pair, strict=True)]
+        for pair in zip(before, after, strict=True)
+    ]
+    report("usage", *used)
+    report("times", times_us)
+    report("marks", taken_marks() + await call(taken_marks))
+
+
+def facade_names() -> Any:
+    from asyncrpc.compat import autograd, optim, rpc  # noqa: PLC0415  (of this side)
+
+    return SimpleNamespace(
+        rpc=rpc,
+        context=autograd.context,
+        backward=autograd.backward,
+        optimizer=optim.DistributedOptimizer,
+        parameter_rrefs=facade_parameter_rrefs,
+        marks_steps=True,
+    )
+
+
+def facade_parameter_rrefs(rref: Any) -> Any:
+    from asyncrpc.compat import rpc  # noqa: PLC0415  (of this side)
+
+    return [rpc.RRef(one) for one in rref.local_value().parameters()]
+
+
+def torch_names() -> Any:
+    """Torch's; its optimizer's steps run compiled, where a mark has no place."""
+    return SimpleNamespace(
+        rpc=rpc,
+        context=training_torch.context,
+        backward=training_torch.backward,
+        optimizer=training_torch.make_optimizer,
+        parameter_rrefs=training_torch.parameter_rrefs,
+        marks_steps=False,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--side", choices=("asyncrpc", "facade", "torch"))
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--cores", default="free")
+    parser.add_argument("--spin", default="")
+    parser.add_argument("--traced", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    path.choose_core(options.rank, options.cores)
+    if options.side == "asyncrpc":
+        asyncrpc.run(awaiting(options))
+    else:
+        names = facade_names() if options.side == "facade" else torch_names()
+        blocking(options, names)
+
+
+if __name__ == "__main__":
+    main()
