@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from asyncrpc.environment import LaunchPlacement, LaunchValue, read_all, resolve
 from asyncrpc.environment.torchrun import BY_HAND
-from asyncrpc.environment.values import Field
+from asyncrpc.environment.values import Field, spoken
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.host import LAUNCHER_PID
 from asyncrpc.runtime.options import Options
@@ -146,7 +146,7 @@ def _missing(placement: LaunchPlacement) -> Iterable[str]:
     if placement.port is None:
         missing.append("the port of the meeting point (MASTER_PORT)")
     if missing:
-        yield f"env:// does not find {'; '.join(missing)}: {placement.advice()}"
+        yield f"env:// does not find {spoken(missing)} ({placement.advice()})"
     if rank is not None and size is not None and rank >= size:
         yield f"rank {rank} is not in a world of {size} workers"
 
@@ -227,7 +227,7 @@ def as_text(found: Diagnosis) -> str:
     around = f", inside {' and '.join(found.outer)}" if found.outer else ""
     lines = [f"started by {found.launcher}{around}"]
     if found.launcher in {"", BY_HAND}:
-        lines = ["no launcher is known to have started this process"]
+        lines = [f"no launcher is known to have started this process{_left(found)}"]
     rows = [
         (
             one.field.value,
@@ -244,6 +244,13 @@ def as_text(found: Diagnosis) -> str:
     if not found.problems:
         lines += ["", "a worker can start here by env://"]
     return "\n".join(lines)
+
+
+def _left(found: Diagnosis) -> str:
+    launchers = sorted({one.launcher for one in found.values} - {BY_HAND})
+    if found.launcher or not launchers:
+        return ""
+    return f", though variables of {spoken(launchers)} are there"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:

@@ -113,6 +113,10 @@ def test_what_may_go_wrong_later_is_a_warning(
     _matches(warning, words)
 
 
+# What the script of a batch job has, outside of its tasks.
+JOB_OF_SLURM = ("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_JOB_NODELIST")
+
+
 def _fields(facts: HostFacts) -> dict[str, object]:
     return {name: getattr(facts, name) for name in HostFacts.__slots__}
 
@@ -131,6 +135,22 @@ def test_variables_that_were_set_by_hand_are_no_launcher() -> None:
     said = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     first, *_ = as_text(diagnose(said, WELL)).splitlines()
     assert first == "no launcher is known to have started this process"
+
+
+def test_a_job_that_was_entered_without_its_launcher_is_named() -> None:
+    said = {name: captured.SLURM_STEP[name] for name in JOB_OF_SLURM}
+    found = diagnose(said, WELL)
+    first, *_ = as_text(found).splitlines()
+    assert first == (
+        "no launcher is known to have started this process, though variables of Slurm"
+        " are there"
+    )
+    (problem,) = found.problems
+    assert problem == (
+        "env:// does not find its rank (RANK) and the number of workers (WORLD_SIZE)"
+        f" (this process runs in Slurm job {said['SLURM_JOB_ID']}, but not in one of"
+        " its tasks: start the program by srun)"
+    )
 
 
 def test_the_options_of_the_environment_are_checked() -> None:
