@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 from weakref import WeakSet
 
+from asyncrpc.runtime.loops import check_loop, loop_for
+
 # Changes that a program has not taken.  The oldest are dropped then: each change says
 # which generation it is about, so a later one makes up for them.
 CHANGES_MAX: Final = 256
@@ -49,7 +51,8 @@ class GangChanges(AsyncIterator[GangChange]):
     changes are kept for a program that does not take them; then the oldest are dropped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, announcer: Announcer) -> None:
+        self._announcer = announcer
         self._waiting: deque[GangChange] = deque(maxlen=CHANGES_MAX)
         self._news = asyncio.Event()
         self._is_over = False
@@ -58,7 +61,12 @@ class GangChanges(AsyncIterator[GangChange]):
         return self
 
     async def __anext__(self) -> GangChange:
-        """Wait for the next change; cancelled, it has taken none."""
+        """Wait for the next change; cancelled, it has taken none.
+
+        Raises:
+            UsageError: another event loop runs here than the gang's.
+        """
+        self._announcer.check_loop("GangChanges")
         while not self._waiting:
             if self._is_over:
                 raise StopAsyncIteration
@@ -89,12 +97,22 @@ class Announcer:
         self.running = 0
         self.failure: GangChange | None = None
         self.is_over = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         # What a program no longer holds is told nothing more.
         self._iterators: WeakSet[GangChanges] = WeakSet()
 
+    def bind(self) -> None:
+        """Belong to the event loop that runs: the gang is entered."""
+        self._loop = loop_for("Gang")
+
+    def check_loop(self, used: str) -> None:
+        """Raise UsageError unless the gang's event loop runs in this thread."""
+        if self._loop is not None:
+            check_loop(used, self._loop, "the gang")
+
     def changes(self) -> GangChanges:
         """Return an iterator from now on."""
-        made = GangChanges()
+        made = GangChanges(self)
         if self.is_over:
             made.end()
         else:

@@ -8,6 +8,8 @@ awaits object references.
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
@@ -23,13 +25,15 @@ T = TypeVar("T")
 STRATEGIES: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 # Shown of every node, whether or not a bundle asks for it.
 _ALWAYS_SHOWN: Final = frozenset({"CPU", "GPU"})
+_parents: Final[list[object]] = []  # in a forked child: what Ray's driver was there
 
 
 def library() -> Any:
     """Return the module `ray`, connected to a cluster.
 
     Raises:
-        UsageError: Ray is not installed, or not initialized in this process.
+        UsageError: Ray is not installed, or not initialized in this process, which may
+            be a forked child of one where it is.
     """
     try:
         import ray  # noqa: PLC0415  (an extra, and a second to import)
@@ -47,7 +51,28 @@ def library() -> Any:
             "this program is connected by Ray Client (ray://), from outside of the"
             " cluster; run it in the cluster, for example by `ray job submit`"
         )
+    if any(_driver(ray) is one for one in _parents):
+        raise UsageError(
+            "this process was forked from one that uses Ray, whose connection to the"
+            " cluster it cannot share: start it by spawn or forkserver, and call"
+            " ray.init() in it"
+        )
     return ray
+
+
+def _driver(ray: Any) -> object:
+    worker = ray._private.worker.global_worker  # noqa: SLF001
+    return getattr(worker, "core_worker", None)  # Ray Client has none
+
+
+def _note_fork() -> None:
+    """Remember, in a forked child, that Ray's threads are the parent's."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        _parents.append(_driver(ray))
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def node_address() -> str:
@@ -91,7 +116,7 @@ class Bundles:
         """Ask for the bundles; `placed` waits for them.
 
         Raises:
-            UsageError: Ray refuses them.
+            UsageError: Ray refuses them, or the name is taken.
 
         Cancellation:
             `remove` gives back what was asked for.
@@ -100,6 +125,13 @@ class Bundles:
             await in_thread(self._reserve, name)
         except ValueError as error:
             raise UsageError(f"Ray refuses the bundles: {error}") from error
+        except self._ray.exceptions.RaySystemError as error:
+            if "already exists" not in str(error):
+                raise
+            raise UsageError(
+                f"name must be one that no other gang or placement group has, not"
+                f" {name!r}, which is in use in this namespace of Ray"
+            ) from error
 
     def _reserve(self, name: str) -> None:
         make = self._ray.util.placement_group

@@ -173,7 +173,8 @@ class Gang:
 
         Args:
             bundles: what Ray reserves for each worker, such as `{"CPU": 1, "GPU": 1}`.
-            name: of the gang and its placement group.
+            name: of the gang and its placement group; two gangs that run at once in
+                one namespace of Ray need two.
             names: of the workers; None: `name-0`, `name-1` and so on.
             strategy: how Ray places the bundles: `PACK`, `SPREAD`, `STRICT_PACK` or
                 `STRICT_SPREAD`.
@@ -225,7 +226,8 @@ class Gang:
                 the error names those that do not fit.
             GangError: a worker did not start.
             AlreadyStartedError: the gang has been entered before.
-            UsageError: Ray is not installed or not initialized, or refuses the bundles.
+            UsageError: Ray is not installed or not initialized, or refuses the bundles;
+                or another gang of this namespace of Ray has the same name.
 
         Cancellation:
             Everything that was started is ended.
@@ -243,6 +245,7 @@ class Gang:
 
     async def _enter(self) -> None:
         given, secret = self._given, self._given.secret
+        self._announcer.bind()
         bundles = Bundles(given.bundles, given.strategy)
         self._driver = driver = await self._enter_driver(secret)
         self._stack.push_async_callback(bundles.remove)
@@ -413,13 +416,16 @@ class Gang:
         """Wait for a generation that is newer, and return its number.
 
         Args:
-            since: the generation that is known; None: the present one.
+            since: the generation that is known, of those that have run; 0: none; None:
+                the last.
             timeout_s: seconds to wait; None: no limit.
 
         Raises:
             GangLostError: the gang failed: no newer generation follows.
             NotStartedError: the gang has ended, or has not been entered.
             TimeoutError: `timeout_s` passed.
+            UsageError: an argument is out of range or of another kind, or another event
+                loop runs here.
 
         Cancellation:
             Only the waiting ends.
@@ -430,20 +436,26 @@ class Gang:
         check_timeout("timeout_s", timeout_s)
         if since is None:
             since = self.generation
-        check_count("since", since)
-        self._running()
+        check_count("since", since, at_most=self.generation)
+        if self.worker.is_closed:  # in a forked child, too
+            raise self._ended()
+        self._announcer.check_loop("Gang.changed")
         async with asyncio.timeout(timeout_s):
             return await self._until_running(since)
 
     async def _until_running(self, since: int) -> int:
         changes = self._announcer.changes()
-        while self._announcer.running <= since:
+        while True:
             if self._announcer.failure is not None:
                 raise self._failed(self._announcer.failure)
             if self._announcer.is_over:
-                raise NotStartedError(f"the gang {self.name!r} has ended")
+                raise self._ended()
+            if self._announcer.running > since:
+                return self._announcer.running
             await anext(changes, None)
-        return self._announcer.running
+
+    def _ended(self) -> NotStartedError:
+        return NotStartedError(f"the gang {self.name!r} has ended")
 
     def _failed(self, change: GangChange) -> GangError:
         what = f"the gang {self.name!r}"

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncrpc.arguments import check_flag
+from asyncrpc.arguments import check_flag, wrong
+from asyncrpc.errors import EncodeError, Outcome
 from asyncrpc.ray.cluster import in_thread, library
 from asyncrpc.ray.references import StoredValue
 from asyncrpc.ray.tensor_bytes import copied, mapped, shared, to_bytes
@@ -32,6 +33,7 @@ async def put(value: Any) -> StoredValue:
         A reference; the object lives as long as references to it do.
 
     Raises:
+        EncodeError: the value, or something in it, cannot be pickled.
         UsageError: Ray is not installed, or not initialized in this process.
 
     Cancellation:
@@ -41,7 +43,18 @@ async def put(value: Any) -> StoredValue:
         >>> stored = await asyncrpc.ray.put({"weights": weights})
     """
     ray = library()
-    return StoredValue(await in_thread(lambda: ray.put(mapped(value, to_bytes))))
+    return StoredValue(await in_thread(_put, ray, value))
+
+
+def _put(ray: Any, value: Any) -> Any:
+    """Let Ray store a value.  What its pickling raises is the value's own code."""
+    try:
+        return ray.put(mapped(value, to_bytes))
+    except (ray.exceptions.RayError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        problem = f"value cannot be stored: {type(error).__name__}: {error}"
+        raise EncodeError(problem, outcome=Outcome.NOT_EXECUTED) from error
 
 
 async def get(stored: Any, *, copy: bool = False) -> Any:
@@ -57,7 +70,8 @@ async def get(stored: Any, *, copy: bool = False) -> Any:
         An object of another node is copied to this one first.
 
     Raises:
-        UsageError: Ray is not installed, or not initialized in this process.
+        UsageError: `stored` is something else; or Ray is not installed, or not
+            initialized in this process.
         ray.exceptions.ObjectLostError: the process that stored the value, or the node
             that held it, is gone.
 
@@ -68,6 +82,9 @@ async def get(stored: Any, *, copy: bool = False) -> Any:
         >>> weights = (await asyncrpc.ray.get(stored))["weights"]
     """
     check_flag("copy", copy)
-    library()
-    found = await (stored.ref if isinstance(stored, StoredValue) else stored)
+    ray = library()
+    ref = stored.ref if isinstance(stored, StoredValue) else stored
+    if not isinstance(ref, ray.ObjectRef):
+        raise wrong("stored", "what `asyncrpc.ray.put` returned", stored)
+    found = await ref
     return mapped(found, copied if copy else shared)

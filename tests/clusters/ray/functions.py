@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+from typing import Final
 
 import torch
 
@@ -50,3 +52,14 @@ async def stored_ones() -> StoredValue:
 
 async def sum_of(stored: StoredValue) -> float:
     return float((await asyncrpc.ray.get(stored)).sum())
+
+
+_told: Final = threading.Event()
+
+
+def until_told() -> None:
+    _told.wait()
+
+
+async def tell(_: asyncrpc.Worker) -> None:
+    _told.set()

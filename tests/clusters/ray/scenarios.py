@@ -38,13 +38,17 @@ ONE: Final = {"CPU": 1}
 SOON: Final = RestartLimits(backoff_s=0.01)
 
 
-SCENARIOS: Final[dict[str, Scenario]] = {}
+class Scenarios(dict[str, Scenario]):
+    """Scenarios by name, each of which a test plays."""
+
+    def add(self, function: Scenario) -> Scenario:
+        """Let a test play it."""
+        self[function.__name__] = function
+        return function
 
 
-def scenario(function: Scenario) -> Scenario:
-    """Let a test play it."""
-    SCENARIOS[function.__name__] = function
-    return function
+SCENARIOS: Final = Scenarios()
+scenario: Final = SCENARIOS.add
 
 
 async def placement_groups() -> list[str]:
@@ -61,6 +65,12 @@ async def until_dead(handle: Any) -> None:
             return
         except ray.exceptions.RayTaskError:
             pass  # its worker has been stopped; the process ends
+
+
+async def until_refused(peer: asyncrpc.Peer) -> None:
+    """Call a worker again and again until a call raises."""
+    while True:
+        await peer.call(functions.pid)
 
 
 async def nothing(worker: asyncrpc.Worker) -> None:
@@ -283,7 +293,7 @@ async def restarts_are_limited(_: Nodes) -> None:
         with pytest.raises(GangLostError, match=r"restarts_max=1\): worker 'g-0'"):
             await gang.changed()
         with pytest.raises(WorkerLostError):
-            await gang.peer(1).call(functions.pid)
+            await until_refused(gang.peer(1))  # it ends now, as the gang has
 
 
 @scenario

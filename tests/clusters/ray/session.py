@@ -48,6 +48,10 @@ class Nodes:
             num_cpus=CPUS_EACH, object_store_memory=STORE_BYTES, resources=resources
         )
 
+    def connect(self) -> None:
+        """Let this process be a driver of it."""
+        ray.init(address=self.address, logging_level="warning", log_to_driver=False)
+
     @contextlib.contextmanager
     def one_more(self, **resources: float) -> Iterator[Any]:
         """Have another node meanwhile."""
@@ -67,16 +71,16 @@ def main() -> None:
     # Ray prints; the answers have the pipe for themselves.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    from tests.clusters.ray import scenarios  # noqa: PLC0415  (it needs Ray)
+    from tests.clusters.ray.played import PLAYED  # noqa: PLC0415  (it needs Ray)
 
     nodes = Nodes()
-    ray.init(address=nodes.address, logging_level="warning", log_to_driver=False)
+    nodes.connect()
     print(json.dumps(nodes.address), file=answers, flush=True)
     try:
         for line in sys.stdin:
             failure = None
             try:
-                asyncrpc.run(scenarios.SCENARIOS[line.strip()](nodes))
+                asyncrpc.run(PLAYED[line.strip()](nodes))
             except BaseException:  # noqa: BLE001  (the test shows it)
                 failure = traceback.format_exc()
             print(json.dumps(failure), file=answers, flush=True)

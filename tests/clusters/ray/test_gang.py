@@ -13,11 +13,17 @@ import pytest
 pytest.importorskip("ray", reason="needs the extra [ray]")
 
 from tests.clusters.ray.conftest import ROOT, Session
+from tests.clusters.ray.misuse import MISUSES
 from tests.clusters.ray.scenarios import SCENARIOS
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_gang(session: Session, name: str) -> None:
+    session.play(name)
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_misuse(session: Session, name: str) -> None:
     session.play(name)
 
 

@@ -13,12 +13,12 @@ import torch
 from aiohttp import web
 
 import asyncrpc
-from asyncrpc import Group, LocalRendezvous, Tls, WorkerInfo, devices, ray, serving
+from asyncrpc import Group, LocalRendezvous, Tls, WorkerInfo, devices, serving
 from asyncrpc.devices import DeviceName, xla
 from asyncrpc.runtime.membership.changes import MemberChange
 from asyncrpc.runtime.membership.machine.membership import ChangeKind
 from asyncrpc.testing import Cluster, acting_as
-from tests.integration.misuse import uses_processes, uses_testing
+from tests.integration.misuse import uses_processes, uses_ray, uses_testing
 from tests.integration.misuse.beside import (
     SEQUENCES,
     giving,
@@ -229,6 +229,7 @@ async def _meet(world: World) -> Any:
 
 USES: Final[Mapping[str, Use]] = {
     **uses_processes.USES,
+    **uses_ray.USES,
     **uses_testing.USES,
     # --- programs
     "run": Use(
@@ -339,17 +340,6 @@ USES: Final[Mapping[str, Use]] = {
         lambda world: _preemption(world).__aenter__,
         rightly=_preempted,
         needs_worker=False,
-    ),
-    # --- Ray
-    "ray.RestartLimits": Use(
-        lambda _: ray.RestartLimits,
-        needs_worker=False,
-        fits={
-            "restarts_max": COUNTS,
-            "window_s": SECONDS | {"infinite"},
-            "backoff_s": DURATIONS,
-            "backoff_max_s": DURATIONS,
-        },
     ),
     # --- serving
     "serving.serve_health": Use(

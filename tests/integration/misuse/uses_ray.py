@@ -1,0 +1,46 @@
+"""How what `asyncrpc.ray` has for users is used, where that needs no Ray cluster.
+
+The rest is in tests/clusters/ray/misuse.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from asyncrpc import ray
+from tests.integration.misuse.using import Use, nothing
+from tests.integration.misuse.wrong import SECONDS
+
+COUNTS: Final = {"an integer", "an integer of 70 bits"}
+DURATIONS: Final = SECONDS - {"none"}
+
+USES: Final[Mapping[str, Use]] = {
+    "ray.Gang": Use(
+        lambda _: ray.Gang,
+        needs_worker=False,
+        right={"bundles": lambda _: [{"CPU": 1}, {"CPU": 1, "GPU": 0.5}]},
+        fits={
+            "name": {"text"},
+            "names": {"none"},
+            "limits": {"none"},
+            "worker": {"none"},
+            "options": {"none"},
+            "runtime_env": {"none", "a map"},  # Ray knows what may be in it
+            "start_timeout_s": DURATIONS,
+            "drain_timeout_s": DURATIONS,
+        },
+        says={"bundles": r"\bbundles?\b"},
+        finish=nothing,
+    ),
+    "ray.RestartLimits": Use(
+        lambda _: ray.RestartLimits,
+        needs_worker=False,
+        fits={
+            "restarts_max": COUNTS,
+            "window_s": SECONDS | {"infinite"},
+            "backoff_s": DURATIONS,
+            "backoff_max_s": DURATIONS,
+        },
+    ),
+}
