@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("ray", reason="needs the extra [ray]")
 
+from tests.clusters.hanging import HANGS_S
 from tests.clusters.ray.conftest import ROOT, Session
 
 PAGE = ROOT / "docs" / "how-to" / "run-on-ray.md"
@@ -19,7 +20,6 @@ PROGRAM = re.compile(r"^```python no-run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Ray reports a lost worker, a line that may come in the middle of one of the program's.
 RAYS_REPORT = re.compile(r"\x1b\[\d+m\(raylet\).*\n")
-PROGRAM_S = 280.0
 
 
 def run(session: Session, cwd: Path, *command: str) -> str:
@@ -36,7 +36,7 @@ def run(session: Session, cwd: Path, *command: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=PROGRAM_S,
+        timeout=HANGS_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

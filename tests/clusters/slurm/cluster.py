@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -20,9 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-PROGRAMS: Final = ("munged", "slurmctld", "slurmd", "srun", "ip", "nsenter", "unshare")
+from tests.clusters.hanging import HANGS_S
+
+PROGRAMS: Final = (
+    *("munged", "slurmctld", "slurmd", "srun"),
+    *("ip", "nsenter", "setpriv", "unshare"),
+)
+_DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "KILL")
 _IP: Final = shutil.which("ip", path="/usr/sbin:/sbin:/usr/bin") or "ip"
-WITHIN_S: Final = 300.0  # for what takes seconds; only a hang takes all of it
 POLL_S: Final = 0.1
 
 _CONF: Final = """\
@@ -81,7 +87,7 @@ class SlurmCluster:
 
     def __init__(self, top: Path, nodes: int = 3) -> None:
         self.top = top
-        mark = os.getpid() % 65536
+        mark = os.getpid()
         self._bridge = f"slb{mark}"
         self._net = f"10.{100 + mark // 256 % 100}.{mark % 256}"
         self.gateway = f"{self._net}.1"
@@ -99,6 +105,7 @@ class SlurmCluster:
     # --- its life --------------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        end_left_over()
         try:
             self._write_files()
             self._make_networks()
@@ -143,7 +150,7 @@ class SlurmCluster:
                 daemon.kill()
                 daemon.wait()
         for node in self.nodes:
-            _ip("netns", "del", node.namespace, check=False)
+            _end_namespace(node.namespace)
         _ip("link", "del", self._bridge, check=False)
 
     def _write_files(self) -> None:
@@ -191,7 +198,7 @@ class SlurmCluster:
     def _start(self, name: str, command: list[str]) -> None:
         with (self.top / "log" / name).open("ab") as log:
             self._daemons[name] = subprocess.Popen(
-                command,
+                [*_DIES_WITH_US, *command],
                 env=self.environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -218,10 +225,7 @@ class SlurmCluster:
 
     def kill_processes(self, node: Node) -> None:
         """Kill everything that runs on a node, its daemon as well."""
-        found = _ip("netns", "pids", node.namespace, check=False)
-        for pid in map(int, found.split()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _kill_in(node.namespace)
 
     # --- what tests do with it -------------------------------------------------------
 
@@ -232,7 +236,7 @@ class SlurmCluster:
             env=self.environ,
             capture_output=True,
             encoding="utf-8",
-            timeout=WITHIN_S,
+            timeout=HANGS_S,
             check=False,
         )
         if check:
@@ -263,6 +267,9 @@ class SlurmCluster:
     def start_again(self, job: str) -> None:
         """Let a requeued job begin at once: Slurm makes it wait for two minutes."""
         self.wait_state(job, "PENDING")
+        # Its nodes refuse what was signed in the second in which its last life ended.
+        over_s = int(time.time()) + 2
+        self.wait_for(lambda: time.time() > over_s, "another second")
         self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def end_jobs(self) -> None:
@@ -286,10 +293,10 @@ class SlurmCluster:
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
         """Wait until a condition holds; on a hang, show the logs."""
-        end_s = time.monotonic() + WITHIN_S
+        end_s = time.monotonic() + HANGS_S
         while not condition():
             if time.monotonic() > end_s:
-                raise AssertionError(f"not within {WITHIN_S} s: {what}\n{self.logs()}")
+                raise AssertionError(f"not within {HANGS_S} s: {what}\n{self.logs()}")
             time.sleep(POLL_S)
 
     def logs(self) -> str:
@@ -303,6 +310,31 @@ def running_cluster(top: Path, nodes: int = 3) -> Iterator[SlurmCluster]:
     """Run a cluster for a while."""
     with SlurmCluster(top, nodes) as cluster:
         yield cluster
+
+
+def end_left_over() -> None:
+    """End the nodes of runs that were killed; their other daemons died with them."""
+    for line in _ip("netns", "list").splitlines():
+        found = re.match(r"slurm(\d+)-\d+\b", line)
+        if found and not Path(f"/proc/{found[1]}").exists():
+            _end_namespace(found[0])
+            _ip("link", "del", f"slb{found[1]}", check=False)
+
+
+def _end_namespace(namespace: str) -> None:
+    """Let no process be left in a namespace, and remove it."""
+    while _kill_in(namespace):  # what is killed may have started others meanwhile
+        time.sleep(POLL_S)
+    _ip("netns", "del", namespace, check=False)
+
+
+def _kill_in(namespace: str) -> list[int]:
+    found = _ip("netns", "pids", namespace, check=False)
+    pids = [int(pid) for pid in found.split()]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return pids
 
 
 def _is_told(name: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -31,10 +30,3 @@ def cluster(shared_cluster: SlurmCluster) -> Iterator[SlurmCluster]:
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> None:
     """Do not count processes: a node that was lost gets a new daemon after its test."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test here makes several long waits; each of them has a limit of its own."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.timeout(1200))

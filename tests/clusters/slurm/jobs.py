@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from asyncrpc.cli.main import main
-from tests.clusters.slurm.cluster import WITHIN_S, SlurmCluster
+from tests.clusters.hanging import HANGS_S
+from tests.clusters.slurm.cluster import SlurmCluster
 
 REPOSITORY: Final = Path(__file__).parents[3]
 TRAINING: Final = str(REPOSITORY / "examples" / "preemptible_training.py")
@@ -39,10 +40,18 @@ class Job:
 
     def wait_printed(self, pattern: str, times: int = 1) -> list[str]:
         """Wait until lines are printed that match; return what its groups found."""
-        self.cluster.wait_for(
-            lambda: len(re.findall(pattern, self.printed(), re.MULTILINE)) >= times,
-            f"{times} x {pattern!r} in:\n{self.printed()}",
-        )
+        what = f"{times} x {pattern!r} of job {self.number}"
+
+        def is_printed() -> bool:
+            state = self.cluster.job(self.number)["JobState"]
+            printed = self.printed()
+            if len(re.findall(pattern, printed, re.MULTILINE)) >= times:
+                return True
+            is_over = state in {"COMPLETED", "FAILED", "NODE_FAIL"}
+            assert not is_over, f"{state}: {what}:\n{printed}\n{self.cluster.logs()}"
+            return False
+
+        self.cluster.wait_for(is_printed, what)
         return re.findall(pattern, self.printed(), re.MULTILINE)
 
     def wait_state(self, *states: str) -> dict[str, str]:
@@ -62,7 +71,7 @@ def local_run(folder: Path, *starter: str, steps: str) -> str:
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         encoding="utf-8",
-        timeout=WITHIN_S,
+        timeout=HANGS_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tests.clusters.slurm.cluster import WITHIN_S, SlurmCluster
+from tests.clusters.hanging import HANGS_S
+from tests.clusters.slurm.cluster import SlurmCluster
 from tests.clusters.slurm.jobs import REPOSITORY, TRAINING
 
 PAGE: Final = (REPOSITORY / "docs/how-to/run-on-slurm.md").read_text("utf-8")
@@ -28,7 +29,7 @@ def typed(block: str, cluster: SlurmCluster, folder: Path) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",
-        timeout=WITHIN_S,
+        timeout=HANGS_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
