@@ -17,7 +17,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from asyncrpc.clock import Clock
 from asyncrpc.errors import RendezvousTimeoutError
-from asyncrpc.transport.endpoints import reason_of
+from asyncrpc.transport.endpoints import Endpoint, reason_of
 from asyncrpc.transport.meeting import Found, MeetingAddress
 
 if TYPE_CHECKING:
@@ -236,3 +236,39 @@ class TcpPlace:
     def close(self) -> None:
         """Let go of the store that is hosted here."""
         self._offered = None
+
+    async def is_second(self) -> bool:
+        """Return whether another store, at the same name, comes before the own one.
+
+        A name of several hosts may show one of them first, and another later; each may
+        have hosted a store when it saw itself alone.  Of those that listen, the one at
+        the lowest address is the meeting point.  A name that leads here by the address
+        of something in between, such as a Service, says nothing of that.
+
+        Cancellation:
+            Nothing is left of it.
+        """
+        try:
+            found = await self.address.look(OPEN_S)
+            own = min(map(_order, found.local), default=None)
+            before = [
+                one
+                for one in found.endpoints
+                if one not in found.local and own is not None and _order(one) < own
+            ]
+            if not before or self._offered is None:
+                return False
+            await self.address.knock(sorted(before, key=_order), OPEN_S)
+        except OSError:
+            return False
+        return True
+
+    def give_way(self) -> None:
+        """Close the own store, and host no other unless the name is this host's."""
+        self.close()
+        self.is_host = False
+        self._hosting = Hosting.LATE
+
+
+def _order(endpoint: Endpoint) -> tuple[int, bytes]:
+    return endpoint.address.version, endpoint.address.packed

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -31,7 +32,12 @@ from asyncrpc.runtime.members import (
 )
 from asyncrpc.runtime.membership.machine.keeping import Finding
 from asyncrpc.runtime.membership.offers import OfferBoard
-from asyncrpc.runtime.membership.store_places import KNOCK_S, OPEN_S, StorePlace
+from asyncrpc.runtime.membership.store_places import (
+    KNOCK_S,
+    OPEN_S,
+    StorePlace,
+    TcpPlace,
+)
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -47,6 +53,7 @@ _POLLS_PER_OFFER: Final = 3  # likewise, at whether members offer to take it in
 _POLL_MAX_S: Final = 0.1  # ten questions a second from each worker that waits long
 # Workers that came may take so long to learn that others did not.
 _LAST_WORD_S: Final = 1.0
+_OTHERS_S: Final = 1.0  # between looks whether another process hosts a store, too
 
 _now_s: Final = Clock().now_s
 
@@ -87,6 +94,7 @@ class StoreRendezvous:
         self._visited: Store | None = None
         self._readers = 0  # who reads the store to the end
         self._given_up = threading.Event()
+        self._is_second = threading.Event()
         self._thread = ThreadPoolExecutor(1, f"asyncrpc-rendezvous-{rank}")
 
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
@@ -122,9 +130,41 @@ class StoreRendezvous:
     async def _join_once(
         self, member: Member, end_s: float, timeout_s: float
     ) -> Sequence[Member]:
-        open_store = await self._place.find(end_s, timeout_s)
-        opener = partial(open_store, max(0.0, min(OPEN_S, end_s - _now_s())))
-        return await self._in_thread(self._join, opener, member, end_s, timeout_s)
+        while True:
+            open_store = await self._place.find(end_s, timeout_s)
+            opener = partial(open_store, max(0.0, min(OPEN_S, end_s - _now_s())))
+            async with self._looking_for_others():
+                found = await self._in_thread(
+                    self._join, opener, member, end_s, timeout_s
+                )
+            if found is not None:
+                return found
+            # Who came here meanwhile loses the store, and looks for it again.
+            self._store = None
+            self._is_second.clear()
+            assert isinstance(self._place, TcpPlace)
+            self._place.give_way()
+
+    @asynccontextmanager
+    async def _looking_for_others(self) -> AsyncIterator[None]:
+        """Find out, while the block waits, whether the own store is to be given up."""
+        place = self._place
+        if not isinstance(place, TcpPlace) or not place.is_host:
+            yield
+            return
+
+        async def look() -> None:
+            await asyncio.sleep(_OTHERS_S)  # most groups have met before
+            while not await place.is_second():  # noqa: ASYNC110  (nothing tells)
+                await asyncio.sleep(_OTHERS_S)
+            self._is_second.set()
+
+        looking = asyncio.get_running_loop().create_task(look())
+        try:
+            yield
+        finally:
+            looking.cancel()
+            await asyncio.wait([looking])
 
     async def claim(self, member: Member) -> bool:
         """Give the word that a group runs; return whether it is a word like that.
@@ -181,7 +221,7 @@ class StoreRendezvous:
         member: Member,
         end_s: float,
         timeout_s: float,
-    ) -> Sequence[Member]:
+    ) -> Sequence[Member] | None:
         keys = [f"{PREFIX}/member/{rank}" for rank in range(self.world_size)]
         try:
             base = open_store()
@@ -203,14 +243,14 @@ class StoreRendezvous:
 
     def _come(
         self, base: Store, member: Member, keys: list[str], end_s: float
-    ) -> list[int] | RunningGroup:
+    ) -> list[int] | RunningGroup | None:
         """Meet in the present round, and in the next ones if need be.
 
         Returns:
-            The missing ranks; or the group that runs.
+            The missing ranks; or the group that runs; None if this is the second store.
         """
         missing: list[int] | OfferedGroup | None = None
-        while missing is None:
+        while missing is None and not self._is_second.is_set():
             store = self._store = self._round_in(base)
             if self._has_met(store, member):  # while it looked at an offer
                 return []
@@ -341,13 +381,16 @@ class StoreRendezvous:
         The store's own wait would print a warning each time it is called off.
 
         Returns:
-            None: a group runs, says the word; an offer says which.
+            None: a group runs, says the word, and an offer says which; or the own store
+            is to be given up.
         """
         pause_s = _POLL_S / 10
         for polls in itertools.count(1):
             left_s = end_s - _now_s()
             if left_s <= 0 or self._given_up.is_set():
                 break
+            if self._is_second.is_set():
+                return None
             has_word = store.check([_WORD])
             if has_word or polls % _POLLS_PER_LOOK == 0:
                 self._check_place(store, member)

@@ -50,6 +50,15 @@ except OSError as error:
     sys.exit(f"0 {error}")
 print(answer.status, answer.read().decode())
 """
+_KNOCK: Final = """
+import socket, sys, time
+while True:
+    try:
+        socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5).close()
+        break
+    except OSError:
+        time.sleep(0.1)
+"""
 
 
 class Output:
@@ -171,6 +180,7 @@ class SimulatedCluster:
         self._records = folder / "records"
         self._records.write_text("")
         self._published: dict[str, str] = {}
+        self._groups: dict[str, list[str]] = {}
         self._numbers = iter(range(10, 250))
         self._node = net.host("node", pods=_SERVER)
         self.names = self._serve_names()
@@ -260,6 +270,16 @@ class SimulatedCluster:
         self._published[pod.plan.full_name] = pod.address
         self._write()
 
+    def publish_group(self, name: str, *pods: Pod) -> None:
+        """Let a name lead to several pods, as that of a headless Service does."""
+        self._groups[f"{name}.{DOMAIN}"] = [pod.address for pod in pods]
+        self._write()
+
+    def listens(self, pod: Pod, port: int) -> None:
+        """Wait until a process of a pod listens at a port."""
+        command = ["nsenter", "-t", str(self._node.pid), "-n", sys.executable, "-c"]
+        subprocess.run([*command, _KNOCK, pod.address, str(port)], check=True)
+
     def withdraw(self, pod: Pod) -> None:
         """Take a name out of the DNS."""
         self._published.pop(pod.plan.full_name, None)
@@ -267,6 +287,8 @@ class SimulatedCluster:
 
     def _write(self) -> None:
         lines = [f"{name} {address}\n" for name, address in self._published.items()]
+        for name, addresses in self._groups.items():
+            lines += [f"{name} {address}\n" for address in addresses]
         new = self._records.with_suffix(".new")
         new.write_text("".join(lines))
         new.rename(self._records)

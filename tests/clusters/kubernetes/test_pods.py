@@ -5,6 +5,7 @@ What a pod is given comes from the manifest alone; see `cluster` for what is pla
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import Any
 
@@ -163,6 +164,31 @@ def test_all_pods_of_a_job_set_start_again(cluster: SimulatedCluster) -> None:
             assert pod.hears("worker0 is at ") == pods[0].address
         for pod in pods:
             pod.kill()
+
+
+@pytest.mark.parametrize("first_rank", [0, 1])
+def test_a_name_of_all_pods_that_shows_one_first_gives_one_store(
+    cluster: SimulatedCluster, first_rank: int
+) -> None:
+    """Each hosts a store while it sees itself alone.
+
+    The pod that starts first has the lower address, whose store remains.
+    """
+    variables = {"MASTER_ADDR": "trainer"}
+    plans = [
+        dataclasses.replace(plan, variables={**plan.variables, **variables})
+        for plan in planned("job", 2, "meet")
+    ]
+    pods = []
+    for plan in plans if first_rank == 0 else reversed(plans):
+        cluster.publish_group("trainer")
+        pod = cluster.start(plan)
+        cluster.publish_group("trainer", pod)
+        cluster.listens(pod, 29_500)
+        pods.append(pod)
+    cluster.publish_group("trainer", *pods)
+    for pod in pods:
+        pod.hears("has called all")
 
 
 def test_process_1_that_handles_no_signal_is_killed_after_its_grace(
