@@ -1,8 +1,9 @@
-"""The handshake: nobody gets in without the secret, whatever they send and repeat.
+"""The handshake: nobody gets in without secret or token, whatever they send and repeat.
 
 Two honest ends talk over somebody who changes, drops, repeats and makes up bytes.  If
 an end comes to believe that the other has proved itself, then each has received exactly
-what the other sent, over the same channel, and they share the secret.
+what the other sent, over the same channel, and they share the secret, or the token that
+the dialer came with: one that is valid at the acceptor.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from asyncrpc.wire.handshake import (
     PREFACE,
     PREFACE_MAGIC,
     REFUSAL,
+    TICKET_BYTES,
     Handshake,
     HandshakeState,
     Role,
@@ -22,6 +24,8 @@ from asyncrpc.wire.handshake import (
 from tests.fuzz.choices import Choices
 
 SECRETS = (b"secret", b"other secret", None)
+TICKETS = (b"1" * TICKET_BYTES, b"2" * TICKET_BYTES)
+KEYS = dict(zip(TICKETS, (b"a key", b"another key"), strict=True))
 BINDINGS = (b"", b"certificate", b"another certificate")
 
 
@@ -29,14 +33,34 @@ class End:
     """One honest end, what it received and what it sent."""
 
     def __init__(self, role: Role, choices: Choices) -> None:
-        self.secret = SECRETS[choices.below(len(SECRETS))]
+        which = choices.below(len(SECRETS) + len(TICKETS))
+        ticket = TICKETS[which - len(SECRETS)] if which >= len(SECRETS) else b""
+        self.is_dialer = role is Role.DIALER
+        secret: bytes | None
+        if self.is_dialer and ticket:
+            secret, valid = KEYS[ticket], {}
+        else:  # at the acceptor the second one has ended
+            secret, valid = (
+                SECRETS[which % len(SECRETS)],
+                {TICKETS[0]: KEYS[TICKETS[0]]},
+            )
+            ticket = b""
         self.binding = BINDINGS[choices.below(len(BINDINGS))]
         nonce = bytes([1 + (role is Role.ACCEPTOR)]) * NONCE_BYTES
-        self.machine = Handshake(role, self.secret, nonce, self.binding)
+        self.machine = Handshake(
+            role, secret, nonce, self.binding, ticket=ticket, key_of=valid.get
+        )
+        self.secret = secret
         self.sent = self.machine.start()
         self.received = b""
         self.record = b""
         self.ended = False
+
+    @property
+    def shared(self) -> tuple[bytes, bytes | None]:
+        """What the other end must have: a token by its ticket, or the secret."""
+        ticket = self.machine.ticket
+        return ticket, KEYS[ticket] if ticket else self.secret
 
     def take(self, piece: bytes) -> None:
         """Receive bytes as they come; none of them is more than is wanted."""
@@ -101,14 +125,18 @@ def check(data: bytes) -> None:
         world.step(choices)
     for end, other in (world.ends, world.ends[::-1]):
         if end.machine.state is HandshakeState.PROVED:
-            assert (end.secret, end.binding) == (other.secret, other.binding)
-            if end.secret:
+            assert (end.shared, end.binding) == (other.shared, other.binding)
+            assert end.machine.ticket in (b"", TICKETS[0])  # the other has ended
+            if end.shared[1]:
                 assert other.sent.startswith(end.received)
 
 
 def seeds() -> Iterator[bytes]:
     """Give talks that succeed, and one that is refused."""
-    for secrets in (b"\0\0\0\0", b"\2\0\2\0", b"\0\1\0\1", b"\0\0\1\0", b"\0\1\0\2"):
+    for secrets in (
+        *(b"\0\0\0\0", b"\2\0\2\0", b"\0\1\0\1", b"\0\0\1\0", b"\0\1\0\2"),
+        *(b"\3\0\0\0", b"\4\0\0\0", b"\3\1\2\1"),
+    ):
         yield secrets + b"\6\0\6\0\6\0"
         yield secrets + b"\7\0\40\0\7\40\50\6\2\1\3\4\4"
         yield secrets + b"\2\0\10\0\4\20" + bytes(40)
