@@ -72,7 +72,7 @@ class Connection:
     """One connection to one peer, from the first byte on.
 
     Attributes:
-        role: which end this is.
+        role: which end this is; a guest that comes for another one turns it.
         state: how far it has come.
         peer: the peer's HELLO, once it is in.
         reads: how often something has been read.

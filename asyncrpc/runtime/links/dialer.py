@@ -184,8 +184,10 @@ class Dialer(Generic[LinkT]):
         def on_proved(connection: LinkConnection) -> None:
             if self._handshakes.is_trusted(connection):
                 expects = entry.member.name
-                # A guest is asked to dial by peers that seem to dial it meanwhile.
-                number = attempt + (self._routes.gateway is not None)
+                # A guest is asked to dial by members that seem to dial it meanwhile;
+                # guests dial each other as members do.
+                is_guest = self._routes.gateway is not None
+                number = attempt + (is_guest and not gateway_of(entry.member))
                 ours = self._identity.hello(expects=expects, attempt=number)
                 connection.hello(ours)
 

@@ -392,11 +392,12 @@ class Directory(Generic[LinkT]):
         if connection.ticket and hello.name != self._identity.name:
             known = self._let_guest_in(connection, hello)
             if known is not None:
-                self._take_offer(connection, known)
+                self.take_offer(connection, known)
         else:
-            self._take_offer(connection, hello)
+            self.take_offer(connection, hello)
 
-    def _take_offer(self, connection: LinkConnection, hello: Hello) -> None:
+    def take_offer(self, connection: LinkConnection, hello: Hello) -> None:
+        """A worker that may be spoken to dials this one, or for a guest its gateway."""
         if hello.lane:
             self.lane_dialer.on_offer(connection, hello)
             return
@@ -423,7 +424,7 @@ class Directory(Generic[LinkT]):
         known = self.relay.introduce(connection, hello)
         if hello.expects in ("", self._identity.name):
             return known
-        self.relay.forward(connection, known)
+        self.relay.forward(connection, known, hello.token)
         return None
 
     def _verdict(self, connection: LinkConnection, hello: Hello) -> str:

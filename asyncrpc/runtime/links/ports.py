@@ -29,16 +29,14 @@ class HandshakeConnection(StreamHandler, Protocol):
         opened: done once the connection is open.
         ended: done when it has ended.
         address: where it was dialed, if it was.
+        role: which end it is.
     """
 
+    role: Role
     peer: Hello | None
     opened: asyncio.Future[Hello]
     ended: asyncio.Future[None]
     address: Address | None
-
-    @property
-    def role(self) -> Role:
-        """Which end it is."""
 
     @property
     def token(self) -> int:

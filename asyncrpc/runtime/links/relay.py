@@ -9,6 +9,10 @@ here, too: streams, large payloads, resuming.
 A member that wants to call a guest cannot dial it; it asks the gateway, which asks the
 guest to dial the member.  So all connections are the guest's own, to one port.
 
+A guest that dials another guest of the same gateway waits at the gateway, which asks
+the other to come for it: that one dials, too, and the two connections become one.  Who
+came is the acceptor from then on, as if it had been dialed.
+
 The gateway vouches for its guests: to members it proves the secret, to the guest that
 it knows the token.  It fills in what a guest cannot know: that it is reached by way of
 the gateway.
@@ -17,7 +21,7 @@ the gateway.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Protocol
 
 from asyncrpc.errors import (
@@ -41,6 +45,7 @@ from asyncrpc.wire.handshake import Role
 from asyncrpc.wire.messages import Hello
 
 SERVICE: Final = "relay"
+SOMEBODY: Final = "*"  # whom a guest dials that comes for another one
 SPLICES_MAX: Final = 4096  # connections that one gateway passes on
 
 
@@ -54,6 +59,23 @@ class DialMember(Notice):
     incarnation: int
     addresses: tuple[str, ...]
     host_id: str
+
+
+@message(SERVICE, "meet")
+class MeetGuest(Notice):
+    """Ask a guest to come for another one, which waits at their gateway."""
+
+    guest: str
+    token: int
+
+
+@dataclass(slots=True)
+class _WaitingGuest:
+    """A guest that has dialed another one, and waits for it to come."""
+
+    connection: LinkConnection
+    hello: Hello  # for who comes
+    come: asyncio.Future[None]
 
 
 class RelayPeers(Protocol):
@@ -76,9 +98,16 @@ class RelayPeers(Protocol):
     async def open_link(self, to: str | int) -> Any:
         """Return the link to a worker, connecting if need be."""
 
+    def take_offer(self, connection: LinkConnection, hello: Hello) -> None:
+        """A worker dials this one."""
+
 
 class Relay:
-    """Passes on the connections of guests; a `Service` for those who call them."""
+    """Passes on the connections of guests; a `Service` for those who call them.
+
+    Attributes:
+        splices: what is passed on, and by which tickets its ends have come.
+    """
 
     name = SERVICE
 
@@ -104,9 +133,13 @@ class Relay:
         self._peers = peers
         self._handshakes = handshakes
         self._tokens = tokens
-        self._splices: dict[Splice, bytes] = {}
+        self.splices: dict[Splice, tuple[bytes, ...]] = {}
+        self._waiting: dict[int, _WaitingGuest] = {}  # by the token of the connection
         tokens.on_end = self._on_token_ended
-        self.routes = (takes(DialMember, self._on_dial),)
+        self.routes = (
+            takes(DialMember, self._on_dial),
+            takes(MeetGuest, self._on_meet),
+        )
 
     # --- the gateway -----------------------------------------------------------------
 
@@ -126,9 +159,18 @@ class Relay:
         """Return why a guest is not let in; empty if it is."""
         return self._tokens.refusal(connection.ticket, hello.name)
 
-    def forward(self, connection: LinkConnection, hello: Hello) -> None:
-        """Pass on the connection of a guest to the member that it wants."""
-        self._scheduler.start_task(self._forward(connection, hello))
+    def forward(self, connection: LinkConnection, hello: Hello, token: int) -> None:
+        """Pass on the connection of a guest to the member that it wants.
+
+        Args:
+            connection: of the guest.
+            hello: of the guest.
+            token: of the connection of another guest for which this one comes, or 0.
+        """
+        if token:
+            self._bring_together(connection, hello, token)
+        else:
+            self._scheduler.start_task(self._forward(connection, hello))
 
     async def _forward(self, guest: LinkConnection, hello: Hello) -> None:
         try:
@@ -142,17 +184,23 @@ class Relay:
         """Dial a member for a guest; the answer joins the two connections.
 
         Raises:
-            AsyncRpcError: it cannot be reached, or is a guest itself.
+            AsyncRpcError: it cannot be reached, or is a guest of another gateway.
             TimeoutError: likewise.
         """
         if self._peers.known_incarnation(hello.expects) is None:
             raise UnknownWorkerError(hello.expects, ())
         member = self._peers.member_named(hello.expects)
-        if gateway_of(member):
-            raise ConnectError("it came from outside, too: guests cannot reach guests")
-        if len(self._splices) >= SPLICES_MAX:
+        if len(self.splices) + len(self._waiting) >= SPLICES_MAX:
             raise ConnectError(f"the gateway passes on {SPLICES_MAX} connections")
         passed_on = replace(hello, token=guest.token)
+        if gateway := gateway_of(member):
+            if gateway != self._identity.name:
+                raise ConnectError(
+                    f"it came from outside by {gateway!r}, and guests reach guests of "
+                    "their own gateway alone; let both join by the same member"
+                )
+            await self._call_guest(guest, passed_on)
+            return
 
         def on_proved(connection: LinkConnection) -> None:
             connection.hello(passed_on)
@@ -168,6 +216,43 @@ class Relay:
             dialled = await routes.connect(routes.to(member), make)
             await dialled.handler.until_open()
 
+    async def _call_guest(self, guest: LinkConnection, hello: Hello) -> None:
+        """Ask a guest to come for another one, and wait until it has.
+
+        Raises:
+            ConnectError: there is no connection to it, or the one that waits has ended.
+            TimeoutError: it does not come.
+        """
+        link = self._peers.link_to(hello.expects)
+        if link is None:
+            raise ConnectError("it came from outside, and has no connection to here")
+        loop = self._scheduler.loop
+        waiting = _WaitingGuest(guest, hello, loop.create_future())
+        self._waiting[hello.token] = waiting
+        try:
+            link.tell(MeetGuest(hello.expects, hello.token))
+            async with asyncio.timeout(self._peers.routes.timeout_s):
+                await asyncio.wait(
+                    (waiting.come, guest.ended), return_when=asyncio.FIRST_COMPLETED
+                )
+        finally:
+            del self._waiting[hello.token]
+
+    def _bring_together(self, guest: LinkConnection, hello: Hello, token: int) -> None:
+        """A guest comes for another one: make one connection of both."""
+        waiting = self._waiting.get(token)
+        if (
+            waiting is None
+            or waiting.come.done()
+            or waiting.connection.ended.done()
+            or waiting.hello.expects != hello.name
+        ):
+            self._handshakes.refuse(guest, "the guest that waited has given up")
+            return
+        guest.hello(waiting.hello)  # its answer goes through the splice
+        waiting.come.set_result(None)
+        self._splice(waiting.connection, guest)
+
     def _join(
         self, guest: LinkConnection, member: LinkConnection, answer: Hello
     ) -> None:
@@ -181,26 +266,63 @@ class Relay:
                 one.open_to(SILENT)
                 one.close()
             return
-        ticket = guest.ticket
+        self._splice(guest, member)
+
+    def _splice(self, one: LinkConnection, other: LinkConnection) -> None:
+        tickets = tuple(filter(None, (one.ticket, other.ticket)))
         try:
-            ends = guest.release_transport(), member.release_transport()
+            ends = one.release_transport(), other.release_transport()
         except TransportError as error:
-            guest.fail(error)
-            member.fail(error)
+            one.fail(error)
+            other.fail(error)
             return
-        self._splices[Splice(*ends, self._forget)] = ticket
+        self.splices[Splice(*ends, self._forget)] = tickets
 
     def _forget(self, splice: Splice) -> None:
-        self._splices.pop(splice, None)
+        self.splices.pop(splice, None)
 
     def _on_token_ended(self, ticket: bytes, why: str) -> None:
         """End all connections of a guest, at once."""
-        for splice, used in tuple(self._splices.items()):
-            if used == ticket:
+        for splice, used in tuple(self.splices.items()):
+            if ticket in used:
                 splice.abort()
         for connection in tuple(self._handshakes.live):
             if connection.ticket == ticket:
                 connection.close(f"the guest's token {why}")
+
+    # --- the guest -------------------------------------------------------------------
+
+    def _on_meet(self, _link: PeerLink, asked: MeetGuest) -> None:
+        """Come for another guest, if this is the one that is asked."""
+        if asked.guest == self._identity.name and self._peers.routes.gateway:
+            self._scheduler.start_task(self._come(asked.token))
+
+    async def _come(self, token: int) -> None:
+        """Dial the gateway; who waits there has dialed this worker then."""
+
+        def on_proved(connection: LinkConnection) -> None:
+            # Whom it is for, the token says; it is not for the gateway itself.
+            ours = self._identity.hello(expects=SOMEBODY)
+            connection.hello(replace(ours, token=token))
+
+        def on_hello(connection: LinkConnection, hello: Hello) -> None:
+            if hello.verdict:
+                connection.open_to(SILENT)
+                connection.close()
+                return
+            connection.role = Role.ACCEPTOR
+            self._peers.take_offer(connection, hello)
+
+        def make() -> LinkConnection:
+            return self._handshakes.make(Role.DIALER, on_proved, on_hello)
+
+        routes = self._peers.routes
+        try:
+            async with asyncio.timeout(routes.timeout_s):
+                dialled = await routes.connect(list(routes.gateway or ()), make)
+                await dialled.handler.until_open()
+        except (AsyncRpcError, TimeoutError):  # who waits finds out by itself
+            return
 
     # --- who wants to call a guest ---------------------------------------------------
 
@@ -261,5 +383,5 @@ class Relay:
     async def close(self) -> None:
         """End what is passed on."""
         self._tokens.close()
-        for splice in tuple(self._splices):
+        for splice in tuple(self.splices):
             splice.abort()

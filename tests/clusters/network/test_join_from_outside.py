@@ -2,7 +2,10 @@
 
     laptop ---- outside ---- gateway ---- inside ---- other
 
-Nothing routes between the two networks.  On the gateway one port listens; on the laptop
+                           |
+                        beyond ---- notebook
+
+Nothing routes between the networks.  On the gateway one port listens; on the laptop
 none does.
 """
 
@@ -31,9 +34,12 @@ class World:
 
     def __init__(self, net: Network) -> None:
         self.net = net
-        self.gateway = net.host("gateway", inside="10.1.0.1", outside="10.2.0.1")
+        self.gateway = net.host(
+            "gateway", inside="10.1.0.1", outside="10.2.0.1", beyond="10.3.0.1"
+        )
         self.other = net.host("other", inside="10.1.0.2")
         self.outside = net.host("outside", outside="10.2.0.9")
+        self.beyond = net.host("beyond", beyond="10.3.0.9")
         self.door = self.gateway.start(SERVE, "gateway", "0", "2", MEET)
         self.far = self.other.start(SERVE, "other", "1", "2", MEET)
         for one in (self.door, self.far):
@@ -41,6 +47,15 @@ class World:
 
     def token(self, name: str = "laptop", valid_s: float = 600.0) -> str:
         return told(self.door, f"token {name} {valid_s}")
+
+    def notebook(self) -> Program:
+        """Start a worker in a third network; it has no secret."""
+        token = self.token("notebook")
+        return self.beyond.start(
+            *(SERVE, "notebook", "-1", "0", "join://10.3.0.1:7000"),
+            ASYNCRPC_SECRET="",
+            ASYNCRPC_TOKEN=token,
+        )
 
     def laptop(self, token: str, name: str = "laptop") -> Program:
         """Start a worker outside; it has no secret."""
@@ -96,6 +111,25 @@ def test_calls_go_both_ways_and_the_guest_leaves(world: World) -> None:
     laptop.ends()
     for program in (world.door, world.far):
         program.hears("left laptop")
+
+
+def test_guests_of_two_networks_call_each_other(world: World) -> None:
+    laptop, notebook = world.laptop(world.token()), world.notebook()
+    guests = {"laptop": laptop, "notebook": notebook}
+    for program in guests.values():
+        program.hears("ready")
+    for program in guests.values():
+        for name in guests:
+            assert told(program, f"find {name}") == name
+    for program, to in ((laptop, "notebook"), (notebook, "laptop")):
+        assert told(program, f"call {to}") == to
+        assert told(program, f"tensor {to} 2000000") == "True"
+        assert told(program, f"reference {to}") == "abc"
+        assert told(program, f"stream {to}") == "4950"
+    assert listening(world.outside) == listening(world.beyond) == set()
+    notebook.say("end")
+    notebook.ends()
+    laptop.hears("left notebook")
 
 
 def test_who_is_inside_calls_first_and_is_told_of_the_loss(world: World) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 
 import pytest
+import torch
 
 from asyncrpc import (
     LivenessOptions,
@@ -15,6 +17,7 @@ from asyncrpc import (
     NetworkOptions,
     Options,
     Worker,
+    WorkerLostError,
 )
 from asyncrpc.wire.frames import FrameKind
 from tests.integration.runtime.groups import LIMIT_S, started
@@ -94,6 +97,117 @@ def elsewhere(door: str, token: str, *names: str) -> Iterator[_Elsewhere]:
         if not guest.has_left.is_set():
             guest.leave()
         thread.join(LIMIT_S)
+
+
+@asynccontextmanager
+async def guests(gateway: Worker, *names: str) -> AsyncIterator[list[Worker]]:
+    """Run guests of a gateway, which all know each other."""
+    found = [
+        Worker(
+            name,
+            rendezvous=door_of(gateway),
+            options=replace(
+                OPTIONS, token=gateway.tokens.issue(valid_s=600.0, name=name)
+            ),
+        )
+        for name in names
+    ]
+    async with started(*found):
+        for guest in found:
+            for name in names:
+                await guest.find(name, timeout_s=LIMIT_S)
+        yield found
+
+
+def count_to(number: int) -> Iterator[int]:
+    yield from range(number)
+
+
+def fill(value: float) -> torch.Tensor:
+    return torch.full((4_000_000,), value)  # 16 MB: it goes by lanes
+
+
+async def test_guests_call_each_other_through_their_gateway(
+    inside: tuple[Worker, Worker],
+) -> None:
+    gateway, _other = inside
+    async with guests(gateway, "a", "b") as (a, b):
+        for caller, callee in ((a, "b"), (b, "a")):
+            peer = caller.peer(callee)
+            assert await peer.call(len, "abc") == 3
+            assert torch.equal(await peer.call(fill, 2.0), fill(2.0))
+            assert torch.equal(await peer.call(torch.neg, fill(1.0)), fill(-1.0))
+            assert [one async for one in peer.stream(count_to, 100)] == [*range(100)]
+            assert await peer.remote(list, "abc").to_here() == [*"abc"]
+        links = a.parts.directory.link_to("b"), b.parts.directory.link_to("a")
+        tokens = {link.connection.token for link in links if link is not None}
+        assert len(tokens) == 1
+
+
+async def test_guests_that_call_each_other_at_once_share_a_connection(
+    inside: tuple[Worker, Worker],
+) -> None:
+    names = ("a", "b", "c", "d")
+    async with guests(inside[0], *names) as found:
+        calls = [
+            guest.peer(name).call(len, name)
+            for guest in found
+            for name in names
+            if name != guest.name
+        ]
+        assert await asyncio.gather(*calls) == [1] * 12
+        for guest in found:
+            peers = [link.peer.name for link in guest.parts.directory.links]
+            assert sorted(set(peers) & set(names)) == sorted(set(names) - {guest.name})
+
+
+async def test_a_connection_of_two_guests_is_resumed(
+    inside: tuple[Worker, Worker],
+) -> None:
+    gateway, _other = inside
+    async with guests(gateway, "a", "b") as (a, b):
+        assert await a.peer("b").call(len, "abc") == 3
+        before = a.parts.counters.connections_resumed
+        for splice in tuple(gateway.parts.directory.relay.splices):
+            splice.abort()
+        assert await b.peer("a").call(len, "abc") == 3
+        assert await a.peer("b").call(len, "abc") == 3
+        assert a.parts.counters.connections_resumed > before
+
+
+async def test_a_token_that_ends_ends_what_its_guest_has_with_others(
+    inside: tuple[Worker, Worker],
+) -> None:
+    gateway, _other = inside
+    async with guests(gateway, "a", "b") as (a, b):
+        assert await a.peer("b").call(len, "abc") == 3
+        changes = a.members_changed()
+        assert b.options.token is not None
+        assert gateway.tokens.revoke(b.options.token)
+        assert await next_of(changes) == ("lost", "b")
+        with pytest.raises(WorkerLostError):
+            await a.peer("b").call(len, "abc")
+
+
+async def test_without_their_gateway_guests_are_told_what_is_missing(
+    inside: tuple[Worker, Worker],
+) -> None:
+    gateway, _other = inside
+    async with guests(gateway, "a", "b") as (a, _b):
+        await gateway.shutdown(drain_timeout_s=0.0)
+        with pytest.raises(WorkerLostError, match="gateway"):
+            await a.peer("b").call(len, "abc")
+
+
+async def test_guests_of_two_gateways_are_told_that_they_cannot_meet(
+    inside: tuple[Worker, Worker],
+) -> None:
+    gateway, other = inside
+    async with guests(gateway, "a") as (a,), guests(other, "b"):
+        for one in (gateway, a):
+            await one.find("b", timeout_s=LIMIT_S)
+        with pytest.raises(WorkerLostError, match="join by the same member"):
+            await a.peer("b").call(len, "abc")
 
 
 async def test_who_leaves_while_its_gateway_is_held_up_has_left(
