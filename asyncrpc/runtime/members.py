@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
@@ -13,6 +13,7 @@ from asyncrpc.ids import Incarnation
 from asyncrpc.wire.messages import Hello
 
 UNKNOWN_INCARNATION: Final = Incarnation(0)
+SHOWN_MAX: Final = 20  # workers in the text of an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +113,21 @@ class Offering(Protocol):
 
 
 def missing_error(
-    missing: Sequence[int], world_size: int, timeout_s: float
+    missing: Sequence[int],
+    world_size: int,
+    timeout_s: float,
+    present: Iterable[Member],
 ) -> RendezvousTimeoutError:
-    """Return the error that names the ranks that did not come."""
-    named = ", ".join(str(rank) for rank in missing[:20])
-    more = f" and {len(missing) - 20} more" if len(missing) > 20 else ""  # noqa: PLR2004
+    """Return the error that names the ranks that did not come, and who did."""
+    ranks = _shown([str(rank) for rank in missing])
+    came = _shown([f"{one.name!r} (rank {one.rank})" for one in present])
     return RendezvousTimeoutError(
         f"{world_size - len(missing)} of {world_size} workers appeared within "
-        f"{timeout_s:g} s; missing: rank {named}{more}",
+        f"{timeout_s:g} s; missing: rank {ranks}; there: {came}",
         missing=missing,
     )
+
+
+def _shown(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - SHOWN_MAX} more" if len(texts) > SHOWN_MAX else ""
+    return ", ".join(texts[:SHOWN_MAX]) + more

@@ -258,24 +258,26 @@ class Handshake:
                     "Worker.tokens.issue() of the worker at this address"
                 )
             raise AuthenticationError(
-                f"the peer refused our proof: {self._why_wrong()}; "
-                "give both the same ASYNCRPC_SECRET or Options(secret=...)"
+                f"the peer refused our proof: {self._why_wrong()}"
             )
         other = Role.ACCEPTOR if self.role is Role.DIALER else Role.DIALER
         if not hmac.compare_digest(record, self._proof(other)):
-            raise AuthenticationError(
-                f"the peer's proof is wrong: {self._why_wrong()}; "
-                "give both the same ASYNCRPC_SECRET or Options(secret=...)"
-            )
+            raise AuthenticationError(f"the peer's proof is wrong: {self._why_wrong()}")
         self.state = HandshakeState.PROVED
         return self._proof(Role.DIALER) if self.role is Role.DIALER else b""
 
     def _why_wrong(self) -> str:
-        differ = "the two workers have different secrets"
-        if not self.binding:
-            return differ
+        proxy = ""
+        if self.binding:
+            proxy = ", or a proxy between them terminates TLS with its own certificate"
+        if self.ticket:
+            return (
+                f"the two workers have different keys for one token{proxy}; copy the "
+                "token whole, as Worker.tokens.issue() returned it"
+            )
         return (
-            f"{differ}, or a proxy between them terminates TLS with its own certificate"
+            f"the two workers have different secrets{proxy}; "
+            "give both the same ASYNCRPC_SECRET or Options(secret=...)"
         )
 
     def _proof(self, of: Role) -> bytes:

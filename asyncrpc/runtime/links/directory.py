@@ -371,6 +371,12 @@ class Directory(Generic[LinkT]):
         """How many wait for this worker to have started."""
         return len(self._early or ())
 
+    @property
+    def early_joiners(self) -> list[str]:
+        """Who asks to be taken in while this worker itself is starting."""
+        early = self._early or ()
+        return sorted({hello.name for _, hello in early if not hello.expects})
+
     def serve(self) -> None:
         """Accept the connections that were dialed while this worker was starting.
 

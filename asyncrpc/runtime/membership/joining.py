@@ -16,6 +16,7 @@ from typing import Final
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
     AsyncRpcError,
+    AuthenticationError,
     ClosedError,
     ConnectError,
     MalformedError,
@@ -66,6 +67,10 @@ SHOWN_MAX: Final = 8  # addresses in the text of an error
 
 
 # --- the worker that comes -----------------------------------------------------------
+
+
+class _SilentError(TimeoutError):
+    """Whatever listens at an address has not answered as a worker does."""
 
 
 class _NotNowError(Exception):
@@ -201,7 +206,7 @@ class Joiner:
         Raises:
             UsageError: the name or the rank is taken, or the group is static.
             RendezvousTimeoutError: none of them could be asked; it says why.
-            AuthenticationError: the secrets differ.
+            AuthenticationError: none of them takes this worker's token.
 
         Cancellation:
             The group may have admitted the worker; it will find that it is gone.
@@ -212,22 +217,28 @@ class Joiner:
         problems: dict[str, str] = {}
         while True:
             is_any_there = False
+            refused: list[AuthenticationError] = []
             for member in members:
                 place = member.addresses[0] if member.addresses else member.name
                 try:
                     async with asyncio.timeout_at(end_s):
                         return await self._join_through(member)
-                except TimeoutError:
-                    problems.setdefault(place, "no answer in time")
+                except TimeoutError as error:
+                    problems.setdefault(place, str(error) or "no answer in time")
+                except AuthenticationError as error:
+                    problems[place] = str(error)
+                    refused.append(error)
                 except (TransportError, _NotNowError) as error:
                     problems[place] = str(error)
                     is_any_there |= isinstance(error, _NotNowError)
                 if loop.time() >= end_s:
-                    raise _not_joined(problems, timeout_s)
+                    raise _not_joined(problems, timeout_s, self._peers.early_joiners)
+            if self._routes.gateway is not None and len(refused) == len(members):
+                raise refused[0]  # a token that has ended does not come back
             if not others:  # the group had this one member, and it has ended
                 return []
             if while_there and not is_any_there:
-                raise _not_joined(problems, timeout_s)
+                raise _not_joined(problems, timeout_s, self._peers.early_joiners)
             await asyncio.sleep(min(PAUSE_S, max(0.0, end_s - loop.time())))
 
     async def _join_through(self, member: Member) -> list[Record]:
@@ -267,10 +278,19 @@ class Joiner:
         usable = self._routes.to(member)
         if not usable:
             raise ConnectError("this worker cannot reach such an address")
-        async with asyncio.timeout(self._routes.timeout_s):
-            dialled = await self._routes.connect(usable, self._new_connection)
-            connection = dialled.handler
-            hello = await connection.until_open()
+        connection: LinkConnection | None = None
+        try:
+            async with asyncio.timeout(self._routes.timeout_s):
+                dialled = await self._routes.connect(usable, self._new_connection)
+                connection = dialled.handler
+                hello = await connection.until_open()
+        except TimeoutError as error:
+            if connection is None:
+                raise
+            raise _SilentError(
+                "something listens there and has not answered as a worker that runs "
+                f"does, in {self._routes.timeout_s:g} s"
+            ) from error
         connection.close()
         return hello
 
@@ -294,11 +314,28 @@ def _event_of(members: Sequence[Member]) -> ArrivalEvent:
     return ArrivalEvent.ALL_CAME
 
 
-def _not_joined(problems: dict[str, str], timeout_s: float) -> RendezvousTimeoutError:
+def _not_joined(
+    problems: dict[str, str], timeout_s: float, waiting: Sequence[str]
+) -> RendezvousTimeoutError:
+    """Return the error of a worker that no member has taken in.
+
+    Args:
+        problems: by address, why not.
+        timeout_s: seconds that it has tried.
+        waiting: who has asked this worker meanwhile to take it in.
+    """
     shown = [f"{place}: {why}" for place, why in problems.items()][:SHOWN_MAX]
+    advice = "is one of the addresses that of a worker that runs?"
+    if waiting:
+        named = ", ".join(map(repr, waiting[:SHOWN_MAX]))
+        advice = (
+            f"{named} asked this worker for the same, which does not run itself: by "
+            "join:// workers only come to one that runs; start one of them, or all, "
+            "with another rendezvous, such as tcp://host:port and a world size"
+        )
     return RendezvousTimeoutError(
         f"no member took this worker in within {timeout_s:g} s ({'; '.join(shown)}); "
-        "is one of the addresses that of a worker that runs?",
+        f"{advice}",
         missing=tuple(problems),
     )
 

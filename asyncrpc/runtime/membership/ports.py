@@ -123,3 +123,7 @@ class JoiningPeers(Peers, Protocol):
     @property
     def connections(self) -> Handshakes:
         """Makes connections to them."""
+
+    @property
+    def early_joiners(self) -> list[str]:
+        """Who asks to be taken in while this worker itself is starting."""

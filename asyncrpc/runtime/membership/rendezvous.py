@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 JOIN: Final = "join://"
+_SCHEMES: Final = frozenset({"env", "tcp", "file"})  # of those with ranks
 
 
 @dataclass(slots=True)
@@ -149,8 +150,14 @@ def gateway_from(rendezvous: Rendezvous) -> tuple[Address, ...]:
 
 
 def _join_addresses(text: str) -> list[str]:
-    """Read what follows `join://`: hosts and ports, paths, or whole addresses."""
-    found = [one.strip() for one in text.removeprefix(JOIN).split(",")]
+    """Read what follows `join://`: hosts and ports, paths, or whole addresses.
+
+    Raises:
+        UsageError: nothing follows.
+    """
+    found = [one.strip() for one in text[len(JOIN) :].split(",")]
+    if not any(found):
+        raise wrong("rendezvous", "join://host:port, of a worker that runs", text)
     return [
         one if "://" in one else f"uds://{one}" if one[:1] == "/" else f"tcp://{one}"
         for one in found
@@ -202,7 +209,9 @@ class LocalRendezvous:
         except TimeoutError:
             present = {one.rank for one in self._members.values()}
             missing = sorted(set(range(self.world_size)) - present)
-            raise missing_error(missing, self.world_size, timeout_s) from None
+            came = sorted(self._members.values(), key=lambda one: one.rank)
+            error = missing_error(missing, self.world_size, timeout_s, came)
+            raise error from None
         return list(self._members.values())
 
     async def publish(self, member: Member) -> None:
@@ -269,7 +278,7 @@ def open_rendezvous(
             -1 if rank is None else rank,
             world_size or _size_of(where),
         )
-    if where.startswith(JOIN):
+    if where[: len(JOIN)].lower() == JOIN:
         found = JoinRendezvous(_join_addresses(where))
         return found, -1 if rank is None else rank, world_size or 0
     is_xla = where.startswith(pjrt.SCHEME)
@@ -280,6 +289,8 @@ def open_rendezvous(
         is_env = bool(environ.get("RANK"))
         where = "env://" if is_env else f"tcp://{found_at.host}:{found_at.port}"
     url = urlsplit(where)
+    if url.scheme not in _SCHEMES:
+        raise _no_place(where)
     given = given_in(where, rank, world_size)
     placement = _of_xla(environ) if is_xla else LaunchPlacement()
     if url.scheme == "env":
@@ -359,7 +370,11 @@ def _store_address(where: str, placement: LaunchPlacement) -> tuple[str, int]:
         return placement.require_address()
     if url.scheme == "tcp" and url.hostname and url.port:
         return url.hostname, url.port
-    raise wrong(
+    raise _no_place(where)
+
+
+def _no_place(where: str) -> UsageError:
+    return wrong(
         "rendezvous",
         "env://, tcp://host:port, file:///path, join://host:port, xla://, or a mapping"
         " from names to addresses",

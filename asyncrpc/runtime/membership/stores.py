@@ -232,14 +232,16 @@ class StoreRendezvous:
                 return found
             store, missing = self._store, found
             assert store is not None
-            members = [] if missing else _get_all(store, keys)
+            absent = set(missing)
+            came = [key for rank, key in enumerate(keys) if rank not in absent]
+            members = [Member.decode(packed) for packed in _get_all(store, came)]
             store.add(f"{PREFIX}/read", 1)
         except (RuntimeError, OSError) as error:  # what torch raises of a lost store
             raise _StoreLostError(_first_line(error)) from error
         self._readers = self.world_size - len(missing)
         if missing:
-            raise missing_error(missing, self.world_size, timeout_s)
-        return [Member.decode(packed) for packed in members]
+            raise missing_error(missing, self.world_size, timeout_s, members)
+        return members
 
     def _come(
         self, base: Store, member: Member, keys: list[str], end_s: float

@@ -19,8 +19,14 @@ from asyncrpc import (
     Worker,
     WorkerLostError,
 )
+from asyncrpc.errors import (
+    AuthenticationError,
+    MalformedError,
+    RendezvousTimeoutError,
+    UsageError,
+)
 from asyncrpc.wire.frames import FrameKind
-from tests.integration.runtime.groups import LIMIT_S, started
+from tests.integration.runtime.groups import LIMIT_S, free_port, outcomes, started
 from tests.integration.runtime.test_membership import next_of
 
 OPTIONS = Options(
@@ -49,6 +55,131 @@ async def inside() -> AsyncIterator[tuple[Worker, Worker]]:
 
 def door_of(gateway: Worker) -> str:
     return gateway.addresses[0].replace("tcp://", "join://")
+
+
+# --- what users mistake -------------------------------------------------------------
+
+
+def stranger(door: str, token: str | None, name: str = "laptop") -> Worker:
+    """Make a guest that does not wait for long."""
+    network = NetworkOptions(connect_timeout_s=0.3)
+    options = Options(token=token, network=network, rendezvous_timeout_s=1.0)
+    return Worker(name, rendezvous=door, options=options)
+
+
+@pytest.mark.parametrize(
+    ("door", "words"),
+    [
+        ("join:/10.0.0.1:7000", "rendezvous must be env://.*join://host:port"),
+        ("join//10.0.0.1:7000", "rendezvous must be env://.*join://host:port"),
+        ("joins://10.0.0.1:7000", "rendezvous must be env://.*join://host:port"),
+        ("join://", "rendezvous must be join://host:port, of a worker that runs"),
+        ("join://,", "rendezvous must be join://host:port, of a worker that runs"),
+        ("join://10.0.0.1", "must be tcp://host:port with a port"),
+        ("JOIN://10.0.0.1", "must be tcp://host:port with a port"),
+        ("join://10.0.0.1:77777", "must be tcp://host:port with a port"),
+        ("join://http://10.0.0.1:80", "must be tcp://host:port"),
+    ],
+)
+def test_a_door_that_is_mistyped_is_refused_at_once(door: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        stranger(door, None)
+
+
+async def test_a_token_of_no_use_here_is_refused_at_once_and_says_why(
+    inside: tuple[Worker, Worker],
+) -> None:
+    gateway, other = inside
+    door = door_of(gateway)
+    good = gateway.tokens.issue(valid_s=600.0, name="laptop")
+    revoked = gateway.tokens.issue(valid_s=600.0, name="laptop")
+    assert gateway.tokens.revoke(revoked)
+    altered = good[:-6] + ("A" if good[-6] != "A" else "B") + good[-5:]
+    for token, words in (
+        (revoked, "refused our token: it has expired, was revoked, or another"),
+        (gateway.tokens.issue(valid_s=0.0), "refused our token: it has expired"),
+        (other.tokens.issue(valid_s=600.0), "refused our token: .* another worker has"),
+        (altered, "different keys for one token; copy the token whole"),
+    ):
+        await asyncio.sleep(0)  # the time of the second is over
+        with pytest.raises(AuthenticationError, match=words):
+            await stranger(door, token).__aenter__()
+
+
+async def test_a_token_lets_in_one_worker_at_a_time(
+    inside: tuple[Worker, Worker],
+) -> None:
+    gateway, _other = inside
+    async with guests(gateway, "laptop") as (laptop,):
+        token = laptop.options.token
+        for name, words in (
+            ("laptop", "the name 'laptop' is taken by a worker that runs"),
+            ("notebook", "its token is that of worker 'laptop'"),
+        ):
+            with pytest.raises(UsageError, match=words):
+                await stranger(door_of(gateway), token, name).__aenter__()
+        assert await laptop.peer("gateway").call(len, "abc") == 3
+
+
+@asynccontextmanager
+async def listening(answer: bytes) -> AsyncIterator[str]:
+    """Be another service: it answers so whoever connects, or says nothing."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        if answer:
+            writer.write(answer)
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"join://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        for writer in writers:
+            writer.close()
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", MalformedError, "begins with b'HTTP'"),
+        (b"", RendezvousTimeoutError, "listens there and has not answered"),
+    ],
+    ids=["http", "silent"],
+)
+async def test_a_port_of_another_service_is_told_from_a_worker(
+    inside: tuple[Worker, Worker],
+    answer: bytes,
+    error: type[Exception],
+    words: str,
+) -> None:
+    token = inside[0].tokens.issue(valid_s=600.0)
+    async with listening(answer) as door:
+        with pytest.raises(error, match=words):
+            await stranger(door, token).__aenter__()
+
+
+async def test_workers_that_only_join_each_other_are_told_what_to_do() -> None:
+    ports = free_port(), free_port()
+
+    def one(number: int) -> Worker:
+        listen = (f"tcp://127.0.0.1:{ports[number]}",)
+        return Worker(
+            f"w{number}",
+            rendezvous=f"join://127.0.0.1:{ports[1 - number]}",
+            options=replace(
+                INSIDE,
+                network=NetworkOptions(listen=listen, connect_timeout_s=0.5),
+                rendezvous_timeout_s=2.0,
+            ),
+        )
+
+    for number, error in enumerate(await outcomes(one(0), one(1))):
+        assert isinstance(error, RendezvousTimeoutError)
+        assert f"'w{1 - number}' asked this worker for the same" in str(error)
+        assert "start one of them, or all, with another rendezvous" in str(error)
 
 
 class _Elsewhere:

@@ -112,6 +112,7 @@ async def test_a_missing_worker_is_named_to_those_who_came(seat: Seat) -> None:
         assert isinstance(error, RendezvousTimeoutError)
         assert tuple(error.missing) == (1, 3)
         assert "2 of 4 workers appeared within 0.2 s; missing: rank 1, 3" in str(error)
+        assert str(error).endswith("there: 'a' (rank 0), 'c' (rank 2)")
 
 
 @pytest.mark.parametrize("seat", ["local", "tcp"], indirect=True)
@@ -400,7 +401,7 @@ def test_members_to_join_by_are_given_as_text(text: str, addresses: list[str]) -
 
 
 def test_members_to_join_by_are_needed() -> None:
-    with pytest.raises(UsageError, match="addresses must be"):
+    with pytest.raises(UsageError, match="rendezvous must be join"):
         Worker("a", rendezvous="join://")
 
 
