@@ -19,7 +19,8 @@ tests = $(wildcard $(addprefix tests/,$(1)))
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-deep test-all check fmt lint type arch unit property \
 	cov sim sim-nightly chaos integration mutants numerics programs conformance docs kills \
-	examples soak bench fuzz test-cuda test-tpu test-xla test-clusters clean
+	examples soak bench fuzz test-cuda test-tpu test-xla \
+	test-hosts test-clusters clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -100,6 +101,9 @@ $(XLA)/.stamp: pyproject.toml constraints.txt
 
 # What starts workers on a cluster is tested with the real thing, several nodes on this host.
 CLUSTERS := .venv-clusters
+
+test-hosts: $(STAMP) ## Test on hosts made of network namespaces: needs root, not a package
+	$(PYTEST) $(TWO_AT_A_TIME) tests/clusters/network
 
 test-clusters: $(CLUSTERS)/.stamp ## Test on real clusters, such as Ray, on this host
 	tests/clusters/install.sh
