@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 __all__ = [
     "AlreadyStartedError",
@@ -60,6 +60,9 @@ __all__ = [
     "VersionMismatchError",
     "WorkerLostError",
 ]
+
+
+NAMES_SHOWN: Final = 64  # in the text of an error; a group may have thousands
 
 
 class Outcome(enum.Enum):
@@ -122,9 +125,12 @@ class UnknownWorkerError(UsageError, code="usage.unknown_worker"):
     def __init__(self, name: str | int, known: Iterable[str]) -> None:
         self.name = name
         self.known = tuple(known)
-        listed = ", ".join(repr(one) for one in self.known) or "none"
+        listed = ", ".join(repr(one) for one in self.known[:NAMES_SHOWN]) or "none"
+        left = len(self.known) - NAMES_SHOWN
+        more = f" and {left:,} more" if left > 0 else ""
         super().__init__(
-            f"worker {name!r:.200} is unknown; known: {listed}; if it has just joined, "
+            f"worker {name!r:.200} is unknown; known: {listed}{more}; if it has just "
+            "joined, "
             "`await worker.find(name)` asks the others"
         )
 

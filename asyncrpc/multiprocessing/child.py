@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import inspect
 import multiprocessing
 import os
@@ -102,6 +103,9 @@ def run_child(
 ) -> None:
     """Run `fn(rank, *args)` in this process, and report how it ended."""
     fn, args = work
+    # What a fork server has imported is shared with it until it is written to, and to
+    # look through it for circles writes to all of it: 45 MiB that would be a copy.
+    gc.freeze()
     _die_with_parent(by_kernel=spec.bound_to_thread)
     signal.signal(signal.SIGTERM, _raise_terminated)
     # A terminal sends Ctrl-C to every process; the parent alone decides what follows.

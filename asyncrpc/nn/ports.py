@@ -21,9 +21,8 @@ class Entry(Protocol):
 class Directory(Protocol):
     """The workers that are known."""
 
-    @property
-    def members(self) -> Sequence[Member]:
-        """All of them."""
+    def known_incarnation(self, name: str, /) -> int | None:
+        """Return the incarnation that calls to a worker go to; None if not known."""
 
     def find(self, to: str | int, /) -> Entry:
         """Return the entry of a worker, by name or rank; or raise."""

@@ -523,8 +523,8 @@ def _name_of(worker: ModuleWorker, placement: Placement) -> str:
         UnknownWorkerError: there is no such worker.
     """
     directory, rank = worker.directory, placement.rank
-    names = {member.name for member in directory.members}
-    is_name = placement.worker in names or rank is None
+    is_known = directory.known_incarnation(placement.worker) is not None
+    is_name = is_known or rank is None
     try:
         return directory.find(placement.worker if is_name else rank).member.name  # type: ignore[arg-type]
     except UnknownWorkerError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncrpc.errors import UnknownWorkerError
 from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
 from asyncrpc.rref.ports import Directory
 
@@ -30,9 +31,11 @@ class PeerNames:
 
         A worker that has not spoken to us may be listed.
         """
-        members = self._directory.members
-        listed = (one.name for one in members if one.incarnation == who)
-        return next(listed, "") or self._met.get(who, "")
+        met, directory = self._met.get(who, ""), self._directory
+        if met and directory.known_incarnation(met) == who:
+            return met  # nearly always; a group may have thousands of others
+        listed = (one.name for one in directory.members if one.incarnation == who)
+        return next(listed, met)
 
     def shown(self, who: Incarnation) -> str:
         """Return a worker's name, or its number if that is all there is."""
@@ -40,7 +43,7 @@ class PeerNames:
 
     def info(self, who: WorkerId) -> WorkerInfo:
         """Return a worker as programs see it."""
-        for member in self._directory.members:
-            if member.name == who.name:
-                return WorkerInfo(who.name, member.rank)
-        return WorkerInfo(who.name, -1)
+        try:
+            return WorkerInfo(who.name, self._directory.find(who.name).member.rank)
+        except UnknownWorkerError:
+            return WorkerInfo(who.name, -1)

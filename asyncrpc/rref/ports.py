@@ -38,6 +38,9 @@ class Directory(Protocol):
     def find(self, to: str, /) -> Entry:
         """Return the entry of a worker; raises UnknownWorkerError."""
 
+    def known_incarnation(self, name: str, /) -> Incarnation | None:
+        """Return the incarnation that calls to a worker go to; None if not known."""
+
     def link_of(self, incarnation: Incarnation, /) -> PeerLink | None:
         """Return the open link to one life of a worker."""
 

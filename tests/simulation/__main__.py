@@ -4,6 +4,7 @@
     python -m tests.simulation --scenario losses --seed 7    one of groups
     python -m tests.simulation --seeds 2000                  every scenario, many seeds
     python -m tests.simulation --sizes 125 250 500 1000      what a worker costs
+    python -m tests.simulation --scale 64 512 4096           what a large group costs
 
 The exit status is 0 if all that must hold has held.
 """
@@ -13,11 +14,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
 
-from tests.simulation import scenarios, sizes
+from tests.simulation import scaling, scenarios, sizes
 from tests.simulation.group_scenarios import PLANS, play_groups
 from tests.simulation.scenarios import SCENARIOS, SMALL, Result
 
@@ -33,7 +35,26 @@ def main() -> int:
     parser.add_argument("--workers", type=int, help="in place of the scenario's own")
     parser.add_argument("--seeds", type=int, help="run so many seeds")
     parser.add_argument("--sizes", type=int, nargs="+", help="measure so many workers")
+    parser.add_argument("--scale", type=int, nargs="+", help="measure so large groups")
+    parser.add_argument("--json", type=Path, help="write what --scale measured there")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="measure nothing: show what --json wrote",
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="with --from")
     given = parser.parse_args()
+    if given.source:
+        measured = [one for path in given.source for one in scaling.load(path)]
+        print(scaling.markdown(measured))
+        if given.plot is not None:
+            scaling.draw(measured, given.plot)
+        return 0
+    if given.scale:
+        return scaling.compare(given.scale, given.seed, given.json)
     if given.sizes:
         return sizes.compare(given.sizes, given.seed)
     if given.seeds:

@@ -62,6 +62,10 @@ class RecordingLinks:
     def find(self, to: str) -> Any:
         raise AssertionError(f"nobody is to look for {to!r}")
 
+    def known_incarnation(self, name: str) -> Incarnation | None:
+        known = {one.name: one.incarnation for one in self.members}
+        return known.get(name)
+
     def link_to(self, name: str) -> Awaitable[RecordingLink]:
         async def get() -> RecordingLink:
             link = self.reachable.get(name)

@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
-from asyncrpc.arguments import check_kind
 from asyncrpc.errors import (
     AsyncRpcError,
     ClosedError,
     ConnectError,
     ConnectionLostError,
     RefusedError,
-    UnknownWorkerError,
     WorkerLostError,
     rebuild,
 )
@@ -35,6 +33,7 @@ from asyncrpc.runtime.links.entry import FirstMessage, PeerEntry
 from asyncrpc.runtime.links.lane_dialer import LaneDialer
 from asyncrpc.runtime.links.liveness import Liveness, ShowsWorker
 from asyncrpc.runtime.links.machine.pool import DUPLICATE
+from asyncrpc.runtime.links.peer_table import PeerTable
 from asyncrpc.runtime.links.ports import (
     JOIN_REFUSED,
     SILENT,
@@ -129,8 +128,8 @@ class Directory(Generic[LinkT]):
         self._peers = peers
         self._group: GroupRecords | None = None
         self._on_link: tuple[Callable[[LinkT], None], ...] = ()
-        self._entries: dict[str, PeerEntry[LinkT]] = {}
-        self._by_rank: dict[int, str] = {}
+        self._table: PeerTable[LinkT] = PeerTable(identity)
+        self._met = self._table.met
         self._links: dict[ResumableConnection, LinkT] = {}
         self._by_incarnation: dict[Incarnation, LinkT] = {}
         # Who dialed before `serve`; bounded by `LimitOptions.handshakes_max`.
@@ -193,35 +192,16 @@ class Directory(Generic[LinkT]):
 
     def add(self, members: Iterable[Member]) -> None:
         """Add workers."""
-        for member in members:
-            entry = self._entries.get(member.name)
-            if entry is None:
-                own = self._identity.incarnation
-                self._entries[member.name] = PeerEntry(member, own)
-            else:
-                entry.member = member
-            if member.rank >= 0:
-                self._by_rank[member.rank] = member.name
-
-    def forget(self, name: str) -> None:
-        """Let go of a worker that ended long ago, unless there is a link to it."""
-        entry = self._entries.get(name)
-        if entry is None or entry.machine.connection is not None or entry.dial:
-            return
-        del self._entries[name]
-        if self._by_rank.get(entry.member.rank) == name:
-            del self._by_rank[entry.member.rank]
+        self._table.add(members)
 
     def known_incarnation(self, name: str) -> Incarnation | None:
         """Return the incarnation that calls to a worker go to; None if not known."""
-        entry = self._entries.get(name)
-        return None if entry is None else entry.member.incarnation
+        return self._table.incarnation_of(name)
 
     @property
     def members(self) -> list[Member]:
         """Every worker that is known, by rank and name."""
-        found = [entry.member for entry in self._entries.values()]
-        return sorted(found, key=lambda member: (member.rank, member.name))
+        return sorted(self._table, key=lambda member: (member.rank, member.name))
 
     def find(self, to: str | int) -> PeerEntry[LinkT]:
         """Return a worker by name or rank.
@@ -230,16 +210,15 @@ class Directory(Generic[LinkT]):
             UnknownWorkerError: no worker has this name or rank.
             UsageError: `to` is neither a name nor a rank.
         """
-        check_kind("to", to, (str, int), "the name or the rank of a worker")
-        name = self._by_rank.get(to, "") if isinstance(to, int) else to
-        entry = self._entries.get(name)
-        if entry is None:
-            raise UnknownWorkerError(to, sorted(self._entries))
-        return entry
+        return self._table.find(to)
+
+    def forget(self, name: str) -> None:
+        """Let go of a worker that ended long ago, unless there is a link to it."""
+        self._table.forget(name)
 
     def member_named(self, name: str) -> Member:
         """Return what is known of a worker that has been added."""
-        return self._entries[name].member
+        return self.find(name).member
 
     def link_to(self, name: str) -> LinkT | None:
         """Return the open link to a worker; None if there is none yet.
@@ -247,8 +226,7 @@ class Directory(Generic[LinkT]):
         Raises:
             UnknownWorkerError: there is no worker of the name.
         """
-        entry = self._entries.get(name)
-        return (entry or self.find(name)).link
+        return (self._met(name) or self.find(name)).link
 
     @property
     def links(self) -> list[LinkT]:
@@ -445,7 +423,7 @@ class Directory(Generic[LinkT]):
         if self._group is not None and (refusal := self._group.refusal(hello)):
             return refusal
         self._learn(hello)
-        entry = self._entries[hello.name]
+        entry = self.find(hello.name)
         offer = entry.machine.on_offer(hello.incarnation, hello.attempt)
         if not offer.accept:
             return DUPLICATE
@@ -467,9 +445,9 @@ class Directory(Generic[LinkT]):
 
     def _learn(self, hello: Hello) -> None:
         """Record a worker that introduces itself, or has been restarted."""
-        entry = self._entries.get(hello.name)
-        if entry is not None and entry.member.incarnation == hello.incarnation:
+        if self.known_incarnation(hello.name) == hello.incarnation:
             return
+        entry = self._met(hello.name)
         connection = None if entry is None else entry.machine.connection
         if connection is not None:
             connection.end(ConnectionLostError("the worker has been restarted"))
@@ -499,7 +477,7 @@ class Directory(Generic[LinkT]):
         peer = WorkerId(hello.name, Incarnation(hello.incarnation))
         link = self._make_link(peer, connection)
         self._links[connection] = link
-        self.lane_dialer.prepare(connection, self._entries[hello.name].member)
+        self.lane_dialer.prepare(connection, self.find(hello.name).member)
         connection.awaited = link.pending.calls
         connection.open_to(link)
         if peer.incarnation != self._identity.incarnation:
@@ -523,7 +501,7 @@ class Directory(Generic[LinkT]):
             return
         self._liveness.forget(connection)
         reason = str(error) if error is not None else ""
-        entry = self._entries.get(link.peer.name)
+        entry = self._met(link.peer.name)
         if entry is not None:
             entry.on_lost(connection)
         if self._by_incarnation.get(link.peer.incarnation) is link:
@@ -541,7 +519,7 @@ class Directory(Generic[LinkT]):
     def set_broken(self, connection: ResumableConnection, *, broken: bool) -> None:
         """Make new calls wait while the connection to their peer is broken."""
         link = self._links.get(connection)
-        entry = None if link is None else self._entries.get(link.peer.name)
+        entry = None if link is None else self._met(link.peer.name)
         if link is None or entry is None or entry.machine.connection is not connection:
             return
         if broken:

@@ -162,6 +162,7 @@ class MembershipService:
         self._guests_lost_s: dict[str, float] = {}
         self._newcomers: dict[str, asyncio.TimerHandle] = {}
         self._begins_alone = True
+        self._came_late = False
 
     # --- life ------------------------------------------------------------------------
 
@@ -183,6 +184,7 @@ class MembershipService:
         self._admission.begin(table)
         self.comparison.begin(table)
         members, records = await self._joiner.meet(rendezvous, timeout_s)
+        self._came_late = records is not None
         if records is not None:
             table.begin(records or [Record(identity.member, 1)], now_s())
             identity.rank = table.me.member.rank
@@ -451,7 +453,10 @@ class MembershipService:
 
     def _wake(self) -> float:
         """There are news: compare from now on.  Return how long the news wait."""
-        wait_s = BATCH_S if self.comparison.has_begun else WAKE_S
+        # A group that was joined has run for a while: others wait for what this worker
+        # passes on, and at every worker that waited, longer.
+        is_awake = self.comparison.has_begun or self._came_late
+        wait_s = BATCH_S if is_awake else WAKE_S
         self.comparison.activate()
         return wait_s
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -30,6 +31,10 @@ async def square_async(rank: int) -> int:
 
 def environment(rank: int) -> dict[str, str]:
     return dict(os.environ)
+
+
+def frozen_count(rank: int) -> int:
+    return gc.get_freeze_count()
 
 
 def thread_count(rank: int) -> int:

@@ -36,6 +36,11 @@ def test_results_come_back_by_rank(method: Any) -> None:
     assert launch(targets.square, (3,), nprocs=3, method=method) == [0, 1, 8]
 
 
+def test_what_the_fork_server_imported_is_left_shared() -> None:
+    """To look for circles would write to every page of it: a copy in each process."""
+    assert min(quick(targets.frozen_count, nprocs=2)) > 10_000
+
+
 def test_a_coroutine_function_runs_on_a_loop() -> None:
     assert quick(targets.square_async, nprocs=2) == [0, 1]
 

@@ -39,6 +39,7 @@ from asyncrpc.rref.shared import SharedById
 from asyncrpc.rref.tables import Tables
 from asyncrpc.rref.values import Values
 from asyncrpc.runtime.extensions import RefusedFunction
+from asyncrpc.runtime.members import Member
 from tests.unit.recording import (
     LoopScheduler,
     RecordingLink,
@@ -367,7 +368,8 @@ async def test_handles_of_a_lost_owner_fail_and_stay_lost() -> None:
 
 
 def test_hearsay_names_a_stranger_and_renames_nobody() -> None:
-    names = PeerNames(RecordingLinks(), ME)
+    links = RecordingLinks()
+    names = PeerNames(links, ME)
     names.note(PEER)
     names.note_hearsay(WorkerId("liar", PEER.incarnation))
     names.note_hearsay(THIRD)
@@ -376,6 +378,8 @@ def test_hearsay_names_a_stranger_and_renames_nobody() -> None:
         "peer",
         "third",
     ]
+    links.members = [Member("fourth", 3, Incarnation(4), ())]
+    assert names.of(Incarnation(4)) == "fourth"  # listed, and never heard of
     names.forget(PEER.incarnation)
     assert names.shown(PEER.incarnation) == f"{PEER.incarnation:016x}"
 

@@ -175,7 +175,6 @@ class Membership:
         self._died_s: dict[str, float] = {}  # the dead, by the time of it
         self._succeeded: dict[Incarnation, str] = {}
         self._digests = [0] * BUCKETS
-        self._names: list[dict[str, None]] = [{} for _ in range(BUCKETS)]
         self._set(me, 0.0)
 
     # --- what is known ---------------------------------------------------------------
@@ -221,7 +220,10 @@ class Membership:
         """Take over the records of the start."""
         for record in records:
             if record.name != self.me.name or record.incarnation == self.me.incarnation:
-                self._set(record, now_s)
+                self._enter(record, now_s)
+        known = self._records.values()
+        self.alive.update(one.name for one in known if one.is_placed)
+        self.lost.update(one.name for one in known if one.status is Status.LOST)
 
     def hear(
         self, record: Record, now_s: float, *, is_linked: bool = False
@@ -335,7 +337,11 @@ class Membership:
 
     def part(self, parts: Iterable[int]) -> list[Record]:
         """Return the records of those alive in some parts of the circle."""
-        return [self._records[name] for part in parts for name in self._names[part]]
+        return [
+            self._records[name]
+            for part in parts
+            for name in self.alive.between(part << _SHIFT, (part + 1) << _SHIFT)
+        ]
 
     def better(self, parts: Iterable[int], theirs: Sequence[Record]) -> list[Record]:
         """Return what another worker lacks, of whom these are the records there.
@@ -428,6 +434,19 @@ class Membership:
         return []
 
     def _set(self, record: Record, now_s: float) -> None:
+        self._enter(record, now_s)
+        name = record.name
+        if record.is_placed:
+            self.alive.add(name)
+        else:
+            self.alive.discard(name)
+        if record.status is Status.LOST:
+            self.lost.add(name)
+        else:
+            self.lost.discard(name)
+
+    def _enter(self, record: Record, now_s: float) -> None:
+        """Put a record in the place of the former one, but for the rings."""
         name = record.name
         part = place_of(name) >> _SHIFT
         known = self._records.get(name)
@@ -439,19 +458,11 @@ class Membership:
             # It was taken for the former of two lives, and has shown to be the later.
             self._succeeded.pop(record.incarnation, None)
             self._died_s.pop(name, None)
-            self.lost.discard(name)
         self._records[name] = record
         if record.is_placed:
             self._digests[part] ^= _digest_of(record)
-            self._names[part][name] = None
-            self.alive.add(name)
-        else:
-            self._names[part].pop(name, None)
-            self.alive.discard(name)
         if not record.is_alive:
             self._died_s[name] = now_s
-            if record.status is Status.LOST:
-                self.lost.add(name)
         if name == self.me.name:
             self.me = record
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import bisect
 import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 BITS: Final = 64
@@ -60,6 +60,11 @@ class Ring:
         if at == len(self._places) or self._places[at] != place:
             self._places.insert(at, place)
 
+    def update(self, names: Iterable[str]) -> None:
+        """Give many names their places at once.  Idempotent."""
+        # One by one each would move half of those that are there: for 65,536, seconds.
+        self._places = sorted({*self._places, *((place_of(one), one) for one in names)})
+
     def discard(self, name: str) -> None:
         """Remove a name, if it is there."""
         place = (place_of(name), name)
@@ -73,6 +78,12 @@ class Ring:
             return ""
         at = bisect.bisect_left(self._places, (place % CIRCLE, ""))
         return self._places[at % len(self._places)][1]
+
+    def between(self, start: int, end: int) -> list[str]:
+        """Return the names from `start` to before `end`, which is not before it."""
+        first = bisect.bisect_left(self._places, (start, ""))
+        last = bisect.bisect_left(self._places, (end, ""), first)
+        return [name for _, name in self._places[first:last]]
 
     def next_to(self, name: str) -> str:
         """Return the name after another; empty if there is no other."""

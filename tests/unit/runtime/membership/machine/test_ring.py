@@ -130,3 +130,20 @@ def test_a_part_may_go_around_the_circle() -> None:
     assert not ring.within(places[5], last, place_of(places[1]))
     assert ring.within(places[5], first, first)  # the whole circle, but its beginning
     assert not ring.within(places[0], first, first)
+
+
+def test_many_places_at_once_are_those_of_one_after_the_other() -> None:
+    names = names_of(100)
+    ring = ring_of(names[:60])
+    ring.update(names[40:])
+    ring.update(names[:3])
+    assert list(ring) == list(ring_of(names))
+
+
+def test_parts_of_the_circle_have_each_name_once() -> None:
+    ring = ring_of(names_of(100))
+    quarter = CIRCLE // 4
+    parts = [ring.between(at * quarter, (at + 1) * quarter) for at in range(4)]
+    assert [name for part in parts for name in part] == list(ring)
+    assert all(place_of(name) // quarter == 2 for name in parts[2])
+    assert ring.between(quarter, quarter) == []

@@ -1,0 +1,93 @@
+"""The workers that one worker knows, by name and by rank.
+
+Of a large group a worker talks to few.  Of the others it keeps the record alone, which
+all parts of the worker share; an entry, with what a connection needs, takes 1.1 KiB and
+is made when one is first wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
+
+from asyncrpc.arguments import check_kind
+from asyncrpc.errors import UnknownWorkerError
+from asyncrpc.ids import Incarnation
+from asyncrpc.runtime.links.entry import PeerEntry
+from asyncrpc.runtime.links.ports import DirectoryLink
+from asyncrpc.runtime.members import Member
+from asyncrpc.runtime.ports import Identity
+
+LinkT = TypeVar("LinkT", bound=DirectoryLink)
+
+
+class PeerTable(Generic[LinkT]):
+    """Records of workers, and entries of those that were wanted."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._unmet: dict[str, Member] = {}
+        self._entries: dict[str, PeerEntry[LinkT]] = {}  # no name is in both
+        self._by_rank: dict[int, str] = {}
+
+    def __iter__(self) -> Iterator[Member]:
+        yield from self._unmet.values()
+        for entry in self._entries.values():
+            yield entry.member
+
+    def add(self, members: Iterable[Member]) -> None:
+        """Add workers, or what is newly known of them."""
+        entries, unmet, by_rank = self._entries, self._unmet, self._by_rank
+        for member in members:
+            entry = entries.get(member.name)
+            if entry is None:
+                unmet[member.name] = member
+            else:
+                entry.member = member
+            if member.rank >= 0:
+                by_rank[member.rank] = member.name
+
+    def forget(self, name: str) -> None:
+        """Let go of a worker, unless there is a connection to it."""
+        entry = self._entries.get(name)
+        if entry is not None and (entry.machine.connection is not None or entry.dial):
+            return
+        member = self.get(name)
+        if member is None:
+            return
+        self._unmet.pop(name, None)
+        self._entries.pop(name, None)
+        if self._by_rank.get(member.rank) == name:
+            del self._by_rank[member.rank]
+
+    def get(self, name: str) -> Member | None:
+        """Return what is known of a worker; None if nothing is."""
+        entry = self._entries.get(name)
+        return self._unmet.get(name) if entry is None else entry.member
+
+    def met(self, name: str) -> PeerEntry[LinkT] | None:
+        """Return the entry of a worker; None if none was wanted yet."""
+        return self._entries.get(name)
+
+    def find(self, to: str | int) -> PeerEntry[LinkT]:
+        """Return the entry of a worker by name or rank; make it if it is the first use.
+
+        Raises:
+            UnknownWorkerError: no worker has this name or rank.
+            UsageError: `to` is neither a name nor a rank.
+        """
+        check_kind("to", to, (str, int), "the name or the rank of a worker")
+        name = self._by_rank.get(to, "") if isinstance(to, int) else to
+        entry = self._entries.get(name)
+        if entry is None:
+            member = self._unmet.pop(name, None)
+            if member is None:
+                raise UnknownWorkerError(to, sorted(one.name for one in self))
+            entry = PeerEntry(member, self._identity.incarnation)
+            self._entries[name] = entry
+        return entry
+
+    def incarnation_of(self, name: str) -> Incarnation | None:
+        """Return the incarnation that calls to a worker go to; None if not known."""
+        member = self.get(name)
+        return None if member is None else member.incarnation

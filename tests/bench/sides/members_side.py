@@ -1,0 +1,139 @@
+"""One of many processes that join, call each other and end; of asyncrpc or of torch.
+
+What `bench_members` starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch.distributed import rpc
+
+import asyncrpc
+
+LIMIT_S: Final = 1200.0
+
+
+@dataclass
+class Life:
+    """What one process found.
+
+    Attributes:
+        wall_s: of each stage.
+        cpu_s: processor time of each stage.
+        memory: kinds of memory, in bytes, when all calls were made.
+        descriptors: that were open then.
+        threads: that ran then.
+        failed: why it ended early, in words.
+    """
+
+    wall_s: dict[str, float] = field(default_factory=dict)
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+    descriptors: int = 0
+    threads: int = 0
+    failed: str = ""
+
+    def begin(self) -> None:
+        """Begin a stage."""
+        self._begun = time.perf_counter(), time.process_time()
+
+    def end(self, stage: str) -> None:
+        """End a stage, and begin the next one."""
+        self.wall_s[stage] = time.perf_counter() - self._begun[0]
+        self.cpu_s[stage] = time.process_time() - self._begun[1]
+        self.begin()
+
+    def look(self) -> None:
+        """Look at what the process has."""
+        for line in Path("/proc/self/smaps_rollup").read_text("utf-8").splitlines()[1:]:
+            name, number = line.split()[:2]
+            self.memory[name.rstrip(":")] = int(number) << 10
+        self.descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        self.threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+
+
+def nothing() -> None:
+    """Do nothing, in a thread here as in torch."""
+
+
+async def nothing_on_loop() -> None:
+    """Do nothing, on the loop."""
+
+
+# --- asyncrpc ------------------------------------------------------------------------
+
+
+async def live(rank: int, size: int) -> Life:
+    """Be one of `size` workers."""
+    found = Life()
+    # A hundred processes of two cores wait long for each other.
+    options = asyncrpc.Options(
+        rendezvous_timeout_s=LIMIT_S,
+        drain_timeout_s=LIMIT_S,
+        network=asyncrpc.NetworkOptions(
+            connect_timeout_s=LIMIT_S, handshake_timeout_s=LIMIT_S
+        ),
+        liveness=asyncrpc.LivenessOptions(heartbeat_s=60.0, lost_after_s=LIMIT_S),
+    )
+    found.begin()
+    worker = asyncrpc.Worker(f"w{rank}", options=options)
+    async with worker:
+        found.end("join")
+        others = [f"w{one}" for one in range(size) if one != rank]
+        for stage in ("calls", "calls again"):
+            await worker.barrier()
+            found.begin()
+            await asyncio.gather(
+                *(worker.peer(one).call(nothing_on_loop) for one in others)
+            )
+            found.end(stage)
+        await worker.barrier()
+        found.begin()
+        await worker.barrier()
+        found.end("barrier")
+        found.look()
+        await worker.barrier()
+        found.begin()
+    found.end("end")
+    return found
+
+
+# --- torch ---------------------------------------------------------------------------
+
+
+def _wait_for_all() -> None:
+    rpc.api._all_gather(None)  # noqa: SLF001  (torch has no public barrier of workers)
+
+
+def live_in_torch(rank: int, size: int) -> Life:
+    """Do the same with torch.distributed.rpc."""
+    found = Life()
+    options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=LIMIT_S, init_method="env://")
+    found.begin()
+    rpc.init_rpc(  # type: ignore[no-untyped-call]  # torch's
+        f"w{rank}", rank=rank, world_size=size, rpc_backend_options=options
+    )
+    found.end("join")
+    others = [f"w{one}" for one in range(size) if one != rank]
+    for stage in ("calls", "calls again"):
+        _wait_for_all()
+        found.begin()
+        torch.futures.wait_all([rpc.rpc_async(one, nothing) for one in others])
+        found.end(stage)
+    _wait_for_all()
+    found.begin()
+    _wait_for_all()
+    found.end("barrier")
+    found.look()
+    _wait_for_all()
+    found.begin()
+    rpc.shutdown()
+    found.end("end")
+    return found
