@@ -152,9 +152,10 @@ sim: $(STAMP) ## Test workers on virtual time; SCENARIO=churn SEED=7 WORKERS=100
 		--seed $(or $(SEED),0) $(if $(WORKERS),--workers $(WORKERS)),\
 		$(PYTEST) tests/simulation)
 
-sim-nightly: $(STAMP) ## The same with 2,000 seeds, and what a worker costs among 1,000
+sim-nightly: $(STAMP) ## The same with 2,000 seeds, and what a worker costs in a large group
 	$(RUN) -m tests.simulation --seeds $(or $(SEEDS),2000) --seed $(or $(SEED),0)
 	$(RUN) -m tests.simulation --sizes 125 250 500 1000
+	$(RUN) -m tests.simulation --scale 64 256 1024
 
 chaos: $(STAMP) ## Break real processes, and make mistakes meanwhile; MINUTES=10 SEED=7
 	$(RUN) -m tests.chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))

@@ -333,7 +333,7 @@ def exponent(sizes: Sequence[Costs], figure: str) -> float | None:
     if len(sizes) < 2 or min(values) <= 0:
         return None
     logs = np.log([one.workers for one in sizes]), np.log(values)
-    return float(np.polyfit(*logs, 1)[0])
+    return round(float(np.polyfit(*logs, 1)[0]), 2) + 0.0  # no -0
 
 
 def rows(sizes: Sequence[Costs]) -> Iterator[list[str]]:
@@ -414,7 +414,7 @@ def draw(sizes: Sequence[Costs], path: Path) -> None:
     """Write the curves to `path`, over the number of workers."""
     from matplotlib.figure import Figure  # noqa: PLC0415  (half a second, only for this)
 
-    figure = Figure(figsize=(13, 4.2))
+    figure = Figure(figsize=(13, 5))
     workers = [one.workers for one in sizes]
     for axes, (title, curves, scale) in zip(
         figure.subplots(1, len(PANELS)), PANELS, strict=True
@@ -433,7 +433,10 @@ def draw(sizes: Sequence[Costs], path: Path) -> None:
         axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
         axes.set_xlabel("workers", fontsize=9)
         axes.grid(color="#dddddd")
-        axes.legend(fontsize=8, frameon=False, title="exponents", title_fontsize=8)
+        # Below, where no curve is; numbers behind the names are the exponents.
+        axes.legend(
+            fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.16)
+        )
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
     figure.tight_layout()
