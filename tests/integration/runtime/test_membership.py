@@ -36,11 +36,20 @@ OPTIONS = Options(
     rendezvous_timeout_s=5.0,
     liveness=LivenessOptions(heartbeat_s=0.2, lost_after_s=1.0),
 )
+PATIENT = LivenessOptions(heartbeat_s=60.0, lost_after_s=3600.0)
 
 
 @pytest.fixture
 async def quick() -> AsyncIterator[Trio]:
     async with Cluster(3, network="uds", options=OPTIONS) as (a, b, c):
+        yield a, b, c
+
+
+@pytest.fixture
+async def patient() -> AsyncIterator[Trio]:
+    """Workers that nobody takes for lost, however slow the machine is."""
+    options = replace(OPTIONS, liveness=PATIENT)
+    async with Cluster(3, network="uds", options=options) as (a, b, c):
         yield a, b, c
 
 
@@ -278,12 +287,12 @@ async def test_a_worker_of_a_list_comes_back(tmp_path: Path) -> None:
 
 
 async def test_of_two_that_have_one_name_one_is_told(
-    quick: Trio, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    patient: Trio, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two members have taken them in at the same moment, with no word between them."""
-    a, _, c = quick
+    a, _, c = patient
     with monkeypatch.context() as patch:
-        for worker in quick:
+        for worker in patient:
             patch.setattr(worker.parts.membership.gossip, "announce", id)
             patch.setattr(worker.parts.membership.comparison, "begin_round", list)
         first, second = joining("twin", a), joining("twin", c)
@@ -295,7 +304,7 @@ async def test_of_two_that_have_one_name_one_is_told(
                 c.parts.directory.find("twin").member.incarnation == second.incarnation
             )
             patch.undo()
-            for worker in quick:
+            for worker in patient:
                 worker.parts.membership.comparison.begin_round()
             async with asyncio.timeout(LIMIT_S):
                 while "has its name now" not in caplog.text:  # noqa: ASYNC110  (a log)
@@ -351,15 +360,11 @@ async def test_what_news_did_not_bring_comparing_does(
 # --- where somebody is ---------------------------------------------------------------
 
 
-async def test_any_member_can_say_where_another_is(quick: Trio) -> None:
-    a, b, c = quick
+async def test_any_member_can_say_where_another_is(patient: Trio) -> None:
+    a, b, c = patient
     for worker in (a, b, c):
         worker.parts.membership.gossip.pass_on = lambda *_: None  # type: ignore[method-assign]
-    slow = replace(
-        OPTIONS,
-        liveness=replace(OPTIONS.liveness, heartbeat_s=60.0, lost_after_s=120.0),
-    )
-    async with joining("late", c, options=slow):
+    async with joining("late", c, options=replace(OPTIONS, liveness=PATIENT)):
         with pytest.raises(UnknownWorkerError, match=r"worker\.find"):
             a.peer("late")
         late = await a.find("late")
