@@ -115,6 +115,7 @@ def _of_groups() -> dict[tuple[str, str], Any]:
         ("collectives", "lost"): [GROUP, failure],
         ("collectives", "standing"): ["nothing", 1, [STRANGER], [0], True, [], [], []],
         ("relay", "dial"): ["nobody", "nobody", -1, STRANGER, [], ""],
+        ("relay", "meet"): ["nobody", 1],
         ("membership", "ping"): [],
         ("membership", "members"): [],
         ("membership", "find"): ["nobody"],
