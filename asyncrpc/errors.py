@@ -130,8 +130,7 @@ class UnknownWorkerError(UsageError, code="usage.unknown_worker"):
         more = f" and {left:,} more" if left > 0 else ""
         super().__init__(
             f"worker {name!r:.200} is unknown; known: {listed}{more}; if it has just "
-            "joined, "
-            "`await worker.find(name)` asks the others"
+            "joined, `await worker.find(name)` asks the others"
         )
 
 

@@ -107,3 +107,12 @@ def _let_end(started: Sequence[subprocess.Popen[str]]) -> None:
 def report(name: str, *found: object) -> None:
     """Tell the parent what was found; for rank 0."""
     print(json.dumps([name, *found]), flush=True)
+
+
+def choose_core(rank: int, cores: str) -> None:
+    """Keep this process on one core, if that is wanted and there are enough."""
+    mine = sorted(os.sched_getaffinity(0))
+    if cores == "same":
+        os.sched_setaffinity(0, mine[:1])
+    elif cores == "apart" and len(mine) > 1:
+        os.sched_setaffinity(0, mine[rank : rank + 1])

@@ -8,7 +8,6 @@ engine passes them, whoever runs it.
 from __future__ import annotations
 
 import enum
-import os
 import resource
 from typing import Any, Self
 
@@ -52,13 +51,6 @@ def usage() -> list[float]:
     """Return how often this process has waited, was displaced, and computed, in s."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return [used.ru_nvcsw, used.ru_nivcsw, used.ru_utime + used.ru_stime]
-
-
-def choose_core(rank: int, cores: str) -> None:
-    """Keep this process on one core, if that is wanted and there are enough."""
-    mine = sorted(os.sched_getaffinity(0))
-    if cores == "apart" and len(mine) > 1:
-        os.sched_setaffinity(0, mine[rank : rank + 1])
 
 
 class _Marked(torch.autograd.Function):

@@ -7,7 +7,7 @@ is made when one is first wanted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from asyncrpc.arguments import check_kind
@@ -22,13 +22,19 @@ LinkT = TypeVar("LinkT", bound=DirectoryLink)
 
 
 class PeerTable(Generic[LinkT]):
-    """Records of workers, and entries of those that were wanted."""
+    """Records of workers, and entries of those that were wanted.
+
+    Attributes:
+        met: returns the entry of a worker by name; None if none was wanted yet.  Each
+            call asks it: the dictionary's own method, without a frame around it.
+    """
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._unmet: dict[str, Member] = {}
         self._entries: dict[str, PeerEntry[LinkT]] = {}  # no name is in both
         self._by_rank: dict[int, str] = {}
+        self.met: Callable[[str], PeerEntry[LinkT] | None] = self._entries.get
 
     def __iter__(self) -> Iterator[Member]:
         yield from self._unmet.values()
@@ -64,10 +70,6 @@ class PeerTable(Generic[LinkT]):
         """Return what is known of a worker; None if nothing is."""
         entry = self._entries.get(name)
         return self._unmet.get(name) if entry is None else entry.member
-
-    def met(self, name: str) -> PeerEntry[LinkT] | None:
-        """Return the entry of a worker; None if none was wanted yet."""
-        return self._entries.get(name)
 
     def find(self, to: str | int) -> PeerEntry[LinkT]:
         """Return the entry of a worker by name or rank; make it if it is the first use.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 import asyncrpc
 from tests.bench import tracing
 from tests.bench import workloads as w
-from tests.bench.processes import report
+from tests.bench.processes import choose_core, report
 from tests.bench.sides.asyncrpc_side import with_spin
 from tests.bench.tracing import CALLEE_PROBES, CALLER_PROBES, Place
 
@@ -69,15 +68,6 @@ async def lead(peer: asyncrpc.Peer, options: argparse.Namespace) -> None:
             report(name, await traced(peer, workload, options.calls))
         else:
             report(name, await plain(peer, workload, options.calls))
-
-
-def choose_core(rank: int, cores: str) -> None:
-    """Keep this process on one core, if that is wanted and there are enough."""
-    mine = sorted(os.sched_getaffinity(0))
-    if cores == "same":
-        os.sched_setaffinity(0, mine[:1])
-    elif cores == "apart" and len(mine) > 1:
-        os.sched_setaffinity(0, mine[rank : rank + 1])
 
 
 async def main(options: argparse.Namespace) -> None:

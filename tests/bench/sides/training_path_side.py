@@ -19,7 +19,7 @@ import asyncrpc
 from tests.bench import training as t
 from tests.bench import training_path as path
 from tests.bench import workloads as w
-from tests.bench.processes import report
+from tests.bench.processes import choose_core, report
 from tests.bench.sides import training_asyncrpc, training_torch
 from tests.bench.sides.asyncrpc_side import with_spin
 from tests.bench.tracing import mark, taken_marks
@@ -47,13 +47,12 @@ async def awaiting_step(
     options: argparse.Namespace,
 ) -> Callable[[], Awaitable[None]]:
     """Return a training step of asyncrpc."""
-    kind, optimizer_kind = kinds(traced=options.traced)
-    layer = asyncrpc.remote(w.CALLEE, kind)
+    layer = asyncrpc.remote(w.CALLEE, layer_kind(options))
     parameters = await asyncrpc.rpc_async(
         w.CALLEE, training_asyncrpc.parameter_rrefs, args=(layer,)
     )
     optimizer = asyncrpc.optim.DistributedOptimizer(
-        optimizer_kind, parameters, lr=t.LEARNING_RATE
+        sgd_kind(options), parameters, lr=t.LEARNING_RATE
     )
     sent = torch.randn(t.BATCH, t.FEATURES)
 
@@ -103,9 +102,8 @@ def blocking(options: argparse.Namespace, names: Any) -> None:
 
 def blocking_step(options: argparse.Namespace, names: Any) -> Callable[[], None]:
     """Return a training step of torch's."""
-    kind, optimizer_kind = kinds(traced=options.traced and names.marks_steps)
-    kind = path.TracedLayer if options.traced else kind
-    layer = names.rpc.remote(w.CALLEE, kind)
+    layer = names.rpc.remote(w.CALLEE, layer_kind(options))
+    optimizer_kind = sgd_kind(options) if names.marks_steps else torch.optim.SGD
     parameters = names.rpc.rpc_sync(w.CALLEE, names.parameter_rrefs, args=(layer,))
     optimizer = names.optimizer(optimizer_kind, parameters, lr=t.LEARNING_RATE)
     sent = torch.randn(t.BATCH, t.FEATURES)
@@ -134,10 +132,12 @@ def blocking_step(options: argparse.Namespace, names: Any) -> Callable[[], None]
     return traced if options.traced else plain
 
 
-def kinds(*, traced: bool) -> tuple[type[torch.nn.Module], type[torch.optim.SGD]]:
-    if traced:
-        return path.TracedLayer, path.TracedSGD
-    return w.Layer, torch.optim.SGD
+def layer_kind(options: argparse.Namespace) -> type[torch.nn.Module]:
+    return path.TracedLayer if options.traced else w.Layer
+
+
+def sgd_kind(options: argparse.Namespace) -> type[torch.optim.SGD]:
+    return path.TracedSGD if options.traced else torch.optim.SGD
 
 
 async def lead(
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--traced", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    path.choose_core(options.rank, options.cores)
+    choose_core(options.rank, options.cores)
     if options.side == "asyncrpc":
         asyncrpc.run(awaiting(options))
     else:
