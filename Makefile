@@ -54,11 +54,12 @@ PART ?= 1/1
 test: $(STAMP) ## Run the quick tests: ten minutes on two cores, on loopback, without a GPU
 	$(PYTEST) --tier quick $(ALL_CORES) $(IN_PROCESS)
 	$(PYTEST) --tier quick $(TWO_AT_A_TIME) $(OF_PROCESSES)
-	$(PYTEST) $(DEVICE_TESTS)
+	$(PYTEST) --tier quick $(TWO_AT_A_TIME) $(DEVICE_TESTS)
 
 test-deep: $(STAMP) ## Run the other tests; PART=2/4: the second of four parts
 	$(PYTEST) --tier deep --part $(PART) $(ALL_CORES) $(IN_PROCESS)
 	$(PYTEST) --tier deep --part $(PART) $(TWO_AT_A_TIME) $(OF_PROCESSES)
+	$(PYTEST) --tier deep --part $(PART) $(TWO_AT_A_TIME) $(DEVICE_TESTS)
 	$(PYTEST) --asyncio-debug --tier quick --part $(PART) $(ALL_CORES) $(IN_DEBUG_MODE)
 
 test-all: test test-deep ## Run all tests

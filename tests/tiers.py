@@ -30,8 +30,10 @@ Tier: TypeAlias = Literal["quick", "deep", "all"]
 # Of the cases of each function, by the longest prefix of its node id: as many as let
 # `make test` end within ten minutes on two cores.
 SHARES: Final[Mapping[str, float]] = {
+    "tests/docs/test_migration.py": 0.25,
     "tests/integration/": 0.1,
     "tests/numerics/": 0.25,
+    "tests/simulation/": 0.5,
 }
 _PART: Final = re.compile(r"(\d+)/(\d+)", re.ASCII)
 

@@ -60,7 +60,6 @@ async def all_end(within_s: float) -> AsyncIterator[None]:
     tasks have one; a call has one if it has a deadline, or if its callee, where that is
     in this process, has it in hand; and a wait at a barrier, say, has one until the
     worker is closed.  `asyncrpc.testing.causes` has the whole list.
-    until the worker is closed.  `asyncrpc.testing.causes` has the whole list.
 
     A block that raises is not waited for: what was pending at that moment is added to
     its error as a note.
@@ -131,11 +130,14 @@ class _Sight:
             StillPendingError: something is.
         """
         end_s, pause_s = self._loop.time() + within_s, 0.0
-        while self.stuck():
-            if self._loop.time() >= end_s:
+        while waits := self.stuck():
+            is_over = self._loop.time() >= end_s
+            if is_over or pause_s >= _PAUSE_MAX_S:
                 gc.collect()  # what no task can wait for any more does not count
-                if waits := self.stuck():
-                    raise StillPendingError(waits, within_s)
+                waits = self.stuck()
+            if is_over and waits:
+                raise StillPendingError(waits, within_s)
+            if not waits:
                 return
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s + _PAUSE_FIRST_S, _PAUSE_MAX_S)

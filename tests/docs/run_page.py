@@ -1,4 +1,4 @@
-"""Run the blocks of one page, as `python -m tests.docs.run_page PAGE`.
+"""Run the blocks of one page.
 
 Blocks may `await` at their top level: then the page is run inside one event loop.  The
 page is a module of its own, `page`, found by that name: what is defined in it can be
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import os
 import sys
 import types
 from collections.abc import Sequence
@@ -46,5 +47,18 @@ def main(path: Path) -> None:
         exec(code, vars(module))  # noqa: S102  likewise
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def run_apart(page: Path, folder: Path, printed: Path, told: Path) -> None:
+    """Run a page in a process of its own.
+
+    Args:
+        page: the page.
+        folder: where it runs.
+        printed: the file that gets its standard output.
+        told: the file that gets its standard error.
+    """
+    for path, descriptor in ((printed, 1), (told, 2)):
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), descriptor)
+    os.chdir(folder)
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])  # for what it starts
+    main(page)

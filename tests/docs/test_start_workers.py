@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = re.compile(r"^```python no-run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN_S = 240.0
 
 
+@pytest.mark.slow
 def test_the_program_for_a_launcher_runs_under_ours(tmp_path: Path) -> None:
     page = (REPOSITORY / "docs/how-to/start-workers.md").read_text("utf-8")
     (source,) = PROGRAM.findall(page)

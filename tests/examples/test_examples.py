@@ -22,6 +22,7 @@ EXAMPLE_S = 600.0  # only what hangs reaches it
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.slow
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     # Those that take long say themselves how to be quick; tests/ must not.
     quick = ["--quick"] if "--quick" in example.read_text("utf-8") else []

@@ -34,6 +34,7 @@ def test_what_must_hold_holds_for_every_seed(seed: int) -> None:
     assert len(result.world.ledger.made) > 10
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_run_in_every_process() -> None:
     """Whatever the process hashes text to: every byte and event is the same."""
     digests = []

@@ -113,11 +113,13 @@ def test_a_process_alone_has_our_terminal_and_no_prefix(tmp_path: Path) -> None:
     assert "OMP_NUM_THREADS 3" in lines
 
 
+@pytest.mark.slow
 def test_torch_finds_its_rendezvous(tmp_path: Path) -> None:
     code, lines, errors = run("run", "--nproc", "2", written(tmp_path, MEET))
     assert (code, sorted(lines)) == (0, ["[0] met 2", "[1] met 2"]), errors
 
 
+@pytest.mark.slow
 def test_a_module_runs_by_its_name() -> None:
     code, lines, _ = run("run", "-m", "json.tool", "--help")
     assert code == 0
@@ -168,6 +170,7 @@ def test_with_a_grace_programs_save_and_the_code_tells(
     assert process.returncode == told
 
 
+@pytest.mark.slow
 def test_each_process_reads_the_secret_from_the_file(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.touch(0o600)

@@ -1,6 +1,7 @@
 """torch.distributed over asyncrpc with tensors on devices: as with those of the host.
 
-Each test has processes of its own, started afresh: some runtimes survive no fork.
+Each test has processes of its own.  Those of a real device are started afresh: some
+runtimes survive no fork.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -29,7 +30,8 @@ with_options = pytest.mark.parametrize(
 
 def run(function: Callable[..., Any], path: Path, *args: Any) -> list[Outcome]:
     """Run a function at two ranks."""
-    return run_ranks(function, path / "store", *args, size=2, method="spawn")
+    method: Literal["forkserver", "spawn"] = "forkserver" if IS_FAKE else "spawn"
+    return run_ranks(function, path / "store", *args, size=2, method=method)
 
 
 def values(found: list[Outcome]) -> list[Any]:

@@ -477,6 +477,7 @@ class MixtureOfFour(Mixture):
 
 
 @pytest.mark.parametrize("machine", [Mixture, MixtureOfFour])
+@pytest.mark.slow
 def test_right_and_wrong_uses_in_any_order(machine: type[Mixture]) -> None:
     run_state_machine_as_test(
         machine,

@@ -104,6 +104,7 @@ def test_the_children_of_a_killed_parent_die(
         assert have_ended(children, within_s=LIMIT_S)
 
 
+@pytest.mark.slow
 def test_an_unguarded_main_module_is_explained(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(UNGUARDED)

@@ -16,6 +16,7 @@ PROGRAMS = re.findall(r"```python no-run\n(.*?)```", PAGE.read_text("utf-8"), re
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=["launch", "hogwild"])
+@pytest.mark.slow
 def test_a_program_of_the_page_does_what_it_asserts(
     tmp_path: Path, program: str
 ) -> None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import contextlib
 import queue
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from typing import Final
 
 import pytest
 
-from tests.integration.runtime.groups import LIMIT_S, free_port, program
+from tests.forked import ForkedProgram, forked
+from tests.integration.runtime.groups import LIMIT_S, free_port
 
-PATIENCE_S: Final = 300.0  # for a process that imports torch beside busy ones
+PATIENCE_S: Final = 300.0  # for one line, beside busy processes
 SIZE: Final = 3
 RANK: Final = """
 import asyncio
@@ -43,16 +43,15 @@ asyncio.run(main())
 class Rank:
     """One life of a rank."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, program: ForkedProgram) -> None:
+        self._program = program
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._heard: list[str] = []
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._program.output:
             self._lines.put(line.strip())
         self._lines.put(None)
 
@@ -62,18 +61,16 @@ class Rank:
             self._heard.append(line)
             if line == wanted:
                 return
-        assert self._process.stderr is not None
-        told = self._process.stderr.read()
-        raise AssertionError(f"{wanted!r} never came: {self._heard} {told}")
+        told = "\n".join(self._heard)
+        raise AssertionError(f"{wanted!r} never came:\n{told}")
 
     def kill(self) -> None:
         """Let it end at once."""
-        self._process.kill()
-        self._process.wait(LIMIT_S)
+        self._program.kill()
 
     def stop(self) -> None:
         """Let it stand still."""
-        self._process.send_signal(signal.SIGSTOP)
+        self._program.send_signal(signal.SIGSTOP)
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -90,7 +87,6 @@ class Job:
             "WORLD_SIZE": str(SIZE),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
-            "OMP_NUM_THREADS": "1",
             "ASYNCRPC_SECRET": "of these ranks",
             **variables,
         }
@@ -99,8 +95,7 @@ class Job:
         """Start a rank."""
         index = {"JOB_COMPLETION_INDEX": str(rank)}
         variables = self._variables | index | more
-        process = self._stack.enter_context(program("-c", RANK, **variables))
-        made = Rank(process)
+        made = Rank(self._stack.enter_context(forked(RANK, **variables)))
         self._stack.callback(made.close)
         return made
 

@@ -350,6 +350,7 @@ def scratch(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_program_whatever_it_is_at(tmp_path: Path) -> None:
     """Which would last an hour.  All start at once: each takes seconds to."""
     with contextlib.ExitStack() as stack:

@@ -30,6 +30,7 @@ from asyncrpc.runtime.membership.rendezvous import open_rendezvous
 from asyncrpc.runtime.membership.stores import PREFIX
 from asyncrpc.runtime.rounds.service import BARRIER
 from asyncrpc.testing import Cluster, acting_as
+from tests.forked import forked
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
 from tests.integration.runtime.groups import (
@@ -147,10 +148,10 @@ async def test_a_rank_is_taken_once(seat: Seat) -> None:
 
 
 FORMER_LIFE = """
-import sys
+import os
 import asyncrpc
 async def main():
-    b = asyncrpc.Worker("b", rank=1, world_size=3, rendezvous=sys.argv[1])
+    b = asyncrpc.Worker("b", rank=1, world_size=3, rendezvous=os.environ["MEETING"])
     await b.__aenter__()
 asyncrpc.run(main())
 """
@@ -167,7 +168,7 @@ async def test_a_former_life_that_ended_before_all_had_met_is_replaced() -> None
 
     a, b = seat("a", 0), seat("b", 1)
     first = asyncio.create_task(a.__aenter__())
-    with program("-c", FORMER_LIFE, where) as former:
+    with forked(FORMER_LIFE, MEETING=where) as former:
         await asyncio.to_thread(await_record, port, 1)
         former.kill()
     async with started(b, seat("c", 2)):

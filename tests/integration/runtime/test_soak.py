@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import pytest
 import uvloop
 
 from tests.soak.mixed import soak
@@ -16,6 +17,7 @@ class TestSoak:
 
     loops: ClassVar = {"uvloop": uvloop.new_event_loop}
 
+    @pytest.mark.slow
     async def test_mixed_calls_leave_nothing_behind(self) -> None:
         made: list[int] = []
         outcome = await soak(

@@ -291,7 +291,6 @@ UNPROVED = {
     "a wrong proof": PREFACE.pack(b"ARPC", VERSION, 1, 0, os.urandom(32)) + bytes(32),
 }
 NOTHING = Codec(FunctionTable(Policy.TRUSTED), None).encode([[], {}]).control
-HEAD = msgpack.packb(["rounds", "here"])
 PROVED = {
     "no hello": prefix(FrameKind.PING),
     "a huge hello": frame(FrameKind.HELLO, lengths=(0xFFFF_FFFF, 0, 0)),
@@ -306,10 +305,6 @@ PROVED = {
     "an answer to nothing": hello() + prefix(FrameKind.RESPONSE, 5, control=b"\xc0"),
     "a number that names nothing": hello()
     + prefix(FrameKind.REQUEST, 1, aux=-1, head=msgpack.packb([3]), control=NOTHING),
-    "a service that is none": hello()
-    + prefix(FrameKind.NOTICE, head=msgpack.packb(["x", "y"]), control=b"\xc0"),
-    "a notice of another form": hello()
-    + prefix(FrameKind.NOTICE, head=HEAD, control=b"\xc0"),
     "garbage": hello() + os.urandom(4096),
 }
 
@@ -333,6 +328,24 @@ async def test_a_peer_that_breaks_the_protocol_is_cut_off(
         stream[1].write(PROVED[what])
         await read_to_the_end(stream[0])
     assert [link.peer.name for link in server.parts.directory.links] == ["friend"]
+
+
+@pytest.mark.parametrize(("service", "method"), [("x", "y"), ("rounds", "here")])
+async def test_a_notice_of_no_service_or_of_another_form_is_dropped(
+    server: Worker,
+    friend: Worker,
+    service: str,
+    method: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    head = msgpack.packb([service, method])
+    async with dialed(server) as stream:
+        await prove(stream, SECRET)
+        notice = prefix(FrameKind.NOTICE, head=head, control=b"\xc0")
+        # What comes after it is read: that is what ends the connection.
+        stream[1].write(hello() + notice + frame(99, lengths=(0, 0, 0)))
+        await read_to_the_end(stream[0])
+    assert f"could not be taken: {service}.{method}" in caplog.text
 
 
 async def test_a_hello_to_somebody_else_is_refused(

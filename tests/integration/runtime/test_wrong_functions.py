@@ -113,6 +113,7 @@ async def test_training_and_collectives_go_on(way: str) -> None:
         await misuse(a, CALLS[way])
 
 
+@pytest.mark.slow
 async def test_between_processes() -> None:
     async with (
         ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
