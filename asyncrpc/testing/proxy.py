@@ -39,6 +39,7 @@ from asyncrpc.arguments import (
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.testing.passage import ProxiedConnection
+from asyncrpc.testing.proxied_socket import ProxiedSocket
 from asyncrpc.testing.scanner import Conversation, End, Way
 from asyncrpc.transport.address import Address
 
@@ -252,19 +253,18 @@ class Proxy:
         Cancellation:
             It does not listen.
         """
-        loop_for("Proxy.accept")
+        loop = loop_for("Proxy.accept")
         if self._server is not None:
             return
+
+        def accept() -> ProxiedSocket:
+            return ProxiedSocket(self._on_connection)
+
         if self._where.scheme == "uds":
-            self._server = await asyncio.start_unix_server(
-                self._on_connection, self._where.host
-            )
+            self._server = await loop.create_unix_server(accept, self._where.host)
             return
-        self._server = await asyncio.start_server(
-            self._on_connection,
-            self._where.host,
-            self._where.port,
-            reuse_address=True,
+        self._server = await loop.create_server(
+            accept, self._where.host, self._where.port, reuse_address=True
         )
         port: int = self._server.sockets[0].getsockname()[1]
         self._where = Address("tcp", self._where.host, port)
@@ -303,10 +303,8 @@ class Proxy:
 
     # --- for the connections ---
 
-    def _on_connection(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        passage = ProxiedConnection(self, (reader, writer))
+    def _on_connection(self, near: ProxiedSocket) -> None:
+        passage = ProxiedConnection(self, near)
         self._passages[passage] = None
         self.connections += 1
         self._tasks.create_task(passage.run())
