@@ -18,7 +18,9 @@ from asyncrpc.errors import (
     WorkerLostError,
 )
 from asyncrpc.runtime.counters import Counters
+from asyncrpc.runtime.links.dial_turns import DialTurn, DialTurns
 from asyncrpc.runtime.links.entry import PeerEntry
+from asyncrpc.runtime.links.machine.dial_window import DialWindow
 from asyncrpc.runtime.links.machine.dialing import DialAttempts, DialEvent, DialState
 from asyncrpc.runtime.links.machine.pool import DUPLICATE
 from asyncrpc.runtime.links.ports import (
@@ -76,6 +78,7 @@ class Dialer(Generic[LinkT]):
         self._identity = identity
         self._counters = counters
         self._routes = routes
+        self._turns = DialTurns(identity.name, DialWindow())
         self._handshakes = handshakes
         self._answers = answers
         self.ask_to_dial: Callable[[Member], Awaitable[None]] | None = None
@@ -94,22 +97,27 @@ class Dialer(Generic[LinkT]):
         Cancellation:
             A connection that is not open yet is given up.
         """
-        return await _Dial(entry, group, self._dial_once, self._routes).run()
+        dial = _Dial(entry, group, self._dial_once, self._routes, self._turns)
+        return await dial.run()
 
-    async def _dial_once(self, entry: PeerEntry[LinkT], attempt: int) -> bool:
+    async def _dial_once(
+        self, entry: PeerEntry[LinkT], attempt: int, turn: DialTurn
+    ) -> bool:
         """Dial; return whether the connection is open.
 
         If it is not, the peer's own dial is to survive.
         """
         try:
-            return await self._connect(entry, attempt)
+            return await self._connect(entry, attempt, turn)
         except BaseException as error:
             if isinstance(error, AuthenticationError):
                 self._counters.authentications_failed += 1
             entry.machine.on_dial_failed()
             raise
 
-    async def _connect(self, entry: PeerEntry[LinkT], attempt: int) -> bool:
+    async def _connect(
+        self, entry: PeerEntry[LinkT], attempt: int, turn: DialTurn
+    ) -> bool:
         """Dial one address after the other, until the peer itself answers.
 
         An address may lead to somebody else: every host has the same docker0.
@@ -122,9 +130,11 @@ class Dialer(Generic[LinkT]):
         async with asyncio.timeout(self._routes.timeout_s):
             while True:
                 left = [one for one in addresses if one not in failed]
-                dialled = await self._race(entry, attempt, left, failed)
+                with turn.connecting():
+                    dialled = await self._race(entry, attempt, left, failed)
                 hello = await self._answer_of(entry, dialled, failed)
                 if hello is not None:
+                    turn.answered()
                     break
         self._routes.worked(dialled.address)
         if not hello.verdict:
@@ -215,13 +225,15 @@ class _Dial(Generic[LinkT]):
         self,
         entry: PeerEntry[LinkT],
         group: GroupRecords | None,
-        dial_once: Callable[[PeerEntry[LinkT], int], Awaitable[bool]],
+        dial_once: Callable[[PeerEntry[LinkT], int, DialTurn], Awaitable[bool]],
         routes: Routes,
+        turns: DialTurns,
     ) -> None:
         self._entry = entry
         self._group = group
         self._dial_once = dial_once
         self._routes = routes
+        self._turns = turns
         self._attempts = DialAttempts()
         self._dialled = entry.member  # what the last attempt was made to
         self._error: BaseException | None = None  # of the last attempt
@@ -239,10 +251,10 @@ class _Dial(Generic[LinkT]):
 
     async def _step(self) -> DialEvent:
         match self._attempts.state:
+            case DialState.READY if self._may_have_to_dial:
+                return await self._look_and_dial()
             case DialState.READY:
                 return self._look()
-            case DialState.DIALING:
-                return await self._attempt()
             case DialState.AWAITING_PROOF:
                 return await self._await_proof()
             case DialState.AWAITING_WINNER:
@@ -254,6 +266,25 @@ class _Dial(Generic[LinkT]):
                 return await self._ask()
         raise AssertionError("a dial that is over takes no step")
 
+    @property
+    def _may_have_to_dial(self) -> bool:
+        is_free = self._entry.machine.connection is None
+        return is_free and not self._attempts.is_exhausted
+
+    async def _look_and_dial(self) -> DialEvent:
+        """Look when the turn has come, or the peer's own connection instead."""
+        entry = self._entry
+        while True:
+            entry.settled.clear()
+            async with self._turns.one(entry.member.name, entry.settled) as turn:
+                if not turn.is_held and entry.machine.connection is None:
+                    continue  # the peer's connection has come, and ended
+                event = self._look()
+                if event is not DialEvent.FREE:
+                    return event
+                self._attempts.on(event)
+                return await self._attempt(turn)
+
     def _look(self) -> DialEvent:
         attempts = self._attempts
         if self._entry.link is not None:
@@ -264,10 +295,10 @@ class _Dial(Generic[LinkT]):
         may_dial = self._entry.machine.want(attempts.number)
         return DialEvent.FREE if may_dial else DialEvent.TAKEN
 
-    async def _attempt(self) -> DialEvent:
+    async def _attempt(self, turn: DialTurn) -> DialEvent:
         self._dialled = self._entry.member
         try:
-            is_open = await self._dial_once(self._entry, self._attempts.number)
+            is_open = await self._dial_once(self._entry, self._attempts.number, turn)
         except AuthenticationError:
             raise
         except (TransportError, TimeoutError) as error:

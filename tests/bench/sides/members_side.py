@@ -77,9 +77,6 @@ async def live(rank: int, size: int) -> Life:
     options = asyncrpc.Options(
         rendezvous_timeout_s=LIMIT_S,
         drain_timeout_s=LIMIT_S,
-        network=asyncrpc.NetworkOptions(
-            connect_timeout_s=LIMIT_S, handshake_timeout_s=LIMIT_S
-        ),
         liveness=asyncrpc.LivenessOptions(heartbeat_s=60.0, lost_after_s=LIMIT_S),
     )
     found.begin()
