@@ -340,7 +340,7 @@ def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
     if worker_name is None:
         worker_name = worker.name
     check_kind("worker_name", worker_name, str, "the name of a worker, or None")
-    member = worker.parts.directory.find(worker_name).member
+    member = worker.parts.directory.member(worker_name)
     return WorkerInfo(member.name, member.rank)
 
 
@@ -359,4 +359,4 @@ def _name(worker: runtime.Worker, to: str | int | WorkerInfo) -> str:
         return to
     if isinstance(to, WorkerInfo):
         return to.name
-    return worker.parts.directory.find(to).member.name
+    return worker.parts.directory.member(to).name

@@ -49,7 +49,7 @@ def names_of(worker: Parts, members: Sequence[str | int] | None) -> tuple[str, .
     check_sequence("members", members, "names or ranks of workers in a list")
     for index, member in enumerate(members):
         check_kind(f"members[{index}]", member, (str, int), "the name or rank of one")
-    names = tuple(worker.directory.find(member).member.name for member in members)
+    names = tuple(worker.directory.member(member).name for member in members)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(

@@ -10,22 +10,14 @@ from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.options import Options
 
 
-class Entry(Protocol):
-    """A peer."""
-
-    @property
-    def member(self) -> Member:
-        """Its name and rank."""
-
-
 class Directory(Protocol):
     """The workers that are known."""
 
     def known_incarnation(self, name: str, /) -> int | None:
         """Return the incarnation that calls to a worker go to; None if not known."""
 
-    def find(self, to: str | int, /) -> Entry:
-        """Return the entry of a worker, by name or rank; or raise."""
+    def member(self, to: str | int, /) -> Member:
+        """Return a worker by name or rank; raises UnknownWorkerError."""
 
 
 class ModuleWorker(Protocol):

@@ -526,7 +526,7 @@ def _name_of(worker: ModuleWorker, placement: Placement) -> str:
     is_known = directory.known_incarnation(placement.worker) is not None
     is_name = is_known or rank is None
     try:
-        return directory.find(placement.worker if is_name else rank).member.name  # type: ignore[arg-type]
+        return directory.member(placement.worker if is_name else rank).name  # type: ignore[arg-type]
     except UnknownWorkerError as error:
         error.args = (f"remote_device, and so module_rref: {error}",)
         raise

@@ -44,6 +44,6 @@ class PeerNames:
     def info(self, who: WorkerId) -> WorkerInfo:
         """Return a worker as programs see it."""
         try:
-            return WorkerInfo(who.name, self._directory.find(who.name).member.rank)
+            return WorkerInfo(who.name, self._directory.member(who.name).rank)
         except UnknownWorkerError:
             return WorkerInfo(who.name, -1)

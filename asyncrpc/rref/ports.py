@@ -35,6 +35,9 @@ class Directory(Protocol):
     def members(self) -> Sequence[Member]:
         """All workers that are known."""
 
+    def member(self, to: str, /) -> Member:
+        """Return a worker by name; raises UnknownWorkerError."""
+
     def find(self, to: str, /) -> Entry:
         """Return the entry of a worker; raises UnknownWorkerError."""
 

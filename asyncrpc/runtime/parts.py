@@ -160,7 +160,7 @@ class Parts:
         return not self.lifecycle.is_usable
 
     def peer(self, to: str | int) -> Peer:
-        return Peer(self.calls, self.directory.find(to).member.name)
+        return Peer(self.calls, self.directory.member(to).name)
 
     def __reduce__(self) -> Any:
         """Refuse to be pickled, as part of a `Worker`.

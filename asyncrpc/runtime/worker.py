@@ -319,7 +319,7 @@ class Worker:
             NotStartedError: this worker does not run.
         """
         self.parts.lifecycle.check_running()
-        return Peer(self.parts.calls, self.parts.directory.find(to).member.name)
+        return Peer(self.parts.calls, self.parts.directory.member(to).name)
 
     async def find(self, name: str, *, timeout_s: float | None = None) -> Peer:
         """Return another worker by name, asking others if this one does not know it.

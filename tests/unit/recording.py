@@ -59,6 +59,9 @@ class RecordingLinks:
     def link_of(self, incarnation: Incarnation) -> RecordingLink | None:
         return self.open.get(incarnation)
 
+    def member(self, to: str) -> Member:
+        raise AssertionError(f"nobody is to look for {to!r}")
+
     def find(self, to: str) -> Any:
         raise AssertionError(f"nobody is to look for {to!r}")
 

@@ -203,12 +203,20 @@ class Directory(Generic[LinkT]):
         """Every worker that is known, by rank and name."""
         return sorted(self._table, key=lambda member: (member.rank, member.name))
 
-    def find(self, to: str | int) -> PeerEntry[LinkT]:
-        """Return a worker by name or rank.
+    def member(self, to: str | int) -> Member:
+        """Return what is known of a worker, by name or rank.
 
         Raises:
             UnknownWorkerError: no worker has this name or rank.
             UsageError: `to` is neither a name nor a rank.
+        """
+        return self._table.member(to)
+
+    def find(self, to: str | int) -> PeerEntry[LinkT]:
+        """Return the entry of a worker by name or rank; make it if it is the first use.
+
+        Raises:
+            As of `member`.
         """
         return self._table.find(to)
 
@@ -216,17 +224,17 @@ class Directory(Generic[LinkT]):
         """Let go of a worker that ended long ago, unless there is a link to it."""
         self._table.forget(name)
 
-    def member_named(self, name: str) -> Member:
-        """Return what is known of a worker that has been added."""
-        return self.find(name).member
-
     def link_to(self, name: str) -> LinkT | None:
         """Return the open link to a worker; None if there is none yet.
 
         Raises:
             UnknownWorkerError: there is no worker of the name.
         """
-        return (self._met(name) or self.find(name)).link
+        entry = self._met(name)
+        if entry is None:
+            self.member(name)
+            return None
+        return entry.link
 
     @property
     def links(self) -> list[LinkT]:
@@ -477,7 +485,7 @@ class Directory(Generic[LinkT]):
         peer = WorkerId(hello.name, Incarnation(hello.incarnation))
         link = self._make_link(peer, connection)
         self._links[connection] = link
-        self.lane_dialer.prepare(connection, self.find(hello.name).member)
+        self.lane_dialer.prepare(connection, self.member(hello.name))
         connection.awaited = link.pending.calls
         connection.open_to(link)
         if peer.incarnation != self._identity.incarnation:

@@ -71,8 +71,8 @@ class PeerTable(Generic[LinkT]):
         entry = self._entries.get(name)
         return self._unmet.get(name) if entry is None else entry.member
 
-    def find(self, to: str | int) -> PeerEntry[LinkT]:
-        """Return the entry of a worker by name or rank; make it if it is the first use.
+    def member(self, to: str | int) -> Member:
+        """Return what is known of a worker, by name or rank.
 
         Raises:
             UnknownWorkerError: no worker has this name or rank.
@@ -80,13 +80,23 @@ class PeerTable(Generic[LinkT]):
         """
         check_kind("to", to, (str, int), "the name or the rank of a worker")
         name = self._by_rank.get(to, "") if isinstance(to, int) else to
-        entry = self._entries.get(name)
+        found = self.get(name)
+        if found is None:
+            raise UnknownWorkerError(to, sorted(one.name for one in self))
+        return found
+
+    def find(self, to: str | int) -> PeerEntry[LinkT]:
+        """Return the entry of a worker by name or rank; make it if it is the first use.
+
+        Raises:
+            As of `member`.
+        """
+        member = self.member(to)
+        entry = self._entries.get(member.name)
         if entry is None:
-            member = self._unmet.pop(name, None)
-            if member is None:
-                raise UnknownWorkerError(to, sorted(one.name for one in self))
             entry = PeerEntry(member, self._identity.incarnation)
-            self._entries[name] = entry
+            self._entries[member.name] = entry
+            del self._unmet[member.name]
         return entry
 
     def incarnation_of(self, name: str) -> Incarnation | None:

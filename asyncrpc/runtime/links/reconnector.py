@@ -74,7 +74,7 @@ class HoldsCalls(Protocol):
     def set_broken(self, connection: ResumableConnection, *, broken: bool) -> None:
         """Let new calls wait, or go on."""
 
-    def member_named(self, name: str) -> Member:
+    def member(self, to: str | int) -> Member:
         """Return what is known of a worker."""
 
 
@@ -256,7 +256,7 @@ class Reconnector:
         """Return where a connection can be dialed again: first where it was."""
         control = connection.ack_through
         name = control.peer.name if control.peer is not None else ""
-        routes = self._routes.to(self._calls.member_named(name))
+        routes = self._routes.to(self._calls.member(name))
         if connection.address is not None:
             routes = [one for one in routes if one != connection.address]
             routes.insert(0, connection.address)

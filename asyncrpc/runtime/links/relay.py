@@ -86,7 +86,7 @@ class RelayPeers(Protocol):
     def link_to(self, name: str) -> Any:
         """Return the open link to a worker; None if there is none yet."""
 
-    def member_named(self, name: str) -> Member:
+    def member(self, to: str | int) -> Member:
         """Return what is known of a worker."""
 
     def known_incarnation(self, name: str) -> Incarnation | None:
@@ -189,7 +189,7 @@ class Relay:
         """
         if self._peers.known_incarnation(hello.expects) is None:
             raise UnknownWorkerError(hello.expects, ())
-        member = self._peers.member_named(hello.expects)
+        member = self._peers.member(hello.expects)
         if len(self.splices) + len(self._waiting) >= SPLICES_MAX:
             raise ConnectError(f"the gateway passes on {SPLICES_MAX} connections")
         passed_on = replace(hello, token=guest.token)

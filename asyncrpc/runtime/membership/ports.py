@@ -79,10 +79,6 @@ class KnownPeer(Protocol):
     """One worker that is known."""
 
     @property
-    def member(self) -> Member:
-        """Return its name, rank and addresses."""
-
-    @property
     def link(self) -> MemberLink | None:
         """The link to it, if one is open."""
 
@@ -94,8 +90,11 @@ class Peers(Protocol):
     def links(self) -> Sequence[MemberLink]:
         """All that are open; to this worker itself, too, if it calls itself."""
 
+    def member(self, to: str | int) -> Member:
+        """Return a worker by name or rank; raises UnknownWorkerError."""
+
     def find(self, to: str | int) -> KnownPeer:
-        """Return a worker by name or rank; raise UnknownWorkerError."""
+        """Return the entry of a worker; raises UnknownWorkerError."""
 
     def link_of(self, incarnation: Incarnation) -> MemberLink | None:
         """Return the open link to a worker's incarnation."""

@@ -269,7 +269,7 @@ def group_of(calls: CallStarter, peers: Iterable[str | int | Peer]) -> PeerGroup
 def _name_of(calls: CallStarter, peer: str | int | Peer) -> str:
     if not isinstance(peer, Peer):
         check_kind("each of peers", peer, (str, int), "a name, a rank or a Peer")
-        return calls.directory.find(peer).member.name
+        return calls.directory.member(peer).name
     if peer._calls is not calls or peer._options != PLAIN:  # noqa: SLF001
         raise UsageError(
             f"{peer!r} is a peer of another worker, or has options of its own; make "

@@ -34,6 +34,7 @@ from asyncrpc.serde import FunctionTable, describe_callable
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.links.entry import PeerEntry
+    from asyncrpc.runtime.members import Member
     from asyncrpc.runtime.tasks import Tasks
 
 T = TypeVar("T")
@@ -56,8 +57,11 @@ class Links(Protocol):
     def link_to(self, name: str) -> Link | None:
         """Return the open link to a worker; None if there is none."""
 
-    def find(self, to: str | int) -> PeerEntry[Link]:
+    def member(self, to: str | int) -> Member:
         """Return what is known of a worker, by its name or rank."""
+
+    def find(self, to: str | int) -> PeerEntry[Link]:
+        """Return the entry of a worker, by its name or rank."""
 
     async def connect(self, entry: PeerEntry[Link]) -> Link:
         """Return the link to a worker, making the connection if there is none."""

@@ -22,7 +22,7 @@ LAST_MESSAGE_S: Final = 0.5
 def name_of(peers: Peers, rank: int) -> str:
     """Return the name of a worker, for people to read."""
     try:
-        return peers.find(rank).member.name
+        return peers.member(rank).name
     except UnknownWorkerError:
         return f"rank {rank}"
 
@@ -30,7 +30,7 @@ def name_of(peers: Peers, rank: int) -> str:
 def rank_of(peers: Peers, name: str) -> int:
     """Return the rank of a worker; -1 if it has no rank, or is forgotten."""
     try:
-        return peers.find(name).member.rank
+        return peers.member(name).rank
     except UnknownWorkerError:
         return -1
 
@@ -117,7 +117,7 @@ class PeerMessenger:
     async def _connect(self, rank: int, patience_s: float) -> None:
         gone = ""
         try:
-            member = self._peers.find(rank).member
+            member = self._peers.member(rank)
             link = await self._peers.open_link(member.name)
             if rank in self._unsent:
                 self._write(link)

@@ -46,7 +46,7 @@ async def test_a_call_is_made_again_where_its_worker_was_restarted(
     cluster = ProcessCluster(["b"], method="forkserver", options=OPTIONS)
     async with cluster as a:
         cluster.expect_death("b")
-        places = a.parts.directory.find("b").member.addresses
+        places = a.parts.directory.member("b").addresses
         with opened([cluster.pid("b")]) as descriptors:
             if declared == "by option":
                 peer = a.peer("b").using(idempotent=True)

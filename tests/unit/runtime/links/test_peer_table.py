@@ -38,6 +38,17 @@ def test_who_is_not_wanted_has_no_entry() -> None:
     assert len(list(table)) == len(set(table)) == 1000
 
 
+def test_to_look_a_worker_up_makes_no_entry() -> None:
+    table = table_of(member(3))
+    assert table.member("w3") == table.member(3) == member(3)
+    assert table.met("w3") is None
+    table.find(3)
+    assert table.member("w3") == table.member(3) == member(3)
+    for unknown in ("w4", 4):
+        with pytest.raises(UnknownWorkerError, match="known: 'w3'"):
+            table.member(unknown)
+
+
 def test_an_entry_is_made_once() -> None:
     table = table_of(member(3))
     assert table.find("w3") is table.find(3) is table.met("w3")

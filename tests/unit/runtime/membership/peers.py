@@ -103,6 +103,9 @@ class Company:
     def links(self) -> list[KeepingLink]:
         return [one.link for one in self.known if one.link is not None]
 
+    def member(self, to: str | int) -> Member:
+        return self.find(to).member
+
     def find(self, to: str | int) -> KnownPeer:
         for one in self.known:
             if to in (one.member.name, one.member.rank):
@@ -124,7 +127,7 @@ class Company:
         return one.link
 
     def known_incarnation(self, name: str) -> Incarnation | None:
-        return self.find(name).member.incarnation
+        return self.member(name).incarnation
 
     def add(self, members: Iterable[Member]) -> None:
         for member in members:
