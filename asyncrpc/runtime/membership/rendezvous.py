@@ -296,7 +296,7 @@ def open_rendezvous(
     if url.scheme == "env":
         placement = resolve(environ, given, launcher_pid=LAUNCHER_PID)
         given = GivenPlace(placement.rank, placement.world_size)
-    rank = _known(placement, given.rank, Field.RANK, "RANK")
+    rank = _rank_at(where, placement, given.rank)
     world_size = _known(placement, given.world_size, Field.WORLD_SIZE, "WORLD_SIZE")
     if not 0 <= rank < world_size:
         raise UsageError(f"rank {rank} is not in a world of {world_size} workers")
@@ -361,6 +361,16 @@ def _known(
     placement: LaunchPlacement, found: int | None, wanted: Field, variable: str
 ) -> int:
     return placement.require_number(wanted, variable) if found is None else found
+
+
+def _rank_at(where: str, placement: LaunchPlacement, given: int | None) -> int:
+    if given is None and where.startswith("tcp:"):
+        raise UsageError(
+            f"at {where} all workers of a start meet, each with a rank: pass rank=... "
+            "and world_size=...; to join a group that runs, which needs none, give the "
+            f"address of a member: {JOIN}host:port"
+        )
+    return _known(placement, given, Field.RANK, "RANK")
 
 
 def _store_address(where: str, placement: LaunchPlacement) -> tuple[str, int]:

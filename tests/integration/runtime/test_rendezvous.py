@@ -268,7 +268,10 @@ async def test_a_store_that_nobody_hosts_is_said_to_be_missing(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"rendezvous": "tcp://h:1"}, "rank is missing: pass rank=..., or set RANK"),
+        (
+            {"rendezvous": "tcp://h:1"},
+            "needs none, give the address of a member: join://host:port",
+        ),
         ({"rendezvous": "tcp://h:1", "rank": 0}, "world_size is missing"),
         ({"rank": 2, "world_size": 2, "rendezvous": "tcp://h:1"}, "rank 2 is not in"),
         (
