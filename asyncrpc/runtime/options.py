@@ -368,7 +368,7 @@ class Options:
         """
         _check_secret(self.secret)
         _check_secret_file(self.secret_file, self.secret)
-        check_kind("Options.token", self.token, _TEXT_OR_NONE, "a string or None")
+        _check_token(self.token)
         check_kind("Options.tls", self.tls, (Tls, NoneType), "a Tls or None")
         check_kind("Options.policy", self.policy, Policy, "a Policy")
         check_texts("Options.allow", self.allow)
@@ -471,6 +471,15 @@ def _check_secret(secret: Any) -> None:
         raise UsageError(
             "Options.secret must be a string of UTF-8, bytes or None; it is of type"
             f" {type(secret).__qualname__}, and not shown here"
+        )
+
+
+def _check_token(token: Any) -> None:
+    """Raise UsageError unless the value is a token; the error does not show it."""
+    if token is not None and not _is_utf8(token):
+        raise UsageError(
+            "Options.token must be a string of UTF-8 or None; it is of type"
+            f" {type(token).__qualname__}, and not shown here"
         )
 
 

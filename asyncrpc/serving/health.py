@@ -11,7 +11,7 @@ A program that is no web application answers the checks by `serve_health`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -19,6 +19,7 @@ from aiohttp import web
 
 from asyncrpc.arguments import check_count, check_kind, wrong
 from asyncrpc.errors import UsageError
+from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.app import WORKER, WorkerKey, check_key
 
@@ -95,11 +96,20 @@ def health_routes(
     _check_path("ready", ready)
     watched = keys or (WORKER,)
 
+    def find(request: web.Request) -> Sequence[Worker | None]:
+        return [request.config_dict.get(key) for key in watched]
+
+    return _routes(find, live, ready)
+
+
+def _routes(
+    find: Callable[[web.Request], Sequence[Worker | None]], live: str, ready: str
+) -> list[web.RouteDef]:
     async def get_live(_: web.Request) -> web.Response:
         return web.json_response({"live": True})
 
     async def get_ready(request: web.Request) -> web.Response:
-        found = [request.config_dict.get(key) for key in watched]
+        found = find(request)
         states = [status_of(worker) for worker in found if worker is not None]
         is_ready = None not in found and all(state.ready for state in states)
         workers = [dataclasses.asdict(state) for state in states]
@@ -127,7 +137,8 @@ async def serve_health(
         A context with the port.
 
     Raises:
-        UsageError: an argument is of another kind, or nobody can listen at the port.
+        UsageError: an argument is of another kind, nobody can listen at the port, or no
+            event loop runs here.
 
     Cancellation:
         Nothing listens any more.
@@ -137,16 +148,17 @@ async def serve_health(
         >>> async with serving.serve_health(worker, port=8080), worker:
         ...     await train()
     """
+    loop_for("serve_health")
     check_count("port", port, at_most=_PORT_MAX)
     check_kind("host", host, str, "an address, or an empty string")
     if not workers:
         raise UsageError("serve_health needs at least one worker")
-    app = web.Application()
-    keys = [web.AppKey(f"worker{index}", Worker) for index in range(len(workers))]
-    for number, (key, worker) in enumerate(zip(keys, workers, strict=True)):
+    for number, worker in enumerate(workers):
         check_kind(f"workers[{number}]", worker, Worker, "a Worker")
-        app[key] = worker
-    app.add_routes(health_routes(*keys))
+    app = web.Application()
+    # No keys of the application for them: a thread that is not the main one cannot
+    # make an `AppKey`.
+    app.add_routes(_routes(lambda _: workers, "/healthz", "/readyz"))
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_END_S)
     try:
         await runner.setup()

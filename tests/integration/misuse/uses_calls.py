@@ -80,6 +80,8 @@ def _mark(mark: Callable[[Any], Any]) -> Use:
 TEXTS: Final = {"a list of text"}
 OPTIONS_FIT: Final[Mapping[str, set[str]]] = {
     "secret": {"none", "text", "empty text", "bytes", "too large"},
+    "secret_file": {"none", "text", "too large"},
+    "token": {"none", "text", "empty text", "too large"},
     "tls": {"none"},
     "policy": set(),
     "allow": TEXTS | {"an empty list"},

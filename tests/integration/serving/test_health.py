@@ -132,6 +132,18 @@ async def test_a_worker_that_waits_for_the_others_is_not_ready(tmp_path: Path) -
         await starting
 
 
+async def test_a_thread_with_a_loop_of_its_own_can_serve_it(group: Group) -> None:
+    async def ask() -> int:
+        async with (
+            serving.serve_health(group.back, port=0, host="127.0.0.1") as port,
+            aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
+            client.get("/readyz") as response,
+        ):
+            return response.status
+
+    assert await asyncio.to_thread(lambda: asyncio.run(ask())) == 200
+
+
 async def test_a_port_that_is_taken_is_said(group: Group) -> None:
     back = group.back
     async with serving.serve_health(back, port=0, host="127.0.0.1") as port:
