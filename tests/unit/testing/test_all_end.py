@@ -271,14 +271,6 @@ async def test_nested_blocks_see_what_is_their_own() -> None:
     await end(first)
 
 
-async def test_what_is_garbage_is_not_waited_for() -> None:
-    loop = asyncio.get_running_loop()
-    async with all_end(within_s=3600.0):
-        call: CallFuture[int] = CallFuture(loop=loop, function="f", to="b")
-        call.pins = call  # the collector alone frees it
-        del call
-
-
 async def test_the_collector_is_left_as_it_was() -> None:
     before = gc.get_freeze_count()
     async with all_end(within_s=0.0):
