@@ -30,14 +30,13 @@ class DialTurn:
     """The turn of one dial.
 
     Attributes:
-        came: set when it comes.
         is_held: whether it has come, and has not ended.
         is_over: whether nobody waits for it any more.
     """
 
-    def __init__(self, turns: DialTurns) -> None:
+    def __init__(self, turns: DialTurns, wakes: asyncio.Event) -> None:
         self._turns = turns
-        self.came = asyncio.Event()
+        self._wakes = wakes
         self.is_held = False
         self.is_over = False
         self._began_s = 0.0
@@ -46,7 +45,7 @@ class DialTurn:
         """It has come."""
         self.is_held = True
         self._began_s = asyncio.get_running_loop().time()
-        self.came.set()
+        self._wakes.set()
 
     def answered(self) -> None:
         """The peer has answered."""
@@ -86,25 +85,25 @@ class DialTurns:
         self._waiting: list[tuple[bool, str, int, DialTurn]] = []  # a heap
 
     @asynccontextmanager
-    async def one(self, name: str, needless: asyncio.Event) -> AsyncIterator[DialTurn]:
+    async def one(self, name: str, wakes: asyncio.Event) -> AsyncIterator[DialTurn]:
         """Hold a turn in the block.
 
         Args:
             name: of the peer.
-            needless: if this is set before the turn has come, the block may begin
-                without it.
+            wakes: set when the turn comes.  Whoever else sets it lets the block begin
+                without a turn.
 
         Cancellation:
             The turn is given back, or not taken.
         """
-        turn = DialTurn(self)
+        turn = DialTurn(self, wakes)
         is_before = name < self._own_name
         heapq.heappush(self._waiting, (is_before, name, next(self._numbers), turn))
         try:
             await asyncio.sleep(0)  # until all that begin at this moment are here
             self._give()
             if not turn.is_held:
-                await _first_of(turn.came, needless)
+                await wakes.wait()
             yield turn
         finally:
             turn.end()
@@ -125,12 +124,3 @@ class DialTurns:
             if not turn.is_over:
                 self._window.on_begun()
                 turn.begin()
-
-
-async def _first_of(*events: asyncio.Event) -> None:
-    waits = [asyncio.create_task(one.wait()) for one in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for one in waits:
-            one.cancel()

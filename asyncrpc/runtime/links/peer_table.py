@@ -78,11 +78,9 @@ class PeerTable(Generic[LinkT]):
             UnknownWorkerError: no worker has this name or rank.
             UsageError: `to` is neither a name nor a rank.
         """
-        check_kind("to", to, (str, int), "the name or the rank of a worker")
-        name = self._by_rank.get(to, "") if isinstance(to, int) else to
-        found = self.get(name)
+        found = self.get(self._name_of(to))
         if found is None:
-            raise UnknownWorkerError(to, sorted(one.name for one in self))
+            raise self._unknown(to)
         return found
 
     def find(self, to: str | int) -> PeerEntry[LinkT]:
@@ -91,13 +89,22 @@ class PeerTable(Generic[LinkT]):
         Raises:
             As of `member`.
         """
-        member = self.member(to)
-        entry = self._entries.get(member.name)
+        name = self._name_of(to)
+        entry = self._entries.get(name)
         if entry is None:
+            member = self._unmet.pop(name, None)
+            if member is None:
+                raise self._unknown(to)
             entry = PeerEntry(member, self._identity.incarnation)
-            self._entries[member.name] = entry
-            del self._unmet[member.name]
+            self._entries[name] = entry
         return entry
+
+    def _name_of(self, to: str | int) -> str:
+        check_kind("to", to, (str, int), "the name or the rank of a worker")
+        return self._by_rank.get(to, "") if isinstance(to, int) else to
+
+    def _unknown(self, to: str | int) -> UnknownWorkerError:
+        return UnknownWorkerError(to, sorted(one.name for one in self))
 
     def incarnation_of(self, name: str) -> Incarnation | None:
         """Return the incarnation that calls to a worker go to; None if not known."""

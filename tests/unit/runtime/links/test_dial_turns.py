@@ -17,6 +17,8 @@ from asyncrpc.runtime.links.machine.dial_window import WINDOW_FIRST, DialWindow
 from asyncrpc.testing.network import Network
 from tests.unit.runtime.links.directories import (
     TIMES,
+    Host,
+    PlainLink,
     closed,
     hosts,
     now_s,
@@ -34,7 +36,7 @@ class Dials:
         begun: their numbers, as their turns came.
         held: whether each had a turn when it began.
         ends: end them.
-        needless: let them begin without a turn.
+        wakes: let them begin without a turn.
     """
 
     def __init__(self, at_once: int) -> None:
@@ -44,11 +46,11 @@ class Dials:
         self.begun: list[int] = []
         self.held: dict[int, bool] = {}
         self.ends = [asyncio.Event() for _ in range(9)]
-        self.needless = [asyncio.Event() for _ in range(9)]
+        self.wakes = [asyncio.Event() for _ in range(9)]
         self.tasks = [asyncio.create_task(self.dial(one)) for one in range(9)]
 
     async def dial(self, number: int) -> None:
-        async with self.turns.one(str(number), self.needless[number]) as turn:
+        async with self.turns.one(str(number), self.wakes[number]) as turn:
             self.begun.append(number)
             self.held[number] = turn.is_held
             await self.work(number, turn)
@@ -89,7 +91,7 @@ def test_who_does_not_need_it_any_more_goes_on_and_takes_none() -> None:
     async def main() -> None:
         dials = Dials(1)
         await dials.settle()
-        dials.needless[3].set()
+        dials.wakes[3].set()
         await dials.settle()
         assert dials.begun == [4, 3]
         assert dials.held == {4: True, 3: False}
@@ -140,10 +142,9 @@ def test_one_that_does_not_connect_lets_the_next_begin() -> None:
         await asyncio.gather(*dials.tasks)
         assert dials.begun == ORDER
         assert now_s() == pytest.approx(100)
-        async with dials.turns.one(
-            "b", asyncio.Event()
-        ) as turn:  # not given back twice
-            assert turn.is_held
+        async with dials.turns.one("b", asyncio.Event()) as turn:
+            assert turn.is_held  # the one turn that there is: given back once
+            dials.wakes[0].clear()
             other = asyncio.create_task(dials.dial(0))
             await dials.settle()
             assert dials.begun == ORDER
@@ -199,14 +200,22 @@ def test_all_workers_may_call_all_at_once() -> None:
     run(main())
 
 
+async def dial_the_gone(
+    network: Network, a: Host, names: list[str]
+) -> list[asyncio.Task[PlainLink]]:
+    """Let a worker dial peers that do not answer, until their turns are taken."""
+    for name in names:
+        network.between(a.name, name).partition()
+    dials = [asyncio.create_task(a.directory.open_link(name)) for name in names]
+    await asyncio.sleep(0.001)
+    return dials
+
+
 def test_peers_that_are_gone_keep_nobody_waiting_for_long() -> None:
     async def main() -> None:
         network = Network(1)
         a, b, *gone = await hosts(network, "a", "b", *MANY)
-        for name in MANY:
-            network.between("a", name).partition()
-        dials = [asyncio.create_task(a.directory.open_link(name)) for name in MANY]
-        await asyncio.sleep(0.001)
+        dials = await dial_the_gone(network, a, MANY)
         await a.directory.open_link("b")
         assert now_s() < CONNECT_TURN_S * (len(MANY) / WINDOW_FIRST) + 0.1
         for dial in dials:
@@ -223,10 +232,7 @@ def test_who_waits_for_its_turn_takes_the_connection_of_its_peer() -> None:
     async def main() -> None:
         network = Network(1)
         a, b, *gone = await hosts(network, "a", "b", *MANY)
-        for name in MANY:
-            network.between("a", name).partition()
-        dials = [asyncio.create_task(a.directory.open_link(name)) for name in MANY]
-        await asyncio.sleep(0.001)
+        dials = await dial_the_gone(network, a, MANY)
         waiting = asyncio.create_task(a.directory.open_link("b"))
         await asyncio.sleep(0.001)
         (await b.directory.open_link("a")).send(7)
@@ -243,11 +249,7 @@ def test_who_waits_goes_on_waiting_if_that_connection_has_ended() -> None:
     async def main() -> None:
         network = Network(1)
         a, b, *gone = await hosts(network, "a", "b", *MANY)
-        names = MANY[:WINDOW_FIRST]
-        for name in names:
-            network.between("a", name).partition()
-        dials = [asyncio.create_task(a.directory.open_link(name)) for name in names]
-        await asyncio.sleep(0.001)
+        dials = await dial_the_gone(network, a, MANY[:WINDOW_FIRST])
         waiting = asyncio.create_task(a.directory.open_link("b"))
         await asyncio.sleep(0.001)
         a.entry("b").settled.set()  # as when a connection has ended
