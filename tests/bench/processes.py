@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
+from tests.ports import free_port
+
 LIMIT_S: Final = 120.0
 ENDING_S: Final = 10.0  # for those that do not report, once rank 0 has ended
 
@@ -24,13 +25,6 @@ ENDING_S: Final = 10.0  # for those that do not report, once rank 0 has ended
 def say(text: str) -> None:
     """Tell the person who waits; standard output is for results."""
     print(text, file=sys.stderr, flush=True)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

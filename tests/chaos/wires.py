@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -22,6 +21,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from asyncrpc.testing import Proxy
+from tests.ports import free_port
 
 PORT: Final = 7700
 BRIDGE: Final = "br0"
@@ -303,10 +303,3 @@ async def run_command(*words: str) -> None:
     _, said = await process.communicate()
     if process.returncode:
         raise OSError(f"{' '.join(words)}: {said.decode(errors='replace').strip()}")
-
-
-def free_port() -> int:
-    """Return a port that nobody has just now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port

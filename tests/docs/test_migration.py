@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "how-to" / "migrate-from-torch-rpc.md"
@@ -73,14 +74,11 @@ def test_functions_can_be_coroutines_before_their_callers_are(tmp_path: Path) ->
 def printed(program: str, before: list[str], folder: Path) -> str:
     """Run a program in two processes; return what rank 0 prints."""
     (folder / "train.py").write_text(program, "utf-8")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     environ = {
         **os.environ,
         "PYTHONPATH": str(REPOSITORY),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "TP_SOCKET_IFNAME": "lo",
         "GLOO_SOCKET_IFNAME": "lo",
     }

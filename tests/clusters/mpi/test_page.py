@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.clusters.mpi.launchers import LAUNCHERS, ROOT, ended, started
+from tests.ports import free_port
 
 PAGE = (ROOT / "docs/how-to/run-on-mpi.md").read_text("utf-8")
 PROGRAM = re.compile(r"^```python no-run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -46,7 +47,7 @@ def test_a_meeting_point_is_given_as_shown(launcher: str, script: Path) -> None:
     command = line.removeprefix("$ mpirun ").partition("  #")[0]
     for shown, here in (
         ("node1", "127.0.0.1"),
-        ("29500", str(_free_port())),
+        ("29500", str(free_port())),
         ("python", sys.executable),
         ("squares.py", str(script)),
     ):
@@ -68,14 +69,6 @@ def test_the_doctor_names_the_launcher(launcher: str) -> None:
     assert (found["launcher"], found["problems"]) == (name, [])
     values = {one["field"]: one["value"] for one in found["values"]}
     assert (values["rank"], values["world_size"], values["host"]) == (0, 1, "127.0.0.1")
-
-
-def _free_port() -> int:
-    import socket  # noqa: PLC0415
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def test_both_launchers_are_there() -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from tests.clusters.hanging import HANGS_S
+from tests.ports import free_port
 
 PROGRAMS: Final = (
     *("munged", "slurmctld", "slurmd", "srun"),
@@ -173,7 +174,7 @@ class SlurmCluster:
             controller=controller,
             gateway=self.gateway,
             top=self.top,
-            port=_free_port(),
+            port=free_port(),
             nodes="\n".join(nodes),
         )
         (self.top / "slurm.conf").write_text(text)
@@ -342,13 +343,6 @@ def _is_told(name: str) -> bool:
     return name.startswith(("SLURM", "ASYNCRPC_", "PMI", "OMPI")) or name in {
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("", 0))
-        port: int = found.getsockname()[1]
-    return port
 
 
 def _ip(*words: str, check: bool = True) -> str:

@@ -12,7 +12,7 @@ from asyncrpc import Group, NetworkOptions, Options, Worker
 from asyncrpc.collectives.messages import SERVICE
 from asyncrpc.errors import RankLostError
 from asyncrpc.ids import Incarnation, WorkerId
-from tests.chaos.wires import free_port
+from tests.ports import free_port
 
 LIMIT_S = 60.0  # that only a hang reaches
 NAMES = ("a", "b")

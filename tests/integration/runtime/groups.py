@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -45,13 +44,6 @@ async def outcomes(*workers: Worker) -> list[BaseException | Worker]:
     found = await asyncio.gather(*starting, return_exceptions=True)
     await asyncio.gather(*(worker.shutdown() for worker in workers))
     return found
-
-
-def free_port() -> int:
-    """Return a port that nobody has just now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

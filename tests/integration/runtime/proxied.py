@@ -15,7 +15,8 @@ from asyncrpc import (
     Worker,
 )
 from asyncrpc.testing import Proxy
-from tests.integration.runtime.groups import REPOSITORY, free_port
+from tests.integration.runtime.groups import REPOSITORY
+from tests.ports import free_port
 
 SECRET = "known to all"
 

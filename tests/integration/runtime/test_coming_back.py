@@ -15,7 +15,8 @@ from typing import Final
 import pytest
 
 from tests.forked import ForkedProgram, forked
-from tests.integration.runtime.groups import LIMIT_S, free_port
+from tests.integration.runtime.groups import LIMIT_S
+from tests.ports import free_port
 
 PATIENCE_S: Final = 300.0  # for one line, beside busy processes
 SIZE: Final = 3

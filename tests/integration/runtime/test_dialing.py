@@ -36,7 +36,8 @@ from asyncrpc.transport.uds import UdsConnector
 from tests.integration.multiprocessing.pidfds import have_ended, opened
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
-from tests.integration.runtime.groups import LIMIT_S, free_port, started, until
+from tests.integration.runtime.groups import LIMIT_S, started, until
+from tests.ports import free_port
 
 ROUNDS = 100
 OPTIONS = Options(secret="known to all", drain_timeout_s=0.5)

@@ -26,8 +26,9 @@ from asyncrpc.errors import (
     UsageError,
 )
 from asyncrpc.wire.frames import FrameKind
-from tests.integration.runtime.groups import LIMIT_S, free_port, outcomes, started
+from tests.integration.runtime.groups import LIMIT_S, outcomes, started
 from tests.integration.runtime.test_membership import next_of
+from tests.ports import free_port
 
 OPTIONS = Options(
     drain_timeout_s=1.0,

@@ -34,8 +34,9 @@ from asyncrpc.runtime.rounds.machine.termination import Phase
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
-from tests.integration.runtime.groups import LIMIT_S, free_port, program, until
+from tests.integration.runtime.groups import LIMIT_S, program, until
 from tests.integration.runtime.remote import Watch
+from tests.ports import free_port
 
 HOUR_S = 3600.0  # nobody waits for so long: `LIMIT_S` ends the test before
 QUICK = Options(drain_timeout_s=0.5, rendezvous_timeout_s=0.2)

@@ -29,7 +29,8 @@ from asyncrpc.runtime.membership.machine.membership import ChangeKind
 from asyncrpc.testing import Cluster
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
-from tests.integration.runtime.groups import LIMIT_S, free_port, started
+from tests.integration.runtime.groups import LIMIT_S, started
+from tests.ports import free_port
 
 OPTIONS = Options(
     drain_timeout_s=1.0,

@@ -35,12 +35,12 @@ from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
 from tests.integration.runtime.groups import (
     LIMIT_S,
-    free_port,
     outcomes,
     program,
     started,
     until,
 )
+from tests.ports import free_port
 
 Seat = Callable[..., Worker]  # (name, rank, world size, options) -> a worker
 WAIT_S = 4.0  # for who does not come; a slow machine has published and looked by then

@@ -24,7 +24,8 @@ from asyncrpc import (
     WorkerInfo,
 )
 from tests.integration.runtime import remote
-from tests.integration.runtime.groups import free_port, program
+from tests.integration.runtime.groups import program
+from tests.ports import free_port
 
 LIMIT_S = 60.0  # for one wait; only a failure reaches it
 OPTIONS = Options(

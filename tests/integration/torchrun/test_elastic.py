@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+
+from tests.ports import free_port
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 WORKING: Final = Path(__file__).parent / "working.py"
@@ -126,12 +127,6 @@ def agent_options(port: int, host: str, *, is_host: bool) -> list[str]:
         f"--rdzv-conf=keep_alive_interval=1,is_host={is_host}".lower(),
         f"--local-addr={host}",
     ]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def test_workers_of_a_lost_agent_come_back_as_new_incarnations(fleet: Fleet) -> None:
