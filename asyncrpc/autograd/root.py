@@ -103,8 +103,10 @@ class RootPasses:
                 await self._raise_stuck(one)
         except BaseException as error:
             is_late = deadline is not None and limit.expired()
-            waits = "; ".join(await self._waits.explain(one, [])) if is_late else ""
-            self._ends.finish(ids, commit=False)
+            try:  # who asks what it waits for can be cancelled
+                waits = "; ".join(await self._waits.explain(one, [])) if is_late else ""
+            finally:
+                self._ends.finish(ids, commit=False)
             if deadline is not None and is_late:
                 raise BackwardTimeoutError(
                     f"the pass took more than {deadline.allowed_s:g} s: {waits}",

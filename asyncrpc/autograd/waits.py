@@ -35,12 +35,15 @@ class PassWaits:
             link = self._directory.link_of(peer.incarnation)
             if link is not None and peer.incarnation not in here:
                 asked[peer.name] = link.ask(AskWaits(one.ids, here))
-        if asked:
-            await asyncio.wait(asked.values(), timeout=EXPLAIN_S / (1 + len(path)))
+        try:
+            if asked:
+                await asyncio.wait(asked.values(), timeout=EXPLAIN_S / (1 + len(path)))
+        finally:
+            for call in asked.values():
+                call.cancel()  # unless it has been answered
         for to, call in asked.items():
             said = _lines_in(call, to)
             if said is None:
-                call.cancel()
                 said = [f"worker {to!r} does not answer {self._me.name!r}"]
             lines += said
         return list(dict.fromkeys(lines))

@@ -79,8 +79,8 @@ class TcpConnector(Connector):
                 sockets.pop()
                 listener.servers.append(server)
         except BaseException as error:
-            await listener.close()
             _close_all(sockets)
+            await listener.close()
             if isinstance(error, OSError):
                 raise _cannot_listen(address, error) from error
             raise

@@ -75,6 +75,22 @@ class TestDelays:
             assert x in get_gradients(ctx)
             await workers[2].shutdown(drain_timeout_s=0)
 
+    async def test_who_is_cancelled_while_it_asks_why_a_pass_is_late_has_ended_it(
+        self,
+    ) -> None:
+        """As by an enclosing deadline, which is over at about the same time."""
+        network = Network(0)
+        async with group_of(2, network) as (workers, keepers):
+            async with context() as ctx:
+                y = await ask(keepers["b"], "times", leaf())
+                network.between("a", "b").clog(1.0)
+                with pytest.raises(TimeoutError) as caught:
+                    async with asyncio.timeout(0.5):
+                        await backward(ctx, y.sum(), timeout_s=0.2)
+                assert type(caught.value) is TimeoutError
+                assert (await ask(keepers["b"], "report")).gradients == [None, None]
+            await all_released(workers)
+
     async def test_passes_of_a_worker_that_crashes_end_with_it(self) -> None:
         """Nobody else will say that they are over, and who asks would wait."""
         network = Network(0)
