@@ -23,6 +23,10 @@ HandlerT = TypeVar("HandlerT", bound=StreamHandler)
 RACE_SHARE: Final = 0.8  # of the time of a dial: for connecting
 NETWORKS_MAX: Final = 64  # that are remembered because they led to a worker
 _PREFERENCE: Final = {"mem": 0, "uds": 1, "tcp": 2, "relay": 3}
+_HOW_TO_LISTEN: Final = (
+    "without a secret a worker listens for its own host alone: give all workers the "
+    "same, by ASYNCRPC_SECRET_FILE or Options(secret=...), or let them use TLS"
+)
 
 
 def open_connectors(
@@ -125,7 +129,10 @@ class Routes:
         if is_here:
             return ""
         if address.scheme == "uds":
-            return "a socket in the file system of another host"
+            of_it = "a socket in the file system of another host"
+            if all(one.startswith("uds://") for one in member.addresses):
+                of_it += f", and {member.name!r} listens at no port; {_HOW_TO_LISTEN}"
+            return of_it
         return "the loopback of another host" if address.is_loopback else ""
 
     def passed_over(self, member: Member) -> str:

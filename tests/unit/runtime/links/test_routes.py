@@ -16,9 +16,12 @@ from asyncrpc.testing.network import Network
 ADDRESSES = ("tcp://10.0.0.7:1", "tcp://127.0.0.1:2", "uds:///run/b", "mem://b")
 
 
+def routes_by(*schemes: str) -> Routes:
+    return Routes(dict.fromkeys(schemes, Network(1).connector("a")), timeout_s=1.0)
+
+
 def routes_to(host_id: str, *schemes: str) -> list[str]:
-    connectors = dict.fromkeys(schemes, Network(1).connector("a"))
-    routes = Routes(connectors, timeout_s=1.0)
+    routes = routes_by(*schemes)
     member = Member("b", 0, Incarnation(1), ADDRESSES, host_id)
     return [str(one) for one in routes.to(member)]
 
@@ -31,6 +34,20 @@ def test_on_this_host_a_unix_socket_comes_before_tcp(host_id: str) -> None:
 
 def test_on_another_host_neither_its_sockets_nor_its_loopback_are_meant() -> None:
     assert routes_to("another", "tcp", "uds") == ["tcp://10.0.0.7:1"]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "says_how"),
+    [(["uds:///run/b"], True), (["uds:///run/b", "tcp://127.0.0.1:2"], False)],
+)
+def test_it_is_told_that_who_has_no_secret_listens_at_no_port(
+    addresses: list[str], *, says_how: bool
+) -> None:
+    member = Member("b", 0, Incarnation(1), tuple(addresses), "another")
+    why = routes_by("tcp", "uds").passed_over(member)
+    assert "uds:///run/b: a socket in the file system of another host" in why
+    assert ("'b' listens at no port" in why) is says_how
+    assert ("ASYNCRPC_SECRET_FILE" in why) is says_how
 
 
 def test_addresses_that_nothing_connects_to_are_passed_over() -> None:
