@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import threading
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Final
 
@@ -21,15 +22,22 @@ from asyncrpc.testing import Cluster
 LIMIT_S: Final = 60.0  # which only a hang takes
 
 
-def take_part(rank: int, store: str, told: Connection) -> None:
-    """Gather with another; rank 0 dies when it has got what it is to pass on."""
+def take_part(rank: int, store: str, told: Connection, waits: Event) -> None:
+    """Gather with another; rank 0 dies when the other waits for what it passes on."""
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store}")
     rpc.init_rpc(f"w{rank}", None, rank, 2, rpc_backend_options=options)
     if rank == 0:
-        gathered, poll = api._all_gather_sequence_id_to_states, threading.Event()  # noqa: SLF001
-        while not gathered:
-            poll.wait(0.01)
+        waits.wait(LIMIT_S)
         os._exit(0)
+    await_signal = api._await_signal  # noqa: SLF001
+
+    def await_it(
+        signal: threading.Event, names: set[str], wait_s: float | None
+    ) -> None:
+        waits.set()
+        await_signal(signal, names, wait_s)
+
+    api._await_signal = await_it  # noqa: SLF001  (this process is the test's)
     try:
         api._all_gather("mine")  # noqa: SLF001  (as torch calls it)
     except RuntimeError as error:
@@ -40,7 +48,7 @@ def take_part(rank: int, store: str, told: Connection) -> None:
 def test_who_gathers_with_one_that_dies_is_told(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     here, there = context.Pipe(duplex=False)
-    given = str(tmp_path / "store"), there
+    given = str(tmp_path / "store"), there, context.Event()
     members = [context.Process(target=take_part, args=(one, *given)) for one in (0, 1)]
     try:
         for member in members:
