@@ -367,6 +367,7 @@ class Lanes:
         Raises:
             MalformedError: `received` is more than the number of bytes sent.
         """
+        self._ration.on_ack(self._control.reads)
         if (lane := self.accepted.get(token)) is not None:
             self.on_held(lane)
         if (connection := self.connection_of(token)) is not None:

@@ -67,18 +67,38 @@ the link ends without lanes:
     guards=(
         Guard(
             "a-turn-is-never-quiet",
-            "quiet = self._quiet_turns >= QUIET_TURNS",
-            "quiet = False",
+            "            if self._turns >= QUIET_TURNS:\n",
+            "            if False:\n",
         ),
         Guard(
-            "a-message-does-not-end-the-quiet",
-            "0 if reads != self._reads else self._quiet_turns + 1",
-            "self._quiet_turns + 1",
+            "messages-do-not-end-the-quiet",
+            "            if self._turns < QUIET_TURNS:\n",
+            "            if False:\n",
         ),
         Guard(
-            "reads-are-forgotten",
-            "        self._reads = reads\n",
-            "",
+            "one-message-ends-the-quiet",
+            "            if self._turns < QUIET_TURNS:\n",
+            "            if True:\n",
+        ),
+        Guard(
+            "turns-are-not-counted-anew",
+            "            self._messages, self._turns = messages, 0\n",
+            "            self._messages = messages\n",
+        ),
+        Guard(
+            "messages-are-forgotten",
+            "            self._messages, self._turns = messages, 0\n",
+            "            self._turns = 0\n",
+        ),
+        Guard(
+            "acks-count-as-messages",
+            "        messages = reads - self._acks\n",
+            "        messages = reads\n",
+        ),
+        Guard(
+            "two-acks-of-one-read-count-twice",
+            "        if reads != self._last_ack:\n",
+            "        if True:\n",
         ),
     ),
 )

@@ -30,6 +30,7 @@ class Line(Transport):
         self.handler = handler
         self.other = self
         self.sent = bytearray()
+        self.is_closing = False
         self.is_ended = False
         self.is_reading = True
         self.marks: WaterMarks | None = None
@@ -57,9 +58,8 @@ class Line(Transport):
 
     def close(self) -> None:
         """End both ends in order, once what was sent has been delivered."""
+        self.is_closing = True
         self.deliver()
-        self.lose(None)
-        self.other.lose(None)
 
     def abort(self) -> None:
         self.lose(None)
@@ -84,6 +84,9 @@ class Line(Transport):
             del self.sent[:nbytes]
             self.other.handler.buffer_updated(nbytes)
             delivered += nbytes
+        if self.is_closing and not self.sent:
+            self.lose(None)
+            other.lose(None)
         return delivered
 
 

@@ -13,13 +13,14 @@ import pytest_asyncio
 from asyncrpc.errors import ConnectError, MalformedError
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.payloads.lanes import Lanes
-from asyncrpc.runtime.payloads.machine.lanes import LanesState
+from asyncrpc.runtime.payloads.machine.lanes import QUIET_TURN_BYTES, LanesState
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.wire.chunks import Arrivals
 from asyncrpc.wire.frames import CHUNK_BYTES, FrameKind
 from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, Role
 from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
+from asyncrpc.wire.resume import LANE_ACK_BYTES
 from tests.unit.runtime.links.pair import Both, Line, Side, join
 
 LARGE = bytes(range(256)) * (3 * CHUNK_BYTES // 256 + 5)
@@ -254,6 +255,31 @@ class TestSending:
         expected = [(at, LARGE[at:]) for at in range(5)]
         assert sorted((at, payload) for at, _, payload in both.b.messages) == expected
         assert sorted((at, payload) for at, _, payload in both.a.messages) == expected
+
+    async def test_acks_of_a_payload_are_not_taken_for_small_messages(
+        self, both: Laned
+    ) -> None:
+        """They come for each MiB, and would keep the turns short."""
+        both.open_lane()
+        pump, lanes = both.a.connection.pump, lanes_of(both.a)
+        ration, on_ack = pump.ration, lanes.on_ack
+        rations, acks = list[int](), list[int]()
+
+        def note_ration() -> int:
+            rations.append(ration())
+            return rations[-1]
+
+        def note_ack(token: int, received: int) -> None:
+            acks.append(received)
+            on_ack(token, received)
+
+        pump.ration, lanes.on_ack = note_ration, note_ack  # type: ignore[method-assign]
+        payload = bytes(8 * LANE_ACK_BYTES)
+        both.a.send(1, b"", payload)
+        await both.settle()
+        assert both.b.messages == [(1, b"", payload)]
+        assert len(acks) > 4
+        assert set(rations) == {QUIET_TURN_BYTES}
 
     async def test_chunks_may_come_before_their_message(self, both: Laned) -> None:
         both.open_lane()

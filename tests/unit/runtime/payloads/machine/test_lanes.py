@@ -51,12 +51,32 @@ class TestStates:
 
 
 class TestTurns:
-    def test_a_turn_moves_more_once_no_small_message_has_come_for_a_while(self) -> None:
+    def test_a_turn_moves_less_while_messages_come_often(self) -> None:
         ration = TurnRation()
-        assert ration.next_turn(1) == TURN_BYTES
+        ration.next_turn(1)
         for _ in range(QUIET_TURNS - 1):
-            assert ration.next_turn(1) == TURN_BYTES
-        assert ration.next_turn(1) == QUIET_TURN_BYTES
+            ration.next_turn(1)
+        assert ration.next_turn(2) == TURN_BYTES
+        for _ in range(QUIET_TURNS - 1):
+            assert ration.next_turn(2) == TURN_BYTES
+        assert ration.next_turn(2) == QUIET_TURN_BYTES
         assert ration.limit_bytes == QUIET_TURN_BYTES
-        assert ration.next_turn(2) == TURN_BYTES
-        assert ration.next_turn(2) == TURN_BYTES
+
+    def test_a_message_that_opens_a_payload_or_answers_it_comes_seldom(self) -> None:
+        ration = TurnRation()
+        assert ration.limit_bytes == QUIET_TURN_BYTES
+        for message in (1, 2, 3):
+            for _ in range(QUIET_TURNS + 1):
+                assert ration.next_turn(message) == QUIET_TURN_BYTES
+
+    def test_messages_that_came_before_a_payload_do_not_matter(self) -> None:
+        assert TurnRation().next_turn(1000) == QUIET_TURN_BYTES
+
+    def test_reads_that_bring_acks_do_not_count(self) -> None:
+        ration = TurnRation()
+        for reads in range(1, QUIET_TURNS):
+            ration.on_ack(reads)
+            ration.on_ack(reads)  # of another lane, in the same read
+            assert ration.next_turn(reads) == QUIET_TURN_BYTES
+        assert ration.next_turn(QUIET_TURNS) == QUIET_TURN_BYTES
+        assert ration.next_turn(QUIET_TURNS + 1) == TURN_BYTES
