@@ -117,7 +117,7 @@ class _Race(Generic[HandlerT]):
 
     def lost(self, addresses: Sequence[Address], limit_s: float | None) -> ConnectError:
         if not addresses:
-            return ConnectError("no address of it can be used here")
+            return ConnectError("none of its addresses can be used here")
         for lane in self._lanes:
             if lane.error is None:
                 lane.error = ConnectError(f"silent: no answer in {limit_s or 0.0:g} s")

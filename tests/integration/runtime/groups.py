@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import subprocess
 import sys
@@ -22,6 +23,24 @@ async def until(is_so: Callable[[], bool], step_s: float = 0.001) -> None:
     async with asyncio.timeout(LIMIT_S):
         while not is_so():  # noqa: ASYNC110  (nothing tells)
             await asyncio.sleep(step_s)
+
+
+@contextlib.contextmanager
+def logged(text: str) -> Iterator[asyncio.Event]:
+    """Give an event that is set once a line of the log has a text."""
+    found = asyncio.Event()
+
+    class _Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if text in record.getMessage():
+                found.set()
+
+    logger, handler = logging.getLogger("asyncrpc"), _Handler()
+    logger.addHandler(handler)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
 
 
 @asynccontextmanager

@@ -29,7 +29,7 @@ from asyncrpc.runtime.membership.machine.membership import ChangeKind
 from asyncrpc.testing import Cluster
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
-from tests.integration.runtime.groups import LIMIT_S, started
+from tests.integration.runtime.groups import LIMIT_S, logged, started, until
 from tests.ports import free_port
 
 OPTIONS = Options(
@@ -305,11 +305,11 @@ async def test_of_two_that_have_one_name_one_is_told(
                 c.parts.directory.find("twin").member.incarnation == second.incarnation
             )
             patch.undo()
-            for worker in patient:
-                worker.parts.membership.comparison.begin_round()
-            async with asyncio.timeout(LIMIT_S):
-                while "has its name now" not in caplog.text:  # noqa: ASYNC110  (a log)
-                    await asyncio.sleep(0.05)
+            with logged("has its name now") as is_told:
+                for worker in patient:
+                    worker.parts.membership.comparison.begin_round()
+                async with asyncio.timeout(LIMIT_S):
+                    await is_told.wait()
             stays = max(first, second, key=lambda one: one.incarnation)
             assert caplog.text.count("has its name now") == 1
             assert await stays.peer("b").call(remote.add, 1) == 2
@@ -322,8 +322,7 @@ async def test_a_death_is_noticed_though_nobody_spoke_to_the_dead(quick: Trio) -
     a, b, c = quick
     changes = [a.members_changed(), b.members_changed()]
     # Until its neighbour on the ring has connected.
-    while not c.parts.directory.links:  # noqa: ASYNC110  (nothing tells of a link)
-        await asyncio.sleep(0.01)
+    await until(lambda: bool(c.parts.directory.links))
     async with killed(c):
         for one in changes:
             assert await next_of(one) == ("lost", "c")

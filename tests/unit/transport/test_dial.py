@@ -111,7 +111,7 @@ class TestDialling:
             await connect_any(addresses[:1], world.handler, world.connectors)
 
     async def test_no_address_at_all(self) -> None:
-        with pytest.raises(ConnectError, match="no address of it can be used here"):
+        with pytest.raises(ConnectError, match="none of its addresses can be used"):
             await connect_any((), Recorder, {})
 
     async def test_a_cancellation_gives_every_attempt_up(self) -> None:
