@@ -63,6 +63,7 @@ class ByteStream:
 
     __slots__ = (
         "_ahead",
+        "_is_ahead_due",
         "_is_reading_paused",
         "_loop",
         "_marks",
@@ -90,6 +91,7 @@ class ByteStream:
         self._poller = poller
         self._turn: list[bytes | memoryview] | None = None  # written later this turn
         self._ahead: list[bytes] = []  # goes with the next message
+        self._is_ahead_due = False  # in the loop's next turn, if no message comes
         self._marks: WaterMarks | None = None
         self._is_reading_paused = False
 
@@ -130,12 +132,26 @@ class ByteStream:
         if self._turn is not None:
             self._turn.append(part)
             return
-        if not self._ahead:
+        if not self._is_ahead_due:
+            self._is_ahead_due = True
             self._loop.call_soon(self.write_ahead)
         self._ahead.append(part)
 
+    def hold(self, part: bytes) -> None:
+        """Write a message with the next one, whenever that comes.
+
+        `write_ahead` writes it without one.
+        """
+        (self._ahead if self._turn is None else self._turn).append(part)
+
+    @property
+    def has_ahead(self) -> bool:
+        """Return whether a message waits for the next one."""
+        return bool(self._ahead)
+
     def write_ahead(self) -> None:
         """Write what could wait."""
+        self._is_ahead_due = False
         if self._ahead:
             self.write(())
 

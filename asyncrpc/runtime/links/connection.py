@@ -198,7 +198,7 @@ class Connection:
                 poller.read()
             self._reader.advance(nbytes)
             if receipts.received >= receipts.due_at:
-                self.acknowledge()
+                self._resumption.on_due()
             if poller is not None and self.awaited:
                 poller.wait()
         except (AuthenticationError, RemoteProtocolError) as error:
@@ -480,10 +480,13 @@ class Connection:
         ack_bytes = ACK_BYTES if self.ack_through is self else LANE_ACK_BYTES
         self._resumption.allow(partial(on_broken, self), ack_bytes)
 
-    def _send_ack(self, received: int) -> None:
+    def _send_ack(self, received: int, *, can_wait: bool) -> None:
         control = self.ack_through
-        lane = 0 if control is self else self.token
-        control.join(prefix(FrameKind.ACK, lane, aux=received))
+        if control is not self:  # of a lane: of much, which the peer keeps
+            control.join(prefix(FrameKind.ACK, self.token, aux=received))
+            return
+        write = self.stream.hold if can_wait else self.stream.join
+        write(prefix(FrameKind.ACK, 0, aux=received))
 
     def on_ack(self, received: int) -> None:
         """The peer has read so many bytes of ours.

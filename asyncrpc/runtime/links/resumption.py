@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from asyncrpc.errors import AsyncRpcError, ConnectionLostError, TransportError
 from asyncrpc.runtime.links.byte_stream import ByteStream, keep_nothing
@@ -21,6 +22,13 @@ from asyncrpc.wire.resume import (
     ResumeStatus,
     RetransmitBuffer,
 )
+
+
+class SendAck(Protocol):
+    """Tells the peer how many bytes have been read."""
+
+    def __call__(self, received: int, /, *, can_wait: bool) -> None:
+        """Tell it now, or with the next message."""
 
 
 class Resumption:
@@ -40,7 +48,7 @@ class Resumption:
         stream: ByteStream,
         handler: StreamHandler,
         *,
-        send_ack: Callable[[int], None],
+        send_ack: SendAck,
         fail: Callable[[AsyncRpcError], None],
     ) -> None:
         """Begin as a connection that ends with its transport.
@@ -90,7 +98,16 @@ class Resumption:
     def acknowledge(self, news_bytes: int = 1) -> None:
         """Say how much has been read, if the peer does not know of so many bytes."""
         if self.receipts.has_news(news_bytes):
-            self._send_ack(self.receipts.told())
+            self._send_ack(self.receipts.told(), can_wait=False)
+        else:
+            self._stream.write_ahead()
+
+    def on_due(self) -> None:
+        """An ACK is due: it goes with the next message, most often an answer.
+
+        If none has gone since the last time, it goes by itself.
+        """
+        self._send_ack(self.receipts.told(), can_wait=not self._stream.has_ahead)
 
     def lose(self, error: TransportError | None) -> bool:
         """The transport has ended; return whether the connection goes on without."""

@@ -319,7 +319,7 @@ class TestResuming:
         await both.resume()
         assert both.b.messages == [(1, b"message", b"")]
 
-    async def test_an_ack_is_due_after_so_many_bytes_and_lets_go_of_them(
+    async def test_an_ack_that_is_due_goes_with_the_next_message(
         self, both: Both
     ) -> None:
         kept = both.b.connection._resumption.unacknowledged  # noqa: SLF001
@@ -328,14 +328,43 @@ class TestResuming:
         both.b.send(2, b"")
         await both.settle()
         read = both.a.connection.received
+        assert both.b.acks == []
+        both.a.send(3, b"")
+        await both.settle()
         assert both.b.acks == [read - 40]
         assert kept.nbytes == 40
+
+    async def test_an_ack_goes_by_itself_if_another_is_due(self, both: Both) -> None:
+        kept = both.b.connection._resumption.unacknowledged  # noqa: SLF001
+        for call_id in (1, 2, 3):
+            both.b.send(call_id, b"", bytes(ACK_BYTES))
+            await both.settle()
+        # Both went; the third waits again, for a message or for the next one.
+        assert both.b.acks[1:] == [both.b.acks[0] + ACK_BYTES + 48]
+        assert kept.nbytes == ACK_BYTES + 48
+
+    async def test_an_ack_that_waits_goes_when_asked_for(self, both: Both) -> None:
+        kept = both.b.connection._resumption.unacknowledged  # noqa: SLF001
+        both.b.send(1, b"", bytes(ACK_BYTES))
+        await both.settle()
+        read = both.a.connection.received
+        assert both.b.acks == []
+        both.a.connection.acknowledge(100)
+        await both.settle()
+        assert both.b.acks == [read]
+        assert kept.nbytes == 0
+
+    async def test_what_is_read_is_acknowledged_when_asked_for(
+        self, both: Both
+    ) -> None:
+        both.b.send(1, b"")
+        await both.settle()
         both.a.connection.acknowledge(100)  # of so much there is no news
         await both.settle()
+        assert both.b.acks == []
         both.a.connection.acknowledge()
         await both.settle()
-        assert both.b.acks == [read - 40, read]
-        assert kept.nbytes == 0
+        assert both.b.acks == [both.a.connection.received]
 
     async def test_an_ack_of_more_than_was_sent_is_refused(self, both: Both) -> None:
         with pytest.raises(MalformedError, match="were sent"):
