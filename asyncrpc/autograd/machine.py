@@ -13,7 +13,8 @@ then.
 `Wave` says when the pass has ended everywhere.  Who is asked for something, and is not
 at work for the pass already, answers when it has no more to do and all that it asked
 have answered; others answer soon.  So the worker that began hears the last answer
-when nothing is under way any more.
+when nothing is under way any more.  What a worker has for the one that it owes an
+answer goes with that answer, if nothing else is under way for it (`may_go_back`).
 
 Sans-IO, and without torch: starts and nodes are keys.
 
@@ -273,15 +274,24 @@ class Wave:
         is_running: whether something runs here.
         outstanding: messages sent that have not been answered.
         is_engaged: whether a worker waits to hear that all this has ended.
+        engaged_by: that worker; None if it is this one, which began the pass.
         reports: by worker, its last report.
     """
 
-    __slots__ = ("_number", "is_engaged", "is_running", "outstanding", "reports")
+    __slots__ = (
+        "_number",
+        "engaged_by",
+        "is_engaged",
+        "is_running",
+        "outstanding",
+        "reports",
+    )
 
     def __init__(self) -> None:
         self.is_running = False
         self.outstanding = 0
         self.is_engaged = False
+        self.engaged_by: int | None = None
         self.reports: dict[int, PassReport] = {}
         self._number = 0
 
@@ -290,12 +300,20 @@ class Wave:
         """Return whether nothing is running here."""
         return not self.is_running and not self.outstanding
 
-    def engage(self) -> bool:
+    def engage(self, by: int | None = None) -> bool:
         """A message has come; say whether its answer must wait until all has ended."""
         if self.is_engaged:
             return False
-        self.is_engaged = True
+        self.is_engaged, self.engaged_by = True, by
         return True
+
+    def may_go_back(self, worker: int) -> bool:
+        """Return whether a message to a worker may wait for the answer to it.
+
+        Nothing that others have to answer may come before that: they may wait for what
+        the message brings.
+        """
+        return self.is_engaged and self.engaged_by == worker and not self.outstanding
 
     def disengage(self, me: int, *, is_done: bool) -> list[PassReport]:
         """All has ended: return the answer, which says what is known of each worker."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
@@ -32,8 +32,71 @@ class PassIds(NamedTuple):
     pass_id: Spread[PassId]
 
 
+class BringsGradients(Protocol):
+    """What brings gradients of tensors that its receiver has sent.
+
+    Attributes:
+        gradients: of the tensors in `given`.
+        asked: pairs of message and position: tensors whose gradient comes later.
+        given: pairs for tensors whose gradient is in this message.
+        history: the message, then indices of gradients that have a history.
+    """
+
+    @property
+    def gradients(self) -> list[torch.Tensor | None]: ...
+    @property
+    def asked(self) -> list[int]: ...
+    @property
+    def given(self) -> list[int]: ...
+    @property
+    def history(self) -> list[int] | None: ...
+
+
+def check_gradients(brought: BringsGradients) -> None:
+    """Check that what brings gradients fits together.
+
+    Raises:
+        MalformedError: it does not.
+    """
+    gradients, history = brought.gradients, brought.history
+    asked, given = len(brought.asked), len(brought.given)
+    if asked % 2 or given != 2 * len(gradients):
+        raise MalformedError(
+            f"it names {asked} / 2 and {given} / 2 tensors, but brings "
+            f"{len(gradients)} gradients"
+        )
+    if history is None:
+        return
+    if not history:
+        raise MalformedError("its history names no message")
+    for index in history[1:]:
+        if index >= len(gradients) or gradients[index] is None:
+            raise MalformedError(f"its history has gradient {index}, which is missing")
+
+
+class PassAnswer(NamedTuple):
+    """What a worker answers that was asked to take part in a pass.
+
+    The gradients are of tensors that the asking worker has sent: what would be an
+    `Advance` to it goes with the answer, if nothing else is under way.
+
+    Attributes:
+        gradients: of the tensors in `given`.
+        reports: the last report of each worker that is known of.
+        asked: as in `Advance`.
+        given: likewise.
+        history: likewise.
+    """
+
+    gradients: Leading[list[torch.Tensor | None]]
+    reports: list[PassReport]
+    asked: list[int]
+    given: list[int]
+    history: list[int] | None
+
+
 @message(SERVICE, "advance")
-class Advance(Request[list[PassReport]]):
+class Advance(Request[PassAnswer]):
     """Take part in a pass, with gradients that have come and those that will.
 
     Attributes:
@@ -62,26 +125,13 @@ class Advance(Request[list[PassReport]]):
         Raises:
             MalformedError: they do not fit.
         """
-        gradients, history = self.gradients, self.history
-        asked, given = len(self.asked), len(self.given)
-        if asked % 2 or given != 2 * len(gradients) or not (asked or given):
-            raise MalformedError(
-                f"it names {asked} / 2 and {given} / 2 tensors, but brings "
-                f"{len(gradients)} gradients"
-            )
-        if history is None:
-            return
-        if not history:
-            raise MalformedError("its history names no message")
-        for index in history[1:]:
-            if index >= len(gradients) or gradients[index] is None:
-                raise MalformedError(
-                    f"its history has gradient {index}, which is missing"
-                )
+        check_gradients(self)
+        if not self.asked and not self.given:
+            raise MalformedError("it names no tensor")
 
 
 @message(SERVICE, "close")
-class ClosePass(Request[list[PassReport]]):
+class ClosePass(Request[PassAnswer]):
     """No further workers take part in a pass."""
 
     ids: Spread[PassIds]

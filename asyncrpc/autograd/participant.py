@@ -9,19 +9,20 @@ import torch
 from asyncrpc.autograd.contexts import Contexts
 from asyncrpc.autograd.ends import PassEnds
 from asyncrpc.autograd.functions import CrossingId, Received
-from asyncrpc.autograd.machine import PassReport
 from asyncrpc.autograd.messages import (
     AbortPass,
     Advance,
     AskWaits,
+    BringsGradients,
     ClosePass,
     CommitPass,
+    PassAnswer,
     PassIds,
     PassOutcome,
 )
 from asyncrpc.autograd.placing import at_their_devices
 from asyncrpc.autograd.ports import Devices, Links
-from asyncrpc.autograd.state import ABORTED
+from asyncrpc.autograd.state import ABORTED, Pass
 from asyncrpc.autograd.waits import PassWaits
 from asyncrpc.autograd.work import PassWork
 from asyncrpc.errors import AsyncRpcError, AutogradError, MalformedError
@@ -72,7 +73,7 @@ class PassParticipant:
 
     # --- requests --------------------------------------------------------------------
 
-    async def on_advance(self, link: PeerLink, advance: Advance) -> list[PassReport]:
+    async def on_advance(self, link: PeerLink, advance: Advance) -> PassAnswer:
         """Take part in a pass, with gradients that have come and those that will."""
         advance.check()
         context_id, pass_id = advance.ids
@@ -82,21 +83,49 @@ class PassParticipant:
         is_new = pass_id not in state.passes
         one = state.join_pass(pass_id, advance.root, advance.keeping)
         one.check()
-        one.inward.add(link.peer.incarnation)
+        one.inward[link.peer.incarnation] = link.peer
+        also: Sequence[CrossingId] = ()
         if is_new:
             one.is_fast = advance.is_fast
+            also = one.machine.unsettled if one.is_fast else ()
+        await self._take(one, link.peer, coming, arrived, also, advance)
+        return await self._work.work(one, link.peer.incarnation)
+
+    async def on_gradients_back(
+        self, one: Pass, peer: WorkerId, answer: PassAnswer
+    ) -> None:
+        """Take gradients that came with the answer of a worker that was asked.
+
+        Raises:
+            MalformedError: it cannot have them.
+        """
+        coming, arrived = self._crossings(answer.asked), self._crossings(answer.given)
+        one.check()
+        one.state.check_sent(peer, (*coming, *arrived))
+        await self._take(one, peer, coming, arrived, (), answer)
+        one.wave.outstanding -= 1
+        await self._work.work(one)
+
+    async def _take(  # noqa: PLR0917
+        self,
+        one: Pass,
+        peer: WorkerId,
+        coming: Sequence[CrossingId],
+        arrived: Sequence[CrossingId],
+        also: Sequence[CrossingId],
+        brought: BringsGradients,
+    ) -> None:
+        """Let tensors take part, and enter the gradients that have come."""
         for crossing in (*coming, *arrived):
             if not one.machine.knows(crossing):
-                raise state.never_sent(crossing)
-        everything = one.machine.unsettled if is_new and one.is_fast else ()
-        one.take_part(one.machine.want([*coming, *arrived, *everything]))
+                raise one.state.never_sent(crossing)
+        one.take_part(one.machine.want([*coming, *arrived, *also]))
         gradients = await at_their_devices(
-            self._devices, state, arrived, advance.gradients
+            self._devices, one.state, arrived, brought.gradients
         )
-        if advance.history is not None:
-            gradients = self._with_history(link, gradients, advance.history)
+        if brought.history is not None:
+            gradients = self._with_history(peer, gradients, brought.history)
         one.enter(dict(zip(arrived, gradients, strict=True)))
-        return await self._work.work(one)
 
     def _crossings(self, keys: Sequence[int]) -> list[CrossingId]:
         me = self._me.incarnation
@@ -105,22 +134,22 @@ class PassParticipant:
 
     def _with_history(
         self,
-        link: PeerLink,
+        peer: WorkerId,
         gradients: Sequence[torch.Tensor | None],
         history: Sequence[int],
     ) -> list[torch.Tensor | None]:
         """Make gradients that have a history on another worker differentiable here."""
         serial, *indices = history
-        message = MessageId(link.peer.incarnation, serial)
+        message = MessageId(peer.incarnation, serial)
         found = list(gradients)
         for position, index in enumerate(indices):
             gradient = found[index]
             assert gradient is not None  # `Advance.check` has looked
-            one = Received(CrossingId(message, position), link.peer)
+            one = Received(CrossingId(message, position), peer)
             found[index] = self._receive(gradient, one)
         return found
 
-    async def on_close(self, link: PeerLink, request: ClosePass) -> list[PassReport]:
+    async def on_close(self, link: PeerLink, request: ClosePass) -> PassAnswer:
         """Record that no further workers take part.
 
         Raises:
@@ -138,7 +167,7 @@ class PassParticipant:
                 "this worker to take part in"
             )
         one.check()
-        return await self._work.close(one)
+        return await self._work.close(one, link.peer.incarnation)
 
     async def on_waits(self, _link: PeerLink, request: AskWaits) -> list[str]:
         """Say what a pass waits for."""

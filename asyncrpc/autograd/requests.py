@@ -14,7 +14,9 @@ from asyncrpc.autograd.functions import Received
 from asyncrpc.autograd.messages import (
     Advance,
     ClosePass,
+    PassAnswer,
     by_sender,
+    check_gradients,
     keys_of,
 )
 from asyncrpc.autograd.ports import Directory, Links
@@ -25,10 +27,19 @@ from asyncrpc.runtime.devices.maps import TO_HOST
 from asyncrpc.runtime.ports import PeerLink, Scheduler
 
 PassRequest: TypeAlias = Advance | ClosePass
+TakeGradients: TypeAlias = Callable[
+    [Pass, WorkerId, PassAnswer], Coroutine[Any, Any, None]
+]
 
 
 class PassRequests:
-    """Asks the senders of tensors to take part; each answer ends a part of the pass."""
+    """Asks the senders of tensors to take part; each answer ends a part of the pass.
+
+    Attributes:
+        take_gradients: takes those that an answer has brought; the service sets it.
+    """
+
+    take_gradients: TakeGradients
 
     def __init__(
         self,
@@ -77,7 +88,20 @@ class PassRequests:
                 given=keys_of(leaves),
                 history=self._keep_history(one.state, peer, found),
             )
-            self._request(one, peer, advance)
+            if one.wave.may_go_back(peer.incarnation) and _can_go_back(one, found):
+                one.going_back = advance
+            else:
+                self._request(one, peer, advance)
+        if one.wave.outstanding:
+            self.send_ahead(one)
+
+    def send_ahead(self, one: Pass) -> None:
+        """Send what was to go with an answer, which takes longer than was thought."""
+        back, one.going_back = one.going_back, None
+        if back is not None:
+            asked_by = one.wave.engaged_by
+            assert asked_by is not None  # as `may_go_back` says
+            self._request(one, one.inward[Incarnation(asked_by)], back)
 
     def close(self, one: Pass) -> None:
         """Tell the workers that take part: no others will."""
@@ -139,7 +163,37 @@ class PassRequests:
     def _request_over(self, one: Pass, link: PeerLink, request: PassRequest) -> None:
         # Gradients go by the host: who gets one knows where the tensor was.
         call = link.ask(request, device_map=TO_HOST)
-        call.add_done_callback(partial(_on_answer, one, request, link.peer.name))
+        call.add_done_callback(partial(self._on_answer, one, request, link.peer))
+
+    def _on_answer(
+        self, one: Pass, request: PassRequest, peer: WorkerId, call: asyncio.Future[Any]
+    ) -> None:
+        error = AutogradError(ABORTED) if call.cancelled() else call.exception()
+        if error is not None:
+            one.wave.outstanding -= 1
+            one.fail(error)
+            return
+        try:
+            answer = request.read_answer(peer.name, call.result())
+            check_gradients(answer)
+        except MalformedError as wrong:
+            one.wave.outstanding -= 1
+            one.fail(wrong)
+            return
+        one.wave.hear(answer.reports)
+        if answer.given or answer.asked:
+            # Until they are taken, the answer is not; so this worker is not idle.
+            self._start(one, partial(self.take_gradients, one, peer, answer))
+            return
+        one.wave.outstanding -= 1
+        one.look_up()
+
+
+def _can_go_back(one: Pass, gradients: Sequence[torch.Tensor | None]) -> bool:
+    """Return whether gradients may go with an answer: alone, and from the host."""
+    return one.going_back is None and all(
+        gradient is None or gradient.is_cpu for gradient in gradients
+    )
 
 
 def _on_ended(one: Pass, task: asyncio.Task[None]) -> None:
@@ -147,20 +201,3 @@ def _on_ended(one: Pass, task: asyncio.Task[None]) -> None:
     one.tasks.discard(task)
     if task.cancelled():
         one.fail(AutogradError(ABORTED))
-
-
-def _on_answer(
-    one: Pass, request: PassRequest, peer: str, call: asyncio.Future[Any]
-) -> None:
-    one.wave.outstanding -= 1
-    error = AutogradError(ABORTED) if call.cancelled() else call.exception()
-    if error is not None:
-        one.fail(error)
-        return
-    try:
-        reports = request.read_answer(peer, call.result())
-    except MalformedError as wrong:
-        one.fail(wrong)
-        return
-    one.wave.hear(reports)
-    one.look_up()

@@ -123,6 +123,7 @@ class AutogradService:
             links=worker,
             scheduler=worker,
         )
+        requests.take_gradients = self._participant.on_gradients_back
         passes, lifetime = self._participant, self._lifetime
         self.routes = (
             answers(Advance, passes.on_advance),

@@ -21,7 +21,7 @@ from asyncrpc.autograd.functions import (
     total,
 )
 from asyncrpc.autograd.machine import LocalPass, Wave
-from asyncrpc.autograd.messages import PassId, PassIds
+from asyncrpc.autograd.messages import Advance, PassAnswer, PassId, PassIds
 from asyncrpc.errors import AutogradError, MalformedError
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 
@@ -235,6 +235,7 @@ class Pass:
         flow: gradients on their way through the graph.
         arrived: gradients that have arrived and have not entered the graph.
         new: received tensors that were reached; their senders do not know yet.
+        going_back: what goes with the answer to the worker that waits for it; or None.
         onward: the workers that this one asked to take part; it tells them the end.
         inward: the workers that asked this one.
         tasks: run for it here beside the requests.
@@ -250,6 +251,7 @@ class Pass:
         "edges",
         "failure",
         "flow",
+        "going_back",
         "ids",
         "inward",
         "is_fast",
@@ -287,8 +289,9 @@ class Pass:
         self.flow = Flow()
         self.arrived: dict[CrossingId, torch.Tensor | None] = {}
         self.new: dict[Received, None] = {}
+        self.going_back: Advance | None = None
         self.onward: dict[Incarnation, WorkerId] = {}
-        self.inward: set[Incarnation] = set()
+        self.inward: dict[Incarnation, WorkerId] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         self.failure: BaseException | None = None
         self.is_fast = False
@@ -337,6 +340,14 @@ class Pass:
         idle, is_over = self._idle, self.wave.is_idle or self._is_over
         if is_over and idle is not None and not idle.done():
             idle.set_result(None)
+
+    def answer(self, me: Incarnation) -> PassAnswer:
+        """Return the answer to the worker that waits for it: all has ended here."""
+        reports = self.wave.disengage(me, is_done=self.machine.is_done)
+        back, self.going_back = self.going_back, None
+        if back is None:
+            return PassAnswer([], reports, [], [], None)
+        return PassAnswer(back.gradients, reports, back.asked, back.given, back.history)
 
     async def idle(self) -> None:
         """Wait until nothing is under way for the pass here.

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
+from typing import Final
 
 from asyncrpc.autograd.engine import Engine, Leaving, SegmentRun, prepare
 from asyncrpc.autograd.functions import leaves_of
 from asyncrpc.autograd.inline import Runner
-from asyncrpc.autograd.machine import PassReport
+from asyncrpc.autograd.messages import PassAnswer
 from asyncrpc.autograd.placing import on_devices_of
 from asyncrpc.autograd.ports import Threads
 from asyncrpc.autograd.requests import PassRequests
 from asyncrpc.autograd.state import ABORTED, Pass
 from asyncrpc.errors import AutogradError
 from asyncrpc.ids import Incarnation
+
+# The answer to who is not the first to ask: others hear the reports.
+NOTHING_NEW: Final = PassAnswer([], [], [], [], None)
 
 
 class PassWork:
@@ -38,13 +42,17 @@ class PassWork:
         self._threads = threads
         self._runner = Runner(threads, engine.lock)
 
-    async def work(self, one: Pass) -> list[PassReport]:
+    async def work(self, one: Pass, asked_by: Incarnation | None = None) -> PassAnswer:
         """Do what can be done; return the answer to who asked for it.
+
+        Args:
+            one: the pass.
+            asked_by: the worker that asked; None: this one, which began the pass.
 
         Raises:
             Exception: why the pass has failed.
         """
-        if not one.wave.engage():
+        if not one.wave.engage(asked_by):
             if not one.wave.is_running:  # who runs it looks again
                 one.wave.is_running = (
                     True  # from now on: others must not take us for idle
@@ -53,21 +61,21 @@ class PassWork:
                 # If it fails, the pass has failed, and its waiters know.
                 with suppress(Exception):
                     await self._drain(one)
-            return []
+            return NOTHING_NEW
         if not one.wave.is_running:
             one.wave.is_running = True
             await self._drain(one)
         await one.idle()
-        return one.wave.disengage(self._me, is_done=one.machine.is_done)
+        return one.answer(self._me)
 
-    async def close(self, one: Pass) -> list[PassReport]:
+    async def close(self, one: Pass, asked_by: Incarnation | None = None) -> PassAnswer:
         """Continue, knowing that no further workers take part, and tell the others."""
         if one.is_settled:
-            return []
+            return NOTHING_NEW
         one.is_settled = True
         one.machine.rule_out()
         self._requests.close(one)
-        return await self.work(one)
+        return await self.work(one, asked_by)
 
     async def _drain(self, one: Pass) -> None:
         """Run what is ready, until nothing is; send on what comes out."""
@@ -90,6 +98,7 @@ class PassWork:
         if segment is None:
             self._requests.send(one, list(one.new), [], {})
             return False
+        self._requests.send_ahead(one)
         if not segment.is_whole and one.new:
             ready = set(leaves_of(segment.nodes)[1])
             later = [leaf for leaf in one.new if leaf not in ready]

@@ -6,11 +6,16 @@ graph: see "Whole and partial" in docs/explanation/autograd.md.
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 import torch
 
 import asyncrpc
+from asyncrpc import Worker
 from asyncrpc.autograd import backward, context
+from asyncrpc.runtime.ports import PeerLink
 from tests.numerics.stateful_objects import Keepers, ask, check, deaf, group_of, leaf
 
 Roots = list[torch.Tensor]
@@ -26,6 +31,32 @@ async def test_a_value_goes_to_and_fro(through: str, depth: int) -> None:
         return [x]
 
     await check(program, "abc")
+
+
+async def test_a_gradient_for_the_worker_that_asked_goes_with_the_answer() -> None:
+    """So there and back is one request, and not two."""
+    async with group_of(2) as (workers, keepers), context() as ctx:
+        asked: Counter[str] = Counter()
+        for worker in workers:
+            count_requests(worker, asked)
+        y = leaf()
+        for _ in range(4):
+            y = (await ask(keepers["b"], "times", y)).cos()
+        await backward(ctx, y.sum())
+        assert asked == {"b": 4}
+
+
+def count_requests(worker: Worker, asked: Counter[str]) -> None:
+    """Count the requests of backward passes that come to a worker."""
+    routes = worker.parts.router.of("autograd")
+    (route,) = (one for one in routes if one.method == "advance")
+    handle = route.handle
+
+    def count(link: PeerLink, value: Any) -> Any:
+        asked[worker.name] += 1
+        return handle(link, value)
+
+    route.handle = count
 
 
 @pytest.mark.parametrize("way", ["ab", "bab", "abab", "babcab", "aab"])

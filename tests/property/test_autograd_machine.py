@@ -84,7 +84,10 @@ Answer = list[PassReport]
 
 @dataclass
 class Message:
-    """A request on its way, or, with an answer in it, on its way back."""
+    """A request on its way, or, with an answer in it, on its way back.
+
+    On its way back it may bring what would else be a request of its own.
+    """
 
     source: int
     target: int
@@ -92,6 +95,7 @@ class Message:
     gradients: dict[int, int] = field(default_factory=dict)
     is_close: bool = False
     answer: Answer | None = None
+    back: Message | None = None
 
 
 class Here:
@@ -111,6 +115,7 @@ class Here:
         self.new: list[int] = []
         self.onward: set[int] = set()
         self.owes: Message | None = None
+        self.going_back: Message | None = None
         self.is_closed = False
         self.in_hand: Segment[int, Node] | None = None
         self.ran: Counter[Node] = Counter()
@@ -140,6 +145,7 @@ class Backward:
         self.travelled: Counter[int] = Counter()
         self.values: dict[int, int] = {}
         self.is_over = False
+        self.came_back = 0  # gradients that came with answers
         root = self.workers[0]
         root.machine.add_root(ROOT, ("start", ROOT))
         root.take_part([ROOT])
@@ -153,9 +159,9 @@ class Backward:
 
     def work(self, here: Here, message: Message | None) -> None:
         """As the service does: answer at once, or when all has ended."""
-        if not here.wave.engage():
-            assert message is not None
-            self.answer(message, [])
+        if not here.wave.engage(None if message is None else message.source):
+            if message is not None:
+                self.answer(message, [])
         else:
             here.owes = message
         self.drive(here)
@@ -166,6 +172,7 @@ class Backward:
         segment = here.machine.next_segment()
         ready: set[Node] = set()
         if segment is not None:
+            self.send_ahead(here)
             ready = self.nodes_of(here, segment)
             here.in_hand, here.wave.is_running = segment, True
         later = [leaf for leaf in here.new if ("leaf", leaf) not in ready]
@@ -206,7 +213,17 @@ class Backward:
             else:
                 message.asked.append(leaf)
         for message in by_sender.values():
-            self.post(here, message)
+            if here.wave.may_go_back(message.target) and here.going_back is None:
+                here.going_back = message
+            else:
+                self.post(here, message)
+        if here.wave.outstanding:
+            self.send_ahead(here)
+
+    def send_ahead(self, here: Here) -> None:
+        back, here.going_back = here.going_back, None
+        if back is not None:
+            self.post(here, back)
 
     def post(self, here: Here, message: Message) -> None:
         here.onward.add(message.target)
@@ -218,18 +235,26 @@ class Backward:
             here = self.workers[message.source]
             here.wave.outstanding -= 1
             here.wave.hear(message.answer)
-            self.look_up(here)
+            if message.back is None:
+                self.look_up(here)
+            else:
+                self.came_back += 1
+                self.take(here, message.back)
+                self.work(here, None)
             return
         here = self.workers[message.target]
         if message.is_close:
             self.close(here, message)
             return
+        self.take(here, message)
+        self.work(here, message)
+
+    def take(self, here: Here, message: Message) -> None:
         here.take_part(here.machine.want([*message.asked, *message.gradients]))
         here.machine.arrive(message.gradients)
         here.gradients |= message.gradients
         self.travelled.update(message.gradients.keys())
         self.values |= message.gradients
-        self.work(here, message)
 
     def close(self, here: Here, message: Message | None) -> None:
         if here.is_closed:
@@ -242,18 +267,23 @@ class Backward:
             self.post(here, Message(here.me, target, is_close=True))
         self.work(here, message)
 
-    def answer(self, message: Message, answer: Answer) -> None:
-        back = Message(message.source, message.target, answer=answer)
-        self.messages.append(back)
+    def answer(
+        self, message: Message, answer: Answer, back: Message | None = None
+    ) -> None:
+        self.messages.append(
+            Message(message.source, message.target, answer=answer, back=back)
+        )
 
     def look_up(self, here: Here) -> None:
         if not here.wave.is_engaged or not here.wave.is_idle:
             return
         message, here.owes = here.owes, None
         answer = here.wave.disengage(here.me, is_done=here.machine.is_done)
+        back, here.going_back = here.going_back, None
         if message is not None:
-            self.answer(message, answer)
+            self.answer(message, answer, back)
             return
+        assert back is None
         assert here.me == 0  # who began hears the last answer when all is quiet
         assert not self.messages
         assert not self.running
@@ -279,6 +309,7 @@ def test_every_pass_ends_with_the_right_gradients(
             backward.end(running[what - pending])
     root = backward.workers[0]
     event("closed" if root.is_closed else "in one wave")
+    event("gradients came with answers" if backward.came_back else "none came so")
     assert backward.is_over
     assert not root.wave.unfinished
     wanted = program.gradients()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -53,21 +54,28 @@ class Facts:
 
 
 class Counting:
-    """Counts the gradients that come to a worker."""
+    """Counts the gradients that come to a worker, and those in its answers."""
 
     def __init__(self, worker: Worker) -> None:
         routes = worker.parts.router.of("autograd")
-        (self._route,) = (one for one in routes if one.method == "advance")
-        self._handle = self._route.handle
-        self._route.handle = self._count
+        self._counted = [one for one in routes if one.method in {"advance", "close"}]
+        self._handles = [one.handle for one in self._counted]
+        for route in self._counted:
+            route.handle = partial(self._count, route.handle)
         self.gradients = 0
 
-    def _count(self, link: PeerLink, value: Any) -> Any:
-        self.gradients += len(value[0])  # the gradients, some of them None
-        return self._handle(link, value)
+    async def _count(
+        self, handle: Callable[[PeerLink, Any], Any], link: PeerLink, value: Any
+    ) -> Any:
+        if type(value[0]) is list:  # of `advance`; some of the gradients may be None
+            self.gradients += len(value[0])
+        answer = await handle(link, value)
+        self.gradients += len(answer[0])
+        return answer
 
     def end(self) -> None:
-        self._route.handle = self._handle
+        for route, handle in zip(self._counted, self._handles, strict=True):
+            route.handle = handle
 
 
 @contextmanager

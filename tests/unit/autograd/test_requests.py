@@ -18,10 +18,12 @@ from asyncrpc.autograd.messages import (
     Advance,
     AskWaits,
     CommitPass,
+    PassAnswer,
     PassId,
     PassIds,
 )
 from asyncrpc.autograd.requests import PassRequests
+from asyncrpc.autograd.state import Pass
 from asyncrpc.autograd.waits import PassWaits
 from asyncrpc.errors import AutogradError, MalformedError
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
@@ -57,14 +59,37 @@ class Everything:
         self.requests = PassRequests(
             me, self.contexts, self.links, self.links, self.scheduler
         )
+        self.taken: list[tuple[Pass, WorkerId, PassAnswer]] = []
+        self.refusal: Exception | None = None
+        self.requests.take_gradients = self._take
         self.ends = PassEnds(me, self.contexts, self.links, NoTurns())
         self.waits = PassWaits(ME, self.links)
+
+    async def _take(self, one: Pass, peer: WorkerId, answer: PassAnswer) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.taken.append((one, peer, answer))
+
+    def engage(self) -> None:
+        """Let the peer wait for an answer."""
+        self.one.inward[PEER.incarnation] = PEER
+        assert self.one.wave.engage(PEER.incarnation)
 
     def ask(self, sender: WorkerId = PEER) -> Received:
         """Ask the sender of a tensor to take part."""
         leaf = received(sender)
         self.requests.send(self.one, [leaf], [], {})
         return leaf
+
+
+def answer_of(
+    gradients: list[torch.Tensor | None] | None = None,
+    *,
+    asked: list[int] | None = None,
+    given: list[int] | None = None,
+) -> list[Any]:
+    """Return an answer as it travels."""
+    return [gradients or [], {"fields": [[], asked or [], given or [], None]}]
 
 
 def received(sender: WorkerId, serial: int = 7) -> Received:
@@ -99,14 +124,103 @@ async def test_a_gradient_with_a_history_is_a_tensor_that_is_sent() -> None:
 async def test_the_answer_ends_a_part_of_the_pass() -> None:
     parts = Everything()
     parts.ask()
-    parts.peer.asked[0][1].set_result([])
+    parts.peer.asked[0][1].set_result(answer_of())
     await let_run()
     assert parts.one.failure is None
+    assert parts.one.wave.is_idle
+    assert parts.taken == []
+
+
+async def test_an_answer_may_bring_gradients_and_ends_once_they_are_taken() -> None:
+    parts = Everything()
+    parts.ask()
+    gradients = [torch.ones(1), None]
+    given = [3, 0, 3, 1]
+    parts.peer.asked[0][1].set_result(answer_of(gradients, given=given))
+    await let_run()
+    assert not parts.one.wave.is_idle  # who takes them says when
+    ((one, peer, answer),) = parts.taken
+    assert (one, peer) == (parts.one, PEER)
+    assert (answer.gradients, answer.given) == (gradients, given)
+
+
+async def test_who_takes_gradients_of_an_answer_may_refuse_them() -> None:
+    parts = Everything()
+    parts.ask()
+    parts.refusal = MalformedError("of what was not sent")
+    parts.peer.asked[0][1].set_result(answer_of(asked=[3, 0]))
+    await let_run()
+    await parts.scheduler.settle()
+    assert parts.one.failure is parts.refusal
+
+
+class TestGoingBack:
+    """What goes with the answer to the worker that waits for it."""
+
+    async def test_it_is_not_sent(self) -> None:
+        parts = Everything()
+        parts.engage()
+        gradient = torch.ones(1)
+        leaf = received(PEER)
+        parts.requests.send(parts.one, [], [leaf], {leaf: gradient})
+        assert parts.peer.asked == []
+        assert parts.one.wave.is_idle
+        answer = parts.one.answer(ME.incarnation)
+        assert (answer.gradients, answer.given) == ([gradient], [7, 0])
+        assert [report.worker for report in answer.reports] == [ME.incarnation]
+        assert parts.one.going_back is None
+
+    async def test_it_is_sent_if_something_else_is_under_way(self) -> None:
+        parts = Everything()
+        parts.engage()
+        parts.ask(PEER)
+        far = parts.links.reachable["far"] = RecordingLink(FAR)
+        parts.links.open[FAR.incarnation] = far
+        parts.ask(FAR)
+        assert [type(request) for request, _ in far.asked] == [Advance]
+        assert [type(request) for request, _ in parts.peer.asked] == [Advance]
+
+    async def test_it_is_sent_before_what_takes_longer(self) -> None:
+        parts = Everything()
+        parts.engage()
+        parts.ask(PEER)
+        parts.requests.send_ahead(parts.one)
+        parts.requests.send_ahead(parts.one)  # which has no more to send
+        assert [type(request) for request, _ in parts.peer.asked] == [Advance]
+        assert parts.one.wave.outstanding == 1
+
+    async def test_a_second_one_is_sent_and_the_first_with_it(self) -> None:
+        parts = Everything()
+        parts.engage()
+        parts.ask(PEER)
+        parts.ask(PEER)
+        assert len(parts.peer.asked) == 2
+
+    async def test_what_is_on_a_device_is_sent(self) -> None:
+        parts = Everything()
+        parts.engage()
+        leaf = received(PEER)
+        gradient = torch.ones(1, device="meta")
+        parts.requests.send(parts.one, [], [leaf], {leaf: gradient})
+        assert len(parts.peer.asked) == 1
+
+    async def test_who_began_the_pass_owes_no_answer(self) -> None:
+        parts = Everything()
+        assert parts.one.wave.engage()
+        parts.ask(PEER)
+        assert len(parts.peer.asked) == 1
 
 
 @pytest.mark.parametrize(
     ("answer", "error"),
-    [([["x", 1, 1]], MalformedError), (ValueError("there"), ValueError)],
+    [
+        ([[], {"fields": [[["x", 1, 1]], [], [], None]}], MalformedError),
+        ([[["x", 1, 1]]], MalformedError),
+        ([[], {"fields": [[], [], [3, 0], None]}], MalformedError),
+        ([[], {"fields": [[], [3], [], None]}], MalformedError),
+        ([[None], {"fields": [[], [], [3, 0], [5, 0]]}], MalformedError),
+        (ValueError("there"), ValueError),
+    ],
 )
 async def test_a_wrong_answer_fails_the_pass(answer: Any, error: type) -> None:
     parts = Everything()
