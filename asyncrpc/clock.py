@@ -14,6 +14,8 @@ NS_PER_S: Final = 1_000_000_000
 wall_ns: Final = time.time_ns
 # The time, in seconds: for what is too short to ask a `Clock` for.
 now_s: Final = time.perf_counter
+# Processor time of the calling thread, in seconds.
+thread_cpu_s: Final = time.thread_time
 NO_LIMIT_NS: Final = -1  # on the wire: the call has no deadline
 
 

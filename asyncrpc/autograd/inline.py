@@ -3,6 +3,10 @@
 Handing work to a thread and learning of its end takes as long as a small backward run.
 So work that has been short, each time that it ran in a thread, runs on the loop from
 then on; once it takes long, it does not.
+
+Short is what takes little processor time: on a busy machine the thread may have to wait
+for a core, which says nothing of the work.  Only a long wait counts, for it may be of
+the work itself.
 """
 
 from __future__ import annotations
@@ -11,10 +15,11 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from asyncrpc.autograd.ports import Threads
-from asyncrpc.clock import now_s
+from asyncrpc.clock import now_s, thread_cpu_s
 from asyncrpc.runtime.threads import uncancelled
 
 T = TypeVar("T")
@@ -22,10 +27,13 @@ T = TypeVar("T")
 # The loop is not to be held up longer than a few small calls take.
 SHORT_S: Final = 400e-6
 LONG_S: Final = 1e-3
+# From its begin to its end: twice what another process keeps a core for, as a rule.
+WAIT_S: Final = 6e-3
 TRIALS: Final = 3  # in a thread, before the loop does it
-LATE_MAX: Final = 8  # that the loop was held up, before it never does it again
+LATE_MAX: Final = 8  # that the loop was held up: then there are more trials
+TRIALS_MAX: Final = 1000
+FORGIVEN_AFTER: Final = 100  # short runs on the loop, for each time that it was held up
 KINDS_MAX: Final = 1024  # that are remembered
-_NEVER: Final = -1
 
 
 # What is worth a trial: of so many tensors at most, and each of so many elements.
@@ -60,14 +68,14 @@ class Runner:
 
     def run_here(self, kind: Hashable, job: Callable[[], T]) -> T:
         """Run a job that `may_run_here` has just allowed."""
-        begun_s = now_s()
+        begun_s, begun_cpu_s = now_s(), thread_cpu_s()
         try:
             return job()
         except asyncio.CancelledError as error:  # who awaits this has not been
             raise uncancelled(error) from error
         finally:
             self._lock.release()
-            self._policy.note(kind, now_s() - begun_s)
+            self._policy.note(kind, thread_cpu_s() - begun_cpu_s, now_s() - begun_s)
 
     def run_in_thread(
         self, kind: Hashable | None, job: Callable[[], T]
@@ -75,19 +83,36 @@ class Runner:
         """Run a job in a thread, and take note of how long it takes there."""
         if kind is None:
             return self._threads.run_in_thread(job)
-        took_s = 0.0
+        cpu_s = took_s = 0.0
 
         def timed() -> T:
-            nonlocal took_s
-            begun_s = now_s()
+            nonlocal cpu_s, took_s
+            begun_s, begun_cpu_s = now_s(), thread_cpu_s()
             try:
                 return job()
             finally:
-                took_s = now_s() - begun_s
+                cpu_s, took_s = thread_cpu_s() - begun_cpu_s, now_s() - begun_s
 
         work = self._threads.run_in_thread(timed)
-        work.add_done_callback(lambda _: self._policy.note(kind, took_s))
+        work.add_done_callback(lambda _: self._policy.note(kind, cpu_s, took_s))
         return work
+
+
+@dataclass(slots=True)
+class _Pace:
+    """What is known of one kind of work.
+
+    Attributes:
+        trials: short ones in a row.
+        needed: so many, before the loop does it.
+        late: how often the loop was held up lately.
+        short: runs on the loop since, all short.
+    """
+
+    trials: int = 0
+    needed: int = TRIALS
+    late: int = 0
+    short: int = 0
 
 
 class InlinePolicy:
@@ -97,26 +122,35 @@ class InlinePolicy:
     """
 
     def __init__(self) -> None:
-        self._short: OrderedDict[Hashable, int] = OrderedDict()  # trials in a row
-        self._late: dict[Hashable, int] = {}  # how often the loop was held up
+        self._paces: OrderedDict[Hashable, _Pace] = OrderedDict()
 
     def is_short(self, kind: Hashable) -> bool:
         """Return whether work of this kind has always been short."""
-        return self._short.get(kind, 0) >= TRIALS
+        pace = self._paces.get(kind)
+        return pace is not None and pace.trials >= pace.needed
 
-    def note(self, kind: Hashable, took_s: float) -> None:
-        """Record how long work of this kind took."""
-        trials = self._short.get(kind, 0)
-        if trials == _NEVER:
-            return
-        if trials < TRIALS:
-            # A thread may have to wait for its turn: slow is only what always is.
-            trials = trials + 1 if took_s <= SHORT_S else 0
-        elif took_s > LONG_S:
-            # Or another process had the core: so it begins anew, some times.
-            self._late[kind] = late = self._late.get(kind, 0) + 1
-            trials = _NEVER if late >= LATE_MAX else 0
-        self._short[kind] = trials
-        if len(self._short) > KINDS_MAX:
-            old, _ = self._short.popitem(last=False)
-            self._late.pop(old, None)
+    def note(self, kind: Hashable, cpu_s: float, took_s: float) -> None:
+        """Record how long work of this kind took.
+
+        Args:
+            kind: of work.
+            cpu_s: processor time of its thread.
+            took_s: from its begin to its end.
+        """
+        pace = self._paces.get(kind)
+        if pace is None:
+            pace = self._paces[kind] = _Pace()
+            if len(self._paces) > KINDS_MAX:
+                self._paces.popitem(last=False)
+        if pace.trials < pace.needed:
+            is_short = cpu_s <= SHORT_S and took_s <= WAIT_S
+            pace.trials = pace.trials + 1 if is_short else 0
+        elif cpu_s > LONG_S or took_s > WAIT_S:
+            pace.trials, pace.short = 0, 0
+            pace.late += 1
+            if pace.late >= LATE_MAX:
+                pace.late, pace.needed = 0, TRIALS_MAX
+        elif pace.late:
+            pace.short += 1
+            if pace.short >= FORGIVEN_AFTER:
+                pace.late, pace.short = pace.late - 1, 0

@@ -2,55 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
+import pytest
+
 from asyncrpc.autograd.inline import (
+    FORGIVEN_AFTER,
     KINDS_MAX,
     LATE_MAX,
     LONG_S,
     SHORT_S,
     TRIALS,
+    TRIALS_MAX,
+    WAIT_S,
     InlinePolicy,
 )
 
 
+def try_out(pace: InlinePolicy, kind: Hashable = "a", trials: int = TRIALS) -> None:
+    """Run something short in a thread, as often as the loop wants it tried."""
+    for _ in range(trials):
+        assert not pace.is_short(kind)
+        pace.note(kind, SHORT_S / 2, SHORT_S)
+    assert pace.is_short(kind)
+
+
 def test_only_what_has_always_been_short_is() -> None:
     pace = InlinePolicy()
-    for _ in range(TRIALS):
-        assert not pace.is_short("a")
-        pace.note("a", SHORT_S / 2)
-    assert pace.is_short("a")
+    try_out(pace)
     assert not pace.is_short("b")
 
 
-def test_a_slow_trial_begins_anew() -> None:
+@pytest.mark.parametrize(
+    ("cpu_s", "took_s"), [(2 * SHORT_S, 2 * SHORT_S), (0.0, 2 * WAIT_S)]
+)
+def test_a_slow_trial_begins_anew(cpu_s: float, took_s: float) -> None:
     pace = InlinePolicy()
-    pace.note("a", SHORT_S / 2)
-    pace.note("a", 2 * SHORT_S)
-    for _ in range(TRIALS - 1):
-        pace.note("a", SHORT_S / 2)
-    assert not pace.is_short("a")
-    pace.note("a", SHORT_S / 2)
+    pace.note("a", SHORT_S / 2, SHORT_S / 2)
+    pace.note("a", cpu_s, took_s)
+    try_out(pace)
+
+
+def test_a_trial_that_waits_for_a_core_is_short_all_the_same() -> None:
+    pace = InlinePolicy()
+    for _ in range(TRIALS):
+        pace.note("a", SHORT_S, WAIT_S)
     assert pace.is_short("a")
 
 
-def test_what_has_held_up_the_loop_often_never_does_again() -> None:
+@pytest.mark.parametrize(
+    ("cpu_s", "took_s"), [(2 * LONG_S, 2 * LONG_S), (0.0, 2 * WAIT_S)]
+)
+def test_what_has_held_up_the_loop_often_is_tried_more_often(
+    cpu_s: float, took_s: float
+) -> None:
     pace = InlinePolicy()
-    for late in range(1, LATE_MAX + 1):
-        for _ in range(TRIALS):
-            pace.note("a", 0.0)
+    for _ in range(LATE_MAX):
+        try_out(pace)
+        pace.note("a", LONG_S, WAIT_S)  # a little late: it stays
         assert pace.is_short("a")
-        pace.note("a", (SHORT_S + LONG_S) / 2)  # a little late: it stays
-        assert pace.is_short("a")
-        pace.note("a", 2 * LONG_S)
-        assert not pace.is_short("a"), late
-    for _ in range(2 * TRIALS):
-        pace.note("a", 0.0)
-    assert not pace.is_short("a")
+        pace.note("a", cpu_s, took_s)
+        assert not pace.is_short("a")
+    try_out(pace, trials=TRIALS_MAX)
+
+
+def test_what_seldom_holds_up_the_loop_is_forgiven() -> None:
+    pace = InlinePolicy()
+    for _ in range(3 * LATE_MAX):
+        try_out(pace)
+        for _ in range(FORGIVEN_AFTER):
+            pace.note("a", SHORT_S, SHORT_S)
+        pace.note("a", 2 * LONG_S, 2 * LONG_S)
+    try_out(pace)
 
 
 def test_so_many_kinds_are_remembered() -> None:
     pace = InlinePolicy()
-    for _ in range(TRIALS):
-        pace.note("first", 0.0)
+    try_out(pace, "first")
     for kind in range(KINDS_MAX):
-        pace.note(kind, 0.0)
+        pace.note(kind, 0.0, 0.0)
     assert not pace.is_short("first")
