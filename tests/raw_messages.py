@@ -13,6 +13,7 @@ class RawMessage:
     """Any content for any method of any service."""
 
     labels = ()
+    may_wait_s = 0.0
 
     def __init__(self, service: Any, method: Any, content: Any) -> None:
         self.service, self.method, self.name = service, method, f"{service}.{method}"

@@ -27,8 +27,11 @@ T = TypeVar("T")
 # The loop is not to be held up longer than a few small calls take.
 SHORT_S: Final = 400e-6
 LONG_S: Final = 1e-3
-# From its begin to its end: twice what another process keeps a core for, as a rule.
+# From its begin to its end.  Another process keeps a core for some 3 ms: a trial that
+# took longer may be of work that waits for something.  On the loop, where work must not
+# pay for a busy machine, only what took much longer is taken for that.
 WAIT_S: Final = 6e-3
+BLOCKED_S: Final = 50e-3
 TRIALS: Final = 3  # in a thread, before the loop does it
 LATE_MAX: Final = 8  # that the loop was held up: then there are more trials
 TRIALS_MAX: Final = 1000
@@ -145,7 +148,7 @@ class InlinePolicy:
         if pace.trials < pace.needed:
             is_short = cpu_s <= SHORT_S and took_s <= WAIT_S
             pace.trials = pace.trials + 1 if is_short else 0
-        elif cpu_s > LONG_S or took_s > WAIT_S:
+        elif cpu_s > LONG_S or took_s > BLOCKED_S:
             pace.trials, pace.short = 0, 0
             pace.late += 1
             if pace.late >= LATE_MAX:

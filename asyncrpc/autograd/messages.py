@@ -164,16 +164,19 @@ class JoinContext(Request[bool]):
     context_id: Spread[ContextId]
 
 
-@message(SERVICE, "release")
+@message(SERVICE, "release", may_wait_s=20e-3)
 class ReleaseContext(Notice):
-    """A context has ended."""
+    """A context has ended.
+
+    What it kept is let go a little later: a training loop sends its next message soon.
+    """
 
     context_id: Spread[ContextId]
 
 
-@message(SERVICE, "commit")
+@message(SERVICE, "commit", may_wait_s=1e-3)
 class CommitPass(Notice):
-    """A pass has succeeded."""
+    """A pass has succeeded.  As a rule the request of a step follows at once."""
 
     ids: Spread[PassIds]
 

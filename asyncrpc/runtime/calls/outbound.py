@@ -77,6 +77,9 @@ class OutboundConnection(DropsMessages, Protocol):
     def join(self, part: bytes) -> None:
         """Write a message that can wait for the next one."""
 
+    def hold(self, part: bytes, for_s: float) -> None:
+        """Write a message with the next one, or after so many seconds."""
+
     def push(self, part: bytes) -> None:
         """Write a message now, with all that waits."""
 
@@ -416,13 +419,20 @@ class OutboundCalls:
     def tell(self, notice: Notice, *, at_once: bool = False) -> None:
         """Send a message to a part of the peer, with the next one or in the next turn.
 
+        One that may wait, as its class says, may do so for some milliseconds.
+
         Args:
             notice: plain (numbers, text, lists): no tensors, no references.
             at_once: it goes now: a peer sleeps for it, and the loop may compute next.
         """
         control = self._codec.encode(notice.pack()).control
-        write = self._connection.push if at_once else self._connection.join
-        write(prefix(FrameKind.NOTICE, 0, head=notice.head, control=control))
+        part = prefix(FrameKind.NOTICE, 0, head=notice.head, control=control)
+        if at_once:
+            self._connection.push(part)
+        elif notice.may_wait_s:
+            self._connection.hold(part, notice.may_wait_s)
+        else:
+            self._connection.join(part)
 
     def start_stream(
         self,

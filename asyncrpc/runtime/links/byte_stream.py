@@ -63,6 +63,8 @@ class ByteStream:
 
     __slots__ = (
         "_ahead",
+        "_has_limit",
+        "_held_until",
         "_is_ahead_due",
         "_is_reading_paused",
         "_loop",
@@ -92,6 +94,8 @@ class ByteStream:
         self._turn: list[bytes | memoryview] | None = None  # written later this turn
         self._ahead: list[bytes] = []  # goes with the next message
         self._is_ahead_due = False  # in the loop's next turn, if no message comes
+        self._has_limit = False  # whether something ahead may not wait for ever
+        self._held_until: asyncio.TimerHandle | None = None
         self._marks: WaterMarks | None = None
         self._is_reading_paused = False
 
@@ -109,6 +113,7 @@ class ByteStream:
             self._loop.call_soon(self._end_turn)
             if self._ahead:
                 parts, self._ahead = (*self._ahead, *parts), []
+                self._has_limit = False
             self.keep(parts)
             self.transport.send(parts)
 
@@ -137,12 +142,34 @@ class ByteStream:
             self._loop.call_soon(self.write_ahead)
         self._ahead.append(part)
 
-    def hold(self, part: bytes) -> None:
+    def hold(self, part: bytes, for_s: float | None = None) -> None:
         """Write a message with the next one, whenever that comes.
 
-        `write_ahead` writes it without one.
+        It is written before every message that is sent later.
+
+        Args:
+            part: the message.
+            for_s: it is written without one after so many seconds; None: once
+                `write_ahead` is called.
         """
-        (self._ahead if self._turn is None else self._turn).append(part)
+        if self._turn is not None:
+            self._turn.append(part)
+            return
+        self._ahead.append(part)
+        if for_s is None:
+            return
+        self._has_limit = True
+        at_s, timer = self._loop.time() + for_s, self._held_until
+        if timer is not None and timer.when() > at_s:
+            timer.cancel()
+            timer = None
+        if timer is None:
+            self._held_until = self._loop.call_at(at_s, self._write_held)
+
+    def _write_held(self) -> None:
+        self._held_until = None
+        if self._has_limit:
+            self.write_ahead()
 
     @property
     def has_ahead(self) -> bool:

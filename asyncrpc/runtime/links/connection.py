@@ -139,6 +139,7 @@ class Connection:
         self.ack_through = self
         self.stream = ByteStream(loop, poller)
         self.join = self.stream.join
+        self.hold = self.stream.hold
         self._write = self.stream.write
         self.outgoing = OutgoingMessages()
         self.drop = self.outgoing.drop
@@ -196,9 +197,9 @@ class Connection:
             receipts.received += nbytes
             if poller is not None:
                 poller.read()
-            self._reader.advance(nbytes)
             if receipts.received >= receipts.due_at:
-                self._resumption.on_due()
+                self._resumption.on_due()  # before what may be answered at once
+            self._reader.advance(nbytes)
             if poller is not None and self.awaited:
                 poller.wait()
         except (AuthenticationError, RemoteProtocolError) as error:

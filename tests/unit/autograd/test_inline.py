@@ -7,6 +7,7 @@ from collections.abc import Hashable
 import pytest
 
 from asyncrpc.autograd.inline import (
+    BLOCKED_S,
     FORGIVEN_AFTER,
     KINDS_MAX,
     LATE_MAX,
@@ -51,7 +52,7 @@ def test_a_trial_that_waits_for_a_core_is_short_all_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpu_s", "took_s"), [(2 * LONG_S, 2 * LONG_S), (0.0, 2 * WAIT_S)]
+    ("cpu_s", "took_s"), [(2 * LONG_S, 2 * LONG_S), (0.0, 2 * BLOCKED_S)]
 )
 def test_what_has_held_up_the_loop_often_is_tried_more_often(
     cpu_s: float, took_s: float
@@ -59,7 +60,7 @@ def test_what_has_held_up_the_loop_often_is_tried_more_often(
     pace = InlinePolicy()
     for _ in range(LATE_MAX):
         try_out(pace)
-        pace.note("a", LONG_S, WAIT_S)  # a little late: it stays
+        pace.note("a", LONG_S, BLOCKED_S)  # a little late: it stays
         assert pace.is_short("a")
         pace.note("a", cpu_s, took_s)
         assert not pace.is_short("a")

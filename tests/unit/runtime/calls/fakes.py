@@ -112,6 +112,7 @@ class FakeConnection:
         self.sent: list[Sent] = []
         self.pushed: list[bytes] = []
         self.joined: list[bytes] = []
+        self.held: list[tuple[bytes, float]] = []
         self.outgoing = OutgoingMessages()
         self.drop = self.outgoing.drop
         self.arriving: dict[tuple[int, int], bytes] = {}
@@ -132,7 +133,7 @@ class FakeConnection:
         self.send(fields.pop("kind"), fields.pop("call_id"), **fields)
         self.outgoing.sent(message)
 
-    def hold(self, kind: int, call_id: int) -> OutgoingMessage:
+    def let_wait(self, kind: int, call_id: int) -> OutgoingMessage:
         """Let a message be on its way."""
         message = OutgoingMessage(kind, call_id)
         self.outgoing.wait(message, OutgoingEvent.QUEUE, lambda: None)
@@ -143,6 +144,9 @@ class FakeConnection:
 
     def join(self, part: bytes) -> None:
         self.joined.append(part)
+
+    def hold(self, part: bytes, for_s: float) -> None:
+        self.held.append((part, for_s))
 
     def forget_transfer(self, kind: int, call_id: int) -> bytes | None:
         return self.arriving.pop((kind, call_id), None)
@@ -208,6 +212,13 @@ class Look(Request[int]):
 @message("kept", "hear")
 class Hear(Notice):
     """A notice of the test."""
+
+    number: Signed
+
+
+@message("kept", "gone", may_wait_s=0.5)
+class Gone(Notice):
+    """A notice of the test that may wait."""
 
     number: Signed
 

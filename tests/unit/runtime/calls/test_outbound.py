@@ -22,7 +22,7 @@ from asyncrpc.runtime.options import PLAIN
 from asyncrpc.wire.frames import Flags, Frame, FrameKind
 from asyncrpc.wire.messages import unpack_head
 from asyncrpc.wire.outgoing import OutgoingMessage
-from tests.unit.runtime.calls.fakes import Hear, LinkParts, Look, Pins
+from tests.unit.runtime.calls.fakes import Gone, Hear, LinkParts, Look, Pins
 
 NAME = "builtins:max"
 LARGE = np.zeros(16 << 10, np.uint8)  # more than goes without credit
@@ -171,7 +171,7 @@ class TestCancelling:
         link.credit.on_credit(Frame(FrameKind.CREDIT, 0, WINDOW, 1 << 20))
         call = start(link, LARGE)
         call.pins = pins = Pins()
-        link.connection.hold(FrameKind.REQUEST, 1)
+        link.connection.let_wait(FrameKind.REQUEST, 1)
         call.cancel()
         assert link.connection.last.aux == LARGE.nbytes
         assert pins.events == ["undone"]
@@ -295,6 +295,14 @@ class TestServices:
         with pytest.raises(RejectedError):
             link.calls.ask(Look(5))
         assert len(link.pending) == 0
+
+    def test_a_notice_that_may_wait_does(self, link: LinkParts) -> None:
+        link.calls.tell(Gone(1))
+        ((_, for_s),) = link.connection.held
+        assert for_s == Gone.may_wait_s == 0.5
+        link.calls.tell(Gone(1), at_once=True)
+        assert len(link.connection.pushed) == 1
+        assert not link.connection.joined
 
     @pytest.mark.parametrize("at_once", [False, True])
     def test_a_notice_goes_now_or_with_the_next(

@@ -155,6 +155,31 @@ class TestMessages:
         assert both.line.sent == b"alone"
         both.line.sent.clear()
 
+    async def test_what_is_held_is_written_with_the_next(self, both: Both) -> None:
+        both.a.connection.hold(b"held ", 1.0)
+        await both.turn()
+        assert not both.line.sent
+        both.a.connection.post((b"next ",))
+        both.a.connection.hold(b"last")
+        await both.turn()
+        assert both.line.sent == b"held next last"
+        both.line.sent.clear()
+
+    async def test_what_is_held_is_written_when_its_time_is_over(
+        self, both: Both
+    ) -> None:
+        both.a.connection.hold(b"with ")  # which has no limit
+        both.a.connection.hold(b"long ", 3.0)
+        both.a.connection.hold(b"short", 1.0)
+        await asyncio.sleep(0.9)
+        assert not both.line.sent
+        await asyncio.sleep(0.2)
+        assert both.line.sent == b"with long short"
+        both.a.connection.hold(b" for ever")  # the time of the first is not its
+        await asyncio.sleep(10.0)
+        assert both.line.sent == b"with long short"
+        both.line.sent.clear()
+
     async def test_one_that_is_held_back_is_passed_by(self, both: Both) -> None:
         held = PendingBuffers([memoryview(b"of it")])
         both.a.connection.send(FrameKind.REQUEST, 1, buffers=held)
