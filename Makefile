@@ -19,7 +19,7 @@ tests = $(wildcard $(addprefix tests/,$(1)))
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-deep test-all check fmt lint type arch unit property \
 	cov sim sim-nightly chaos integration mutants numerics programs conformance docs kills \
-	examples soak bench fuzz test-cuda test-tpu test-xla \
+	examples soak bench bench-peers fuzz test-cuda test-tpu test-xla \
 	test-hosts test-clusters clean
 
 help: ## List the targets
@@ -113,7 +113,7 @@ test-clusters: $(CLUSTERS)/.stamp ## Test on real clusters, such as Ray, on this
 $(CLUSTERS)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(CLUSTERS)
 	$(CLUSTERS)/bin/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt -e '.[dev,examples,ray]'
+		-c constraints.txt -e '.[dev,examples,peers]'
 	touch $@
 
 check: lint type arch ## Lint, types, contracts
@@ -192,6 +192,18 @@ soak: $(STAMP) ## Make 200,000 mixed calls, and see that nothing is left
 
 bench: $(STAMP) ## Measure
 	$(RUN) -m tests.bench
+
+# Other libraries have an environment of their own, so that .venv is quick to make.
+PEERS := .venv-peers
+
+bench-peers: $(PEERS)/.stamp ## Measure pyzmq, gRPC and Ray as well; UPDATE=1: into the docs
+	$(PEERS)/bin/python -m tests.bench.bench_peers $(if $(UPDATE),--update-docs)
+
+$(PEERS)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints.txt -e '.[peers]'
+	touch $@
 
 TARGETS ?= frames handshake hello lanes values
 EXECUTIONS ?= 1000000

@@ -1,4 +1,4 @@
-"""Runs the starts of both sides in turn, and gathers what they report.
+"""Runs the starts of the sides in turn, and gathers what they report.
 
 A round is one start of each kind and side.  The sides take turns in who is first, so
 that a change in the machine's mood meets both.  A workload that fails, or that takes
@@ -20,28 +20,38 @@ START_LIMIT_S: Final = 150.0
 
 
 class Comparison:
-    """The figures of all starts so far, and why some are missing."""
+    """The figures of all starts so far, and why some are missing.
 
-    def __init__(self, names: Sequence[str], *, seconds: float) -> None:
+    Attributes:
+        failures: by side and row name, why the first start that failed did.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        seconds: float,
+        sides: Sequence[str] = harness.SIDES,
+    ) -> None:
         """Begin with nothing.
 
         Args:
             names: the workloads.
             seconds: how long each is repeated in each start.
+            sides: what is compared.
         """
         self._names = names
         self._seconds = seconds
-        self._found: dict[str, list[dict[str, float]]] = {
-            side: [] for side in harness.SIDES
-        }
-        self._failures: dict[str, str] = {}
+        self._found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+        self.failures: dict[str, dict[str, str]] = {side: {} for side in sides}
 
     def run(self, starts: int) -> None:
         """Measure so many starts of each kind and side."""
         for start in range(starts):
-            sides = harness.SIDES if start % 2 == 0 else harness.SIDES[::-1]
+            sides = list(self._found)
+            first = start % len(sides)
             for kind, setup in w.KINDS.items():
-                for side in sides:
+                for side in sides[first:] + sides[:first]:
                     names = w.of_kind(self._names, kind, side)
                     if names and side in setup.sides:
                         say(f"start {start + 1} of {starts}: {kind}, {side}")
@@ -49,7 +59,12 @@ class Comparison:
 
     def results(self) -> list[harness.Result]:
         """Return the rows as they are now."""
-        return harness.collect(w.rows_of(self._names), self._found, self._failures)
+        failures = self.failures[harness.SIDES[0]]
+        return harness.collect(w.rows_of(self._names), self._found, failures)
+
+    def figure(self, side: str, row: harness.Row) -> harness.Figure | None:
+        """Return what the starts of a side gave for a row; None if nothing."""
+        return harness.figure_of(self._found[side], row.name)
 
     def _run_start(self, side: str, kind: str, names: Sequence[str]) -> None:
         values: dict[str, float] = {}
@@ -98,6 +113,5 @@ class Comparison:
 
     def _fail(self, side: str, name: str, reason: str) -> None:
         say(f"  {side:>8}  {name:<12} failed: {reason}")
-        if side == harness.SIDES[0]:
-            for row in w.WORKLOADS[name].rows:
-                self._failures.setdefault(row.name, reason)
+        for row in w.WORKLOADS[name].rows:
+            self.failures[side].setdefault(row.name, reason)

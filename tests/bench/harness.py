@@ -197,18 +197,19 @@ def collect(
     results = []
     for row in rows:
         figures = {
-            side: _figure(starts.get(side, ()), name)
+            side: figure_of(starts.get(side, ()), name)
             for side, name in zip(SIDES, (row.ours or row.name, row.name), strict=True)
         }
         side, name = row.against or (SIDES[1], row.name)
-        rival = _figure(starts.get(side, ()), name)
+        rival = figure_of(starts.get(side, ()), name)
         failure = "" if figures[SIDES[0]] else failures.get(row.name, "")
         if failure or any(figures.values()):
             results.append(Result(row, figures, rival, failure))
     return results
 
 
-def _figure(starts: Sequence[Mapping[str, float]], name: str) -> Figure | None:
+def figure_of(starts: Sequence[Mapping[str, float]], name: str) -> Figure | None:
+    """Return what several starts gave for a row; None if nothing."""
     values = tuple(one[name] for one in starts if name in one)
     return Figure(values) if values else None
 

@@ -14,10 +14,12 @@ from typing import Final, NamedTuple
 import torch
 from torch import nn
 
-from tests.bench.harness import Row
+from tests.bench.harness import SIDES, Row
 from tests.bench.training import CROSSINGS, NODES, TRAINERS
 
 CALLER, CALLEE = "caller", "callee"
+ALL: Final = (*SIDES, "pyzmq", "grpc", "ray")  # the others: `make bench-peers`
+WITH_OBJECTS: Final = (*SIDES, "ray")  # sides that have objects on the callee
 OUTSTANDING: Final = 256
 OUTSTANDING_EACH: Final = 64  # of each of several callers
 FACADE_OUTSTANDING: Final = 1000
@@ -25,6 +27,7 @@ SIZES_MIB: Final = (1, 16, 256)
 TCP_SIZES_MIB: Final = (16, 256)
 SHARED_MIB: Final = 64
 FAN_OUT_MIB: Final = 4
+AT_ONCE, AT_ONCE_MIB = 8, 16
 KIB_FLOATS: Final = 256  # 1 KiB of float32
 FEATURES: Final = 256
 BATCH: Final = 64
@@ -35,7 +38,7 @@ class Kind(NamedTuple):
     """How the processes of a start are set up."""
 
     processes: int
-    sides: Sequence[str] = ("asyncrpc", "torch")
+    sides: Sequence[str] = SIDES
     environ: Mapping[str, str] = MappingProxyType({})
     ours: str = "asyncrpc"  # whose module in `sides` is run for asyncrpc
 
@@ -52,8 +55,8 @@ class Kind(NamedTuple):
 # under torch's names.  `chain`: a worker that trains, and three that have layers.
 # `trainers`: one that has the parameters, and eight that train; the first only counts.
 KINDS: Final[Mapping[str, Kind]] = {
-    "pair": Kind(2),
-    "tcp": Kind(2),
+    "pair": Kind(2, ALL),
+    "tcp": Kind(2, ALL),
     "polling": Kind(2, ("asyncrpc",)),
     "several": Kind(4),
     "huge": Kind(2, ("torch",), {"THP_MEM_ALLOC_ENABLE": "1"}),
@@ -68,7 +71,7 @@ class Workload(NamedTuple):
 
     rows: Sequence[Row]
     kind: str = "pair"
-    sides: Sequence[str] = ("asyncrpc", "torch")
+    sides: Sequence[str] = SIDES
 
 
 def _latency(name: str, target: float | None = None, kind: str = "pair") -> Workload:
@@ -83,6 +86,11 @@ def _rate(
     return Workload([Row(name, unit, higher_is_better=True, target=target)], kind)
 
 
+def _by(workload: Workload, sides: Sequence[str] = ALL) -> Workload:
+    """Return a workload that `make bench-peers` measures, too."""
+    return workload._replace(sides=sides)
+
+
 def _variant(name: str, usual: str) -> Workload:
     """Return what torch cannot do, compared with what it does instead."""
     row = Row(name, "GB/s", higher_is_better=True, against=("torch", usual))
@@ -94,7 +102,7 @@ FAN_IN: Final = f"3 callers x {OUTSTANDING_EACH} outstanding"
 
 # Targets are ratios over torch.distributed.rpc in the same run.
 WORKLOADS: Final[Mapping[str, Workload]] = {
-    "call_async": _latency(TRIVIAL, 2.0),
+    "call_async": _by(_latency(TRIVIAL, 2.0)),
     "call_polling": Workload(
         [
             Row(
@@ -110,7 +118,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
     ),
     "call_def": _latency("call, def callee", 4 / 3),
     "tensor_add": _latency("add 1 to 1 KiB tensor", 1 / 0.35),
-    "many_async": _rate(f"{OUTSTANDING} outstanding, async def", "calls/s", 4.0),
+    "many_async": _by(_rate(f"{OUTSTANDING} outstanding, async def", "calls/s", 4.0)),
     "many_def": _rate(f"{OUTSTANDING} outstanding, def", "calls/s"),
     "callers_3": _rate(FAN_IN, "calls/s", 4.0, "several"),
     "callers_8": Workload(
@@ -126,9 +134,9 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
         "several",
         ("asyncrpc",),
     ),
-    "send_64k": _rate("64 KiB tensor, one way", "GB/s", 2.5),
+    "send_64k": _by(_rate("64 KiB tensor, one way", "GB/s", 2.5)),
     **{
-        f"send_{size}": _rate(f"{size} MiB tensor, one way", "GB/s", target)
+        f"send_{size}": _by(_rate(f"{size} MiB tensor, one way", "GB/s", target))
         for size, target in zip(SIZES_MIB, (2.0, 2.0, 5.0), strict=True)
     },
     "huge_256": Workload(
@@ -147,21 +155,24 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
         "16 MiB from worker.empty, one way", "16 MiB tensor, one way"
     ),
     **{
-        f"echo_{size}": _rate(f"{size} MiB tensor, echoed", "GB/s", target)
+        f"echo_{size}": _by(_rate(f"{size} MiB tensor, echoed", "GB/s", target))
         for size, target in zip(SIZES_MIB, (None, 2.0, 5.0), strict=True)
     },
     "out_256": _variant("256 MiB echoed into out=", "256 MiB tensor, echoed"),
     **{
-        f"tcp_{size}": _rate(f"{size} MiB one way, TCP only", "GB/s", target, "tcp")
+        f"tcp_{size}": _by(
+            _rate(f"{size} MiB one way, TCP only", "GB/s", target, "tcp")
+        )
         for size, target in zip(TCP_SIZES_MIB, (1.1, 1.3), strict=True)
     },
+    "at_once_16": _by(_rate(f"{AT_ONCE_MIB} MiB one way, {AT_ONCE} at once", "GB/s")),
     "shared": Workload(
         [Row(f"{SHARED_MIB} MiB shared already, over a call", "us more", limit=50.0)],
         sides=("asyncrpc",),
     ),
     "group": _rate(f"{FAN_OUT_MIB} MiB to 3 peers, group", "GB/s", kind="several"),
     "rref": _rate("RRef: create, call, fetch", "1/s", 4.0),
-    "rref_method": _rate("RRef: method on a kept one", "1/s", 4.0),
+    "rref_method": _by(_rate("RRef: method on a kept one", "1/s", 4.0), WITH_OBJECTS),
     "facade_call": _latency("facade: rpc_sync, def callee", 1.0, "facade"),
     "facade_tensor": _latency("facade: add 1 to 1 KiB tensor", 1.0, "facade"),
     "facade_builtin": _latency("facade: torch.add on 1 KiB", 1 / 1.2, "facade"),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import traceback
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -22,20 +20,11 @@ from tests.bench.harness import (
     p50_p99_us,
     per_second,
 )
-from tests.bench.processes import report
+from tests.bench.sides import awaiting, windows
 from tests.bench.sides import training_asyncrpc as training
-from tests.bench.sides import windows
-from tests.bench.sides.side import (
-    Arguments,
-    name_of,
-    parse,
-    reason_of,
-    warm_ups_for,
-)
+from tests.bench.sides.awaiting import Measured
+from tests.bench.sides.side import Arguments, name_of, warm_ups_for
 
-Measured = Callable[[Budget], Awaitable[list[float]]]
-
-LIMIT_S: Final = 40.0  # of one workload
 SECRET: Final = "of a benchmark on one host"
 CALLERS: Final = 8
 POLLING: Final = 0.001  # seconds: far longer than a small call takes
@@ -56,15 +45,7 @@ def latency(
 def outstanding(function: Callable[..., Any]) -> Measured:
     async def run(budget: Budget) -> list[float]:
         start = partial(asyncrpc.rpc_async, w.CALLEE, function)
-        calls = deque(start() for _ in range(w.OUTSTANDING))
-
-        async def one_more() -> None:
-            await calls.popleft()
-            calls.append(start())
-
-        times_s = await measure_async(one_more, budget, warm_ups=w.OUTSTANDING)
-        for call in calls:
-            await call
+        times_s = await awaiting.window(start, budget, w.OUTSTANDING)
         return [per_second(times_s)]
 
     return run
@@ -80,6 +61,13 @@ def bandwidth(
         return [gb_per_second(times_s, tensor.nbytes)]
 
     return run
+
+
+async def at_once(budget: Budget) -> list[float]:
+    tensor = torch.ones((w.AT_ONCE_MIB << 20) // 4)
+    start = partial(asyncrpc.rpc_async, w.CALLEE, w.shape_of, args=(tensor,))
+    times_s = await awaiting.window(start, budget, w.AT_ONCE)
+    return [per_second(times_s) * tensor.nbytes / 1e9]
 
 
 def placed(worker: asyncrpc.Worker, nbytes: int) -> Measured:
@@ -189,6 +177,7 @@ def measured(worker: asyncrpc.Worker) -> Mapping[str, Measured]:
         "callers_3": fan_in(worker, 3),
         "callers_8": fan_in(worker, CALLERS),
         "send_64k": bandwidth(peer, w.shape_of, 64 << 10),
+        "at_once_16": at_once,
         "placed_16": placed(worker, 16 << 20),
         "out_256": echo_into(peer, 256 << 20),
         "shared": shared(peer),
@@ -233,20 +222,6 @@ def with_spin(spin: object) -> asyncrpc.Options:
     return asyncrpc.Options(network=asyncrpc.NetworkOptions(**given))
 
 
-async def lead(worker: asyncrpc.Worker, arguments: Arguments) -> None:
-    """Measure one workload after the other; one that fails leaves the rest."""
-    found = measured(worker)
-    for name in arguments.workloads:
-        try:
-            async with asyncio.timeout(LIMIT_S):
-                values = await found[name](arguments.budget_for(name))
-        except Exception as error:  # noqa: BLE001  (it is reported)
-            traceback.print_exc(file=sys.stderr)
-            report(name, [], reason_of(error))
-        else:
-            report(name, values, "")
-
-
 def names_of(arguments: Arguments) -> list[str]:
     """Return the names of this process's workers; the first is the process's own."""
     names = [arguments.name]
@@ -286,24 +261,11 @@ async def main(arguments: Arguments) -> None:
     try:
         with acting_as(first):
             if arguments.rank == 0:
-                await lead(first, arguments)
+                await awaiting.lead(measured(first), arguments)
         await asyncio.gather(*(one.barrier() for one in windows.workers))
     finally:
         await asyncio.gather(*(one.shutdown() for one in (first, *others)))
 
 
-def start() -> int:
-    """Run this process; if it cannot begin, say so for each of its workloads."""
-    arguments = parse()
-    try:
-        asyncrpc.run(main(arguments))
-    except Exception as error:  # noqa: BLE001  (it is reported)
-        traceback.print_exc(file=sys.stderr)
-        if arguments.rank == 0:
-            report("", [], f"the start failed: {reason_of(error)}")
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(start())
+    sys.exit(awaiting.start(main, asyncrpc.run))

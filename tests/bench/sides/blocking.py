@@ -36,18 +36,23 @@ def outstanding(rpc: Any, function: Callable[..., Any], count: int) -> Measured:
 
     def run(budget: Budget) -> list[float]:
         start = partial(rpc.rpc_async, w.CALLEE, function)
-        calls = deque(start() for _ in range(count))
-
-        def one_more() -> None:
-            calls.popleft().wait()
-            calls.append(start())
-
-        times_s = measure(one_more, budget, warm_ups=count)
-        for call in calls:
-            call.wait()
-        return [per_second(times_s)]
+        return [per_second(window(start, budget, count))]
 
     return run
+
+
+def window(start: Callable[[], Any], budget: Budget, count: int) -> list[float]:
+    """Keep `count` calls in flight; return the seconds from answer to answer."""
+    calls = deque(start() for _ in range(count))
+
+    def one_more() -> None:
+        calls.popleft().wait()
+        calls.append(start())
+
+    times_s = measure(one_more, budget, warm_ups=count)
+    for call in calls:
+        call.wait()
+    return times_s
 
 
 def references(rpc: Any) -> Measured:

@@ -36,6 +36,13 @@ def bandwidth(function: Callable[..., Any], nbytes: int) -> Measured:
     return run
 
 
+def at_once(budget: Budget) -> list[float]:
+    tensor = torch.ones((w.AT_ONCE_MIB << 20) // 4)
+    start = partial(rpc.rpc_async, w.CALLEE, w.shape_of, args=(tensor,))
+    times_s = blocking.window(start, budget, w.AT_ONCE)
+    return [per_second(times_s) * tensor.nbytes / 1e9]
+
+
 def fan_out(budget: Budget) -> list[float]:
     tensor = torch.ones((w.FAN_OUT_MIB << 20) // 4)
     peers = [name_of(rank) for rank in (1, 2, 3)]
@@ -74,6 +81,7 @@ def measured() -> Mapping[str, Measured]:
         "many_def": many,
         "callers_3": fan_in,
         "send_64k": bandwidth(w.shape_of, 64 << 10),
+        "at_once_16": at_once,
         "group": fan_out,
         "rref": blocking.references(rpc),
         "rref_method": kept_reference,

@@ -117,6 +117,36 @@ def test_a_start_that_never_begins_fails_its_workloads_and_is_not_repeated(
     assert [one.failure for one in results] == ["no such option"] * 2
 
 
+def test_each_side_is_first_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script([[("send_1", [[1.0], ""])] for _ in range(2 * 3)])
+    modules: list[str] = []
+
+    def heard(module: str, arguments: list[str], **rest: object) -> Any:
+        modules.append(module.rpartition(".")[2])
+        return script(module, arguments, **rest)
+
+    monkeypatch.setattr(comparing, "reports", heard)
+    Comparison(["send_1"], seconds=0.1, sides=["torch", "pyzmq", "ray"]).run(2)
+    assert modules == [
+        *("torch_side", "pyzmq_side", "ray_side"),
+        *("pyzmq_side", "ray_side", "torch_side"),
+    ]
+
+
+def test_the_failures_of_each_side_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[list[Reported]] = [
+        [("rref_method", [[5.0], ""])],
+        [("rref_method", [[], "no such actor"])],
+    ]
+    monkeypatch.setattr(comparing, "reports", Script(starts))
+    comparison = Comparison(["rref_method"], seconds=0.1, sides=["torch", "ray"])
+    comparison.run(1)
+    (row,) = w.rows_of(["rref_method"])
+    assert comparison.failures == {"torch": {}, "ray": {row.name: "no such actor"}}
+    assert comparison.figure("torch", row) == Figure((5.0,))
+    assert comparison.figure("ray", row) is None
+
+
 def test_every_workload_has_a_start_and_every_row_a_name_of_its_own() -> None:
     rows = w.rows_of(list(w.WORKLOADS))
     assert len({row.name for row in rows}) == len(rows)
@@ -171,7 +201,7 @@ def test_a_page_without_its_markers_is_left_alone(page: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["table", "call path", "call path, not polling", "spin", "busy"]
+    "part", ["table", "peers", "call path", "call path, not polling", "spin", "busy"]
 )
 def test_the_page_of_this_repository_has_the_markers_of(part: str) -> None:
     page = pages.PAGE.read_text("utf-8")

@@ -1,0 +1,131 @@
+"""Where does asyncrpc stand among pyzmq, gRPC, Ray and torch.distributed.rpc?
+
+    $ make bench-peers                # in .venv-peers, which has all of them
+    $ make bench-peers UPDATE=1       # and into docs/explanation/performance.md
+    $ .venv-peers/bin/python -m tests.bench.bench_peers --starts 1 --seconds 0.1
+
+The workloads, the functions and the values are those of `make bench`; how each library
+is driven is in `tests/bench/sides`.  Each start is a fresh set of processes, and the
+starts of the five take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tests.bench import machine, pages
+from tests.bench import workloads as w
+from tests.bench.comparing import Comparison
+from tests.bench.harness import Figure, Row
+from tests.bench.processes import say
+
+STARTS: Final = 3
+SECONDS: Final = 0.7  # per workload and start
+WORKLOADS: Final = (
+    "call_async",
+    "many_async",
+    "rref_method",
+    "send_64k",
+    "send_1",
+    "send_16",
+    "send_256",
+    "echo_16",
+    "at_once_16",
+    "tcp_16",
+    "tcp_256",
+)
+PACKAGES: Final = {"pyzmq": "zmq", "grpcio": "grpc", "ray": "ray"}
+# What a remote object is called differs.
+TITLES: Final = {"RRef: method on a kept one": "method of a remote object"}
+
+Figures = Mapping[str, Figure | None]  # by side
+
+
+def ratio(row: Row, figures: Figures) -> float | None:
+    """Return how many times as good as the best of the others asyncrpc is."""
+    ours, *others = (figures[side] for side in w.ALL)
+    medians = [one.median for one in others if one is not None]
+    if ours is None or not medians:
+        return None
+    if row.higher_is_better:
+        return ours.median / max(medians)
+    return min(medians) / ours.median
+
+
+def table(found: Sequence[tuple[Row, Figures]]) -> str:
+    """Return the rows: text to the left, numbers to the right."""
+    lines = [["workload", "unit", *w.ALL, "ratio"]]
+    for row, figures in found:
+        times = ratio(row, figures)
+        lines.append(
+            [
+                TITLES.get(row.name, row.name),
+                row.unit,
+                *(str(figures[side] or "-") for side in w.ALL),
+                "-" if times is None else f"{times:.2f}",
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if at < 2 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
+
+
+def about(starts: int, seconds: float) -> str:
+    """Return what the figures are, and which versions they are of."""
+    versions = ", ".join(
+        f"{package} {importlib.metadata.version(package)}" for package in PACKAGES
+    )
+    return (
+        f"medians (least-most) over {starts} of each, {seconds:g} s a workload and "
+        f"start; ratio over 1:\nasyncrpc does better than the best of the others.  {versions}"
+    )
+
+
+def missing() -> list[str]:
+    """Return the packages that are not installed here."""
+    return [
+        package
+        for package, module in PACKAGES.items()
+        if importlib.util.find_spec(module) is None
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--starts", type=int, default=STARTS, help="of each side")
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--update-docs", action="store_true")
+    options = parser.parse_args()
+    if missing():
+        parser.error(f"{', '.join(missing())} are not installed: run make bench-peers")
+    begun_s = time.monotonic()
+    load = machine.load()
+    comparison = Comparison(WORKLOADS, seconds=options.seconds, sides=w.ALL)
+    comparison.run(options.starts)
+    found = [
+        (row, {side: comparison.figure(side, row) for side in w.ALL})
+        for row in w.rows_of(WORKLOADS)
+    ]
+    text = f"{table(found)}\n\n{about(options.starts, options.seconds)}"
+    print(f"{machine.describe()}, load {load:g} before the run\n\n{text}")
+    for side, reasons in comparison.failures.items():
+        for name, reason in reasons.items():
+            print(f"failed: {side}, {name}: {reason}")
+    if options.update_docs:
+        pages.renew("peers", pages.as_block(text))
+    say(f"{time.monotonic() - begun_s:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What a side does whose calls are awaited: measure, report, and end in order.
+
+A library takes part with a `call`: it starts a function of `tests.bench.workloads` on
+the callee by its name, at once, and returns what is awaited for the result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from tests.bench import workloads as w
+from tests.bench.harness import (
+    Budget,
+    gb_per_second,
+    measure_async,
+    p50_p99_us,
+    per_second,
+)
+from tests.bench.processes import report
+from tests.bench.sides.side import Arguments, parse, reason_of, warm_ups_for
+
+Call = Callable[..., Awaitable[Any]]
+Measured = Callable[[Budget], Awaitable[list[float]]]
+
+LIMIT_S: Final = 40.0  # of one workload
+
+
+def measured(call: Call) -> dict[str, Measured]:
+    """Return the workloads that need no more than a call."""
+    found: dict[str, Measured] = {
+        "call_async": partial(_latency, call),
+        "many_async": partial(_outstanding, call),
+        "send_64k": partial(_bandwidth, call, "shape_of", 64 << 10),
+        "at_once_16": partial(_at_once, call),
+    }
+    for size in w.SIZES_MIB:
+        found[f"send_{size}"] = partial(_bandwidth, call, "shape_of", size << 20)
+        found[f"echo_{size}"] = partial(_bandwidth, call, "echo", size << 20)
+    for size in w.TCP_SIZES_MIB:
+        found[f"tcp_{size}"] = found[f"send_{size}"]
+    return found
+
+
+async def _latency(call: Call, budget: Budget) -> list[float]:
+    assert await call("nothing_async") is None
+    return p50_p99_us(await measure_async(partial(call, "nothing_async"), budget))
+
+
+async def _outstanding(call: Call, budget: Budget) -> list[float]:
+    start = partial(call, "nothing_async")
+    return [per_second(await window(start, budget, w.OUTSTANDING))]
+
+
+async def _bandwidth(
+    call: Call, function: str, nbytes: int, budget: Budget
+) -> list[float]:
+    tensor = torch.ones(nbytes // 4)
+    check(function, tensor, await call(function, tensor))
+    start = partial(call, function, tensor)
+    times_s = await measure_async(start, budget, warm_ups=warm_ups_for(nbytes))
+    return [gb_per_second(times_s, nbytes)]
+
+
+async def _at_once(call: Call, budget: Budget) -> list[float]:
+    tensor = torch.ones((w.AT_ONCE_MIB << 20) // 4)
+    check("shape_of", tensor, await call("shape_of", tensor))
+    start = partial(call, "shape_of", tensor)
+    return [per_second(await window(start, budget, w.AT_ONCE)) * tensor.nbytes / 1e9]
+
+
+def check(function: str, tensor: torch.Tensor, result: Any) -> None:
+    """Raise unless a tensor came to the callee whole, and its answer came back."""
+    expected = getattr(w, function)(tensor)
+    same = torch.equal if isinstance(expected, torch.Tensor) else list.__eq__
+    if not same(expected, result):
+        raise ValueError(f"{function} of {tensor.nbytes} bytes has a wrong result")
+
+
+async def window(
+    start: Callable[[], Awaitable[Any]], budget: Budget, count: int
+) -> list[float]:
+    """Keep `count` calls outstanding; return the seconds from answer to answer."""
+    calls = deque(start() for _ in range(count))
+
+    async def one_more() -> None:
+        await calls.popleft()
+        calls.append(start())
+
+    times_s = await measure_async(one_more, budget, warm_ups=count)
+    for call in calls:
+        await call
+    return times_s
+
+
+async def lead(found: Mapping[str, Measured], arguments: Arguments) -> None:
+    """Measure one workload after the other; one that fails leaves the rest."""
+    for name in arguments.workloads:
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                values = await found[name](arguments.budget_for(name))
+        except Exception as error:  # noqa: BLE001  (it is reported)
+            traceback.print_exc(file=sys.stderr)
+            report(name, [], reason_of(error))
+        else:
+            report(name, values, "")
+
+
+def start(
+    main: Callable[[Arguments], Coroutine[Any, Any, None]],
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> int:
+    """Run this process; if it cannot begin, say so for each of its workloads."""
+    arguments = parse()
+    try:
+        run(main(arguments))
+    except Exception as error:  # noqa: BLE001  (it is reported)
+        traceback.print_exc(file=sys.stderr)
+        if arguments.rank == 0:
+            report("", [], f"the start failed: {reason_of(error)}")
+        return 1
+    return 0
