@@ -87,7 +87,8 @@ def about(starts: int, seconds: float) -> str:
     )
     return (
         f"medians (least-most) over {starts} of each, {seconds:g} s a workload and "
-        f"start; ratio over 1:\nasyncrpc does better than the best of the others.  {versions}"
+        "start; ratio over 1:\nasyncrpc does better than the best of the others.  "
+        f"{versions}"
     )
 
 
