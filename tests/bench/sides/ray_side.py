@@ -58,7 +58,7 @@ class Answer:
 
 @contextlib.contextmanager
 def one_node(ray: Any) -> Iterator[None]:
-    ray.init(**OPTIONS, **QUIET)
+    ray.init(address="local", **OPTIONS, **QUIET)  # not one that is here already
     try:
         yield
     finally:
