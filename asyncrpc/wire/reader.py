@@ -34,6 +34,9 @@ from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.placed import ENTRY_BYTES, Places, check_body, read_table
 
 SCRATCH_BYTES: Final = 256 << 10
+# What is kept of it while nothing comes: the messages that tell that a peer lives use
+# no more, and its pages need not be found anew for them.
+RESTING_BYTES: Final = mmap.PAGESIZE
 ALIGNMENT: Final = 64  # inline buffers start at multiples of it, as tensors like
 
 # Plain numbers for the values that are checked in every header: an enum's member costs
@@ -54,7 +57,8 @@ _MAY_DEFER: Final = frozenset(
         FrameKind.NOTICE,
     }
 )
-
+# Lets the kernel have pages back: what they held is gone.  None: it cannot.
+_DONTNEED: Final[int | None] = getattr(mmap, "MADV_DONTNEED", None)
 
 # The fields of a `Frame`.
 _Parts = tuple[int, int, int, int, bytes, bytes]
@@ -167,6 +171,22 @@ class FrameReader:
         if self.arrivals.here or self.is_exact:
             return self._view[self._end : self._start + self._wanted]
         return self._view[self._end :]
+
+    def rest(self, kept_bytes: int = RESTING_BYTES) -> None:
+        """Give back the memory of what has been read: nothing comes for now.
+
+        The beginning of a frame is kept; so is what may come at any time.
+
+        Args:
+            kept_bytes: of the scratch buffer that are kept; whole pages.
+        """
+        if self._start != self._end:
+            return
+        self._start = self._end = 0
+        if len(self._scratch) > SCRATCH_BYTES:
+            self._make_room()
+        if _DONTNEED is not None:
+            self._scratch.madvise(_DONTNEED, kept_bytes)
 
     def advance(self, nbytes: int) -> None:
         """Record that `nbytes` bytes have arrived in the last `get_buffer`.

@@ -1,4 +1,4 @@
-"""The parts of docs/explanation/performance.md that runs write.
+"""The parts of docs/explanation/performance.md and scale.md that runs write.
 
 Each stands between two markers that name what made it; the rest is written by people.
 """
@@ -13,6 +13,7 @@ from typing import Any, Final
 from tests.bench import harness, machine
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "explanation" / "performance.md"
+SCALE: Final = PAGE.with_name("scale.md")
 PICTURE: Final = PAGE.with_suffix(".png")
 
 
@@ -57,9 +58,9 @@ def replaced(page: str, name: str, text: str) -> str:
     return f"{before}{begin}\n\n{text}\n\n{end}{after}"
 
 
-def renew(name: str, text: str) -> None:
-    """Write one part of the page."""
-    PAGE.write_text(replaced(PAGE.read_text("utf-8"), name, text), "utf-8")
+def renew(name: str, text: str, page: Path = PAGE) -> None:
+    """Write one part of a page."""
+    page.write_text(replaced(page.read_text("utf-8"), name, text), "utf-8")
 
 
 def as_block(table: str) -> str:

@@ -124,6 +124,19 @@ class ByteStream:
             self.keep(parts)
             self.transport.send(parts)
 
+    def write_apart(self, message: bytes) -> None:
+        """Write a message that nobody waits for: the loop does not poll after it.
+
+        Signs of life are such: polling for what follows them would keep a worker awake
+        that has nothing to do.
+        """
+        if self._turn is not None:
+            self._turn.append(message)
+        elif self.transport is not None:
+            ahead, self._ahead = self._ahead, []
+            self._has_limit = False
+            self.write_now(*ahead, message)
+
     def write_uncounted(self, *parts: bytes) -> None:
         """Write what belongs to the transport, and is not sent again over another."""
         if self.transport is not None:

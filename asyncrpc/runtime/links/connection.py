@@ -81,23 +81,18 @@ class Connection:
         bytes_gathered: of buffers sent, those copied together before.
         opened: done once the peer's HELLO is in; fails if the connection ends before.
         ended: done when the connection has ended.
-        on_made: called when there is a transport.
-        on_lost: called when the connection has ended.
+        on_made, on_lost: called when there is a transport, and when it has ended.
         on_broken: called when the transport has broken; None: its end is the
             connection's.
         peer_closed: why the peer ends in order, once it has said so.
         ack_through: the connection that carries our ACKs: itself, or for a lane the
             connection that it belongs to.
-        stream: what it writes.
-        outgoing: messages that are not written yet.
+        stream, outgoing: what it writes, and messages that are not written yet.
         pump: gives chunks of payloads to this connection, or its lanes.
         payloads: the ways by which large payloads leave.
         incoming: those that arrive.
-        join: see `ByteStream.join`.
-        drop: see `OutgoingMessages`.
-        submit: see `PayloadRoutes`.
-        claim, release_claim, forget_transfer: see `IncomingPayloads`.
-        watch_requests, stand_in: likewise.
+        join, drop, submit: see `ByteStream`, `OutgoingMessages` and `PayloadRoutes`.
+        claim, release_claim, forget_transfer, watch_requests, stand_in: see `incoming`.
         acknowledge, break_off, adopt, settled, mended: see `Resumption`.
     """
 
@@ -275,6 +270,7 @@ class Connection:
         """
         self.ack_through = control
         self._reader = reader
+        self._frames.rest(0)  # it reads no more
         self._on_writable = on_writable
         self.stream.use_marks(marks)
         self._set_open()

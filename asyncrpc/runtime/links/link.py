@@ -43,7 +43,7 @@ from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.payloads.ports import LaneConnection
 from asyncrpc.runtime.threads import ThreadPool
 from asyncrpc.serde import Encoded, is_unprepared, unreadable
-from asyncrpc.wire.frames import Frame, FrameKind
+from asyncrpc.wire.frames import Frame, FrameKind, prefix
 
 # Takes a message with a value: flags, call, aux, head, control part, buffers.
 MessageHandler: TypeAlias = Callable[
@@ -310,7 +310,8 @@ class Link:
             raise MalformedError(f"the answer to call {call_id} was begun and given up")
 
     def _on_ping(self, frame: Frame) -> None:
-        self.connection.send(FrameKind.PONG, frame.call_id, aux=frame.aux)
+        pong = prefix(FrameKind.PONG, frame.call_id, aux=frame.aux)
+        self.connection.stream.write_apart(pong)
 
     def _on_pong(self, _: Frame) -> None:
         """Do nothing: its arrival is what counts."""

@@ -2,7 +2,8 @@
 
 One timer for all links of a worker.  What is decided is in `machine.detector`; what
 became of a process, in `evidence`.  Nothing here runs for a message: that something has
-come is seen from the connection's count of reads.
+come is seen from the connection's count of reads.  A connection that has brought
+nothing since the timer was last due gives back memory.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from asyncrpc.runtime.links.machine.detector import (
 )
 from asyncrpc.runtime.links.ports import LinkConnection, ResumableConnection
 from asyncrpc.runtime.ports import Scheduler
-from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.frames import FrameKind, prefix
 from asyncrpc.wire.messages import Hello
 
 EVIDENCE_S: Final = 2.0  # how long another host may take to answer for one of its own
 # Less than this is not acknowledged by itself: or ACKs would be answered by ACKs.
 NEWS_BYTES: Final = 1 << 10
+_PING: Final = prefix(FrameKind.PING)
 # If the peer's process runs, or is not known, its silence may be the connection's.
 _MAY_BE_THE_NETWORK: Final = frozenset(
     {Evidence.TICKING, Evidence.UNKNOWN, Evidence.UNREACHABLE}
@@ -47,6 +49,7 @@ class _Judged:
         self.connection = connection
         self.detector = detector
         self.reads = 0  # of its connections when last looked at
+        self.rests = False  # nothing has come since it gave back memory
         self.asking: asyncio.Task[None] | None = None
 
 
@@ -140,8 +143,12 @@ class Liveness:
             reads = connection.reads
             if reads != judged.reads:
                 judged.reads = reads
+                judged.rests = False
                 detector.on_receipt(now_s)
                 connection.acknowledge(NEWS_BYTES)
+            elif not judged.rests:
+                judged.rests = True
+                connection.incoming.rest()
             if connection.lanes is not None and connection.lanes.lanes:
                 connection.lanes.acknowledge()
             self._act(judged, detector.on_tick(now_s))
@@ -149,7 +156,7 @@ class Liveness:
     def _act(self, judged: _Judged, action: SilenceAction) -> None:
         connection = judged.connection
         if action is SilenceAction.SEND_PING:
-            connection.send(FrameKind.PING, 0)
+            connection.stream.write_apart(_PING)
         elif action is SilenceAction.ASK_EVIDENCE:
             judged.asking = self._scheduler.start_task(self._ask(judged))
         elif action is SilenceAction.LOST:

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from asyncrpc.errors import AsyncRpcError, TransportError
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.payloads.ports import ControlConnection
+from asyncrpc.runtime.payloads.ports import ControlConnection, LaneStream
 from asyncrpc.transport.abc import PeerCredentials, StreamHandler, Transport
 from asyncrpc.transport.address import Address
 from asyncrpc.wire.chunks import Arrivals
@@ -143,6 +143,20 @@ class PayloadLanes(Protocol):
         """Send what is queued, then end every lane, in order."""
 
 
+class RestingPayloads(Protocol):
+    """Reads what a connection brings."""
+
+    def rest(self) -> None:
+        """Give back memory: nothing comes for now."""
+
+
+class LinkStream(LaneStream, Protocol):
+    """What a connection writes."""
+
+    def write_apart(self, message: bytes) -> None:
+        """Write a message that nobody waits for."""
+
+
 class LinkConnection(ControlConnection, ResumableConnection, Protocol):
     """A connection that calls go over.
 
@@ -153,6 +167,14 @@ class LinkConnection(ControlConnection, ResumableConnection, Protocol):
 
     awaited: Mapping[int, object]
     peer_closed: str | None
+
+    @property
+    def stream(self) -> LinkStream:
+        """What it writes."""
+
+    @property
+    def incoming(self) -> RestingPayloads:
+        """Reads what it brings."""
 
     @property
     def lanes(self) -> PayloadLanes | None:

@@ -69,6 +69,10 @@ class IncomingPayloads:
         """
         return self.frames.arrivals.forget(kind, call_id)
 
+    def rest(self) -> None:
+        """Give back memory: nothing comes for now; see `FrameReader.rest`."""
+        self.frames.rest()
+
     def watch_requests(self, begun: Callable[[int, int], None]) -> None:
         """Call `begun` with call and bytes of each large request that begins."""
         self.frames.on_request = begun

@@ -24,7 +24,7 @@ from asyncrpc.wire.frames import (
     prefix,
 )
 from asyncrpc.wire.limits import MessageLimits
-from asyncrpc.wire.reader import ALIGNMENT, SCRATCH_BYTES
+from asyncrpc.wire.reader import ALIGNMENT, RESTING_BYTES, SCRATCH_BYTES, FrameReader
 from tests.unit.wire.recorder import WITH_VALUE, Message, Recorder, feed
 
 REQUEST, RESPONSE = FrameKind.REQUEST, FrameKind.RESPONSE
@@ -430,3 +430,59 @@ def test_a_reader_asks_for_one_byte_at_least_and_a_header_at_most() -> None:
     assert reader.get_buffer().nbytes == 1
     feed(reader, PING[39:] + data_prefix(1, 0, 4))
     assert reader.get_buffer().nbytes == 4
+
+
+class TestRest:
+    """What a reader keeps while nothing comes."""
+
+    MESSAGE = prefix(REQUEST, 1, control=b"\xaa" * (SCRATCH_BYTES // 2))
+
+    def test_what_has_been_read_is_given_back(self) -> None:
+        sink = Recorder()
+        reader = sink.reader()
+        feed(reader, self.MESSAGE)
+        assert any(_beyond(reader))
+        reader.rest()
+        assert not any(_beyond(reader))  # pages that have not been written are zero
+        feed(reader, self.MESSAGE)
+        assert len(sink.messages) == 2
+
+    def test_all_of_it_if_nothing_more_comes(self) -> None:
+        reader = Recorder().reader()
+        feed(reader, self.MESSAGE)
+        reader.rest(0)
+        assert not any(_kept(reader))
+
+    def test_the_memory_of_a_long_message_too(self) -> None:
+        reader = Recorder().reader()
+        feed(reader, prefix(REQUEST, 1, control=bytes(4 * SCRATCH_BYTES)))
+        assert len(_kept(reader)) > SCRATCH_BYTES
+        reader.rest()
+        assert len(_kept(reader)) == SCRATCH_BYTES
+
+    @pytest.mark.parametrize("nbytes", [1, HEADER_BYTES, HEADER_BYTES + 9])
+    def test_the_beginning_of_a_message_is_kept(self, nbytes: int) -> None:
+        sink = Recorder()
+        reader = sink.reader()
+        feed(reader, self.MESSAGE[:nbytes])
+        reader.rest()
+        feed(reader, self.MESSAGE[nbytes:])
+        assert len(sink.messages) == 1
+
+    def test_a_payload_on_its_way_arrives(self) -> None:
+        sink = Recorder()
+        reader = sink.reader()
+        stream = opening(1, 2 * CHUNK) + pieces(1, b"12345678")
+        for at in range(len(stream)):
+            feed(reader, stream[at : at + 1])
+            reader.rest()
+        assert [one.buffers for one in sink.messages] == [(b"12345678",)]
+
+
+def _beyond(reader: FrameReader) -> memoryview:
+    """What of a reader's buffer is not kept while nothing comes."""
+    return _kept(reader)[RESTING_BYTES:]
+
+
+def _kept(reader: FrameReader) -> memoryview:
+    return reader._view  # noqa: SLF001

@@ -11,7 +11,7 @@ from asyncrpc.errors import MalformedError, WorkerLostError
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.machine.link import LinkState
 from asyncrpc.runtime.links.link import Link
-from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.frames import HEADER, FrameKind
 from tests.unit.runtime.calls.fakes import PEER, FakeConnection, FakeHost
 
 # What a connection keeps to itself: its link never sees it.
@@ -25,6 +25,11 @@ class Carrier(FakeConnection):
         super().__init__()
         self.acknowledged: list[int] = []
         self.peer_closed: str | None = None
+        self.stream = self
+
+    def write_apart(self, message: bytes) -> None:
+        fields = HEADER.unpack_from(message)
+        self.send(fields[2], fields[8], aux=fields[7])
 
     def watch_requests(self, begun: Any) -> None: ...
 
