@@ -132,7 +132,9 @@ class GracefulShutdown:
         finally:
             self._links.clear()
         left_s = drain_timeout_s if limit_s is None else limit_s - now_s()
-        return self._report(end_s is not None and now_s() >= end_s, max(left_s, 0.0))
+        # Not by the time that it is now: a timer may be a little early.
+        is_late = end_s is not None and limit_s == end_s and not self._is_over
+        return self._report(is_late, max(left_s, 0.0))
 
     async def _until_over(
         self, end_s: float | None, drain_timeout_s: float
