@@ -131,15 +131,15 @@ type: $(STAMP) ## Check types
 
 arch: $(STAMP) ## Check who imports whom, public names, sizes, docstrings
 	$(VENV)/bin/lint-imports
-	$(PYTEST) tests/architecture
+	$(PYTEST) $(TWO_AT_A_TIME) tests/architecture
 
 # Without --cov-report= there would be a row for each of 400 files.
 cov: $(STAMP) ## Show which share of the code the tests in one process reach, by folder
 	$(PYTEST) --cov=asyncrpc --cov-report= $(ALL_CORES) $(call tests,unit property simulation)
 	$(RUN) -m tests.coverage_table
 
-unit: $(STAMP) ## Test the machines and codecs, without a loop
-	$(PYTEST) $(ALL_CORES) tests/unit
+unit: $(STAMP) ## Test the machines and codecs, without a loop; PART=1/2: half of them
+	$(PYTEST) --part $(PART) $(ALL_CORES) tests/unit
 
 property: $(STAMP) ## Test what must hold for every input, on new examples each time
 	ASYNCRPC_EXPLORE=1 $(PYTEST) tests/property
