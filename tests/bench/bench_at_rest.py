@@ -44,6 +44,7 @@ from tests.bench.sides.at_rest_side import CALLEE, Held, Rate, Usage
 from tests.integration.runtime import fan_in
 
 KIB: Final = 1 << 10
+MEETING_S: Final = 600.0  # many processes begin at once, on few cores
 OUTSTANDING: Final = 256
 ECHOED: Final = b"x" * 90  # about what a small call has on the wire
 # Peers, and bytes of tensors that each sends before it rests.
@@ -68,7 +69,12 @@ async def rest(
 ) -> tuple[Held, Held, Usage, Usage]:
     """Let a worker rest among its peers; return what it had before, and then."""
     names = [f"p{number}" for number in range(peers - 1)] if apart else []
-    cluster = ProcessCluster([CALLEE, *names], transport=transport, method="forkserver")
+    cluster = ProcessCluster(
+        [CALLEE, *names],
+        transport=transport,
+        options=asyncrpc.Options(rendezvous_timeout_s=MEETING_S),
+        method="forkserver",
+    )
     async with cluster as worker:
         callee = worker.peer(CALLEE)
         await fan_in.call_some(callee, nbytes or KIB)
