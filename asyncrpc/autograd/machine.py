@@ -14,7 +14,7 @@ then.
 at work for the pass already, answers when it has no more to do and all that it asked
 have answered; others answer soon.  So the worker that began hears the last answer
 when nothing is under way any more.  What a worker has for the one that it owes an
-answer goes with that answer, if nothing else is under way for it (`may_go_back`).
+answer goes with that answer (`owes`), if nothing else is under way.
 
 Sans-IO, and without torch: starts and nodes are keys.
 
@@ -274,16 +274,16 @@ class Wave:
         is_running: whether something runs here.
         outstanding: messages sent that have not been answered.
         is_engaged: whether a worker waits to hear that all this has ended.
-        engaged_by: that worker; None if it is this one, which began the pass.
+        owes: that worker; None if it is this one, which began the pass.
         reports: by worker, its last report.
     """
 
     __slots__ = (
         "_number",
-        "engaged_by",
         "is_engaged",
         "is_running",
         "outstanding",
+        "owes",
         "reports",
     )
 
@@ -291,7 +291,7 @@ class Wave:
         self.is_running = False
         self.outstanding = 0
         self.is_engaged = False
-        self.engaged_by: int | None = None
+        self.owes: int | None = None
         self.reports: dict[int, PassReport] = {}
         self._number = 0
 
@@ -304,22 +304,14 @@ class Wave:
         """A message has come; say whether its answer must wait until all has ended."""
         if self.is_engaged:
             return False
-        self.is_engaged, self.engaged_by = True, by
+        self.is_engaged, self.owes = True, by
         return True
-
-    def may_go_back(self, worker: int) -> bool:
-        """Return whether a message to a worker may wait for the answer to it.
-
-        Nothing that others have to answer may come before that: they may wait for what
-        the message brings.
-        """
-        return self.is_engaged and self.engaged_by == worker and not self.outstanding
 
     def disengage(self, me: int, *, is_done: bool) -> list[PassReport]:
         """All has ended: return the answer, which says what is known of each worker."""
         if not self.is_idle:
             raise LocalProtocolError("something is still running for the pass")
-        self.is_engaged = False
+        self.is_engaged, self.owes = False, None
         self._number += 1
         self.reports[me] = PassReport(me, self._number, is_done)
         return list(self.reports.values())

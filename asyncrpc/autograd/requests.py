@@ -88,19 +88,19 @@ class PassRequests:
                 given=keys_of(leaves),
                 history=self._keep_history(one.state, peer, found),
             )
-            if one.wave.may_go_back(peer.incarnation) and _can_go_back(one, found):
+            if one.wave.owes == peer.incarnation and _can_go_back(one, found):
                 one.going_back = advance
             else:
                 self._request(one, peer, advance)
-        if one.wave.outstanding:
+        if one.wave.outstanding:  # whose answer may wait for what would go back
             self.send_ahead(one)
 
     def send_ahead(self, one: Pass) -> None:
         """Send what was to go with an answer, which takes longer than was thought."""
         back, one.going_back = one.going_back, None
         if back is not None:
-            asked_by = one.wave.engaged_by
-            assert asked_by is not None  # as `may_go_back` says
+            asked_by = one.wave.owes
+            assert asked_by is not None  # or nothing would go back
             self._request(one, one.inward[Incarnation(asked_by)], back)
 
     def close(self, one: Pass) -> None:

@@ -213,7 +213,7 @@ class Backward:
             else:
                 message.asked.append(leaf)
         for message in by_sender.values():
-            if here.wave.may_go_back(message.target) and here.going_back is None:
+            if here.wave.owes == message.target and here.going_back is None:
                 here.going_back = message
             else:
                 self.post(here, message)
