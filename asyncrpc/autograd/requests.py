@@ -153,8 +153,10 @@ class PassRequests:
         async def watched() -> None:
             try:
                 await work()  # made here: the task may be cancelled before it begins
-            except Exception as error:  # noqa: BLE001  (the waiting task gets it)
-                one.fail(error)
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # noqa: BLE001  (a hook of the user's may exit)
+                one.fail(error)  # the waiting task gets it
 
         task = self._scheduler.start_task(watched())
         one.tasks.add(task)
