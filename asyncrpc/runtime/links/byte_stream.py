@@ -63,7 +63,6 @@ class ByteStream:
 
     __slots__ = (
         "_ahead",
-        "_has_limit",
         "_held_until",
         "_is_ahead_due",
         "_is_reading_paused",
@@ -94,8 +93,7 @@ class ByteStream:
         self._turn: list[bytes | memoryview] | None = None  # written later this turn
         self._ahead: list[bytes] = []  # goes with the next message
         self._is_ahead_due = False  # in the loop's next turn, if no message comes
-        self._has_limit = False  # whether something ahead may not wait for ever
-        self._held_until: asyncio.TimerHandle | None = None
+        self._held_until: asyncio.TimerHandle | None = None  # or at this time
         self._marks: WaterMarks | None = None
         self._is_reading_paused = False
 
@@ -112,8 +110,7 @@ class ByteStream:
             self._turn = []
             self._loop.call_soon(self._end_turn)
             if self._ahead:
-                parts, self._ahead = (*self._ahead, *parts), []
-                self._has_limit = False
+                parts = (*self._take_ahead(), *parts)
             self.keep(parts)
             self.transport.send(parts)
 
@@ -133,9 +130,7 @@ class ByteStream:
         if self._turn is not None:
             self._turn.append(message)
         elif self.transport is not None:
-            ahead, self._ahead = self._ahead, []
-            self._has_limit = False
-            self.write_now(*ahead, message)
+            self.write_now(*self._take_ahead(), message)
 
     def write_uncounted(self, *parts: bytes) -> None:
         """Write what belongs to the transport, and is not sent again over another."""
@@ -171,7 +166,6 @@ class ByteStream:
         self._ahead.append(part)
         if for_s is None:
             return
-        self._has_limit = True
         at_s, timer = self._loop.time() + for_s, self._held_until
         if timer is not None and timer.when() > at_s:
             timer.cancel()
@@ -181,8 +175,15 @@ class ByteStream:
 
     def _write_held(self) -> None:
         self._held_until = None
-        if self._has_limit:
-            self.write_ahead()
+        self.write_ahead()
+
+    def _take_ahead(self) -> list[bytes]:
+        """Return what is written before the next message, and wait for it no longer."""
+        ahead, self._ahead = self._ahead, []
+        if self._held_until is not None:
+            self._held_until.cancel()
+            self._held_until = None
+        return ahead
 
     @property
     def has_ahead(self) -> bool:

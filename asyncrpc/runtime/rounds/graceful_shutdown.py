@@ -258,7 +258,7 @@ class GracefulShutdown:
         missing = [] if machine.is_over else machine.missing
         return ShutdownReport(
             phase=machine.phase,
-            is_late=is_late and not machine.is_over,
+            is_late=is_late,
             missing=tuple(map(name, missing)),
             lost=tuple(map(name, sorted(machine.lost))),
             left_s=left_s,

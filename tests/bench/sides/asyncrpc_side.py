@@ -23,7 +23,7 @@ from tests.bench.harness import (
 from tests.bench.sides import awaiting, windows
 from tests.bench.sides import training_asyncrpc as training
 from tests.bench.sides.awaiting import Measured
-from tests.bench.sides.side import Arguments, name_of, warm_ups_for
+from tests.bench.sides.side import Arguments, name_of, start, warm_ups_for
 
 SECRET: Final = "of a benchmark on one host"
 CALLERS: Final = 8
@@ -268,4 +268,4 @@ async def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(awaiting.start(main, asyncrpc.run))
+    sys.exit(start(lambda arguments: asyncrpc.run(main(arguments))))

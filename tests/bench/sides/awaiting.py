@@ -10,7 +10,7 @@ import asyncio
 import sys
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from tests.bench.harness import (
     per_second,
 )
 from tests.bench.processes import report
-from tests.bench.sides.side import Arguments, parse, reason_of, warm_ups_for
+from tests.bench.sides.side import Arguments, reason_of, warm_ups_for
 
 Call = Callable[..., Awaitable[Any]]
 Measured = Callable[[Budget], Awaitable[list[float]]]
@@ -111,19 +111,3 @@ async def lead(found: Mapping[str, Measured], arguments: Arguments) -> None:
             report(name, [], reason_of(error))
         else:
             report(name, values, "")
-
-
-def start(
-    main: Callable[[Arguments], Coroutine[Any, Any, None]],
-    run: Callable[[Coroutine[Any, Any, None]], None],
-) -> int:
-    """Run this process; if it cannot begin, say so for each of its workloads."""
-    arguments = parse()
-    try:
-        run(main(arguments))
-    except Exception as error:  # noqa: BLE001  (it is reported)
-        traceback.print_exc(file=sys.stderr)
-        if arguments.rank == 0:
-            report("", [], f"the start failed: {reason_of(error)}")
-        return 1
-    return 0

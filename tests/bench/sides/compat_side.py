@@ -6,14 +6,12 @@ Its figures stand in asyncrpc's column, in starts of the kind `facade`.
 from __future__ import annotations
 
 import sys
-import traceback
 
 import torch
 
 from asyncrpc.compat import rpc
-from tests.bench.processes import report
 from tests.bench.sides import blocking
-from tests.bench.sides.side import Arguments, parse, reason_of
+from tests.bench.sides.side import Arguments, start
 
 
 def main(arguments: Arguments) -> None:
@@ -31,18 +29,5 @@ def main(arguments: Arguments) -> None:
     rpc.shutdown()
 
 
-def start() -> int:
-    """Run this process; if it cannot begin, say so for each of its workloads."""
-    arguments = parse()
-    try:
-        main(arguments)
-    except Exception as error:  # noqa: BLE001  (it is reported)
-        traceback.print_exc(file=sys.stderr)
-        if arguments.rank == 0:
-            report("", [], f"the start failed: {reason_of(error)}")
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(start())
+    sys.exit(start(main))

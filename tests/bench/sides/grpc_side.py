@@ -22,7 +22,7 @@ import uvloop
 
 from tests.bench import workloads as w
 from tests.bench.sides import awaiting
-from tests.bench.sides.side import Arguments
+from tests.bench.sides.side import Arguments, start
 
 STOP: Final = "stop"
 SERVICE: Final = "bench"
@@ -111,4 +111,4 @@ async def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(awaiting.start(main, uvloop.run))
+    sys.exit(start(lambda arguments: uvloop.run(main(arguments))))

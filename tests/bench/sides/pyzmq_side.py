@@ -24,7 +24,7 @@ import zmq.asyncio
 
 from tests.bench import workloads as w
 from tests.bench.sides import awaiting
-from tests.bench.sides.side import Arguments
+from tests.bench.sides.side import Arguments, start
 
 STOP: Final = "stop"
 AT_A_TIME: Final = 64  # messages; then others on the loop have a turn
@@ -131,4 +131,4 @@ async def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(awaiting.start(main, uvloop.run))
+    sys.exit(start(lambda arguments: uvloop.run(main(arguments))))

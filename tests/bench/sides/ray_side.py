@@ -22,7 +22,7 @@ import uvloop
 from tests.bench import workloads as w
 from tests.bench.harness import Budget, measure, per_second
 from tests.bench.sides import awaiting
-from tests.bench.sides.side import Arguments
+from tests.bench.sides.side import Arguments, start
 
 STORE_BYTES: Final = 4 << 30
 CALLS_MAX: Final = 1000  # that the actor runs at the same time: Ray's default
@@ -113,4 +113,4 @@ async def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(awaiting.start(main, uvloop.run))
+    sys.exit(start(lambda arguments: uvloop.run(main(arguments))))

@@ -8,11 +8,14 @@ failed), and why it failed.  A line without a name says why the start failed.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import sys
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.bench import workloads as w
 from tests.bench.harness import Budget
+from tests.bench.processes import report
 
 
 @dataclass(frozen=True)
@@ -64,3 +67,16 @@ def parse() -> Arguments:
     parser.add_argument("--kind", choices=list(w.KINDS), default="pair")
     parser.add_argument("workloads", nargs="+")
     return Arguments(**vars(parser.parse_args()))
+
+
+def start(main: Callable[[Arguments], None]) -> int:
+    """Run this process; if it cannot begin, say so for each of its workloads."""
+    arguments = parse()
+    try:
+        main(arguments)
+    except Exception as error:  # noqa: BLE001  (it is reported)
+        traceback.print_exc(file=sys.stderr)
+        if arguments.rank == 0:
+            report("", [], f"the start failed: {reason_of(error)}")
+        return 1
+    return 0
