@@ -8,6 +8,7 @@ asked of the next one too.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -63,7 +64,8 @@ class ByteStream:
 
     __slots__ = (
         "_ahead",
-        "_held_until",
+        "_held_until_s",
+        "_hold_timer",
         "_is_ahead_due",
         "_is_reading_paused",
         "_loop",
@@ -93,7 +95,8 @@ class ByteStream:
         self._turn: list[bytes | memoryview] | None = None  # written later this turn
         self._ahead: list[bytes] = []  # goes with the next message
         self._is_ahead_due = False  # in the loop's next turn, if no message comes
-        self._held_until: asyncio.TimerHandle | None = None  # or at this time
+        self._held_until_s = math.inf  # or at this time of the loop's
+        self._hold_timer: asyncio.Handle | None = None
         self._marks: WaterMarks | None = None
         self._is_reading_paused = False
 
@@ -166,23 +169,26 @@ class ByteStream:
         self._ahead.append(part)
         if for_s is None:
             return
-        at_s, timer = self._loop.time() + for_s, self._held_until
-        if timer is not None and timer.when() > at_s:
-            timer.cancel()
-            timer = None
-        if timer is None:
-            self._held_until = self._loop.call_at(at_s, self._write_held)
+        until_s = self._loop.time() + for_s
+        if until_s < self._held_until_s:
+            self._hold_no_longer()
+            self._held_until_s = until_s
+            # What is due at once has no `when()` on uvloop: the time is kept apart.
+            self._hold_timer = self._loop.call_at(until_s, self._write_held)
+
+    def _hold_no_longer(self) -> None:
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+            self._hold_timer, self._held_until_s = None, math.inf
 
     def _write_held(self) -> None:
-        self._held_until = None
+        self._hold_no_longer()
         self.write_ahead()
 
     def _take_ahead(self) -> list[bytes]:
         """Return what is written before the next message, and wait for it no longer."""
         ahead, self._ahead = self._ahead, []
-        if self._held_until is not None:
-            self._held_until.cancel()
-            self._held_until = None
+        self._hold_no_longer()
         return ahead
 
     @property

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import uvloop
+
 from asyncrpc.runtime.links.byte_stream import ByteStream
 
 
@@ -69,6 +71,20 @@ async def test_what_could_wait_goes_before_a_sign_of_life() -> None:
     stream.write_apart(b"ping")
     await turn()
     assert (sent.writes, sent.waits) == ([b"ack ping"], 0)
+
+
+def test_what_may_hardly_wait_is_written_in_the_next_turn() -> None:
+    async def hold() -> list[bytes]:
+        sent, written = Sent(), asyncio.Event()
+        stream = stream_to(sent)
+        stream.keep = lambda _: written.set()
+        stream.hold(b"long ", 100.0)
+        stream.hold(b"first ", 1e-9)  # uvloop has no timer for that
+        stream.hold(b"second", 1e-9)
+        await written.wait()
+        return sent.writes
+
+    assert uvloop.run(hold()) == [b"long first second"]
 
 
 async def test_what_was_written_may_be_sent_again() -> None:
