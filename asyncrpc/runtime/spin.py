@@ -3,11 +3,13 @@
 To wake a sleeping core takes 20 to 50 us, most of a small call's time; to poll takes a
 core.  So the loop polls after it has written something, and only as long as that pays:
 
-*   at most `limit_s` after a write;
+*   at most `limit_s` after a write for an answer, and a quarter of that where none is
+    awaited: then the peer may do anything before it asks again;
 *   adaptively, only while answers come within that time by experience, and no longer
     than twice what they lately took;
 *   not at all for a while if the core was evidently wanted by others: if two looks that
-    should be 2 us apart are `STOLEN_S` apart, another thread or process ran in between.
+    should be 2 us apart are `STOLEN_S` apart, another process that computes ran in
+    between.
 
 Time comes in from outside, in seconds.
 """
@@ -16,15 +18,20 @@ from __future__ import annotations
 
 from typing import Final
 
-STOLEN_S: Final = 300e-6
+# Less than a process that computes keeps a core for, which is some 3 ms, and more than
+# torch's threads and a host that runs other machines beside this one do.
+STOLEN_S: Final = 2e-3
 # The first time the core is missed; doubled each time, up to the most.  Another process
 # keeps the core for some 3 ms: so seldom, one call in some 300 notices.
 PAUSE_S: Final = 20e-3
 PAUSE_MAX_S: Final = 0.5
+# Of the limit, where no answer is awaited.
+_UNAWAITED: Final = 0.25
 # Share of the newest wait in the running mean.
 _WEIGHT: Final = 0.125
-# Waits are not counted beyond this: one long pause must not be remembered for long.
-_WAIT_COUNTED_S: Final = 2e-3
+# Waits are not counted beyond so many limits: one long pause must not be remembered for
+# long.
+_COUNTED: Final = 2
 
 
 class Spin:
@@ -32,6 +39,7 @@ class Spin:
 
     __slots__ = (
         "_adaptive",
+        "_counted_s",
         "_looked_s",
         "_pause_s",
         "_paused_until_s",
@@ -46,15 +54,19 @@ class Spin:
         self.mean_wait_s = limit_s / 2  # try it first
         self._adaptive = adaptive
         self._since_s: float | None = None  # when the wait began
+        self._counted_s = 0.0  # of it at most
         self._until_s = 0.0
         self._looked_s = 0.0
         self._pause_s = PAUSE_S
         self._paused_until_s = 0.0
 
-    def on_wait(self, now_s: float) -> bool:
+    def on_wait(self, now_s: float, *, is_for_answer: bool = True) -> bool:
         """Something is awaited from now on; say whether to poll for it."""
         self._since_s = now_s
         window_s = self.limit_s
+        if not is_for_answer and self._adaptive:
+            window_s *= _UNAWAITED
+        self._counted_s = _COUNTED * window_s
         if self._adaptive:
             if self.mean_wait_s > window_s or now_s < self._paused_until_s:
                 return False
@@ -73,7 +85,7 @@ class Spin:
         if now_s < self._until_s:
             self._pause_s = PAUSE_S  # it paid
         self._until_s = 0.0
-        wait_s = min(now_s - self._since_s, _WAIT_COUNTED_S)
+        wait_s = min(now_s - self._since_s, self._counted_s)
         self._since_s = None
         self.mean_wait_s += _WEIGHT * (wait_s - self.mean_wait_s)
 

@@ -17,9 +17,9 @@ from asyncrpc.clock import now_s
 from asyncrpc.runtime.spin import Spin
 from asyncrpc.runtime.threads import ThreadPool
 
-# How long it polls at most after a write: the steps of a training loop wait for up to
-# 0.6 ms, and each core that they wake takes 0.1 ms.
-LIMIT_S: Final = 1e-3
+# How long it polls at most for an answer: a step of training waits for up to 2 ms, on a
+# slow machine, where each core that is woken takes up to 0.3 ms.
+LIMIT_S: Final = 4e-3
 
 
 class Spinner:
@@ -40,11 +40,12 @@ class Spinner:
         self._host_pool = host_pool
         self._running = False
 
-    def wait(self) -> None:
+    def wait(self, *, is_for_answer: bool) -> None:
         """Something is awaited from now on: poll for it, if that pays."""
         if self._pool.unfinished or self._host_pool.unfinished:
             return
-        if self._spin.on_wait(now_s()) and not self._running:
+        polls = self._spin.on_wait(now_s(), is_for_answer=is_for_answer)
+        if polls and not self._running:
             self._running = True
             self._loop.call_soon(self._look)
 

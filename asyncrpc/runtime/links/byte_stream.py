@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from asyncrpc.transport.abc import PeerCredentials, StreamHandler, Transport
@@ -45,8 +45,8 @@ class Poller(Protocol):
     def read(self) -> None:
         """Something has come."""
 
-    def wait(self) -> None:
-        """Something is awaited from now on."""
+    def wait(self, *, is_for_answer: bool) -> None:
+        """Something is awaited from now on: an answer, or whatever comes next."""
 
 
 def keep_nothing(parts: Parts) -> None:
@@ -60,6 +60,7 @@ class ByteStream:
         transport: takes the bytes; None before there is one, and after the end.
         keep: takes the parts of every write, which may have to be sent again.
         room: set while the transport has room; also after the end.
+        awaited: calls that have not been answered; not empty: polling goes on.
     """
 
     __slots__ = (
@@ -72,6 +73,7 @@ class ByteStream:
         "_marks",
         "_poller",
         "_turn",
+        "awaited",
         "keep",
         "room",
         "transport",
@@ -90,6 +92,7 @@ class ByteStream:
         self.keep: Callable[[Parts], None] = keep_nothing
         self.room = asyncio.Event()
         self.room.set()
+        self.awaited: Mapping[int, object] = {}
         self._loop = loop
         self._poller = poller
         self._turn: list[bytes | memoryview] | None = None  # written later this turn
@@ -214,7 +217,7 @@ class ByteStream:
         self.flush()
         self._turn = None
         if self._poller is not None:
-            self._poller.wait()
+            self._poller.wait(is_for_answer=bool(self.awaited))
 
     # --- the transport ---------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -76,7 +76,6 @@ class Connection:
         state: how far it has come.
         peer: the peer's HELLO, once it is in.
         reads: how often something has been read.
-        awaited: calls that have not been answered; not empty: polling goes on.
         address: where it was dialed, if it was.
         bytes_gathered: of buffers sent, those copied together before.
         opened: done once the peer's HELLO is in; fails if the connection ends before.
@@ -122,7 +121,6 @@ class Connection:
         self.state = ConnectionState.HANDSHAKE
         self.peer: Hello | None = None
         self.reads = 0
-        self.awaited: Mapping[int, object] = {}
         self.address: Address | None = None
         self.bytes_gathered = 0
         self.opened: asyncio.Future[Hello] = loop.create_future()
@@ -195,8 +193,8 @@ class Connection:
             if receipts.received >= receipts.due_at:
                 self._resumption.on_due()  # before what may be answered at once
             self._reader.advance(nbytes)
-            if poller is not None and self.awaited:
-                poller.wait()
+            if poller is not None and self.stream.awaited:
+                poller.wait(is_for_answer=True)
         except (AuthenticationError, RemoteProtocolError) as error:
             if self.state is ConnectionState.HANDSHAKE:
                 self._refuse(error)

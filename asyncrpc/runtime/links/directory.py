@@ -486,7 +486,7 @@ class Directory(Generic[LinkT]):
         link = self._make_link(peer, connection)
         self._links[connection] = link
         self.lane_dialer.prepare(connection, self.member(hello.name))
-        connection.awaited = link.pending.calls
+        connection.stream.awaited = link.pending.calls
         connection.open_to(link)
         if peer.incarnation != self._identity.incarnation:
             connection.allow_resuming(

@@ -151,7 +151,13 @@ class RestingPayloads(Protocol):
 
 
 class LinkStream(LaneStream, Protocol):
-    """What a connection writes."""
+    """What a connection writes.
+
+    Attributes:
+        awaited: calls that have not been answered; not empty: polling goes on.
+    """
+
+    awaited: Mapping[int, object]
 
     def write_apart(self, message: bytes) -> None:
         """Write a message that nobody waits for."""
@@ -161,11 +167,9 @@ class LinkConnection(ControlConnection, ResumableConnection, Protocol):
     """A connection that calls go over.
 
     Attributes:
-        awaited: calls that have not been answered.
         peer_closed: why the peer ends in order, once it has said so.
     """
 
-    awaited: Mapping[int, object]
     peer_closed: str | None
 
     @property

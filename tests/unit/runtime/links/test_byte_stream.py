@@ -23,7 +23,8 @@ class Sent:
 
     def read(self) -> None: ...
 
-    def wait(self) -> None:
+    def wait(self, *, is_for_answer: bool) -> None:
+        del is_for_answer
         self.waits += 1
 
 
