@@ -21,6 +21,7 @@ from asyncrpc.autograd.service import AutogradService
 from asyncrpc.collectives.service import CollectivesService
 from asyncrpc.errors import AlreadyStartedError
 from asyncrpc.ids import WorkerInfo
+from asyncrpc.inspection.service import InspectionService
 from asyncrpc.optim.service import OptimizerService
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.records import RRefRecord
@@ -64,6 +65,7 @@ class Worker(runtime.Worker):
             autograd,
             OptimizerService(parts.id, autograd, parts, parts.functions),
             CollectivesService(parts),
+            InspectionService(parts),
         ):
             parts.services.add(service)
 

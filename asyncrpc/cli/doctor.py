@@ -12,11 +12,12 @@ import ipaddress
 import json
 import os
 import resource
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from asyncrpc.cli.table import UNCUT, lines_of
 from asyncrpc.environment import LaunchPlacement, LaunchValue, read_all, resolve
 from asyncrpc.environment.torchrun import BY_HAND
 from asyncrpc.environment.values import Field, spoken
@@ -238,7 +239,10 @@ def as_text(found: Diagnosis) -> str:
         for one in found.values
     ]
     if rows:
-        lines += ["", *_table([("what", "value", "from", "launcher"), *rows])]
+        lines += [
+            "",
+            *lines_of([("what", "value", "from", "launcher"), *rows], width=UNCUT),
+        ]
     for title, texts in (("problem", found.problems), ("warning", found.warnings)):
         lines += ["", *(f"{title}: {text}" for text in texts)] if texts else []
     if not found.problems:
@@ -251,10 +255,3 @@ def _left(found: Diagnosis) -> str:
     if found.launcher or not launchers:
         return ""
     return f", though variables of {spoken(launchers)} are there"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()

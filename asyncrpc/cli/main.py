@@ -17,8 +17,9 @@ import torch
 from asyncrpc import __version__
 from asyncrpc.cli.doctor import add_doctor
 from asyncrpc.cli.launch import Command, run_command
+from asyncrpc.cli.looking import add_calls, add_stacks, add_status, add_why
 from asyncrpc.cli.manifest.targets import add_manifest
-from asyncrpc.errors import UsageError
+from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
 
 DISTRIBUTION: Final = "asyncrpc-torch"
 _EXIT_USAGE: Final = 2  # as argparse does
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         act: Callable[[argparse.Namespace], int] = arguments.act
         return act(arguments)
-    except UsageError as error:
+    except (AuthenticationError, ConnectError, UsageError) as error:
         print(f"asyncrpc {arguments.command}: {error}", file=sys.stderr)
         return _EXIT_USAGE
 
@@ -69,6 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="start N processes of a script"))
     add_doctor(commands.add_parser("doctor", help="show what env:// finds here"))
+    add_why(commands.add_parser("why", help="say why a group does not go on"))
+    add_stacks(commands.add_parser("stacks", help="show what its tasks wait for"))
+    add_calls(commands.add_parser("calls", help="list its calls"))
+    add_status(commands.add_parser("status", help="list its workers"))
     add_manifest(commands.add_parser("manifest", help="write a scheduler's file"))
     return parser
 

@@ -323,6 +323,12 @@ class CollectiveRun:
         self._waiter: asyncio.Future[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
 
+    @property
+    def label(self) -> str:
+        """The description of the collective, as in errors."""
+        operation = self.operation.descriptor.operation
+        return f"{operation} {self.number} of {self.matching.label}"
+
     async def send(self, rank: int, tensors: Iterable[torch.Tensor]) -> None:
         """Send tensors to a rank; they must stay as they are until `settle`.
 
@@ -373,8 +379,7 @@ class CollectiveRun:
         matching = self.matching
         failure = CollectiveFailure(
             CollectiveError.code,
-            f"{self.operation.descriptor.operation} {self.number} of {matching.label} "
-            f"has failed: {matching.name_of(rank)} sent {problem}",
+            f"{self.label} has failed: {matching.name_of(rank)} sent {problem}",
             (matching.members[rank],),
         )
         matching.fail(self.number, failure)
@@ -385,10 +390,7 @@ class CollectiveRun:
         matching = self.matching
         if self.operation.failure is None:
             who = matching.name_of(matching.rank)
-            problem = (
-                f"{self.operation.descriptor.operation} {self.number} of "
-                f"{matching.label} has failed: {who} {what}"
-            )
+            problem = f"{self.label} has failed: {who} {what}"
             names = (matching.members[matching.rank],)
             matching.fail(
                 self.number, CollectiveFailure(CollectiveError.code, problem, names)

@@ -121,8 +121,12 @@ class OwnedValues:
         link: PeerLink,
         target: Any,
         ready: Callable[[Callable[..., Any] | RefusedFunction], None],
-    ) -> None:
-        """Call `ready` with a method of a value, once the value is made."""
+    ) -> RRefId | None:
+        """Call `ready` with a method of a value, once the value is made.
+
+        Returns:
+            The value, if it is not made yet.
+        """
         _ = link  # every worker that knows a value's number may call it
         try:
             _, rref_id, method = _TARGET.read_as("what is to be called", target)
@@ -148,8 +152,10 @@ class OwnedValues:
 
         if future.done():
             on_value(future)
-        else:
-            future.add_done_callback(on_value)
+            return None
+        future.add_done_callback(on_value)
+        wanted: RRefId = rref_id
+        return wanted
 
     def _method(
         self, done: asyncio.Future[Any], name: str

@@ -6,13 +6,13 @@ know them.  A `Worker` is given its extensions when it is made; `asyncrpc` joins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
 from asyncrpc.errors import Outcome
-from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.ids import Incarnation, RRefId, WorkerId
 from asyncrpc.runtime.options import CallOptions
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import Route
@@ -101,8 +101,11 @@ class References(Protocol):
         link: PeerLink,
         target: list[Any],
         ready: Callable[[Callable[..., Any] | RefusedFunction], None],
-    ) -> None:
+    ) -> RRefId | None:
         """Call `ready` with the function that `target` names, now or later.
+
+        Returns:
+            If it is called later: the value that this waits for.
 
         Raises:
             CallError: there is no such function; then `ready` is never called.
@@ -184,6 +187,14 @@ class Service(Protocol):
 
     async def close(self) -> None:
         """The worker ends: stop, and let go of everything."""
+
+
+@runtime_checkable
+class WantsAddresses(Protocol):
+    """A `Service` that can be reached at the worker's addresses in a way of its own."""
+
+    def on_listening(self, addresses: Sequence[str]) -> None:
+        """The worker listens, and has not met the others yet."""
 
 
 @runtime_checkable

@@ -29,6 +29,7 @@ class WorkerIdentity:
         is_strict: whether it accepts no pickles.
         addresses_of: returns the addresses for others to reach it.
         watched_at: returns the addresses at which others ask whether its process lives.
+        observes: whether it only looks at workers, and is none itself.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class WorkerIdentity:
         self.is_strict = is_strict
         self.addresses_of: Callable[[], tuple[str, ...]] = _nowhere
         self.watched_at: Callable[[], tuple[str, ...]] = _nowhere
+        self.observes = False
 
     @property
     def id(self) -> WorkerId:
@@ -82,4 +84,5 @@ class WorkerIdentity:
             resume=resume,
             received=received,
             watch=self.watched_at(),
+            observes=self.observes,
         )

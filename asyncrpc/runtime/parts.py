@@ -230,6 +230,7 @@ class Parts:
             on_peer_lost=self.services.on_peer_lost,
         )
         peers.begin(self.membership, self.memory.on_link, self.membership.on_link)
+        peers.observers.router = self.router
         for service in (
             peers.relay,
             self.rounds,
@@ -365,6 +366,7 @@ class Parts:
                 await self.memory.listen(address.host)
         if self.network is None:
             self.sidecar.start(self._watched_at(), self.tasks)
+            self.services.on_listening(self.listening)
 
     def _watched_at(self) -> Listening:
         """Return where peers on other hosts can ask whether this worker runs."""

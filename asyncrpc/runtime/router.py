@@ -40,9 +40,17 @@ class Route:
         handle: given the link and the content as it has come; of a request a coroutine
             function that returns the answer as it travels.
         is_answered: whether it is of a request.
+        is_for_observers: whether those may ask it who only look.
     """
 
-    __slots__ = ("handle", "is_answered", "method", "name", "service")
+    __slots__ = (
+        "handle",
+        "is_answered",
+        "is_for_observers",
+        "method",
+        "name",
+        "service",
+    )
 
     def __init__(
         self,
@@ -51,10 +59,12 @@ class Route:
         handle: Callable[[PeerLink, Any], Any],
         *,
         is_answered: bool,
+        is_for_observers: bool = False,
     ) -> None:
         self.service, self.method, self.name = service, method, f"{service}.{method}"
         self.handle = handle
         self.is_answered = is_answered
+        self.is_for_observers = is_for_observers
 
 
 def takes(kind: type[N], handler: Callable[[Any, N], None]) -> Route:
@@ -71,7 +81,12 @@ def takes(kind: type[N], handler: Callable[[Any, N], None]) -> Route:
     return Route(kind.service, kind.method, take, is_answered=False)
 
 
-def answers(kind: type[R], handler: Callable[[Any, R], Awaitable[Any]]) -> Route:
+def answers(
+    kind: type[R],
+    handler: Callable[[Any, R], Awaitable[Any]],
+    *,
+    is_for_observers: bool = False,
+) -> Route:
     """Return the route of a request to its handler, which returns the answer."""
     read, write = kind.record.read_value, kind.answer.write
 
@@ -85,7 +100,13 @@ def answers(kind: type[R], handler: Callable[[Any, R], Awaitable[Any]]) -> Route
         except MalformedError as error:
             raise blamed(link.peer.name, kind.name, error) from error
 
-    return Route(kind.service, kind.method, reply, is_answered=True)
+    return Route(
+        kind.service,
+        kind.method,
+        reply,
+        is_answered=True,
+        is_for_observers=is_for_observers,
+    )
 
 
 def blamed(peer: str, name: str, error: MalformedError) -> MalformedError:

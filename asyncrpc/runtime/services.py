@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from asyncrpc.errors import MalformedError
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.extensions import RemembersLost, Service
+from asyncrpc.runtime.extensions import RemembersLost, Service, WantsAddresses
 from asyncrpc.runtime.router import Router
 
 
@@ -41,6 +41,12 @@ class Services:
         if found is None:
             raise MalformedError(f"there is no service {name!r:.80}")
         return found
+
+    def on_listening(self, addresses: Sequence[str]) -> None:
+        """Tell those that want to know where the worker listens."""
+        for service in self:
+            if isinstance(service, WantsAddresses):
+                service.on_listening(addresses)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Tell every service that a peer is gone."""

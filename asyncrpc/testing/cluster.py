@@ -93,8 +93,7 @@ class SimWorker(Worker):
         super().__init__(name, network=network.connector(name), **given)
         parts, identity = self.parts, self.parts.identity
         identity.incarnation = Incarnation(network.rng.getrandbits(64) | 1)
-        identity.pid = 0
-        identity.host_id = ""  # nothing of the host that it really is on
+        identity.pid, identity.host_id = 0, ""  # nothing that it really runs on
         parts.random_bytes = network.rng.randbytes
         parts.make_pool = lambda: InlinePool(name, parts.loop)
 

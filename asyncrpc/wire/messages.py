@@ -64,6 +64,8 @@ class Hello:
         watch: where peers can ask whether the worker's process runs; may be empty.
         token: from a relay that dials for another: the token of the connection that is
             passed on; else 0.
+        observes: from the dialer: whether it only looks, as a command of `asyncrpc`
+            does, and is no member.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Hello:
     received: int = 0
     watch: tuple[str, ...] = ()
     token: int = 0
+    observes: bool = False
 
     def encode(self) -> bytes:
         """Return the control part of a HELLO frame.
@@ -120,7 +123,7 @@ class Hello:
 
 _HELLO_TYPES: Final = (
     *(str, int, int, int, str, int, str, list, str, bool, int),
-    *(int, int, list, int),
+    *(int, int, list, int, bool),
 )
 _HELLO_REQUIRED: Final = 4  # the fields without a default
 

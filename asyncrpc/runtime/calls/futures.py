@@ -62,6 +62,7 @@ class CallFuture(asyncio.Future[T], Generic[T]):
     Attributes:
         function: name of the function that was called.
         to: name of the worker that was called.
+        began_s: when it was made, in the time of its event loop.
         stats: bytes moved and copied.
     """
 
@@ -85,6 +86,7 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         super().__init__(loop=loop)
         self.function = function
         self.to = to
+        self.began_s = loop.time()
 
     @property
     def stats(self) -> CallStats:

@@ -119,12 +119,16 @@ class InboundCall:
     Attributes:
         host: runs the function.
         responder: sends the answer.
+        began_s: when it came, in the time of the event loop.
         is_cancelled: whether the caller no longer wants the result.
+        rref_id: of the value that it makes, if that stays here.
+        wanted: the value that it is for, until that is there.
         shown: what a profiler shows of it, until it ends.
         claim: of a large request: what it holds of the worker's inbound bytes.
     """
 
     __slots__ = (
+        "began_s",
         "call_id",
         "claim",
         "context",
@@ -141,6 +145,7 @@ class InboundCall:
         "target",
         "task",
         "timer",
+        "wanted",
     )
 
     def __init__(
@@ -152,11 +157,13 @@ class InboundCall:
         meta: dict[str, Any],
     ) -> None:
         self.host = host
+        self.began_s = host.loop.time()
         self.responder = responder
         self.call_id = call_id
         self.deadline = deadline
         self.meta = meta
         self.rref_id: tuple[int, int] | None = None
+        self.wanted: tuple[int, int] | None = None
         self.loans: Any = None
         self.credit: Any = None
         self.claim: HeldCredit | None = None

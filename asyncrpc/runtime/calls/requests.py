@@ -387,7 +387,7 @@ class RequestDispatcher:
             except BaseException as error:  # noqa: BLE001  (the caller gets it)
                 self._responder.answer_error(inbound, error)
 
-        references.resolve(self._link, target, ready)
+        inbound.wanted = references.resolve(self._link, target, ready)
 
     def on_cancel(self, frame: Frame) -> None:
         """The peer gives up a call.

@@ -88,6 +88,7 @@ class StreamReceiver:
         function: name of the generator.
         to: name of the producer.
         call_id: of the call that asked for it.
+        began_s: when it was asked for, in the time of the event loop.
         request_bytes: of its buffers, if they are many: see `credit`.
         pins: what must live until the producer has answered.
         device_map: of the arguments; items come back by it.
@@ -97,7 +98,13 @@ class StreamReceiver:
     outcome_if_lost: Final = Outcome.UNKNOWN
 
     def __init__(
-        self, link: StreamLink, function: str, to: str, *, items_max: int
+        self,
+        link: StreamLink,
+        function: str,
+        to: str,
+        *,
+        items_max: int,
+        began_s: float,
     ) -> None:
         """Receive a stream.
 
@@ -106,11 +113,13 @@ class StreamReceiver:
             function: name of the generator.
             to: name of the producer.
             items_max: how far the producer may run ahead.
+            began_s: when it was asked for, in the time of the event loop.
         """
         self.link = link
         self.function = function
         self.to = to
         self.call_id = 0
+        self.began_s = began_s
         self.request_bytes = 0
         self.pins: Any = None
         self.device_map: DeviceMap | None = None

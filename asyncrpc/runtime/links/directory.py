@@ -33,6 +33,7 @@ from asyncrpc.runtime.links.entry import FirstMessage, PeerEntry
 from asyncrpc.runtime.links.lane_dialer import LaneDialer
 from asyncrpc.runtime.links.liveness import Liveness, ShowsWorker
 from asyncrpc.runtime.links.machine.pool import DUPLICATE
+from asyncrpc.runtime.links.observers import Observers
 from asyncrpc.runtime.links.peer_table import PeerTable
 from asyncrpc.runtime.links.ports import (
     JOIN_REFUSED,
@@ -93,6 +94,7 @@ class Directory(Generic[LinkT]):
         reconnector: resumes broken connections.
         lane_dialer: opens lanes.
         relay: passes on the connections of guests.
+        observers: those who only look.
     """
 
     def __init__(
@@ -146,6 +148,7 @@ class Directory(Generic[LinkT]):
             handshakes_max=settings.handshakes_max,
             timeout_s=settings.handshake_timeout_s,
         )
+        self.observers = Observers(identity, scheduler)
         self._dialer: Dialer[LinkT] = Dialer(
             identity, counters, self.routes, self.connections, self
         )
@@ -380,6 +383,12 @@ class Directory(Generic[LinkT]):
             self._early.append((connection, hello))
             return
         if not self.connections.is_trusted(connection):
+            return
+        if hello.observes:
+            if refusal := self.observers.refusal(connection):
+                self.connections.refuse(connection, refusal)
+            else:
+                self.observers.take(connection, hello)
             return
         if connection.ticket and hello.name != self._identity.name:
             known = self._let_guest_in(connection, hello)

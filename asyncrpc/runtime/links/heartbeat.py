@@ -122,6 +122,11 @@ class HeartbeatRecord:
         )
         self._timer = self._loop.call_later(pulse.TICK_S, self._tick)
 
+    @property
+    def ticked_ns(self) -> int:
+        """When the loop last wrote, in nanoseconds; see `now_ns`."""
+        return self._numbers[pulse.TICKED]
+
     def _tick(self) -> None:
         self._numbers[pulse.TICKED] = now_ns()
         self._timer = self._loop.call_later(pulse.TICK_S, self._tick)

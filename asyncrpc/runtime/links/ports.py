@@ -106,7 +106,9 @@ class ResumableConnection(HandshakeConnection, Protocol):
     def ack_through(self) -> ResumableConnection:
         """The connection that a lane belongs to, or the connection itself."""
 
-    def send(self, kind: int, call_id: int, *, aux: int = 0) -> None:
+    def send(
+        self, kind: int, call_id: int, *, aux: int = 0, control: bytes = b""
+    ) -> None:
         """Write a message."""
 
     async def settled(self) -> None:

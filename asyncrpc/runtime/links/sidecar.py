@@ -116,6 +116,14 @@ class Sidecar:
         if options.liveness.watch == "on":
             self.process.start()
 
+    @property
+    def ticked_ns(self) -> int | None:
+        """When the event loop last ran; None if nothing writes that down.
+
+        Thread safety: from any thread.
+        """
+        return None if self._record is None else self._record.ticked_ns
+
     def on_peer(self, hello: Hello) -> None:
         """Make the process answer if this peer cannot see for itself."""
         if self.process is not None and find_here(hello) is None:

@@ -63,7 +63,9 @@ class ControlConnection(Protocol):
     def outgoing(self) -> OutgoingMessages:
         """Messages that are not written yet."""
 
-    def send(self, kind: int, call_id: int, *, aux: int = 0) -> None:
+    def send(
+        self, kind: int, call_id: int, *, aux: int = 0, control: bytes = b""
+    ) -> None:
         """Write a message."""
 
     def fail(self, error: AsyncRpcError) -> None:

@@ -208,7 +208,11 @@ class Peer:
         called = target or "a callable"
         link = await streams.link_by(deadline, calls, self.name, called)
         stream = streams.StreamReceiver(
-            link, called, self.name, items_max=calls.options.limits.stream_items_max
+            link,
+            called,
+            self.name,
+            items_max=calls.options.limits.stream_items_max,
+            began_s=calls.loop.time(),
         )
         items = streams.consume(
             stream,

@@ -99,6 +99,11 @@ class Venue:
         arriving = sum(one.nbytes for one in self.arriving.values())
         return arriving + self.series.held_bytes
 
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The names of all members, for people to read."""
+        return tuple(map(self._service.name_of, self.series.ranks))
+
     async def meet(self, payload: bytes, timeout_s: float | None) -> list[bytes]:
         """Come to the next round in turn, and wait until it is over.
 
@@ -141,7 +146,7 @@ class Venue:
         except TimeoutError:
             absence = self._absence()
             error = BarrierTimeoutError(
-                f"{self._label}: in {timeout_s:g} s {absence}; it has failed for all "
+                f"{self.label}: in {timeout_s:g} s {absence}; it has failed for all "
                 "members, and the next one can be used",
                 number=self.series.number,
                 missing=tuple(map(self._service.name_of, self.series.missing)),
@@ -207,7 +212,7 @@ class Venue:
         """Fail the round that this worker waits at, if any, for all."""
         if self.series.is_waiting:
             missing = tuple(self.series.missing[:MISSING_MAX])
-            problem = f"{self._me} gave up {self._label}: it {what}"
+            problem = f"{self._me} gave up {self.label}: it {what}"
             failure = Failure(Blame.GAVE_UP, problem[:PROBLEM_CHARS_MAX], missing)
             self.series.fail(failure)
             self._service.flush()
@@ -216,7 +221,7 @@ class Venue:
         """Record that a worker is gone, or cannot be reached."""
         self.arriving.pop(rank, None)
         who = self._machine.who(rank)
-        problem = f"{self._label} has failed: {who} is gone: {reason}"
+        problem = f"{self.label} has failed: {who} is gone: {reason}"
         failure = Failure(Blame.LOST, problem[:PROBLEM_CHARS_MAX], (rank,))
         self.series.on_lost(rank, failure)
         self._service.flush()
@@ -298,7 +303,8 @@ class Venue:
     # --- errors ----------------------------------------------------------------------
 
     @property
-    def _label(self) -> str:
+    def label(self) -> str:
+        """The description of the round that this worker waits in, or heard of last."""
         series = self.series
         number = series.number if series.is_waiting else series.latest
         return series.key.label(number)

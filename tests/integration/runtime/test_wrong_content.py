@@ -43,7 +43,7 @@ from tests.integration.runtime.wrong_content import JUNK, examples, spoiled
 
 SERVICES = (
     *("rref", "autograd", "optim", "collectives", "membership", "rounds", "relay"),
-    *("memory", "regions"),
+    *("memory", "regions", "inspection"),
 )
 LIMIT_S = 60.0  # for what would otherwise hang
 _release: asyncio.Event

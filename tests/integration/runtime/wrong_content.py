@@ -95,6 +95,8 @@ def examples(attacker: Worker, victim: Worker) -> dict[tuple[str, str], Any]:
         ("optim", "load_state"): [999, {}],
         ("optim", "set_options"): [999, []],
         ("optim", "drop"): [999],
+        ("inspection", "snapshot"): [True],
+        ("inspection", "beside"): [STRANGER, ["tcp://127.0.0.1:1"]],
         **_of_groups(),
     }
 

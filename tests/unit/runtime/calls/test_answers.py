@@ -34,7 +34,7 @@ def call(link: LinkParts) -> CallFuture[Any]:
 
 @pytest.fixture
 def stream(link: LinkParts) -> StreamReceiver:
-    receiver = StreamReceiver(link, "numbers", "b", items_max=8)
+    receiver = StreamReceiver(link, "numbers", "b", items_max=8, began_s=0.0)
     link.calls.start_stream(receiver, "m:numbers", ([], {}), None, options=PLAIN)
     return receiver
 
@@ -264,7 +264,7 @@ class TestStreams:
     def test_who_waits_is_woken_by_the_loss_of_the_link(self) -> None:
         async def scenario() -> None:
             link = LinkParts()
-            receiver = StreamReceiver(link, "numbers", "b", items_max=8)
+            receiver = StreamReceiver(link, "numbers", "b", items_max=8, began_s=0.0)
             link.calls.start_stream(
                 receiver, "m:numbers", ([], {}), None, options=PLAIN
             )

@@ -111,7 +111,7 @@ class TestFailing:
         assert len(link.credit.waiting) == 0
 
     def test_a_request_of_a_stream(self, link: LinkParts) -> None:
-        stream = StreamReceiver(link, "numbers", "b", items_max=8)
+        stream = StreamReceiver(link, "numbers", "b", items_max=8, began_s=0.0)
         stream.call_id = link.pending.open(stream)
         self.message(link, FrameKind.REQUEST).fail(problem())
         assert stream.is_whole

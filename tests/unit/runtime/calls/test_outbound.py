@@ -37,7 +37,7 @@ def start(
 
 
 def stream(link: LinkParts, *args: Any) -> StreamReceiver:
-    receiver = StreamReceiver(link, "numbers", "b", items_max=8)
+    receiver = StreamReceiver(link, "numbers", "b", items_max=8, began_s=0.0)
     link.calls.start_stream(receiver, NAME, (list(args), {}), None, options=PLAIN)
     return receiver
 

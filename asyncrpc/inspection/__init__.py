@@ -1,0 +1,1 @@
+"""Looks into running workers: tasks, threads, calls, and why they wait."""

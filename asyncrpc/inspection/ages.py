@@ -1,0 +1,78 @@
+"""How long each task has waited for the same thing.
+
+Tasks say what they wait for, but not since when.  So the loop looks at them from time
+to time: the future that a task waits for is the same one as at the last look, or it is
+not.  What is known is right to within the time between two looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import Any, Final
+
+SAMPLE_S: Final = 2.0
+SHARE_MAX: Final = 0.002  # of the loop's time; with very many tasks it looks less often
+
+
+class WaitAges:
+    """When the tasks of one event loop began to wait."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin; nothing is looked at before `start`."""
+        self._loop = loop
+        # By id of the task: what it waits for, and since when.
+        self._known: dict[int, tuple[weakref.ref[Any], float]] = {}
+        self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
+
+    def start(self) -> None:
+        """Look at the tasks from now on; called on the loop."""
+        self._timer = self._loop.call_later(SAMPLE_S, self._tick)
+
+    def stop(self) -> None:
+        """Look at them no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        begun_s = self._loop.time()
+        self.sample()
+        took_s = self._loop.time() - begun_s
+        pause_s = max(SAMPLE_S, took_s / SHARE_MAX)
+        self._timer = self._loop.call_later(pause_s, self._tick)
+
+    def sample(self) -> None:
+        """Look at all tasks now."""
+        now_s, before = self._loop.time(), self._known
+        known: dict[int, tuple[weakref.ref[Any], float]] = {}
+        for task in asyncio.all_tasks(self._loop):
+            waiter = _waiter_of(task)
+            if waiter is None:
+                continue
+            found = before.get(id(task))
+            is_same = found is not None and found[0]() is waiter
+            if is_same and found is not None:
+                known[id(task)] = found
+            else:
+                try:
+                    known[id(task)] = weakref.ref(waiter), now_s
+                except (
+                    TypeError
+                ):  # a future of another library, which cannot be watched
+                    continue
+        self._known = known
+
+    def age_s(self, task: asyncio.Task[Any]) -> float:
+        """Return how long a task has waited for what it waits for; 0: not long.
+
+        Thread safety: from any thread.
+        """
+        found, waiter = self._known.get(id(task)), _waiter_of(task)
+        if found is None or waiter is None or found[0]() is not waiter:
+            return 0.0
+        return max(0.0, self._loop.time() - found[1])
+
+
+def _waiter_of(task: asyncio.Task[Any]) -> Any:
+    return getattr(task, "_fut_waiter", None)

@@ -1,0 +1,252 @@
+"""A door for who looks at a worker of this host whose event loop does not run.
+
+A thread of the worker listens at a Unix socket that has no place in the file system,
+and tells everyone who connects and runs as the same user what the worker does.  It
+sleeps until then.  It needs the interpreter but not the loop; who gets no answer learns
+from the kernel what has become of the process: see `look_beside`.
+
+Source: unix(7), SO_PEERCRED; proc_pid_stat(5).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from asyncrpc.clock import NS_PER_S
+from asyncrpc.errors import MalformedError
+from asyncrpc.inspection.collecting import Inspected
+from asyncrpc.inspection.machine.graph import Trouble
+from asyncrpc.inspection.records import WorkerSnapshot
+from asyncrpc.runtime.links.heartbeat import now_ns
+from asyncrpc.runtime.membership.messages import MemberRecord
+from asyncrpc.runtime.schema import RecordSchema
+from asyncrpc.watch import pulse
+
+logger = logging.getLogger("asyncrpc")
+
+is_supported: Final = hasattr(socket, "SO_PEERCRED")
+LOOP_ANSWERS_S: Final = 0.25  # a loop that takes longer counts as blocked
+ANSWER_S: Final = 2.0  # for the interpreter of the other process to answer
+_CLIENT_S: Final = 5.0  # for who asks to take the answer
+_BYTES_MAX: Final = 64 << 20
+ADDRESSES_MAX: Final = 16  # of one worker
+_CREDENTIALS: Final = struct.Struct("3i")
+_ACCEPT_PAUSE_S: Final = 0.1  # when this process has no descriptor left
+
+
+class Look(NamedTuple):
+    """What a worker tells at its door.
+
+    Attributes:
+        snapshot: of it.
+        members: that it knows.
+    """
+
+    snapshot: WorkerSnapshot
+    members: list[MemberRecord]
+
+
+class NoAnswer(NamedTuple):
+    """What is known of a worker that has told nothing.
+
+    Attributes:
+        trouble: why.
+        words: more on it.
+    """
+
+    trouble: Trouble
+    words: str
+
+
+_LOOK: Final = RecordSchema(Look)
+
+
+def names_of(incarnation: int, addresses: Iterable[str]) -> list[str]:
+    """Return the abstract names of a worker's door: one for each way to find it.
+
+    Args:
+        incarnation: of the worker.
+        addresses: where it listens.
+    """
+    by_address = map(_name_by, islice(addresses, ADDRESSES_MAX))
+    return [f"asyncrpc-look/{incarnation:016x}", *by_address]
+
+
+def _name_by(address: str) -> str:
+    scheme, _, rest = address.partition("://")
+    place = rest.rpartition(":")[2] if scheme == "tcp" else rest
+    return f"asyncrpc-look/{scheme}/{place}"
+
+
+class LocalDoor:
+    """The door of one worker."""
+
+    def __init__(
+        self,
+        worker: Inspected,
+        *,
+        take: Callable[[float], WorkerSnapshot],
+        members: Callable[[], list[Any]],
+        ticked_ns: Callable[[], int | None],
+    ) -> None:
+        """Prepare it.
+
+        Args:
+            worker: whose door it is.
+            take: takes its snapshot, given how long its loop has not run.
+            members: returns the records of the members that it knows.
+            ticked_ns: returns when its loop last ran, in nanoseconds; None: unknown.
+        """
+        self._worker = worker
+        self._take = take
+        self._members = members
+        self._ticked_ns = ticked_ns
+        self._listening: list[socket.socket] = []
+        self._is_closed = False
+
+    def open(self, addresses: Iterable[str]) -> None:
+        """Listen.  Where that is impossible there is no door, and no error."""
+        for name in dict.fromkeys(
+            names_of(self._worker.identity.incarnation, addresses)
+        ):
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                listening.bind(f"\0{name}")
+                listening.listen()
+            except OSError as error:  # another worker of this process, or of a
+                listening.close()  # namespace whose name it has, listens there
+                logger.debug("no door at %s: %s", name, error)
+                continue
+            self._listening.append(listening)
+        if self._listening:
+            threading.Thread(
+                target=self._answer_all, name="asyncrpc-door", daemon=True
+            ).start()
+
+    def close(self) -> None:
+        """Stop listening; the thread ends."""
+        self._is_closed = True
+        for listening in self._listening:
+            with contextlib.suppress(OSError):
+                listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
+
+    def _answer_all(self) -> None:
+        """Answer whoever comes, one after the other, until the door is closed."""
+        doors, poll = self._listening, select.poll()
+        for door in doors:
+            poll.register(door.fileno(), select.POLLIN)
+        by_number = {door.fileno(): door for door in doors}
+        while not self._is_closed:
+            for number, _ in poll.poll():
+                if not self._is_closed:
+                    try:
+                        self._answer(by_number[number])
+                    except Exception:
+                        logger.exception("who looks at this worker got no answer")
+        for door in doors:
+            door.close()
+
+    def _answer(self, door: socket.socket) -> None:
+        try:
+            asking, _ = door.accept()
+        except OSError:  # this process has no descriptor left, say
+            threading.Event().wait(_ACCEPT_PAUSE_S)
+            return
+        with asking, contextlib.suppress(OSError):
+            asking.settimeout(_CLIENT_S)
+            if _peer_of(asking)[1] in (os.getuid(), 0):
+                asking.sendall(self._told())
+
+    def _told(self) -> bytes:
+        snapshot = self._take(self._blocked_for_s())
+        packed: bytes = msgpack.packb(
+            _LOOK.write_value(Look(snapshot, self._members()))
+        )
+        return packed
+
+    def _blocked_for_s(self) -> float:
+        """Return how long the loop has not run; 0 if it runs."""
+        runs = threading.Event()
+        try:
+            self._worker.loop.call_soon_threadsafe(runs.set)
+        except RuntimeError:  # it is closed
+            return 0.0
+        if runs.wait(LOOP_ANSWERS_S):
+            return 0.0
+        ticked_ns = self._ticked_ns()
+        if ticked_ns is None:
+            return LOOP_ANSWERS_S
+        return max(LOOP_ANSWERS_S, (now_ns() - ticked_ns) / NS_PER_S)
+
+
+def look_beside(
+    names: Sequence[str], *, timeout_s: float = ANSWER_S
+) -> Look | NoAnswer:
+    """Look at a worker of this host through its door; blocks this thread.
+
+    Args:
+        names: of its door.
+        timeout_s: seconds that its interpreter has to answer.
+    """
+    for name in names:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+            door.settimeout(timeout_s)
+            try:
+                door.connect(f"\0{name}")
+            except OSError:
+                continue
+            pid, user = _peer_of(door)
+            if os.getuid() not in (user, 0) and user:
+                continue  # whoever has taken the name is no worker of ours
+            try:
+                told = msgpack.unpackb(_all_of(door))
+                look: Look = _LOOK.read_as("a look", told)
+            except (OSError, ValueError, MalformedError):
+                return _no_answer_of(pid)
+            return look
+    return NoAnswer(Trouble.GONE, "no process of this host has its door")
+
+
+def _all_of(door: socket.socket) -> bytes:
+    parts, size = [], 0
+    while more := door.recv(1 << 16):
+        parts.append(more)
+        size += len(more)
+        if size > _BYTES_MAX:
+            raise ValueError("too long")
+    return b"".join(parts)
+
+
+def _peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Return process and user at the other end, as the kernel knows them."""
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, _group = _CREDENTIALS.unpack(found)
+    return pid, user
+
+
+def _no_answer_of(pid: int) -> NoAnswer:
+    """Return why a process that has a door does not answer there."""
+    try:
+        stat = pulse.stat_of(pid)
+    except OSError:
+        return NoAnswer(Trouble.GONE, f"process {pid} has ended")
+    if stat[0] in (b"T", b"t"):
+        return NoAnswer(
+            Trouble.STOPPED, f"process {pid}: `kill -CONT {pid}` lets it go on"
+        )
+    state = "uses a processor" if stat[0] == b"R" else "waits in the kernel"
+    return NoAnswer(
+        Trouble.HELD,
+        f"process {pid} {state}; `py-spy dump --native -p {pid}` shows where",
+    )

@@ -1,0 +1,188 @@
+"""Looks at all workers of a group at one time, those that do not answer included."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from asyncrpc.errors import (
+    AsyncRpcError,
+    AuthenticationError,
+    ConnectError,
+    TransportError,
+)
+from asyncrpc.inspection.door import Look, NoAnswer, look_beside, names_of
+from asyncrpc.inspection.machine.graph import AwaitGraph, Trouble, graph_of
+from asyncrpc.inspection.messages import LookBeside, TakeSnapshot
+from asyncrpc.inspection.observer import Observed, Observer
+from asyncrpc.inspection.records import WorkerSnapshot
+from asyncrpc.runtime.host import HOST_ID
+from asyncrpc.runtime.members import Member
+from asyncrpc.runtime.membership.machine.membership import Record
+from asyncrpc.runtime.membership.messages import AskMembers
+
+AT_ONCE: Final = 16  # workers that are looked at together
+ANSWER_S: Final = 2.0
+
+
+class GroupView(NamedTuple):
+    """A group at one moment.
+
+    Attributes:
+        members: that are known, by name.
+        snapshots: of those that could be looked at, by name.
+        silent: about the others, by name.
+    """
+
+    members: dict[str, Member]
+    snapshots: dict[str, WorkerSnapshot]
+    silent: dict[str, NoAnswer]
+
+    @property
+    def graph(self) -> AwaitGraph:
+        """Who waits for whom in it."""
+        troubles = {name: (one.trouble, one.words) for name, one in self.silent.items()}
+        return graph_of(list(self.snapshots.values()), troubles)
+
+
+async def view_of(
+    observer: Observer,
+    address: str,
+    *,
+    names: Sequence[str] = (),
+    is_thorough: bool = True,
+) -> GroupView:
+    """Look at the group of the worker at an address.
+
+    Args:
+        observer: who looks.
+        address: of any member.
+        names: of the workers to look at; empty: all.
+        is_thorough: whether each is to find out what nobody can end.
+
+    Raises:
+        ConnectError: no worker answers there, even at its door.
+        AuthenticationError: the secrets differ.
+
+    Cancellation:
+        All connections that were made for it are closed.
+    """
+    look = _GroupLook(observer, is_thorough=is_thorough)
+    try:
+        await look.enter(address)
+        await look.all(names)
+    finally:
+        look.close()
+    return GroupView(look.members, look.snapshots, look.silent)
+
+
+class _GroupLook:
+    """One look at a group.
+
+    Attributes:
+        members, snapshots, silent: as of `GroupView`.
+    """
+
+    def __init__(self, observer: Observer, *, is_thorough: bool) -> None:
+        self._question = TakeSnapshot(is_thorough)
+        self.members: dict[str, Member] = {}
+        self.snapshots: dict[str, WorkerSnapshot] = {}
+        self.silent: dict[str, NoAnswer] = {}
+        self._observer = observer
+        self._observed: dict[str, Observed] = {}
+        self._room = asyncio.Semaphore(AT_ONCE)
+
+    async def enter(self, address: str) -> None:
+        """Ask the first worker who there is."""
+        try:
+            observed = await self._observer.connect(address)
+            records = await observed.ask(AskMembers(), timeout_s=ANSWER_S)
+        except AuthenticationError:
+            raise
+        except (TransportError, TimeoutError) as error:
+            found = await asyncio.to_thread(look_beside, names_of(0, [address])[1:])
+            if isinstance(found, NoAnswer):
+                raise ConnectError(
+                    f"no worker answers at {address}: {str(error) or 'in time'}; "
+                    f"{found.trouble.value} ({found.words})"
+                ) from error
+            self._take(found.snapshot)
+            records = found.members
+        else:
+            self._observed[observed.hello.name] = observed
+        self._know(records)
+
+    def _know(self, records: Sequence[Record]) -> None:
+        self.members.update(
+            {one.member.name: one.member for one in records if one.is_alive}
+        )
+
+    async def all(self, names: Sequence[str]) -> None:
+        """Look at each member."""
+        wanted = [
+            one for one in self.members.values() if not names or one.name in names
+        ]
+        async with asyncio.TaskGroup() as group:
+            for member in wanted:
+                if member.name not in self.snapshots:
+                    group.create_task(self._one(member))
+        async with asyncio.TaskGroup() as group:
+            for member in wanted:
+                if member.name in self.silent:
+                    group.create_task(self._another_way(member))
+
+    async def _one(self, member: Member) -> None:
+        async with self._room:
+            try:
+                observed = self._observed.get(member.name)
+                if observed is None:
+                    observed = await self._observer.connect(member)
+                    self._observed[member.name] = observed
+                self._take(await observed.ask(self._question, timeout_s=ANSWER_S))
+            except TimeoutError:
+                self.silent[member.name] = NoAnswer(Trouble.SILENT, "")
+            except AsyncRpcError as error:
+                self.silent[member.name] = NoAnswer(Trouble.SILENT, str(error))
+
+    async def _another_way(self, member: Member) -> None:
+        """Look at a worker through its door: from here, or from a member beside it."""
+        if _is_here(member.host_id):
+            names = names_of(member.incarnation, member.addresses)
+            self._settle(member, await asyncio.to_thread(look_beside, names))
+            return
+        for name in self.snapshots:
+            if self.members[name].host_id != member.host_id:
+                continue
+            try:
+                found = await self._observed[name].ask(
+                    LookBeside(member.incarnation, list(member.addresses)),
+                    timeout_s=2 * ANSWER_S,
+                )
+            except (AsyncRpcError, TimeoutError):
+                continue
+            if found.snapshot is not None:
+                self._settle(member, Look(found.snapshot, []))
+            else:
+                self._settle(member, NoAnswer(Trouble[found.trouble], found.words))
+            return
+
+    def _settle(self, member: Member, found: Look | NoAnswer) -> None:
+        if isinstance(found, NoAnswer):
+            self.silent[member.name] = found
+        else:
+            self._take(found.snapshot)
+            self.silent.pop(member.name, None)
+
+    def _take(self, snapshot: WorkerSnapshot) -> None:
+        self.snapshots[snapshot.name] = snapshot
+
+    def close(self) -> None:
+        """End the connections."""
+        for one in self._observed.values():
+            one.close()
+
+
+def _is_here(host_id: str) -> bool:
+    """Return whether a worker's door can be reached from this process."""
+    return host_id == HOST_ID

@@ -1,0 +1,412 @@
+"""The await graph of a group: who waits for whom, over all workers.
+
+Its nodes are the tasks and threads of all snapshots, and what is not in any: a worker
+that cannot be reached, a member that has not come, a lock that nobody is known to hold.
+An edge leads from who waits to who has to act.  Calls join the workers: both ends know
+a call by the same key.
+
+Some waits need *all* that they lead to (the tasks of a group), others *any* (whoever
+sets an event).  From that follows who can never go on, whatever happens: see `stuck`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from asyncrpc.inspection.records import (
+    NO_ACTOR,
+    UNKNOWN_S,
+    Actor,
+    ActorKind,
+    CallKey,
+    ServedCall,
+    Wait,
+    WaitKind,
+    WorkerSnapshot,
+)
+
+# Waits that end by themselves, or by what no worker is asked for.
+_ENDS_ALONE: Final = frozenset(
+    {
+        WaitKind.RUNS,
+        WaitKind.SLEEP,
+        WaitKind.SOCKET,
+        WaitKind.THREADS,
+        WaitKind.DEVICE,
+    }
+)
+_LOOP: Final = "its event loop"
+_NO_THREAD: Final = "a thread of its pool"
+_OF_MEMBERS: Final = frozenset({WaitKind.ROUND, WaitKind.COLLECTIVE})
+# Whoever waits for these waits for something that was to happen.  For an event or an
+# item that never comes a program may also wait at rest, for as long as it runs.
+_NEVER_AT_REST: Final = _OF_MEMBERS | {
+    WaitKind.LOCK,
+    WaitKind.SEMAPHORE,
+    WaitKind.CONDITION,
+}
+_NEEDS_ALL: Final = frozenset({WaitKind.TASKS}) | _OF_MEMBERS
+
+
+class Trouble(enum.Enum):
+    """Why a worker has told nothing, or cannot go on."""
+
+    BLOCKED = "its event loop is blocked"
+    HELD = "its interpreter is held by code in C"
+    STOPPED = "its process is stopped"
+    GONE = "its process is gone"
+    SILENT = "it does not answer"
+
+
+class Node(NamedTuple):
+    """A task or thread of a snapshot, or something that is in none.
+
+    Attributes:
+        worker: name of the worker.
+        actor: its place in the snapshot; `NO_ACTOR` for what is in none.
+        what: for people, of what is in no snapshot.
+    """
+
+    worker: str
+    actor: int = NO_ACTOR
+    what: str = ""
+
+
+class Edge(NamedTuple):
+    """A wait that leads from one node to another.
+
+    Attributes:
+        to: who has to act.
+        through: the call in between, as its callee serves it.
+        is_sure: whether it is known that `to` has to act.
+    """
+
+    to: Node
+    through: ServedCall | None = None
+    is_sure: bool = True
+
+
+@dataclass
+class AwaitGraph:
+    """Who waits for whom.
+
+    Attributes:
+        snapshots: by name of the worker.
+        troubles: of workers that cannot go on, with a few words on each.
+        edges: by who waits.
+    """
+
+    snapshots: Mapping[str, WorkerSnapshot]
+    troubles: Mapping[str, tuple[Trouble, str]]
+    edges: dict[Node, tuple[Edge, ...]] = field(default_factory=dict)
+
+    def actor(self, node: Node) -> Actor | None:
+        """Return the task or thread of a node; None if it is none."""
+        if node.actor == NO_ACTOR:
+            return None
+        return self.snapshots[node.worker].actors[node.actor]
+
+    def wait(self, node: Node) -> Wait | None:
+        """Return what a node waits for; None if it is no task or thread."""
+        actor = self.actor(node)
+        return None if actor is None else actor.wait
+
+    def nodes(self) -> Iterable[Node]:
+        """Yield the tasks and threads of all workers."""
+        for name, snapshot in self.snapshots.items():
+            for place in range(len(snapshot.actors)):
+                yield Node(name, place)
+
+
+def graph_of(
+    snapshots: Sequence[WorkerSnapshot],
+    troubles: Mapping[str, tuple[Trouble, str]] | None = None,
+) -> AwaitGraph:
+    """Join the snapshots of a group.
+
+    Args:
+        snapshots: of the workers that could be looked at.
+        troubles: of workers that cannot go on, or have told nothing.
+    """
+    by_name = {one.name: one for one in snapshots}
+    return _GraphJoiner(AwaitGraph(by_name, dict(troubles or {}))).join()
+
+
+class _GraphJoiner:
+    """Makes the edges of a graph."""
+
+    def __init__(self, graph: AwaitGraph) -> None:
+        self._graph = graph
+        self._names = {one.incarnation: one.name for one in graph.snapshots.values()}
+        self._served: dict[CallKey, tuple[str, ServedCall]] = {}
+        self._to: dict[CallKey, str] = {}  # names of callees that told nothing
+        self._coming: dict[tuple[str, str], Node] = {}  # by worker and what it waits in
+        for name, snapshot in graph.snapshots.items():
+            for served in snapshot.served:
+                self._served[served.key] = (name, served)
+            for made in snapshot.made:
+                self._to[made.key] = made.to
+            for place, actor in enumerate(snapshot.actors):
+                if actor.wait.kind in _OF_MEMBERS:
+                    self._coming[name, actor.wait.what] = Node(name, place)
+
+    def join(self) -> AwaitGraph:
+        graph = self._graph
+        for node in graph.nodes():
+            wait = graph.wait(node)
+            assert wait is not None
+            graph.edges[node] = tuple(self._edges(node, wait))
+        return graph
+
+    def _edges(self, node: Node, wait: Wait) -> Iterable[Edge]:
+        if node.worker in self._graph.troubles:
+            yield Edge(Node(node.worker, what=_LOOP))
+            return
+        if (blocked := self._loop_that_blocks(node)) is not None:
+            yield Edge(blocked)
+            return
+        if wait.kind is WaitKind.CREDIT:
+            yield from self._to_consumer(wait)
+        elif wait.call is not None:
+            yield from self._to_callee(wait.call)
+        for place in wait.actors:
+            yield Edge(Node(node.worker, place), is_sure=wait.is_sure)
+        for name in wait.members:
+            if name != node.worker and (name, wait.what) not in self._coming:
+                yield self._to_member(name)
+
+    def _loop_that_blocks(self, node: Node) -> Node | None:
+        """Return the thread of a blocked loop, which all tasks of the worker need."""
+        snapshot = self._graph.snapshots[node.worker]
+        if not snapshot.blocked_for_s or snapshot.loop_actor == NO_ACTOR:
+            return None
+        is_task = snapshot.actors[node.actor].kind is ActorKind.TASK
+        return Node(node.worker, snapshot.loop_actor) if is_task else None
+
+    def _to_member(self, name: str) -> Edge:
+        """Return the edge to what a member that has not come does instead.
+
+        Another of its tasks may come, unless one waits for others likewise.
+        """
+        if name in self._graph.troubles or name not in self._graph.snapshots:
+            return Edge(Node(name, what=_LOOP))
+        actors = self._graph.snapshots[name].actors
+        for place, actor in enumerate(actors):
+            if actor.wait.kind in _OF_MEMBERS:
+                return Edge(Node(name, place))
+        for place, actor in enumerate(actors):
+            if actor.kind is ActorKind.TASK and not actor.is_internal:
+                return Edge(Node(name, place), is_sure=False)
+        return Edge(Node(name, what="a task that comes"), is_sure=False)
+
+    def _to_callee(self, key: CallKey) -> Iterable[Edge]:
+        found = self._served.get(key)
+        if found is not None:
+            name, served = found
+            if name in self._graph.troubles:
+                yield Edge(Node(name, what=_LOOP), served)
+            elif served.actor == NO_ACTOR:
+                yield Edge(self._unserved(name, served), served)
+            else:
+                yield Edge(Node(name, served.actor), served)
+            return
+        name = self._names.get(key.callee) or self._to.get(key, "")
+        snapshot = self._graph.snapshots.get(name)
+        if snapshot is not None and snapshot.blocked_for_s:  # it has not read the call
+            yield Edge(Node(name, snapshot.loop_actor))
+        elif name in self._graph.troubles or (
+            name and name not in self._graph.snapshots
+        ):
+            yield Edge(Node(name, what=_LOOP))
+
+    def _unserved(self, name: str, call: ServedCall) -> Node:
+        """Return whom a call waits for that no task or thread runs yet."""
+        snapshot = self._graph.snapshots[name]
+        for other in snapshot.served:
+            if call.needs and other.makes == call.needs:
+                return Node(name, other.actor, "" if other.actor >= 0 else _NO_THREAD)
+        if snapshot.blocked_for_s and snapshot.loop_actor != NO_ACTOR:
+            return Node(name, snapshot.loop_actor)
+        return Node(name, what=_NO_THREAD)
+
+    def _to_consumer(self, wait: Wait) -> Iterable[Edge]:
+        """Find who takes the items of a stream: any task that waits for them does."""
+        if wait.call is None:
+            return
+        name = self._names.get(wait.call.caller, "")
+        snapshot = self._graph.snapshots.get(name)
+        if snapshot is None or name in self._graph.troubles:
+            if name:
+                yield Edge(Node(name, what=_LOOP))
+            return
+        for place, actor in enumerate(snapshot.actors):
+            if actor.wait.kind is WaitKind.STREAM and actor.wait.call == wait.call:
+                yield Edge(Node(name, place))
+                return
+        yield Edge(Node(name, what="whoever takes the items"))
+
+
+def stuck(graph: AwaitGraph) -> set[Node]:
+    """Return the tasks and threads that can never go on, whatever happens outside.
+
+    Who runs, sleeps or waits for something outside may go on.  Who waits for others may
+    if they may: all of them, or any, as the wait is.  The others cannot.
+    """
+    waiting: dict[Node, list[Node]] = {}
+    missing = {node: _needs(graph, node) for node in graph.nodes()}
+    for node in missing:
+        for target in _able(graph, node):
+            waiting.setdefault(target, []).append(node)
+    free = deque(node for node, count in missing.items() if not count)
+    going = set(free)
+    while free:
+        for node in waiting.get(free.popleft(), ()):
+            if node in going:
+                continue
+            missing[node] -= 1
+            if missing[node] <= 0:
+                going.add(node)
+                free.append(node)
+    return {node for node in graph.nodes() if node not in going}
+
+
+def _able(graph: AwaitGraph, node: Node) -> list[Node]:
+    """Return the tasks and threads that can let a node go on.
+
+    A member that has not come may do so by another task than the one that is shown.
+    """
+    wait = graph.wait(node)
+    is_any = wait is not None and wait.kind not in _NEEDS_ALL
+    return [
+        one.to
+        for one in graph.edges[node]
+        if one.to.actor != NO_ACTOR and (is_any or one.is_sure)
+    ]
+
+
+def _needs(graph: AwaitGraph, node: Node) -> int:
+    """Return how many of those must go on, so that a node can: 0 if it may anyhow."""
+    wait, able = graph.wait(node), _able(graph, node)
+    if wait is None or node.worker in graph.troubles or wait.kind in _ENDS_ALONE:
+        return 0
+    if wait.kind in _NEEDS_ALL:
+        return len(able)  # what is in no snapshot may act
+    is_known = wait.is_closed or (able and wait.is_sure)
+    return 1 if is_known and len(able) == len(graph.edges[node]) else 0
+
+
+class Hang(NamedTuple):
+    """A way from who waits to who is at fault.
+
+    Attributes:
+        path: who waits for whom; each edge leads from one node to the next.
+        nodes: one more than `path`; the first waits, the last is at fault.
+        is_cycle: whether the last is one of those before it.
+        is_certain: whether nothing but the program's help can end it.
+        for_s: seconds that the first has waited; `UNKNOWN_S`.
+    """
+
+    nodes: tuple[Node, ...]
+    path: tuple[Edge, ...]
+    is_cycle: bool
+    is_certain: bool
+    for_s: float
+
+
+def find_hangs(graph: AwaitGraph, *, after_s: float) -> list[Hang]:
+    """Return what waits too long and why, the gravest first.
+
+    Of those that end at the same node only the longest way is kept.
+
+    Args:
+        graph: the group.
+        after_s: seconds that any wait may take.
+    """
+    dead = stuck(graph)
+    awaited = {edge.to for edges in graph.edges.values() for edge in edges}
+    by_fault: dict[Node, Hang] = {}
+    for node in graph.nodes():
+        actor = graph.actor(node)
+        assert actor is not None
+        is_late = actor.wait.for_s >= after_s and _matters(graph, node)
+        if actor.is_internal or not (node in dead or is_late):
+            continue
+        found = _follow(graph, node, dead)
+        if not found.path and actor.wait.kind not in _NEVER_AT_REST:
+            continue
+        fault = min(_cycle_of(found)) if found.is_cycle else found.nodes[-1]
+        other = by_fault.get(fault)
+        if other is None or _reach(found, awaited) > _reach(other, awaited):
+            by_fault[fault] = found
+    different = {found.nodes: found for found in by_fault.values()}
+    return sorted(different.values(), key=_weight, reverse=True)
+
+
+def _reach(found: Hang, awaited: set[Node]) -> tuple[bool, int, float]:
+    """Return how much of a hang a finding shows: most from one nobody waits for."""
+    return found.nodes[0] not in awaited, len(found.path), found.for_s
+
+
+def _matters(graph: AwaitGraph, node: Node) -> bool:
+    """Return whether a wait is for somebody: waiting for work to come is no fault."""
+    wait = graph.wait(node)
+    assert wait is not None
+    return (
+        wait.call is not None
+        or wait.kind in _NEEDS_ALL
+        or bool(wait.is_sure and wait.actors)
+    )
+
+
+def _cycle_of(found: Hang) -> Sequence[Node]:
+    return found.nodes[found.nodes.index(found.nodes[-1]) :]
+
+
+def _weight(found: Hang) -> tuple[bool, float, int]:
+    return (found.is_certain, found.for_s, len(found.path))
+
+
+def _follow(graph: AwaitGraph, start: Node, dead: set[Node]) -> Hang:
+    """Return the way from a node to where it ends, or closes."""
+    nodes, path = [start], list[Edge]()
+    first = graph.wait(start)
+    for_s = UNKNOWN_S if first is None else first.for_s
+    is_cycle = False
+    while True:
+        edge = _next(graph, nodes[-1], dead, nodes)
+        if edge is None:
+            break
+        path.append(edge)
+        is_cycle = edge.to in nodes
+        nodes.append(edge.to)
+        if is_cycle:
+            break
+    return Hang(tuple(nodes), tuple(path), is_cycle, start in dead, for_s)
+
+
+def _next(
+    graph: AwaitGraph, node: Node, dead: set[Node], passed: Sequence[Node]
+) -> Edge | None:
+    """Return the edge to follow: to who is stuck if there is one, else to who waits."""
+    edges = graph.edges.get(node, ())
+    if not edges:
+        return None
+    if node in dead and not any(one.to in dead for one in edges):
+        return None
+
+    def rank(edge: Edge) -> tuple[bool, bool, bool, bool, float]:
+        wait = graph.wait(edge.to)
+        age = UNKNOWN_S if wait is None else wait.for_s
+        is_of_members = wait is not None and wait.kind in _OF_MEMBERS
+        is_new = edge.to not in passed
+        return edge.to in dead, edge.is_sure, is_new, is_of_members, age
+
+    best = max(edges, key=rank)
+    wait = graph.wait(node)
+    is_of_members = wait is not None and wait.kind in _OF_MEMBERS
+    is_clear = best.is_sure or best.to in dead or len(edges) == 1 or is_of_members
+    return best if is_clear else None

@@ -1,0 +1,59 @@
+"""How a program calls an object: by a variable of the frame that waits for it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """Return the variables of a frame, and let the frame keep no copy of them.
+
+    Before Python 3.13 the frame of a function keeps the dictionary that it was asked
+    for: what the function has let go of since would live until it ends.  One that is
+    traced writes that dictionary back, and is left as it is.
+    """
+    kept = frame.f_locals
+    variables = dict(kept)
+    is_copy = frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(kept) is dict
+    if is_copy and frame.f_trace is None:
+        kept.clear()
+    return variables
+
+
+def local(frame: FrameType, name: str) -> Any:
+    """Return one variable of a frame; None if it has none of the name."""
+    return locals_of(frame).get(name)
+
+
+def name_in(frame: FrameType, wanted: object) -> str:
+    """Return what a function calls an object; empty if it has no name for it.
+
+    A variable comes first, then an attribute of one, then a global variable.
+    """
+    variables = locals_of(frame)
+    if found := _key_of(variables, wanted):
+        return found
+    for name, value in variables.items():
+        attributes = getattr(value, "__dict__", None)
+        if type(attributes) is dict and (found := _key_of(attributes, wanted)):
+            return found if name == "self" else f"{name}.{found}"
+        if type(value) is dict and (found := _item_of(value, wanted)):
+            return f"{name}[{found}]"
+    return _key_of(frame.f_globals, wanted)
+
+
+def _key_of(mapping: Mapping[str, Any], wanted: object) -> str:
+    for name, value in tuple(mapping.items()):
+        if value is wanted and isinstance(name, str):
+            return name
+    return ""
+
+
+def _item_of(mapping: dict[Any, Any], wanted: object) -> str:
+    for key, value in tuple(mapping.items())[:1000]:
+        if value is wanted and isinstance(key, (str, int)):
+            return repr(key)
+    return ""

@@ -1,0 +1,228 @@
+"""An observer: connects to workers and asks them what they do, without being a member.
+
+Nothing of it is in the group: no name, no rank, no place that others would call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import msgpack
+
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import (
+    AsyncRpcError,
+    ClosedError,
+    ConnectError,
+    ConnectionLostError,
+    MalformedError,
+    RejectedError,
+)
+from asyncrpc.runtime.identity import WorkerIdentity
+from asyncrpc.runtime.links.connection import Connection
+from asyncrpc.runtime.links.connections import Connections, ConnectionSettings
+from asyncrpc.runtime.links.observers import unpacked
+from asyncrpc.runtime.links.ports import SILENT
+from asyncrpc.runtime.links.routes import Routes, open_connectors
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
+from asyncrpc.runtime.messages import Request
+from asyncrpc.runtime.options import Options
+from asyncrpc.serde import Policy
+from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.handshake import Role
+from asyncrpc.wire.messages import Hello
+
+T = TypeVar("T")
+
+CONNECT_S: Final = 3.0  # for a connection and its handshake
+
+
+class Observer:
+    """Looks at workers; an asynchronous context manager.
+
+    Example:
+        >>> async with Observer(options) as observer:
+        ...     seen = await observer.connect("tcp://10.0.0.2:7000")
+    """
+
+    def __init__(self, options: Options, *, timeout_s: float = CONNECT_S) -> None:
+        """Describe it.
+
+        Args:
+            options: the secret or certificates of the group.
+            timeout_s: seconds that a connection may take.
+        """
+        self._options = options
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> Self:
+        """Begin."""
+        options = self._options
+        name = f"observer-{os.getpid()}-{secrets.token_hex(4)}"
+        is_strict = options.policy is Policy.STRICT
+        self._identity = WorkerIdentity(name, -1, 0, is_strict=is_strict)
+        self._identity.observes = True
+        loop = asyncio.get_running_loop()
+        settings = ConnectionSettings(
+            options.secret_bytes,
+            options.limits.message,
+            lambda nbytes: memoryview(bytearray(nbytes)),
+            os.urandom,
+        )
+        self._connections = Connections(self._identity, loop, settings)
+        self._routes = Routes(open_connectors(options, None), timeout_s=self._timeout_s)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End all connections."""
+        await self._connections.close(1.0)
+
+    async def connect(self, to: str | Member) -> Observed:
+        """Connect to a worker.
+
+        Args:
+            to: an address, or a member that another worker has told of.
+
+        Raises:
+            ConnectError: nothing answers there, or it lets nobody look.
+            AuthenticationError: the secrets differ.
+
+        Cancellation:
+            The connection is closed.
+        """
+        member = to
+        if isinstance(member, str):
+            member = Member("", -1, UNKNOWN_INCARNATION, (member,))
+        addresses = self._routes.to(member)
+        if not addresses:
+            reasons = self._routes.passed_over(member) or "it listens nowhere"
+            raise ConnectError(
+                f"{member.name!r} cannot be reached from here: {reasons}"
+            )
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                dialled = await self._routes.connect(
+                    addresses, lambda: self._connection(member)
+                )
+                hello = await dialled.handler.until_open()
+        except TimeoutError as error:
+            raise ConnectError(
+                f"{addresses[0]} has not answered in {self._timeout_s:g} s"
+            ) from error
+        if hello.verdict:
+            raise ConnectError(f"worker {hello.name!r} refused: {hello.verdict}")
+        return Observed(dialled.handler, hello)
+
+    def _connection(self, member: Member) -> Connection:
+        def on_proved(connection: Connection) -> None:
+            if self._connections.is_trusted(connection):
+                connection.hello(self._identity.hello(expects=member.name))
+
+        def on_hello(connection: Connection, _: Hello) -> None:
+            connection.open_to(SILENT)
+
+        return self._connections.make(Role.DIALER, on_proved, on_hello)
+
+
+class Observed:
+    """A worker that an observer is connected to.
+
+    Attributes:
+        hello: who it is.
+        connection: to it.
+    """
+
+    def __init__(self, connection: Connection, hello: Hello) -> None:
+        self.hello = hello
+        self.connection = connection
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._next_id = 1
+        connection.ended.add_done_callback(lambda _: self._on_ended())
+        connection.open_to(self)
+
+    async def ask(self, request: Request[T], *, timeout_s: float) -> T:
+        """Ask the worker.
+
+        Raises:
+            TimeoutError: it has not answered in time.
+            RejectedError: it refuses to.
+            ConnectionLostError: the connection has ended.
+
+        Cancellation:
+            The worker is told to stop.
+        """
+        call_id = self._next_id
+        self._next_id += 1
+        answer = asyncio.get_running_loop().create_future()
+        if self.connection.ended.done():
+            raise ConnectionLostError(f"worker {self.hello.name!r} has closed")
+        self._asked[call_id] = answer
+        self.connection.send(
+            FrameKind.SERVICE,
+            call_id,
+            aux=Deadline(timeout_s, timeout_s).budget_ns(0.0),
+            head=request.head,
+            control=msgpack.packb(request.pack()),
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                value = await answer
+        finally:
+            if self._asked.pop(call_id, None) is not None and not answer.done():
+                self.connection.send(FrameKind.CANCEL, call_id)
+        return request.read_answer(self.hello.name, value)
+
+    def on_message(
+        self,
+        kind: int,
+        _flags: int,
+        call_id: int,
+        _aux: int,
+        _head: bytes,
+        control: bytes,
+        _buffers: list[memoryview],
+    ) -> None:
+        """Take an answer.
+
+        Raises:
+            MalformedError: it is none.
+        """
+        answer = self._asked.pop(call_id, None)
+        if answer is None or answer.done():
+            return
+        if kind == FrameKind.RESPONSE:
+            answer.set_result(unpacked(control))
+        elif kind == FrameKind.ERROR:
+            answer.set_exception(RejectedError(str(unpacked(control))))
+        else:
+            raise MalformedError(f"a {FrameKind(kind).name} came to an observer")
+
+    def on_transfer_dropped(self, kind: int, _call_id: int) -> None:
+        """Nothing that could be dropped comes to an observer.
+
+        Raises:
+            MalformedError: always.
+        """
+        raise MalformedError(f"a {FrameKind(kind).name} to an observer was dropped")
+
+    def close(self) -> None:
+        """End the connection."""
+        self.connection.end(ClosedError("the observer has seen what it wanted"))
+
+    def _on_ended(self) -> None:
+        error: AsyncRpcError = ConnectionLostError(
+            f"the connection to worker {self.hello.name!r} has ended"
+        )
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(error)
+        self._asked.clear()

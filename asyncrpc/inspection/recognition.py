@@ -1,0 +1,242 @@
+"""What a task waits for, told from the code that waits and the future that it awaits.
+
+Recognized are the primitives of asyncio, calls, and what asyncrpc makes the program
+wait for.  A program's own function that waits by one of them is shown with it; what is
+inside of a library is not: a task in `Queue.join` waits for a queue, not for the event
+that the queue is made with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from asyncrpc.collectives.matching import CollectiveRun
+from asyncrpc.inspection.awaits import AwaitStep, Chain
+from asyncrpc.inspection.names import local, name_in
+from asyncrpc.inspection.records import WaitKind
+from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.calls.streams import StreamProducer, StreamReceiver
+from asyncrpc.runtime.rounds.venue import Venue
+
+_STANDARD: Final = str(Path(asyncio.__file__).parents[1])  # Python's own library
+_INSTALLED: Final = ("site-packages", "dist-packages")  # lie inside of it
+_ASYNCRPC: Final = str(Path(__file__).parents[1])
+
+
+class Recognized(NamedTuple):
+    """What is waited for.
+
+    Attributes:
+        kind: of what.
+        what: it in words; empty: by its kind.
+        subject: the object that is waited for; None if there is none to look for.
+        tasks: those that are waited for, all of them.
+        call: the call or stream that is waited for.
+        members: names of all that have to come.
+    """
+
+    kind: WaitKind
+    what: str = ""
+    subject: Any = None
+    tasks: tuple[asyncio.Task[Any], ...] = ()
+    call: CallFuture[Any] | StreamReceiver | None = None
+    members: tuple[str, ...] = ()
+
+
+# Given the step of a library's function that waits, and the step that called it.
+Recognize: TypeAlias = Callable[[AwaitStep, AwaitStep | None], Recognized]
+
+
+def is_of_library(code: CodeType) -> bool:
+    """Return whether code belongs to asyncrpc or to Python's own library."""
+    if code.co_filename.startswith(_STANDARD):
+        rest = code.co_filename.removeprefix(_STANDARD).strip("/")
+        return not rest.startswith(_INSTALLED)
+    return is_of_asyncrpc(code)
+
+
+def is_of_asyncrpc(code: CodeType) -> bool:
+    """Return whether code belongs to asyncrpc."""
+    return code.co_filename.startswith(_ASYNCRPC)
+
+
+def recognized(chain: Chain) -> Recognized:
+    """Return what the task of a chain waits for."""
+    if chain.awaited is None:
+        return Recognized(WaitKind.RUNS)
+    if isinstance(chain.awaited, CallFuture):
+        return Recognized(WaitKind.CALL, call=chain.awaited)
+    found = None
+    for place in range(len(chain.steps) - 1, -1, -1):
+        step = chain.steps[place]
+        if not is_of_library(step.code):
+            break
+        if (recognize := _BY_CODE.get(step.code)) is not None:
+            found = recognize(step, chain.steps[place - 1] if place else None)
+    return found or _future(chain.awaited)
+
+
+# --- asyncio -------------------------------------------------------------------------
+
+
+def _named(kind: WaitKind, shown: str, attribute: str = "self") -> Recognize:
+    """Return what recognizes a primitive by the name that its user has for it."""
+
+    def recognize(step: AwaitStep, user: AwaitStep | None) -> Recognized:
+        subject = local(step.frame, attribute)
+        name = ""
+        if user is not None and subject is not None:
+            name = name_in(user.frame, subject)
+        return Recognized(kind, _called(shown, name), subject)
+
+    return recognize
+
+
+def _lock(step: AwaitStep, user: AwaitStep | None) -> Recognized:
+    """Recognize a lock; `async with` has one more step of the library."""
+    if user is not None and user.code is _ENTER:
+        subject = local(step.frame, "self")
+        return Recognized(WaitKind.LOCK, "", subject)
+    return _named(WaitKind.LOCK, "Lock")(step, user)
+
+
+def _entering(step: AwaitStep, user: AwaitStep | None) -> Recognized:
+    """Recognize what is waited for at the beginning of `async with`."""
+    subject = local(step.frame, "self")
+    kind, shown = WaitKind.LOCK, type(subject).__name__
+    if isinstance(subject, asyncio.Semaphore):
+        kind = WaitKind.SEMAPHORE
+    name = "" if user is None else name_in(user.frame, subject)
+    return Recognized(kind, _called(shown, name), subject)
+
+
+def _called(shown: str, name: str) -> str:
+    """Return a primitive by its name, if it has one."""
+    if name:
+        return f"{shown} `{name}`"
+    if shown[0].islower():  # "an item of Queue"
+        return shown
+    return f"an {shown}" if shown[0] in "AEIOU" else f"a {shown}"
+
+
+def _joined(step: AwaitStep, _: AwaitStep | None) -> Recognized:
+    """Recognize tasks of a group that has come to its end."""
+    group = local(step.frame, "self")
+    return _tasks(getattr(group, "_tasks", ()))
+
+
+def _all_of(name: str) -> Recognize:
+    """Return what recognizes tasks in a variable of a function of asyncio."""
+
+    def recognize(step: AwaitStep, _: AwaitStep | None) -> Recognized:
+        found = local(step.frame, name)
+        is_one = isinstance(found, asyncio.Future)
+        return _future(found) if is_one else _tasks(tuple(found or ()))
+
+    return recognize
+
+
+def _tasks(futures: Iterable[Any]) -> Recognized:
+    open_ = [one for one in tuple(futures) if one is not None and not one.done()]
+    tasks = tuple(one for one in open_ if isinstance(one, asyncio.Task))
+    calls = [one for one in open_ if isinstance(one, CallFuture)]
+    if not tasks and len(calls) == 1:
+        return Recognized(WaitKind.CALL, call=calls[0])
+    what = f"{len(open_)} tasks" if len(open_) != 1 else "a task"
+    return Recognized(WaitKind.TASKS, what, tasks=tasks)
+
+
+def _sleep(step: AwaitStep, _: AwaitStep | None) -> Recognized:
+    delay = local(step.frame, "delay")
+    return Recognized(WaitKind.SLEEP, f"sleep({delay})")
+
+
+def _future(awaited: Any) -> Recognized:
+    """Recognize a future by what it is, and by what its end sets off."""
+    if isinstance(awaited, asyncio.Task):
+        return _tasks((awaited,))
+    children = getattr(awaited, "_children", None)
+    if isinstance(children, list):
+        return _tasks(children)
+    for behind in _behind(awaited):
+        if isinstance(behind, CallFuture):
+            return Recognized(WaitKind.CALL, call=behind)
+        if isinstance(behind, asyncio.Task):
+            return _tasks((behind,))
+        if isinstance(behind, concurrent.futures.Future):
+            return Recognized(WaitKind.THREADS, "a thread", behind)
+    return Recognized(WaitKind.FUTURE, "a future", awaited)
+
+
+def _behind(future: Any) -> Iterable[Any]:
+    """Yield the futures that the callbacks of another one refer to.
+
+    `asyncio.shield` and `asyncio.wrap_future` tie a future to another so.
+    """
+    for callback, _context in tuple(getattr(future, "_callbacks", None) or ()):
+        if not isinstance(callback, FunctionType):
+            continue
+        for cell in callback.__closure__ or ():
+            try:
+                content = cell.cell_contents
+            except ValueError:  # it is empty
+                continue
+            if content is future:
+                continue
+            if isinstance(content, (asyncio.Future, concurrent.futures.Future)):
+                yield content
+
+
+# --- asyncrpc ------------------------------------------------------------------------
+
+
+def _item(step: AwaitStep, _: AwaitStep | None) -> Recognized:
+    stream = local(step.frame, "self")
+    return Recognized(WaitKind.STREAM, call=stream)
+
+
+def _credit(_step: AwaitStep, _: AwaitStep | None) -> Recognized:
+    return Recognized(WaitKind.CREDIT, "room at the consumer of its stream")
+
+
+def _meeting(step: AwaitStep, _: AwaitStep | None) -> Recognized:
+    venue: Venue = local(step.frame, "self")
+    return Recognized(WaitKind.ROUND, venue.label, members=venue.members)
+
+
+def _collective(step: AwaitStep, _: AwaitStep | None) -> Recognized:
+    run: CollectiveRun = local(step.frame, "self")
+    members = tuple(run.matching.members)
+    return Recognized(WaitKind.COLLECTIVE, run.label, members=members)
+
+
+_ENTER: Final = asyncio.Lock.__aenter__.__code__
+
+_BY_CODE: Final[Mapping[CodeType, Recognize]] = {
+    asyncio.Lock.acquire.__code__: _lock,
+    _ENTER: _entering,
+    asyncio.Semaphore.acquire.__code__: _named(WaitKind.SEMAPHORE, "Semaphore"),
+    asyncio.Condition.wait.__code__: _named(WaitKind.CONDITION, "Condition"),
+    asyncio.Condition.wait_for.__code__: _named(WaitKind.CONDITION, "Condition"),
+    asyncio.Event.wait.__code__: _named(WaitKind.EVENT, "Event"),
+    asyncio.Queue.get.__code__: _named(WaitKind.ITEM, "an item of Queue"),
+    asyncio.Queue.put.__code__: _named(WaitKind.ROOM, "room in Queue"),
+    asyncio.Queue.join.__code__: _named(WaitKind.WORK, "all work of Queue"),
+    asyncio.Barrier.wait.__code__: _named(WaitKind.BARRIER, "Barrier"),
+    asyncio.TaskGroup.__aexit__.__code__: _joined,
+    asyncio.wait.__code__: _all_of("fs"),
+    asyncio.wait_for.__code__: _all_of("fut"),
+    asyncio.sleep.__code__: _sleep,
+    StreamReceiver.take.__code__: _item,
+    StreamProducer.wait.__code__: _credit,
+    Venue.meet.__code__: _meeting,
+    CollectiveRun.take.__code__: _collective,
+    CollectiveRun.settle.__code__: _collective,
+    CollectiveRun.pause.__code__: _collective,
+    CollectiveRun.until_done.__code__: _collective,
+}

@@ -1,0 +1,195 @@
+"""What one worker tells of its tasks, threads and calls at one moment.
+
+A `WorkerSnapshot` names its tasks and threads by their places in `actors`, and calls by
+the incarnations of their ends and a number, which both ends know.  So `machine.graph`
+can join the snapshots of a group.  Nothing here holds a value of the program.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, NamedTuple
+
+from asyncrpc.runtime.schema import EnumName, integer
+
+UNKNOWN_S = -1.0
+NO_ACTOR = -1
+
+ActorIndex = Annotated[int, integer(NO_ACTOR, 1 << 31, "the place of an actor, or -1")]
+
+
+class ActorKind(enum.Enum):
+    """What runs code."""
+
+    TASK = "task"
+    THREAD = "thread"
+
+
+class WaitKind(enum.Enum):
+    """What a task or thread waits for."""
+
+    RUNS = "nothing: it runs, or is about to"
+    CALL = "the answer of a call"
+    STREAM = "an item of a stream"
+    CREDIT = "room at the consumer of a stream"
+    TASKS = "the end of other tasks"
+    LOCK = "a lock"
+    SEMAPHORE = "a semaphore"
+    CONDITION = "a condition"
+    EVENT = "an event"
+    ITEM = "an item of a queue"
+    ROOM = "room in a queue"
+    WORK = "the end of the work that a queue has handed out"
+    BARRIER = "a barrier of this process"
+    ROUND = "other members: a barrier, a rendezvous or the end of the group"
+    COLLECTIVE = "other ranks of a collective"
+    DEVICE = "its turn on a device"
+    THREADS = "a thread"
+    SLEEP = "time"
+    SOCKET = "a socket or a pipe"
+    FUTURE = "a future"
+
+
+class StackFrame(NamedTuple):
+    """One line of a stack.
+
+    Attributes:
+        function: its qualified name.
+        file: of its source.
+        line: of its source.
+    """
+
+    function: str
+    file: str
+    line: int
+
+
+class CallKey(NamedTuple):
+    """One call, as both of its ends know it.
+
+    Attributes:
+        caller: incarnation of the worker that made it.
+        callee: incarnation of the worker that serves it; 0 while it is not connected.
+        call_id: of the connection between them.
+    """
+
+    caller: int
+    callee: int
+    call_id: int
+
+
+class Wait(NamedTuple):
+    """What a task or thread waits for.
+
+    Attributes:
+        kind: of what.
+        what: it in words, as in "Lock `table`".
+        for_s: seconds that it has waited; `UNKNOWN_S`.
+        actors: the tasks and threads of this worker that could end the wait: of `TASKS`
+            all have to, of a lock those that hold it, of others those that refer to it.
+        is_sure: whether `actors` are known to be these; else they may be.
+        is_closed: whether nobody but `actors` refers to it, so that no other can end
+            the wait.
+        call: of `CALL`, `STREAM` and `CREDIT`: which one.
+        members: of `ROUND` and `COLLECTIVE`: the names of all that have to come.
+    """
+
+    kind: Annotated[WaitKind, EnumName(WaitKind)]
+    what: str
+    for_s: float = UNKNOWN_S
+    actors: tuple[ActorIndex, ...] = ()
+    is_sure: bool = True
+    is_closed: bool = False
+    call: CallKey | None = None
+    members: tuple[str, ...] = ()
+
+
+class Actor(NamedTuple):
+    """A task or a thread.
+
+    Attributes:
+        kind: which.
+        name: of the task or thread.
+        function: the innermost function of the program in it, for people.
+        frames: its stack, the outermost first; asyncrpc's own are left out where the
+            program's are.
+        wait: what it waits for.
+        is_internal: whether it is one of asyncrpc's, and runs nothing of the program.
+    """
+
+    kind: Annotated[ActorKind, EnumName(ActorKind)]
+    name: str
+    function: str
+    frames: tuple[StackFrame, ...]
+    wait: Wait
+    is_internal: bool
+
+
+class OutgoingCall(NamedTuple):
+    """A call that this worker has made and that is not answered.
+
+    Attributes:
+        key: which one.
+        to: name of the callee.
+        function: name of the function.
+        for_s: seconds since it was made.
+    """
+
+    key: CallKey
+    to: str
+    function: str
+    for_s: float
+
+
+class ServedCall(NamedTuple):
+    """A call that this worker serves.
+
+    Attributes:
+        key: which one.
+        caller: name of the worker that made it.
+        function: name of the function; empty if it could not be read.
+        for_s: seconds since it came.
+        actor: the task or thread that runs it; -1: none yet, or none any more.
+        is_stream: whether it sends items.
+        makes: the referenced value that it makes; empty for none.
+        needs: the referenced value that it waits for; empty for none.
+    """
+
+    key: CallKey
+    caller: str
+    function: str
+    for_s: float
+    actor: ActorIndex
+    is_stream: bool
+    makes: str = ""
+    needs: str = ""
+
+
+class WorkerSnapshot(NamedTuple):
+    """One worker at one moment.
+
+    Attributes:
+        name: of the worker.
+        rank: of the worker; -1 if it has none.
+        incarnation: of the worker.
+        pid: of its process.
+        host_id: of its host.
+        blocked_for_s: seconds since its event loop last ran; 0 if it runs.
+        loop_actor: the thread of its event loop; -1 if it is not listed.
+        actors: its tasks and threads.
+        made: its calls that are not answered.
+        served: the calls that it serves.
+        left_out: how many actors and calls are not listed.
+    """
+
+    name: str
+    rank: Annotated[int, integer(-1, 1 << 31, "a rank, or -1")]
+    incarnation: int
+    pid: int
+    host_id: str
+    blocked_for_s: float
+    loop_actor: ActorIndex
+    actors: tuple[Actor, ...]
+    made: tuple[OutgoingCall, ...]
+    served: tuple[ServedCall, ...]
+    left_out: int = 0

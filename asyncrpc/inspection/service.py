@@ -1,0 +1,126 @@
+"""Tells other workers, and observers, what a worker does; changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from asyncrpc.ids import WorkerId
+from asyncrpc.inspection.ages import WaitAges
+from asyncrpc.inspection.collecting import Inspected, snapshot_of
+from asyncrpc.inspection.door import (
+    LocalDoor,
+    NoAnswer,
+    is_supported,
+    look_beside,
+    names_of,
+)
+from asyncrpc.inspection.messages import (
+    SERVICE,
+    LookBeside,
+    SeenBeside,
+    TakeSnapshot,
+)
+from asyncrpc.inspection.records import WorkerSnapshot
+from asyncrpc.runtime.links.sidecar import Sidecar
+from asyncrpc.runtime.membership.service import MembershipService
+from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.runtime.router import Route, answers
+from asyncrpc.runtime.threads import outcome_to
+
+T = TypeVar("T")
+
+
+class InspectedWorker(Inspected, Protocol):
+    """The parts of a worker that is looked at.
+
+    Attributes:
+        sidecar: knows when its loop last ran.
+    """
+
+    sidecar: Sidecar
+
+    @property
+    def membership(self) -> MembershipService:
+        """Return what knows the members."""
+
+
+class InspectionService:
+    """Answers what is asked about one worker; a `Service`."""
+
+    name = SERVICE
+
+    def __init__(self, worker: InspectedWorker) -> None:
+        """Answer for a worker."""
+        self._worker = worker
+        self._ages: WaitAges | None = None
+        self._door = LocalDoor(
+            worker,
+            take=self._take,
+            members=self._members,
+            ticked_ns=lambda: worker.sidecar.ticked_ns,
+        )
+
+    @property
+    def routes(self) -> Iterable[Route]:
+        """The messages that it takes."""
+        return (
+            answers(TakeSnapshot, self._on_snapshot, is_for_observers=True),
+            answers(LookBeside, self._on_beside, is_for_observers=True),
+        )
+
+    def _take(
+        self, blocked_for_s: float = 0.0, *, is_thorough: bool = True
+    ) -> WorkerSnapshot:
+        ages = self._ages or WaitAges(self._worker.loop)
+        return snapshot_of(
+            self._worker, ages, is_thorough=is_thorough, blocked_for_s=blocked_for_s
+        )
+
+    def _members(self) -> list[Any]:
+        return self._worker.membership.table.records
+
+    def on_listening(self, addresses: Sequence[str]) -> None:
+        """Open the door for those of this host."""
+        self._ages = WaitAges(self._worker.loop)
+        self._ages.start()
+        if is_supported:
+            self._door.open(addresses)
+
+    async def _on_snapshot(self, _: PeerLink, asked: TakeSnapshot) -> WorkerSnapshot:
+        return await self._in_thread(lambda: self._take(is_thorough=asked.is_thorough))
+
+    async def _on_beside(self, _: PeerLink, asked: LookBeside) -> SeenBeside:
+        names = names_of(asked.incarnation, asked.addresses)
+        found = await self._in_thread(lambda: look_beside(names))
+        if isinstance(found, NoAnswer):
+            return SeenBeside(None, found.trouble.name, found.words)
+        return SeenBeside(found.snapshot)
+
+    async def _in_thread(self, job: Callable[[], T]) -> T:
+        """Run a job in a thread of its own: those of pools may all be in use."""
+        loop = self._worker.loop
+        done: asyncio.Future[T] = loop.create_future()
+        finish = outcome_to(done)
+
+        def run() -> None:
+            result, problem = None, None
+            try:
+                result = job()
+            except Exception as error:  # noqa: BLE001  (who awaits it gets it)
+                problem = error
+            loop.call_soon_threadsafe(finish, result, problem)
+
+        threading.Thread(target=run, name="asyncrpc-look", daemon=True).start()
+        return await done
+
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
+        """Do nothing: it keeps nothing of peers."""
+
+    async def close(self) -> None:
+        """Close the door, and look at no task any more."""
+        self._door.close()
+        if self._ages is not None:
+            self._ages.stop()

@@ -1,0 +1,169 @@
+"""Observers: connections of those who only look, such as `asyncrpc why`.
+
+An observer proves who it is as a worker does, and is no member: nobody is told of it,
+no call goes to it, and none comes from it.  It may ask what routes are marked for; the
+questions and answers are plain data, so nothing of it is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgpack
+
+from asyncrpc.errors import AsyncRpcError, MalformedError, Outcome, RejectedError
+from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.links.ports import HandshakeConnection, ResumableConnection
+from asyncrpc.runtime.ports import Identity, Scheduler
+from asyncrpc.runtime.router import Route, Router
+from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.messages import Hello
+
+logger = logging.getLogger("asyncrpc")
+
+OBSERVERS_MAX: Final = 16
+QUESTIONS_MAX: Final = 16  # of one observer at a time
+
+
+class Observers:
+    """Those who look at one worker.
+
+    Attributes:
+        router: has the routes of the worker's services.
+    """
+
+    def __init__(self, identity: Identity, scheduler: Scheduler) -> None:
+        """Prepare.
+
+        Args:
+            identity: of the worker.
+            scheduler: runs the answers.
+        """
+        self.router = Router()
+        self._identity = identity
+        self._scheduler = scheduler
+        self._open: set[_ObserverLink] = set()
+
+    def refusal(self, connection: HandshakeConnection) -> str:
+        """Return why an observer is not let in; empty if it is."""
+        if connection.ticket:
+            return "a token lets a worker join, and nobody observe; use the secret"
+        if len(self._open) >= OBSERVERS_MAX:
+            return (
+                f"{OBSERVERS_MAX} observers are connected, the limit; try again later"
+            )
+        return ""
+
+    def take(self, connection: ResumableConnection, hello: Hello) -> None:
+        """Let an observer ask."""
+        observer = _ObserverLink(connection, hello, self.router, self._scheduler)
+        self._open.add(observer)
+        connection.ended.add_done_callback(lambda _: self._end(observer))
+        connection.hello(self._identity.hello())
+        connection.open_to(observer)
+
+    def _end(self, observer: _ObserverLink) -> None:
+        self._open.discard(observer)
+        observer.end()
+
+
+class _ObserverLink:
+    """One observer: takes its questions, one message each.
+
+    Attributes:
+        peer: as handlers see it.
+    """
+
+    def __init__(
+        self,
+        connection: ResumableConnection,
+        hello: Hello,
+        router: Router,
+        scheduler: Scheduler,
+    ) -> None:
+        self.peer = WorkerId(hello.name, Incarnation(hello.incarnation))
+        self._connection = connection
+        self._router = router
+        self._scheduler = scheduler
+        self._answering: dict[int, asyncio.Task[None]] = {}
+
+    def on_message(
+        self,
+        kind: int,
+        _flags: int,
+        call_id: int,
+        _aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: Sequence[memoryview],
+    ) -> None:
+        """Take a question, or the word that one is given up.
+
+        Raises:
+            MalformedError: no observer sends that.
+        """
+        if kind == FrameKind.CANCEL:
+            if call_id in self._answering:
+                self._answering[call_id].cancel()
+            return
+        if kind != FrameKind.SERVICE or buffers or call_id in self._answering:
+            raise MalformedError(f"an observer sent a {FrameKind(kind).name}")
+        if len(self._answering) >= QUESTIONS_MAX:
+            raise MalformedError(f"an observer asked {QUESTIONS_MAX} things at a time")
+        route, value = self._router.request(head), unpacked(control)
+        task = self._scheduler.start_task(self._answer(route, call_id, value))
+        self._answering[call_id] = task
+        task.add_done_callback(lambda _: self._answering.pop(call_id, None))
+
+    def on_transfer_dropped(self, kind: int, _call_id: int) -> None:
+        """No observer sends what could be dropped.
+
+        Raises:
+            MalformedError: always.
+        """
+        raise MalformedError(f"an observer dropped a {FrameKind(kind).name}")
+
+    async def _answer(self, route: Route, call_id: int, value: Any) -> None:
+        kind, answer = FrameKind.RESPONSE, None
+        asker: Any = self  # of which handlers for observers see no more than `peer`
+        try:
+            answer = await _handler_of(route)(asker, value)
+        except AsyncRpcError as error:
+            kind, answer = FrameKind.ERROR, str(error)
+        except Exception as error:
+            logger.exception("%s could not answer an observer", route.name)
+            kind, answer = FrameKind.ERROR, repr(error)
+        self._connection.send(kind, call_id, control=msgpack.packb(answer))
+
+    def end(self) -> None:
+        """Give up what is being answered."""
+        for task in self._answering.values():
+            task.cancel()
+
+
+def _handler_of(route: Route) -> Callable[[Any, Any], Any]:
+    """Return what answers an observer's question.
+
+    Raises:
+        RejectedError: nothing does.
+    """
+    if not route.is_for_observers:
+        raise RejectedError(
+            f"an observer may not ask for {route.name!r}", outcome=Outcome.NOT_EXECUTED
+        )
+    return route.handle
+
+
+def unpacked(control: bytes) -> Any:
+    """Return plain data that has come.
+
+    Raises:
+        MalformedError: it is none.
+    """
+    try:
+        return msgpack.unpackb(control, strict_map_key=False)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise MalformedError(f"plain data cannot be read: {error}") from error

@@ -1,0 +1,29 @@
+"""Columns line up, and fit the line."""
+
+from __future__ import annotations
+
+from asyncrpc.cli.table import lines_of
+
+ROWS = [("name", "what"), ("ps", "waits for a lock"), ("trainer0", "runs")]
+
+
+def test_columns_are_as_wide_as_their_widest_cell() -> None:
+    assert lines_of(ROWS, width=80) == [
+        "name      what",
+        "ps        waits for a lock",
+        "trainer0  runs",
+    ]
+
+
+def test_the_widest_column_is_cut_where_the_line_ends() -> None:
+    lines = lines_of(ROWS, width=20)
+    assert lines[1] == "ps        waits for…"
+    assert max(map(len, lines)) == 20
+
+
+def test_a_line_that_is_too_short_for_anything_keeps_some_of_each_column() -> None:
+    assert lines_of(ROWS, width=1)[2].startswith("trainer0")
+
+
+def test_no_rows_are_no_lines() -> None:
+    assert lines_of([], width=80) == []
