@@ -15,7 +15,6 @@ import logging
 import os
 import select
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -26,11 +25,11 @@ import msgpack
 from asyncrpc.clock import NS_PER_S
 from asyncrpc.errors import MalformedError
 from asyncrpc.inspection.collecting import Inspected
-from asyncrpc.inspection.machine.graph import Trouble
-from asyncrpc.inspection.records import WorkerSnapshot
+from asyncrpc.inspection.records import NoAnswer, Trouble, WorkerSnapshot
 from asyncrpc.runtime.links.heartbeat import now_ns
 from asyncrpc.runtime.membership.messages import MemberRecord
 from asyncrpc.runtime.schema import RecordSchema
+from asyncrpc.transport.sockets import peer_credentials
 from asyncrpc.watch import pulse
 
 logger = logging.getLogger("asyncrpc")
@@ -41,7 +40,6 @@ ANSWER_S: Final = 2.0  # for the interpreter of the other process to answer
 _CLIENT_S: Final = 5.0  # for who asks to take the answer
 _BYTES_MAX: Final = 64 << 20
 ADDRESSES_MAX: Final = 16  # of one worker
-_CREDENTIALS: Final = struct.Struct("3i")
 _ACCEPT_PAUSE_S: Final = 0.1  # when this process has no descriptor left
 
 
@@ -55,18 +53,6 @@ class Look(NamedTuple):
 
     snapshot: WorkerSnapshot
     members: list[MemberRecord]
-
-
-class NoAnswer(NamedTuple):
-    """What is known of a worker that has told nothing.
-
-    Attributes:
-        trouble: why.
-        words: more on it.
-    """
-
-    trouble: Trouble
-    words: str
 
 
 _LOOK: Final = RecordSchema(Look)
@@ -165,7 +151,8 @@ class LocalDoor:
             return
         with asking, contextlib.suppress(OSError):
             asking.settimeout(_CLIENT_S)
-            if _peer_of(asking)[1] in (os.getuid(), 0):
+            peer = peer_credentials(asking)
+            if peer is not None and peer.uid in (os.getuid(), 0):
                 asking.sendall(self._told())
 
     def _told(self) -> bytes:
@@ -206,14 +193,14 @@ def look_beside(
                 door.connect(f"\0{name}")
             except OSError:
                 continue
-            pid, user = _peer_of(door)
-            if os.getuid() not in (user, 0) and user:
+            peer = peer_credentials(door)
+            if peer is None or (os.getuid() not in (peer.uid, 0) and peer.uid):
                 continue  # whoever has taken the name is no worker of ours
             try:
                 told = msgpack.unpackb(_all_of(door))
                 look: Look = _LOOK.read_as("a look", told)
             except (OSError, ValueError, MalformedError):
-                return _no_answer_of(pid)
+                return _no_answer_of(peer.pid)
             return look
     return NoAnswer(Trouble.GONE, "no process of this host has its door")
 
@@ -226,13 +213,6 @@ def _all_of(door: socket.socket) -> bytes:
         if size > _BYTES_MAX:
             raise ValueError("too long")
     return b"".join(parts)
-
-
-def _peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Return process and user at the other end, as the kernel knows them."""
-    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, user, _group = _CREDENTIALS.unpack(found)
-    return pid, user
 
 
 def _no_answer_of(pid: int) -> NoAnswer:

@@ -12,11 +12,11 @@ from asyncrpc.errors import (
     ConnectError,
     TransportError,
 )
-from asyncrpc.inspection.door import Look, NoAnswer, look_beside, names_of
-from asyncrpc.inspection.machine.graph import AwaitGraph, Trouble, graph_of
+from asyncrpc.inspection.door import Look, look_beside, names_of
+from asyncrpc.inspection.machine.graph import AwaitGraph, graph_of
 from asyncrpc.inspection.messages import LookBeside, TakeSnapshot
 from asyncrpc.inspection.observer import Observed, Observer
-from asyncrpc.inspection.records import WorkerSnapshot
+from asyncrpc.inspection.records import NoAnswer, Trouble, WorkerSnapshot
 from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.membership.machine.membership import Record
@@ -42,8 +42,7 @@ class GroupView(NamedTuple):
     @property
     def graph(self) -> AwaitGraph:
         """Who waits for whom in it."""
-        troubles = {name: (one.trouble, one.words) for name, one in self.silent.items()}
-        return graph_of(list(self.snapshots.values()), troubles)
+        return graph_of(list(self.snapshots.values()), self.silent)
 
 
 async def view_of(
@@ -147,7 +146,7 @@ class _GroupLook:
 
     async def _another_way(self, member: Member) -> None:
         """Look at a worker through its door: from here, or from a member beside it."""
-        if _is_here(member.host_id):
+        if member.host_id == HOST_ID:
             names = names_of(member.incarnation, member.addresses)
             self._settle(member, await asyncio.to_thread(look_beside, names))
             return
@@ -163,8 +162,8 @@ class _GroupLook:
                 continue
             if found.snapshot is not None:
                 self._settle(member, Look(found.snapshot, []))
-            else:
-                self._settle(member, NoAnswer(Trouble[found.trouble], found.words))
+            elif found.no_answer is not None:
+                self._settle(member, found.no_answer)
             return
 
     def _settle(self, member: Member, found: Look | NoAnswer) -> None:
@@ -181,8 +180,3 @@ class _GroupLook:
         """End the connections."""
         for one in self._observed.values():
             one.close()
-
-
-def _is_here(host_id: str) -> bool:
-    """Return whether a worker's door can be reached from this process."""
-    return host_id == HOST_ID

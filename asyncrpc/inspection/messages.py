@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from asyncrpc.inspection.records import WorkerSnapshot
+from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
 from asyncrpc.runtime.messages import Request, message
 
 SERVICE: Final = "inspection"
@@ -15,13 +15,11 @@ class SeenBeside(NamedTuple):
 
     Attributes:
         snapshot: of it; None if it tells nothing.
-        trouble: name of a `Trouble`: why it does not; empty if it does.
-        words: more on that.
+        no_answer: why it does not; None if it does.
     """
 
     snapshot: WorkerSnapshot | None
-    trouble: str = ""
-    words: str = ""
+    no_answer: NoAnswer | None
 
 
 @message(SERVICE, "snapshot")

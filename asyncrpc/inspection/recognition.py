@@ -57,11 +57,6 @@ def is_of_library(code: CodeType) -> bool:
     if code.co_filename.startswith(_STANDARD):
         rest = code.co_filename.removeprefix(_STANDARD).strip("/")
         return not rest.startswith(_INSTALLED)
-    return is_of_asyncrpc(code)
-
-
-def is_of_asyncrpc(code: CodeType) -> bool:
-    """Return whether code belongs to asyncrpc."""
     return code.co_filename.startswith(_ASYNCRPC)
 
 
@@ -84,25 +79,17 @@ def recognized(chain: Chain) -> Recognized:
 # --- asyncio -------------------------------------------------------------------------
 
 
-def _named(kind: WaitKind, shown: str, attribute: str = "self") -> Recognize:
+def _named(kind: WaitKind, shown: str) -> Recognize:
     """Return what recognizes a primitive by the name that its user has for it."""
 
     def recognize(step: AwaitStep, user: AwaitStep | None) -> Recognized:
-        subject = local(step.frame, attribute)
+        subject = local(step.frame, "self")
         name = ""
         if user is not None and subject is not None:
             name = name_in(user.frame, subject)
         return Recognized(kind, _called(shown, name), subject)
 
     return recognize
-
-
-def _lock(step: AwaitStep, user: AwaitStep | None) -> Recognized:
-    """Recognize a lock; `async with` has one more step of the library."""
-    if user is not None and user.code is _ENTER:
-        subject = local(step.frame, "self")
-        return Recognized(WaitKind.LOCK, "", subject)
-    return _named(WaitKind.LOCK, "Lock")(step, user)
 
 
 def _entering(step: AwaitStep, user: AwaitStep | None) -> Recognized:
@@ -215,11 +202,9 @@ def _collective(step: AwaitStep, _: AwaitStep | None) -> Recognized:
     return Recognized(WaitKind.COLLECTIVE, run.label, members=members)
 
 
-_ENTER: Final = asyncio.Lock.__aenter__.__code__
-
 _BY_CODE: Final[Mapping[CodeType, Recognize]] = {
-    asyncio.Lock.acquire.__code__: _lock,
-    _ENTER: _entering,
+    asyncio.Lock.acquire.__code__: _named(WaitKind.LOCK, "Lock"),
+    asyncio.Lock.__aenter__.__code__: _entering,
     asyncio.Semaphore.acquire.__code__: _named(WaitKind.SEMAPHORE, "Semaphore"),
     asyncio.Condition.wait.__code__: _named(WaitKind.CONDITION, "Condition"),
     asyncio.Condition.wait_for.__code__: _named(WaitKind.CONDITION, "Condition"),

@@ -193,3 +193,25 @@ class WorkerSnapshot(NamedTuple):
     made: tuple[OutgoingCall, ...]
     served: tuple[ServedCall, ...]
     left_out: int = 0
+
+
+class Trouble(enum.Enum):
+    """Why a worker has told nothing, or cannot go on."""
+
+    BLOCKED = "its event loop is blocked"
+    HELD = "its interpreter is held by code in C"
+    STOPPED = "its process is stopped"
+    GONE = "its process is gone"
+    SILENT = "it does not answer"
+
+
+class NoAnswer(NamedTuple):
+    """What is known of a worker that has told nothing.
+
+    Attributes:
+        trouble: why.
+        words: more on it.
+    """
+
+    trouble: Annotated[Trouble, EnumName(Trouble)]
+    words: str

@@ -12,7 +12,6 @@ from asyncrpc.inspection.ages import WaitAges
 from asyncrpc.inspection.collecting import Inspected, snapshot_of
 from asyncrpc.inspection.door import (
     LocalDoor,
-    NoAnswer,
     is_supported,
     look_beside,
     names_of,
@@ -23,7 +22,7 @@ from asyncrpc.inspection.messages import (
     SeenBeside,
     TakeSnapshot,
 )
-from asyncrpc.inspection.records import WorkerSnapshot
+from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
 from asyncrpc.runtime.links.sidecar import Sidecar
 from asyncrpc.runtime.membership.service import MembershipService
 from asyncrpc.runtime.ports import PeerLink
@@ -96,8 +95,8 @@ class InspectionService:
         names = names_of(asked.incarnation, asked.addresses)
         found = await self._in_thread(lambda: look_beside(names))
         if isinstance(found, NoAnswer):
-            return SeenBeside(None, found.trouble.name, found.words)
-        return SeenBeside(found.snapshot)
+            return SeenBeside(None, found)
+        return SeenBeside(found.snapshot, None)
 
     async def _in_thread(self, job: Callable[[], T]) -> T:
         """Run a job in a thread of its own: those of pools may all be in use."""

@@ -11,7 +11,6 @@ sets an event).  From that follows who can never go on, whatever happens: see `s
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from asyncrpc.inspection.records import (
     Actor,
     ActorKind,
     CallKey,
+    NoAnswer,
     ServedCall,
     Wait,
     WaitKind,
@@ -50,16 +50,6 @@ _NEVER_AT_REST: Final = _OF_MEMBERS | {
     WaitKind.CONDITION,
 }
 _NEEDS_ALL: Final = frozenset({WaitKind.TASKS}) | _OF_MEMBERS
-
-
-class Trouble(enum.Enum):
-    """Why a worker has told nothing, or cannot go on."""
-
-    BLOCKED = "its event loop is blocked"
-    HELD = "its interpreter is held by code in C"
-    STOPPED = "its process is stopped"
-    GONE = "its process is gone"
-    SILENT = "it does not answer"
 
 
 class Node(NamedTuple):
@@ -101,7 +91,7 @@ class AwaitGraph:
     """
 
     snapshots: Mapping[str, WorkerSnapshot]
-    troubles: Mapping[str, tuple[Trouble, str]]
+    troubles: Mapping[str, NoAnswer]
     edges: dict[Node, tuple[Edge, ...]] = field(default_factory=dict)
 
     def actor(self, node: Node) -> Actor | None:
@@ -124,7 +114,7 @@ class AwaitGraph:
 
 def graph_of(
     snapshots: Sequence[WorkerSnapshot],
-    troubles: Mapping[str, tuple[Trouble, str]] | None = None,
+    troubles: Mapping[str, NoAnswer] | None = None,
 ) -> AwaitGraph:
     """Join the snapshots of a group.
 

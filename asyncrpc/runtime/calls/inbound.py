@@ -157,7 +157,9 @@ class InboundCall:
         meta: dict[str, Any],
     ) -> None:
         self.host = host
-        self.began_s = host.loop.time()
+        # The clock has been read for a deadline already.
+        now_s = deadline.at_s - deadline.allowed_s if deadline else host.loop.time()
+        self.began_s = now_s
         self.responder = responder
         self.call_id = call_id
         self.deadline = deadline

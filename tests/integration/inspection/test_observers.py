@@ -11,10 +11,10 @@ import pytest
 
 from asyncrpc import LocalRendezvous, NetworkOptions, Options, RejectedError, Worker
 from asyncrpc.errors import AuthenticationError, ConnectError, ConnectionLostError
-from asyncrpc.inspection.door import Look, NoAnswer, look_beside, names_of
-from asyncrpc.inspection.machine.graph import Trouble
+from asyncrpc.inspection.door import Look, look_beside, names_of
 from asyncrpc.inspection.messages import LookBeside, TakeSnapshot
 from asyncrpc.inspection.observer import Observed, Observer
+from asyncrpc.inspection.records import NoAnswer, Trouble
 from asyncrpc.runtime.links.observers import OBSERVERS_MAX
 from asyncrpc.runtime.membership.messages import AskMembers, FindMember
 from asyncrpc.serde import Policy
@@ -140,4 +140,6 @@ class TestDoors:
     async def test_what_was_never_there_is_told(self) -> None:
         async with seen() as (_, observed):
             answer = await observed.ask(LookBeside(1, ["none"]), timeout_s=GENEROUS_S)
-            assert (answer.snapshot, answer.trouble) == (None, "GONE")
+            assert answer.snapshot is None
+            assert answer.no_answer is not None
+            assert answer.no_answer.trouble is Trouble.GONE

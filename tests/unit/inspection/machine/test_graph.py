@@ -10,7 +10,6 @@ import pytest
 from asyncrpc.inspection.machine.graph import (
     Hang,
     Node,
-    Trouble,
     find_hangs,
     graph_of,
     stuck,
@@ -21,9 +20,11 @@ from asyncrpc.inspection.records import (
     Actor,
     ActorKind,
     CallKey,
+    NoAnswer,
     OutgoingCall,
     ServedCall,
     StackFrame,
+    Trouble,
     Wait,
     WaitKind,
     WorkerSnapshot,
@@ -96,14 +97,12 @@ def lock(*holders: int, is_sure: bool = True, is_closed: bool = True) -> Wait:
     return Wait(WaitKind.LOCK, "Lock `table`", 1.0, holders, is_sure, is_closed)
 
 
-def the_only(
-    snapshots: Sequence[WorkerSnapshot], **troubles: tuple[Trouble, str]
-) -> Hang:
+def the_only(snapshots: Sequence[WorkerSnapshot], **troubles: NoAnswer) -> Hang:
     (found,) = find_hangs(graph_of(snapshots, troubles), after_s=3.0)
     return found
 
 
-def said(snapshots: Sequence[WorkerSnapshot], **troubles: tuple[Trouble, str]) -> str:
+def said(snapshots: Sequence[WorkerSnapshot], **troubles: NoAnswer) -> str:
     graph = graph_of(snapshots, troubles)
     return sentence(graph, the_only(snapshots, **troubles))
 
@@ -216,15 +215,13 @@ class TestWays:
 class TestTroubles:
     def test_a_worker_that_tells_nothing(self) -> None:
         snapshots = [worker("a", [task("train", call("a", "b"))])]
-        assert said(snapshots, b=(Trouble.STOPPED, "process 7")) == (
+        assert said(snapshots, b=NoAnswer(Trouble.STOPPED, "process 7")) == (
             "a task `train` waits 5.0 s for b, which does not go on: its process is "
             "stopped, process 7"
         )
 
     def test_a_loop_that_is_blocked(self) -> None:
-        sleeping = task(
-            "Main", RUNS._replace(what="time.sleep(9)"), kind=ActorKind.THREAD
-        )
+        sleeping = task("Main", SLEEPS, kind=ActorKind.THREAD)
         snapshots = [
             worker("a", [task("train", call("a", "b"))]),
             worker(
@@ -238,9 +235,7 @@ class TestTroubles:
         assert "which runs `time.sleep(9)` (train.py:7 in Main)" in said(snapshots)
 
     def test_a_call_that_a_blocked_loop_has_not_read(self) -> None:
-        sleeping = task(
-            "Main", RUNS._replace(what="time.sleep(9)"), kind=ActorKind.THREAD
-        )
+        sleeping = task("Main", SLEEPS, kind=ActorKind.THREAD)
         snapshots = [
             worker("a", [task("train", call("a", "b"))]),
             worker("b", [sleeping], blocked_for_s=9.0, loop_actor=0),
@@ -360,7 +355,7 @@ def test_every_finding_can_be_told() -> None:
             worker("a", [task("t", one), task("u", third)]),
             worker("b", [task("f", other), task("g", third)], [served("a", "b", 0)]),
         ]
-        graph = graph_of(snapshots, {"c": (Trouble.GONE, "")})
+        graph = graph_of(snapshots, {"c": NoAnswer(Trouble.GONE, "")})
         for found in find_hangs(graph, after_s=0.5):
             assert sentence(graph, found)
             assert len(tree(graph, found)) >= len(set(found.nodes))
