@@ -153,10 +153,11 @@ def main() -> None:
             processes.wait()
     except ProcessFailedError as error:
         sys.exit(f"playing failed: {error}")
-    first, last = fmean(returns[:50]), fmean(returns[-50:])
+    means = [fmean(returns[at : at + 50]) for at in range(max(1, len(returns) - 49))]
     console.print(f"{len(returns)} episodes by {options.processes} processes")
     console.print(
-        f"mean return of the first 50: {first:.1f}, of the last 50: {last:.1f}"
+        f"mean return of the first 50: {means[0]:.1f}, of the last 50: {means[-1]:.1f},"
+        f" of the best 50 in a row: {max(means):.1f}"
     )
 
 

@@ -5,20 +5,31 @@ from __future__ import annotations
 from asyncrpc.autograd.contexts import Contexts
 from asyncrpc.autograd.messages import AbortPass, CommitPass, PassIds
 from asyncrpc.autograd.ports import Directory, Pool
-from asyncrpc.autograd.state import ABORTED
+from asyncrpc.autograd.state import ABORTED, Pass
 from asyncrpc.ids import Incarnation
+from asyncrpc.trace import FlightRecorder
 
 
 class PassEnds:
     """Ends passes here, and on the workers that this one asked."""
 
     def __init__(
-        self, me: Incarnation, contexts: Contexts, directory: Directory, pool: Pool
+        self,
+        me: Incarnation,
+        contexts: Contexts,
+        directory: Directory,
+        pool: Pool,
+        recorder: FlightRecorder,
     ) -> None:
         self._me = me
         self._contexts = contexts
         self._directory = directory
         self._pool = pool
+        self._recorder = recorder
+
+    def note_begun(self, one: Pass) -> None:
+        """This worker takes part in a pass, from now on or already."""
+        one.began_s = one.began_s or self._recorder.now_s()
 
     def finish(self, ids: PassIds, *, commit: bool) -> None:
         """Commit or abort a pass here, and on the workers that this one asked."""
@@ -27,6 +38,7 @@ class PassEnds:
         one = None if state is None else state.end_pass(pass_id, commit=commit)
         if state is None or one is None:
             return
+        self._note_end(one, commit=commit)
         if commit:
             state.commit(one.flow.staged, defers=self._pool.is_exclusive)
         else:
@@ -38,3 +50,9 @@ class PassEnds:
                 link = self._directory.link_of(peer)
                 if link is not None:
                     link.tell(CommitPass(ids) if commit else AbortPass(ids))
+
+    def _note_end(self, one: Pass, *, commit: bool) -> None:
+        recorder = self._recorder
+        recorder.passes.record(
+            (recorder.now_s(), one.began_s, one.ids.context_id, one.root, commit)
+        )

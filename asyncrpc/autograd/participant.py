@@ -82,6 +82,7 @@ class PassParticipant:
         state.check_sent(link.peer, (*coming, *arrived))  # before a pass is made
         is_new = pass_id not in state.passes
         one = state.join_pass(pass_id, advance.root, advance.keeping)
+        self._ends.note_begun(one)
         one.check()
         one.inward[link.peer.incarnation] = link.peer
         also: Sequence[CrossingId] = ()

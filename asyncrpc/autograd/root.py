@@ -92,6 +92,7 @@ class RootPasses:
         pass_id = PassId(self._me.incarnation, self._contexts.next_serial())
         ids = PassIds(context_id, pass_id)
         one = state.join_pass(pass_id, self._me.name, keeping)
+        self._ends.note_begun(one)
         limit = asyncio.timeout_at(None if deadline is None else deadline.at_s)
         try:
             _add_roots(one, roots, given, is_fast=is_fast)

@@ -53,12 +53,19 @@ from asyncrpc.runtime.extensions import OnGradient
 from asyncrpc.runtime.options import UNSET, Options
 from asyncrpc.runtime.ports import PeerLink, Scheduler
 from asyncrpc.runtime.router import answers, takes
+from asyncrpc.trace import FlightRecorder
 
 
 class AutogradWorker(Scheduler, Threads, Links, Protocol):
-    """A worker, as far as autograd needs it."""
+    """A worker, as far as autograd needs it.
+
+    Attributes:
+        options: of the worker.
+        recorder: keeps how passes end.
+    """
 
     options: Options
+    recorder: FlightRecorder
 
     @property
     def id(self) -> WorkerId:
@@ -109,7 +116,7 @@ class AutogradService:
         self._lifetime = ContextLifetime(number, contexts, worker, worker)
         requests = PassRequests(number, contexts, directory, worker, worker)
         work = PassWork(number, self.engine, requests, worker)
-        ends = PassEnds(number, contexts, directory, worker.pool)
+        ends = PassEnds(number, contexts, directory, worker.pool, worker.recorder)
         waits = PassWaits(me, directory)
         self._root = RootPasses(me, contexts, worker, work=work, ends=ends, waits=waits)
         self._participant = PassParticipant(

@@ -233,6 +233,7 @@ class Pass:
         machine: decides which of it may run.
         wave: what is running.
         flow: gradients on their way through the graph.
+        began_s: when this worker began to take part, by its clock; 0: not noted yet.
         arrived: gradients that have arrived and have not entered the graph.
         new: received tensors that were reached; their senders do not know yet.
         going_back: what goes with the answer to the worker that waits for it; or None.
@@ -248,6 +249,7 @@ class Pass:
         "_aborted_because",
         "_idle",
         "arrived",
+        "began_s",
         "edges",
         "failure",
         "flow",
@@ -276,6 +278,7 @@ class Pass:
         keeping: Keeping,
     ) -> None:
         self.ids = PassIds(state.id, pass_id)
+        self.began_s = 0.0
         self.state = state
         self.root = root
         self.keeping = keeping

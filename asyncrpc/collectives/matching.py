@@ -37,6 +37,7 @@ from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.messages import Notice
 from asyncrpc.runtime.ports import PeerLink, ask
+from asyncrpc.trace import OK, outcome_of
 
 # After this wait a rank tells the others which collective it waits in.  So ranks that
 # wait in another collective notice the mismatch, and no rank waits for ever.
@@ -322,6 +323,7 @@ class CollectiveRun:
         self._waits_for: MessageKey | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
+        self._began_s = matching.worker.recorder.now_s()
 
     @property
     def label(self) -> str:
@@ -500,6 +502,25 @@ class CollectiveRun:
         for timer in self._timers:
             timer.cancel()
         self.matching.end(self)
+        self._note_end()
+
+    def _note_end(self) -> None:
+        matching, what = self.matching, self.operation.descriptor
+        failure, recorder = self.operation.failure, matching.worker.recorder
+        recorder.collectives.record(
+            (
+                recorder.now_s(),
+                self._began_s,
+                matching.label,
+                what.operation,
+                self.number,
+                matching.rank,
+                matching.members,
+                what.dtype,
+                what.shape,
+                OK if failure is None else outcome_of(error_of(failure)),
+            )
+        )
 
     def _ask(self) -> None:
         """Tell the others which collective this rank waits in."""

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import PeerLink, Scheduler
+from asyncrpc.trace import FlightRecorder
 
 T = TypeVar("T")
 
@@ -35,9 +36,15 @@ class Members(Protocol):
 
 
 class GroupWorker(Scheduler, Protocol):
-    """A worker, as far as its groups need it."""
+    """A worker, as far as its groups need it.
+
+    Attributes:
+        options: of the worker.
+        recorder: keeps how collectives end.
+    """
 
     options: Options
+    recorder: FlightRecorder
 
     @property
     def name(self) -> str:

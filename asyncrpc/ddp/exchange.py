@@ -187,8 +187,10 @@ class Exchange:
             buffers = await self._send_buffers(current.terms.root)
         for bucket in range(len(current.results)):
             await current.wait_full(bucket)
+            began_s = self.group.parts.recorder.now_s()
             with current.communicating():
                 current.results[bucket] = await self._reduce(current, bucket)
+            self._note_reduced(bucket, began_s, current.results[bucket])
         await current.wait_over()
         with current.communicating():
             if current.used is not None:
@@ -204,6 +206,13 @@ class Exchange:
         # may have ended.
         with contextlib.suppress(CollectiveError, UsageError):
             self.group.refuse(reason)
+
+    def _note_reduced(
+        self, bucket: int, began_s: float, reduced: torch.Tensor | None
+    ) -> None:
+        recorder = self.group.parts.recorder
+        nbytes = 0 if reduced is None or reduced.is_sparse else reduced.nbytes
+        recorder.buckets.record((recorder.now_s(), began_s, bucket, nbytes))
 
     # --- buckets ---------------------------------------------------------------------
 

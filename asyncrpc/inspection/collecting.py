@@ -44,6 +44,7 @@ from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.machine.calls import PendingCalls, ServedCalls
 from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.ports import Identity
+from asyncrpc.trace import FlightRecorder
 
 ACTORS_MAX: Final = 2000
 CALLS_MAX: Final = 2000  # in each direction
@@ -103,6 +104,7 @@ class Inspected(Protocol):
     """The parts of a worker that a snapshot is taken of."""
 
     loop: asyncio.AbstractEventLoop
+    recorder: FlightRecorder
 
     @property
     def identity(self) -> Identity:
@@ -155,7 +157,7 @@ class SnapshotTaker:
         self._ages = ages
         self._identity = worker.identity
         self._blocked_for_s = blocked_for_s
-        self._now_s = worker.loop.time()
+        self._now_s = worker.recorder.now_s()
         tasks = sorted(_tasks_of(worker.loop), key=lambda one: one.get_name())
         self._left_out = max(0, len(tasks) - ACTORS_MAX)
         self._tasks = [_seen(one) for one in tasks[:ACTORS_MAX]]
@@ -222,7 +224,7 @@ class SnapshotTaker:
                 CallKey(link.peer.incarnation, own, inbound.call_id),
                 link.peer.name,
                 inbound.function_name,
-                self._age(inbound.began_s),
+                self._age(inbound.came_s),
                 self._serving.get(id(inbound), NO_ACTOR),
                 inbound.credit is not None,
                 _named(inbound.rref_id),

@@ -41,6 +41,7 @@ from asyncrpc.optim.owners import Owners
 from asyncrpc.optim.per_owner import PerOwnerOptimizer
 from asyncrpc.optim.step import Closure, StepOptions, StepResult
 from asyncrpc.runtime.worker import current_parts
+from asyncrpc.trace import OK, outcome_of
 
 
 class DistributedOptimizer:
@@ -206,16 +207,35 @@ class DistributedOptimizer:
             raise UsageError(self._what_a_step_takes())
         if context is not None:
             context.service.state(context)  # it is open, or this raises
+        began_s = self._worker.recorder.now_s()
+        try:
+            result = await self._take_step(context, closure, how)
+        except BaseException as error:
+            self._note_step(began_s, outcome_of(error))
+            raise
+        self._note_step(began_s, OK if result.is_applied else "skipped")
+        return result
+
+    async def _take_step(
+        self, context: Context | None, closure: Closure | None, how: StepOptions
+    ) -> StepResult:
+        """Take a step whose arguments have been checked."""
+        engine = self._engine
         await self._made()
         if isinstance(engine, GatheredOptimizer):
-            assert closure is not None  # checked above
+            assert closure is not None  # checked by `step`
             return await engine.step(closure, how)
         if context is not None:
             return await engine.step(context.id, how)
-        assert closure is not None  # checked above
+        assert closure is not None  # checked by `step`
         async with autograd.context() as own:
             loss = await closure(own)
             return replace(await engine.step(own.id, how), loss=loss)
+
+    def _note_step(self, began_s: float, outcome: str) -> None:
+        recorder, owners = self._worker.recorder, self._owners.listed
+        names = tuple(owner.name for owner in owners)
+        recorder.steps.record((recorder.now_s(), began_s, self._name, names, outcome))
 
     def _what_a_step_takes(self) -> str:
         if isinstance(self._engine, GatheredOptimizer):

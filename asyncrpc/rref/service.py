@@ -97,7 +97,7 @@ class RRefService:
         self.backward_from: Callable[..., Any] | None = None
         owner = m.OwnerTable(me.incarnation, options.limits.references_max)
         self.user = m.UserTable()
-        self.values = values = Values(loop)
+        self.values = values = Values(loop, worker.recorder)
         self.shared = shared = SharedById(me.incarnation, loop.time)
         self.names = names = PeerNames(directory, me)
         self._notices = notices = Notices(

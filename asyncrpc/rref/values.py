@@ -9,6 +9,7 @@ from asyncrpc.errors import ClosedError
 from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.rref.shared import copy_of
 from asyncrpc.runtime.threads import settable
+from asyncrpc.trace import FlightRecorder
 
 
 class Value(asyncio.Future[Any]):
@@ -28,8 +29,11 @@ class Values:
     Thread safety: `add` may be called from any thread; the rest on the worker's loop.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, recorder: FlightRecorder
+    ) -> None:
         self._loop = loop
+        self._recorder = recorder
         self._known: dict[RRefId, Value] = {}
         self.get = self._known.get
         self.is_closed = False
@@ -46,6 +50,7 @@ class Values:
         future = Value(self._loop)
         future.set_result(value)
         self._known[rref_id] = future
+        self._note(rref_id, "made")
 
     def expect(self, rref_id: RRefId) -> Value:
         """Return the future of a value, made or still to be made."""
@@ -59,6 +64,7 @@ class Values:
         future = self._known.get(id_of(rref_id))
         if future is not None and not future.done():
             future.set_result(value)
+            self._note(id_of(rref_id), "made")
 
     def fail(self, rref_id: tuple[int, int], error: BaseException) -> None:
         """The function that makes a value has raised."""
@@ -66,11 +72,17 @@ class Values:
         if future is not None and not future.done():
             future.set_exception(settable(error))
             future.exception()  # marks it as read: it may never be awaited
+            self._note(id_of(rref_id), "failed")
 
     def free(self, rref_id: RRefId, why: Exception) -> None:
         """Let go of a value; it fails if it has not been made."""
         self.fail(rref_id, why)
-        self._known.pop(rref_id, None)
+        if self._known.pop(rref_id, None) is not None:
+            self._note(rref_id, "freed")
+
+    def _note(self, rref_id: RRefId, change: str) -> None:
+        recorder = self._recorder
+        recorder.references.record((recorder.now_s(), rref_id, change))
 
     def close(self) -> None:
         """Drop all values; fail the tasks that wait for one."""

@@ -50,6 +50,7 @@ from asyncrpc.runtime.spinning import spinner_for
 from asyncrpc.runtime.tasks import Tasks
 from asyncrpc.runtime.threads import ThreadPool, outcome_to
 from asyncrpc.serde import Codec, FunctionTable, Limits
+from asyncrpc.trace import FlightRecorder
 from asyncrpc.transport.abc import Connector, Listener
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.tcp import TcpListener
@@ -65,6 +66,7 @@ class Parts:
         lifecycle: its state.
         options: as given, completed from the environment.
         counters: count what happens to it.
+        recorder: keeps the last events.
         calls: starts calls.
         admission: counts the calls that are served.
         targets: the functions that peers may call.
@@ -98,6 +100,7 @@ class Parts:
         self.options = options
         self.limits = options.limits
         self.counters = Counters()
+        self.recorder = FlightRecorder()
         self.functions = FunctionTable(options.policy, options.allow)
         self.targets = Targets(
             self.functions, may_run_on_loop=options.limits.on_loop_bytes_max > 0
@@ -180,6 +183,8 @@ class Parts:
         """
         loop = asyncio.get_running_loop()
         self.lifecycle.loop = self.loop = loop
+        if self.network is not None:  # a simulation, which has a time of its own
+            self.recorder.now_s = loop.time
         self.tasks = Tasks(loop)
         self.start_task = self.tasks.start_task
         self.start_eagerly = self.tasks.start_eagerly
@@ -206,7 +211,7 @@ class Parts:
         self.devices = Devices(self, self.options.devices.parsed_names)
         identity, tasks = self.identity, self.tasks
         peers = self.directory = self._make_directory()
-        self.calls.open(self.tasks, self.directory)
+        self.calls.open(self.tasks, self.directory, self.recorder)
         self.rounds = RoundService(identity, tasks, peers)
         self.graceful_shutdown = GracefulShutdown(
             identity,
@@ -228,6 +233,7 @@ class Parts:
             is_static=self.options.membership == "static",
             is_draining=lambda: self.is_draining,
             on_peer_lost=self.services.on_peer_lost,
+            recorder=self.recorder,
         )
         peers.begin(self.membership, self.memory.on_link, self.membership.on_link)
         peers.observers.router = self.router
@@ -252,6 +258,7 @@ class Parts:
             self.identity,
             self.tasks,
             self.counters,
+            self.recorder,
             DirectorySettings(
                 connect_timeout_s=network.connect_timeout_s,
                 handshake_timeout_s=network.handshake_timeout_s,

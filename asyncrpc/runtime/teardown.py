@@ -132,6 +132,7 @@ class Teardown:
             except asyncio.CancelledError as error:
                 cancelled = error
         parts.sidecar.close()
+        parts.recorder.close()
         if parts.socket_directory is not None:
             parts.socket_directory.remove()
         if cancelled is not None:

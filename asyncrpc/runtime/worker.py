@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType, TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import torch
 
@@ -39,7 +39,10 @@ from asyncrpc.runtime.peers.group import PeerGroup, group_of
 from asyncrpc.runtime.peers.peer import Peer
 from asyncrpc.runtime.teardown import Teardown, report
 from asyncrpc.serde import Policy
+from asyncrpc.trace import ITEMS_MAX, Subscription
 from asyncrpc.transport.abc import Connector
+
+E = TypeVar("E", bound=tuple[Any, ...])
 
 NAME_CHARACTERS_MAX: Final = 255  # it travels in every handshake, and in every error
 
@@ -521,6 +524,31 @@ class Worker:
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, at_least=0)
         return await self.parts.rounds.rendezvous(tag, payload, replicas, timeout_s)
+
+    def subscribe(
+        self, *kinds: type[E], items_max: int = ITEMS_MAX, with_recent: bool = False
+    ) -> Subscription[E]:
+        """Return what happens here from now on, as it comes; see `asyncrpc.trace`.
+
+        The worker, which may not have been started yet, never waits for who subscribes.
+
+        Args:
+            *kinds: classes of events, as in `asyncrpc.trace`; none: all of them.
+            items_max: events that wait for you; more push out the oldest.
+            with_recent: begin with those that the worker remembers, the last 2,000 of
+                each kind.
+
+        Raises:
+            UsageError: one of `kinds` is no class of events, `items_max` is not
+                positive, or an argument is of another kind.
+
+        Example:
+            >>> with worker.subscribe(asyncrpc.trace.LinkChanged) as events:
+            ...     async for event in events:
+            ...         print(event.peer.name, event.change, event.reason)
+        """
+        recorder = self.parts.recorder
+        return recorder.subscribe(kinds, items_max, with_recent=with_recent)
 
     def __reduce__(self) -> Any:
         """Refuse to be pickled.

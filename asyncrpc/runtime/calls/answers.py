@@ -16,6 +16,7 @@ from asyncrpc.errors import (
     RemoteProtocolError,
 )
 from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.machine.calls import PendingCalls
 from asyncrpc.runtime.calls.message_codec import (
@@ -28,6 +29,7 @@ from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.extensions import References
 from asyncrpc.runtime.schema import kind_of
 from asyncrpc.serde import Codec, FunctionTable, rebuild_exception
+from asyncrpc.trace import OK, outcome_of
 from asyncrpc.wire.frames import Frame
 from asyncrpc.wire.messages import Meta, unpack_head
 
@@ -88,6 +90,7 @@ class AnswerReceiver:
         pending: PendingCalls[CallFuture[Any] | StreamReceiver],
         messages: MessageCodec,
         calls: CancelsCalls,
+        ends: CallEnds,
     ) -> None:
         """Take answers.
 
@@ -98,6 +101,7 @@ class AnswerReceiver:
             pending: the calls that wait for one.
             messages: decodes results.
             calls: gives up a stream that cannot be read on.
+            ends: notes how calls end.
         """
         self._peer = peer
         self._functions = host.functions
@@ -107,6 +111,8 @@ class AnswerReceiver:
         self._pending = pending
         self._messages = messages
         self._calls = calls
+        self._ends = ends
+        self._note = ends.note
         # Asked for in every answer.
         self._decode = messages.decode
         self._take_over = messages.take_over
@@ -143,8 +149,10 @@ class AnswerReceiver:
             value, loans = self._decode(control, buffers, meta)
         except BaseException as raised:  # noqa: BLE001  (a value's own code may run)
             error = _unreadable_answer(raised, call)
+            self._note(call, outcome_of(error))
             call.fail(error)
             return
+        self._note(call, OK)
         if call.destination is None:
             call.succeed(value)
         else:
@@ -187,6 +195,7 @@ class AnswerReceiver:
             error.outcome = Outcome.__members__.get(said, error.outcome)
         if isinstance(call, CallFuture):
             self._pending.take(call_id)
+            self._note(call, outcome_of(error))
             call.fail(error)
         else:
             call.on_error(error, aux)
@@ -221,8 +230,8 @@ class AnswerReceiver:
         try:
             value, loans = self._decode(control, buffers, meta)
         except BaseException as raised:  # noqa: BLE001  (a value's own code may run)
-            self._calls.cancel(stream)
             stream.on_error(_unreadable_answer(raised, stream), 0)
+            self._calls.cancel(stream)
             return
         stream.on_item(serial, value)
         self._end_if_whole(stream)
@@ -269,6 +278,7 @@ class AnswerReceiver:
         """Forget a stream once its end and every item are in: the end may overtake."""
         if stream.is_whole:
             self._pending.take(stream.call_id)
+            self._ends.note_stream(stream, outcome_of(stream.error))
 
     def _release_pins(self, call: CallFuture[Any] | StreamReceiver, meta: Meta) -> None:
         """Release the pins of a request, which has been answered."""

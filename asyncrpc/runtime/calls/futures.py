@@ -62,7 +62,7 @@ class CallFuture(asyncio.Future[T], Generic[T]):
     Attributes:
         function: name of the function that was called.
         to: name of the worker that was called.
-        began_s: when it was made, in the time of its event loop.
+        began_s: when it was made, by the clock of its worker; 0 if that is not known.
         stats: bytes moved and copied.
     """
 
@@ -78,22 +78,27 @@ class CallFuture(asyncio.Future[T], Generic[T]):
     options: CallOptions = PLAIN
     destination: Destination | None = None  # what the result is received into
     device_map: DeviceMap | None = None  # of the arguments; results come back by it
-    _stats: CallStats | None = None
+    moved: CallStats | None = None  # None: no bytes of buffers
 
     def __init__(
-        self, *, loop: asyncio.AbstractEventLoop, function: str = "", to: str = ""
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        function: str = "",
+        to: str = "",
+        began_s: float = 0.0,
     ) -> None:
         super().__init__(loop=loop)
         self.function = function
         self.to = to
-        self.began_s = loop.time()
+        self.began_s = began_s
 
     @property
     def stats(self) -> CallStats:
         """Bytes moved and copied."""
-        if self._stats is None:  # most calls move none
-            self._stats = CallStats()
-        return self._stats
+        if self.moved is None:  # most calls move none
+            self.moved = CallStats()
+        return self.moved
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the call; the callee is told, and not waited for.

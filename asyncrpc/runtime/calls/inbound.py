@@ -24,6 +24,7 @@ from asyncrpc.runtime.extensions import Propagator
 from asyncrpc.runtime.options import LimitOptions
 from asyncrpc.runtime.ports import Scheduler
 from asyncrpc.runtime.threads import ThreadPool
+from asyncrpc.trace import FlightRecorder
 
 if TYPE_CHECKING:
     from torch.autograd import profiler
@@ -44,12 +45,14 @@ class CallHost(Scheduler, Protocol):
         pool: threads for plain functions.
         context: that functions begin in.
         propagators: set what a function sees of its caller's state.
+        recorder: has the clock.
     """
 
     name: str
     pool: ThreadPool
     context: contextvars.Context
     propagators: list[Propagator]
+    recorder: FlightRecorder
 
     @property
     def limits(self) -> LimitOptions:
@@ -87,8 +90,8 @@ class AnswersCalls(Protocol):
     ) -> None:
         """Send a function's exception, or keep it for those that fetch the value."""
 
-    def forget(self, inbound: InboundCall) -> None:
-        """Send no answer: the caller has gone."""
+    def forget(self, inbound: InboundCall, *, items: int = 0) -> None:
+        """Send no answer: the caller has gone; of a stream, after so many items."""
 
     def send_item(self, inbound: InboundCall, serial: int, value: Any) -> int:
         """Send one item of a stream; return the bytes of its buffers."""
@@ -119,7 +122,8 @@ class InboundCall:
     Attributes:
         host: runs the function.
         responder: sends the answer.
-        began_s: when it came, in the time of the event loop.
+        came_s: when it came, by the clock of the worker.
+        began_s: when its function began; at first, when it came.
         is_cancelled: whether the caller no longer wants the result.
         rref_id: of the value that it makes, if that stays here.
         wanted: the value that it is for, until that is there.
@@ -130,6 +134,7 @@ class InboundCall:
     __slots__ = (
         "began_s",
         "call_id",
+        "came_s",
         "claim",
         "context",
         "credit",
@@ -157,9 +162,7 @@ class InboundCall:
         meta: dict[str, Any],
     ) -> None:
         self.host = host
-        # The clock has been read for a deadline already.
-        now_s = deadline.at_s - deadline.allowed_s if deadline else host.loop.time()
-        self.began_s = now_s
+        self.came_s = self.began_s = host.recorder.now_s()
         self.responder = responder
         self.call_id = call_id
         self.deadline = deadline
@@ -301,7 +304,7 @@ class InboundCall:
             items: how many items a stream sent before.
         """
         if self.is_cancelled:
-            self.responder.forget(self)
+            self.responder.forget(self, items=items)
         elif self.host.is_draining:
             gone = WorkerLostError("the worker shut down before the function ended")
             self.responder.answer_error(
@@ -327,6 +330,7 @@ class InboundCall:
         try:
             if self.is_cancelled:  # while it waited for a thread: it need not begin
                 return None
+            self.began_s = self.host.recorder.now_s()
             return self.context.run(function, *args, **kwargs)
         finally:
             args.clear()

@@ -21,6 +21,7 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.common_arguments import CommonArguments
 from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.deferred import DropsMessages, PendingBuffers
+from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.heads import SentHeads
 from asyncrpc.runtime.calls.machine.calls import PendingCalls
@@ -39,6 +40,7 @@ from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.messages import Notice, Request
 from asyncrpc.runtime.options import PLAIN, CallOptions, Options
 from asyncrpc.serde import Codec, Compression, Encoded, compression_named
+from asyncrpc.trace import FlightRecorder
 from asyncrpc.wire.frames import INLINE_BYTES_MAX, Flags, FrameKind, prefix
 from asyncrpc.wire.messages import Meta, pack_head
 from asyncrpc.wire.outgoing import (
@@ -58,9 +60,15 @@ OutboundCall = CallFuture[Any] | StreamReceiver
 
 
 class OutboundHost(PackingHost, Protocol):
-    """What calls need of their worker."""
+    """What calls need of their worker.
+
+    Attributes:
+        codec: encodes arguments.
+        recorder: keeps how calls end.
+    """
 
     codec: Codec
+    recorder: FlightRecorder
 
     @property
     def options(self) -> Options:
@@ -134,6 +142,7 @@ class OutboundCalls:
         status: LinkStatus,
         credit: CallCredit,
         messages: MessageCodec,
+        ends: CallEnds,
     ) -> None:
         """Make calls over a connection.
 
@@ -146,6 +155,7 @@ class OutboundCalls:
             status: of the link.
             credit: of the peer, for large requests.
             messages: encodes arguments.
+            ends: notes how calls end.
         """
         self._link = link
         self._to = peer.name
@@ -155,6 +165,8 @@ class OutboundCalls:
         self._status = status
         self._credit = credit
         self._messages = messages
+        self._ends = ends
+        self._now_s = host.recorder.now_s
         self._heads = SentHeads()
         self._packing = RequestPacking(host)
         self._codec = host.codec
@@ -414,7 +426,9 @@ class OutboundCalls:
         return call
 
     def _service_call(self, name: str) -> CallFuture[Any]:
-        return CallFuture(loop=self._loop, function=name, to=self._to)
+        return CallFuture(
+            loop=self._loop, function=name, to=self._to, began_s=self._now_s()
+        )
 
     def tell(self, notice: Notice, *, at_once: bool = False) -> None:
         """Send a message to a part of the peer, with the next one or in the next turn.
@@ -485,6 +499,7 @@ class OutboundCalls:
         if self._pending.get(call.call_id) is not call:
             return
         self._pending.take(call.call_id)
+        self._ends.note_given_up(call)
         call.settle()
         waited_for = self._connection.drop(_REQUEST, call.call_id)
         if waited_for is not None and call.pins is not None:
@@ -570,6 +585,7 @@ class OutboundCalls:
             outcome = call.outcome_if_lost
             if call.call_id in waited or call.call_id >= first_unsent:
                 outcome = Outcome.NOT_EXECUTED
+            self._ends.note_lost(call)
             call.fail(self._lost_error(call.function, outcome))
 
     def _introduction(

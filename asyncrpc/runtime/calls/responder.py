@@ -18,6 +18,7 @@ from asyncrpc.errors import (
     RejectedError,
     RRefDeletedError,
 )
+from asyncrpc.runtime.calls.ends import ServedEnds
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder, holds_device_tensor
 from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.machine.calls import ServedCalls
@@ -27,6 +28,7 @@ from asyncrpc.runtime.extensions import Pins, References
 from asyncrpc.runtime.ports import MessageSender, PeerLink
 from asyncrpc.runtime.threads import ThreadPool
 from asyncrpc.serde import Copy, Encoded, compression_for_answer
+from asyncrpc.trace import CANCELLED, OK, FlightRecorder, outcome_of
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import pack_head
 
@@ -64,6 +66,7 @@ class ResponderHost(Protocol):
         references: keep results that stay here; None if there are none.
         error_encoder: describes exceptions of functions.
         on_raised: called with exceptions of functions, if not None.
+        recorder: keeps how calls end.
     """
 
     name: str
@@ -71,6 +74,7 @@ class ResponderHost(Protocol):
     references: References | None
     error_encoder: ErrorEncoder
     on_raised: Callable[[BaseException], None] | None
+    recorder: FlightRecorder
 
     @property
     def host_pool(self) -> Threads:
@@ -119,6 +123,7 @@ class Responder:
         self._messages = messages
         self._references = host.references
         self._errors = host.error_encoder
+        self._ends = ServedEnds(link.peer, host.recorder)
         self.writable = connection.writable
         # Asked for in every answer.
         self._encode = messages.encode
@@ -234,14 +239,15 @@ class Responder:
         if issubclass(type(error), CallError) and not error.function:  # type: ignore[attr-defined]
             error.function, error.to = inbound.function_name, self._host.name  # type: ignore[attr-defined]
         describe = functools.partial(self._errors.describe, error)
+        failed = outcome_of(error)
         if not self._host.pool.is_exclusive or not holds_device_tensor(error):
-            self._send_error(inbound, describe, items, outcome)
+            self._send_error(inbound, describe, items, outcome, failed)
             return
 
         def on_described(tree: Any, problem: BaseException | None) -> None:
             if self._served.get(inbound.call_id) is inbound:
                 described = describe if problem is not None else (lambda: tree)
-                self._send_error(inbound, described, items, outcome)
+                self._send_error(inbound, described, items, outcome, failed)
 
         inbound.task = None  # it ends now; a cancel need not wait for it
         self._host.pool.submit(describe, on_described)  # its text shows the tensor
@@ -252,16 +258,17 @@ class Responder:
         describe: Callable[[], Any],
         items: int,
         outcome: Outcome,
+        failed: str,
     ) -> None:
         encoded = self._errors.encode(describe, self._messages.fetch)
         meta = None if outcome is Outcome.EXECUTED else {"o": outcome.name}
-        self._send_answer(inbound, FrameKind.ERROR, encoded, meta, None, items)
+        self._send_answer(inbound, FrameKind.ERROR, encoded, meta, None, items, failed)
 
-    def forget(self, inbound: InboundCall) -> None:
-        """Send no answer: the caller has gone."""
+    def forget(self, inbound: InboundCall, *, items: int = 0) -> None:
+        """Send no answer: the caller has gone; of a stream, after so many items."""
         if self._served.get(inbound.call_id) is inbound:
             self._give_up_value(inbound)
-            self._end_served(inbound)
+            self._end_served(inbound, CANCELLED, items)
             self._settle_loans(inbound, answered=False)
 
     def _give_up_value(self, inbound: InboundCall) -> None:
@@ -300,7 +307,7 @@ class Responder:
     def end_stream(self, inbound: InboundCall, items: int) -> None:
         """Tell the consumer that the generator has returned."""
         if self._served.get(inbound.call_id) is inbound:
-            self._end_served(inbound)
+            self._end_served(inbound, OK, items)
             returned = self._settle_loans(inbound, answered=True)
             self._send(
                 FrameKind.STREAM_END,
@@ -317,11 +324,12 @@ class Responder:
         meta: dict[str, Any] | None,
         pins: Pins | None,
         aux: int = 0,
+        outcome: str = OK,
     ) -> None:
         on_sent = None if pins is None else pins.on_sent
         if inbound.claim is not None and encoded.buffers:
             on_sent = inbound.claim.until_sent(on_sent)
-        self._end_served(inbound)
+        self._end_served(inbound, outcome, aux)
         if inbound.loans is not None:
             returned = self._settle_loans(inbound, answered=True)
             if returned:
@@ -339,7 +347,8 @@ class Responder:
             on_sent=on_sent,
         )
 
-    def _end_served(self, inbound: InboundCall) -> None:
+    def _end_served(self, inbound: InboundCall, outcome: str, items: int) -> None:
+        self._ends.note(inbound, outcome, items)
         inbound.end()
         self._served.end(inbound.call_id)
         self._on_served()

@@ -88,10 +88,11 @@ class StreamReceiver:
         function: name of the generator.
         to: name of the producer.
         call_id: of the call that asked for it.
-        began_s: when it was asked for, in the time of the event loop.
+        began_s: when it was asked for, by the clock of the worker.
         request_bytes: of its buffers, if they are many: see `credit`.
         pins: what must live until the producer has answered.
         device_map: of the arguments; items come back by it.
+        error: that it has failed with.
         outcome_if_lost: what can be said of the generator if the link is lost.
     """
 
@@ -113,7 +114,7 @@ class StreamReceiver:
             function: name of the generator.
             to: name of the producer.
             items_max: how far the producer may run ahead.
-            began_s: when it was asked for, in the time of the event loop.
+            began_s: when it was asked for, by the clock of the worker.
         """
         self.link = link
         self.function = function
@@ -124,7 +125,7 @@ class StreamReceiver:
         self.pins: Any = None
         self.device_map: DeviceMap | None = None
         self._order: StreamOrder[Any] = StreamOrder()
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self._arrived = asyncio.Event()
         self._unacknowledged = 0  # items taken that the producer has not been told of
         self._ack_every = max(1, items_max // 4)
@@ -145,7 +146,7 @@ class StreamReceiver:
     def on_error(self, error: BaseException, items: int) -> None:
         """The stream has failed, after so many items."""
         self._order.end = items
-        self._error = error
+        self.error = error
         self._arrived.set()
 
     def fail(self, error: BaseException) -> None:
@@ -175,8 +176,8 @@ class StreamReceiver:
         order = self._order
         while not order.has_next:
             if order.is_over:
-                if self._error is not None:
-                    raise self._error
+                if self.error is not None:
+                    raise self.error
                 return _END
             self._arrived.clear()
             await self._arrived.wait()  # the end of the link arrives here, too

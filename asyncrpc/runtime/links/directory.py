@@ -50,6 +50,7 @@ from asyncrpc.runtime.links.routes import Routes
 from asyncrpc.runtime.links.tokens import Tokens
 from asyncrpc.runtime.members import Member, member_of
 from asyncrpc.runtime.ports import Identity, Scheduler
+from asyncrpc.trace import FlightRecorder
 from asyncrpc.transport.abc import Connector
 from asyncrpc.wire.handshake import Role
 from asyncrpc.wire.messages import Hello
@@ -102,6 +103,7 @@ class Directory(Generic[LinkT]):
         identity: Identity,
         scheduler: Scheduler,
         counters: Counters,
+        recorder: FlightRecorder,
         settings: DirectorySettings,
         *,
         connections: Connections,
@@ -116,6 +118,7 @@ class Directory(Generic[LinkT]):
             identity: whose directory it is.
             scheduler: runs its tasks.
             counters: count what happens to connections.
+            recorder: keeps what happens to links.
             settings: limits and times.
             connections: makes them.
             connectors: by scheme; they may come later.
@@ -126,6 +129,7 @@ class Directory(Generic[LinkT]):
         self._identity = identity
         self._scheduler = scheduler
         self._counters = counters
+        self._recorder = recorder
         self._make_link = make_link
         self._peers = peers
         self._group: GroupRecords | None = None
@@ -494,6 +498,7 @@ class Directory(Generic[LinkT]):
         peer = WorkerId(hello.name, Incarnation(hello.incarnation))
         link = self._make_link(peer, connection)
         self._links[connection] = link
+        self._note(peer, "opened")
         self.lane_dialer.prepare(connection, self.member(hello.name))
         connection.stream.awaited = link.pending.calls
         connection.open_to(link)
@@ -524,6 +529,7 @@ class Directory(Generic[LinkT]):
         if self._by_incarnation.get(link.peer.incarnation) is link:
             del self._by_incarnation[link.peer.incarnation]
         reason = reason or connection.peer_closed or "it closed the connection"
+        self._note(link.peer, "ended", reason)
         link.on_lost(reason)
         # One that was never in use says nothing of the peer, which may hold another.
         if link.peer.name != self._identity.name and link.is_proven:
@@ -537,6 +543,8 @@ class Directory(Generic[LinkT]):
         """Make new calls wait while the connection to their peer is broken."""
         link = self._links.get(connection)
         entry = None if link is None else self._met(link.peer.name)
+        if link is not None:
+            self._note(link.peer, "broken" if broken else "resumed")
         if link is None or entry is None or entry.machine.connection is not connection:
             return
         if broken:
@@ -544,6 +552,10 @@ class Directory(Generic[LinkT]):
         else:
             entry.on_first(link)  # only who holds a connection resumes it
             entry.set_link(link)
+
+    def _note(self, peer: WorkerId, change: str, reason: str = "") -> None:
+        recorder = self._recorder
+        recorder.links.record((recorder.now_s(), peer, change, reason))
 
     async def close_lanes(self, timeout_s: float) -> None:
         """Send what large payloads are left, then end the lanes.

@@ -27,6 +27,7 @@ from asyncrpc.runtime.calls.admission import CallAdmission
 from asyncrpc.runtime.calls.answers import AnswerHost, AnswerReceiver
 from asyncrpc.runtime.calls.credit import InboundCredit, LinkCredit
 from asyncrpc.runtime.calls.deferred import DeferredMessages
+from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.heads import ReceivedHeads
 from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.machine.calls import PendingCalls, ServedCalls
@@ -118,6 +119,7 @@ class Link:
         status: whether calls go both ways, one way, or no more.
         is_proven: whether the connection is known to be open at both ends.
         credit: large requests, in both directions.
+        ends: notes how our calls end.
         calls: calls and messages to the peer.
         start: see `OutboundCalls`, as of all that follow.
         start_common: likewise.
@@ -173,6 +175,7 @@ class Link:
             unread=self.messages,
             read_head=self.heads.read,
         )
+        self.ends = CallEnds(peer, worker.recorder)
         self._join_calls()
         self._join_requests()
         self._handlers = self._message_routes()
@@ -191,6 +194,7 @@ class Link:
             status=self.status,
             credit=self.credit,
             messages=self.messages,
+            ends=self.ends,
         )
         # As attributes: a call takes one step less to its part.
         self.start = self.calls.start
@@ -206,6 +210,7 @@ class Link:
             pending=self.pending,
             messages=self.messages,
             calls=self.calls,
+            ends=self.ends,
         )
 
     def _join_requests(self) -> None:

@@ -75,6 +75,7 @@ from asyncrpc.runtime.membership.ports import (
 )
 from asyncrpc.runtime.ports import Scheduler
 from asyncrpc.runtime.router import answers, blamed, takes
+from asyncrpc.trace import FlightRecorder
 from asyncrpc.wire.messages import Hello
 
 logger = logging.getLogger("asyncrpc")
@@ -107,6 +108,7 @@ class MembershipService:
         is_static: bool,
         is_draining: Callable[[], bool],
         on_peer_lost: OnPeerLost,
+        recorder: FlightRecorder,
     ) -> None:
         """Prepare; `enter` begins.
 
@@ -118,12 +120,14 @@ class MembershipService:
             is_static: whether the members of the group never change.
             is_draining: returns whether the worker shuts down.
             on_peer_lost: tells all of the worker that a peer is gone.
+            recorder: keeps the changes.
         """
         self._identity = identity
         self._scheduler = scheduler
         self._peers = peers
         self._is_static = is_static
         self._on_peer_lost = on_peer_lost
+        self._recorder = recorder
         self._is_closed = False
         self.table = Membership(Record(identity.member))
         self._finder = Finder(identity, scheduler, peers, self.take)
@@ -417,6 +421,8 @@ class MembershipService:
         self._keeper.on_change(kind)
         if kind is not None:
             info = WorkerInfo(name, record.member.rank)
+            member, recorder = WorkerId(name, record.incarnation), self._recorder
+            recorder.membership.record((recorder.now_s(), member, kind.value))
             is_restart = kind is ChangeKind.RESTARTED
             previous = change.previous if is_restart else UNKNOWN_INCARNATION
             for changes in self._iterators():

@@ -70,6 +70,7 @@ from asyncrpc.serde.shared import (
     storage_over,
     users_of,
 )
+from asyncrpc.trace import FlightRecorder
 from asyncrpc.transport.descriptors import (
     TOKEN_BYTES,
     DescriptorInbox,
@@ -124,7 +125,13 @@ class Threads(Protocol):
 
 
 class RegionsHost(Scheduler, Protocol):
-    """The worker of the regions."""
+    """The worker of the regions.
+
+    Attributes:
+        recorder: keeps what memory was taken.
+    """
+
+    recorder: FlightRecorder
 
     @property
     def name(self) -> str:

@@ -69,6 +69,11 @@ from asyncrpc.wire.placed import Places
 
 logger = logging.getLogger("asyncrpc")
 
+_OWN: Final = "slab"
+_PEERS: Final = "peer's slab"
+_TAKEN: Final = "taken"
+_RETURNED: Final = "returned"
+
 # A slab that was not used for this time, or twice, is given back to the system.
 SWEEP_S: Final = 10.0
 ATTACH_TIMEOUT_S: Final = 30.0  # touching the pages of a large slab takes a second
@@ -185,6 +190,8 @@ class Sharing:
         self._movers.pop(mover.link, None)
         borrowed = self._borrowed.pop(mover.link, None)
         if borrowed is not None:
+            if borrowed.slabs:
+                self._note(_PEERS, _RETURNED, borrowed.size_bytes)
             borrowed.slabs.clear()
         self.regions.on_link_lost(mover.link)
         self.pool.release_all(mover)
@@ -193,6 +200,10 @@ class Sharing:
     def mover_of(self, link: PeerLink) -> SlabMover | None:
         """Return the mover of payloads to a peer, if memory is shared with it."""
         return self._movers.get(link)
+
+    def _note(self, what: str, change: str, nbytes: int) -> None:
+        recorder = self._host.recorder
+        recorder.memory.record((recorder.now_s(), what, change, nbytes))
 
     # --- growing and shrinking -------------------------------------------------------
 
@@ -244,6 +255,7 @@ class Sharing:
 
     def _add(self, made: Slab) -> int:
         slab = self.own.add(made)
+        self._note(_OWN, _TAKEN, made.size_bytes)
         if self._sweeping is None:
             self._sweeping = self._host.loop.call_later(SWEEP_S, self._sweep)
         return slab
@@ -278,7 +290,7 @@ class Sharing:
         self._sweeping = None
         idle = self.pool.sweep({slab for _, slab in self._passing})
         for slab in idle:
-            del self.slabs[slab]
+            self._note(_OWN, _RETURNED, self.slabs.pop(slab).size_bytes)
         for mover in self._movers.values():
             gone = [slab for slab in idle if slab in mover.attached]
             if gone:
@@ -355,6 +367,7 @@ class Sharing:
             raise MalformedError(f"slab {slab} was passed twice")
         made = Slab.attach(await self.inbox.claim(asked.token), asked.size_bytes)
         borrowed.slabs[slab] = made
+        self._note(_PEERS, _TAKEN, made.size_bytes)
         await self._host.run_on_host(made.prefault)
 
     def _on_attached(self, link: PeerLink, answer: SlabAttached) -> None:
@@ -370,7 +383,13 @@ class Sharing:
         """
         borrowed = self._borrowed.get(link)
         known = {} if borrowed is None else borrowed.slabs
-        wrong = [slab for slab in told.slabs if known.pop(slab, None) is None]
+        gone = [known.pop(slab, None) for slab in told.slabs]
+        for one in gone:
+            if one is not None:
+                self._note(_PEERS, _RETURNED, one.size_bytes)
+        wrong = [
+            slab for slab, one in zip(told.slabs, gone, strict=True) if one is None
+        ]
         if wrong:
             raise MalformedError(f"slab {wrong[0]} was never passed")
 

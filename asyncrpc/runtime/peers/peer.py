@@ -205,14 +205,14 @@ class Peer:
         if timeout_s is UNSET:
             timeout_s = calls.options.rpc_timeout_s
         deadline = effective_deadline(timeout_s, calls.loop.time())
-        called = target or "a callable"
+        called = (target or "a callable").rpartition(":")[2]
         link = await streams.link_by(deadline, calls, self.name, called)
         stream = streams.StreamReceiver(
             link,
             called,
             self.name,
             items_max=calls.options.limits.stream_items_max,
-            began_s=calls.loop.time(),
+            began_s=calls.now_s(),
         )
         items = streams.consume(
             stream,

@@ -19,8 +19,10 @@ from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
     UsageError,
 )
+from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
 from asyncrpc.runtime.calls.destination import Destination
+from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.futures import CallFuture, call_site
 from asyncrpc.runtime.calls.profiling import show_call
 from asyncrpc.runtime.calls.repeating import is_idempotent, repeat
@@ -29,6 +31,7 @@ from asyncrpc.runtime.extensions import References, ThreadState
 from asyncrpc.runtime.lifecycle import Lifecycle, refuse_to_pickle
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.loops import running_loop
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, Options
 from asyncrpc.serde import FunctionTable, describe_callable
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from asyncrpc.runtime.links.entry import PeerEntry
     from asyncrpc.runtime.members import Member
     from asyncrpc.runtime.tasks import Tasks
+    from asyncrpc.trace import FlightRecorder
 
 T = TypeVar("T")
 
@@ -77,8 +81,10 @@ class CallStarter:
         thread_states: what travels with a call because of the thread that makes it.
     """
 
-    loop: asyncio.AbstractEventLoop  # this and the next from `open` on
+    loop: asyncio.AbstractEventLoop  # this and those below from `open` on
     directory: Links
+    recorder: FlightRecorder
+    now_s: Callable[[], float]
 
     def __init__(
         self, lifecycle: Lifecycle, functions: FunctionTable, options: Options
@@ -102,8 +108,10 @@ class CallStarter:
         """
         refuse_to_pickle()
 
-    def open(self, tasks: Tasks, directory: Links) -> None:
+    def open(self, tasks: Tasks, directory: Links, recorder: FlightRecorder) -> None:
         """Begin: the worker has an event loop."""
+        self.recorder = recorder
+        self.now_s = recorder.now_s
         self.loop = tasks.loop
         self.directory = directory
         self.thread_id = tasks.thread_id
@@ -246,7 +254,9 @@ class CallStarter:
             kind: what a profiler shows it as; "" shows nothing.
         """
         self.lifecycle.check_running()
-        call: CallFuture[Any] = CallFuture(loop=self.loop, function=function, to=to)
+        call: CallFuture[Any] = CallFuture(
+            loop=self.loop, function=function, to=to, began_s=self.now_s()
+        )
         if with_site:
             call.site = call_site(3)
         if profiler._is_profiler_enabled and kind and self.shows_calls:  # noqa: SLF001
@@ -352,15 +362,21 @@ class CallStarter:
             deadline: for the connection, too.
             turn: held while connecting.
         """
-        async with self.unsent.waiting(call, deadline, "it had a connection"):
-            async with (
-                asyncio.timeout_at(None if deadline is None else deadline.at_s),
-                turn,
-            ):
-                link = await self.link_to(call.to)
-            call.begun = None
-            if not call.done():
-                start(link)
+        try:
+            async with self.unsent.waiting(call, deadline, "it had a connection"):
+                async with (
+                    asyncio.timeout_at(None if deadline is None else deadline.at_s),
+                    turn,
+                ):
+                    link = await self.link_to(call.to)
+                call.begun = None
+                if not call.done():
+                    start(link)
+        finally:
+            if call.done() and call.link is None:
+                CallEnds(
+                    WorkerId(call.to, UNKNOWN_INCARNATION), self.recorder
+                ).note_unsent(call)
 
     def meta_here(self) -> dict[str, Any]:
         """Return what travels with a call because this thread makes it."""

@@ -1,0 +1,57 @@
+"""What happens in a worker: events of calls, training, links and memory.
+
+Every worker keeps the last `RECENT_MAX` events of each kind, always: a flight recorder.
+An event is noted once, when what it tells of has ended, and holds names, times and
+counts, never a value of the program.  `Worker.subscribe` hands them to a program;
+`asyncrpc dump` and `asyncrpc timeline` read those of a group that runs.
+
+Times are seconds, monotonic, of one clock for all workers of a process.
+"""
+
+from asyncrpc.trace.events import (
+    CANCELLED,
+    KINDS,
+    OK,
+    BackwardPassEnded,
+    BucketReduced,
+    CallEnded,
+    CallServed,
+    CollectiveEnded,
+    LinkChanged,
+    MembershipChanged,
+    MemoryChanged,
+    OptimizerStepEnded,
+    ReferenceChanged,
+    StreamReceived,
+    StreamSent,
+    TraceEvent,
+    outcome_of,
+)
+from asyncrpc.trace.recorder import FlightRecorder
+from asyncrpc.trace.ring import RECENT_MAX, EventRing
+from asyncrpc.trace.subscription import ITEMS_MAX, Subscription
+
+__all__ = [
+    "CANCELLED",
+    "ITEMS_MAX",
+    "KINDS",
+    "OK",
+    "RECENT_MAX",
+    "BackwardPassEnded",
+    "BucketReduced",
+    "CallEnded",
+    "CallServed",
+    "CollectiveEnded",
+    "EventRing",
+    "FlightRecorder",
+    "LinkChanged",
+    "MembershipChanged",
+    "MemoryChanged",
+    "OptimizerStepEnded",
+    "ReferenceChanged",
+    "StreamReceived",
+    "StreamSent",
+    "Subscription",
+    "TraceEvent",
+    "outcome_of",
+]

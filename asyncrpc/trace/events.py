@@ -1,0 +1,286 @@
+"""The events of a worker, one class for each kind.
+
+The first field of each is `at_s`, when it was noted.  An `outcome` is `OK`,
+"cancelled", or the name of the class of the error.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, TypeAlias
+
+from asyncrpc.ids import ContextId, RRefId, WorkerId
+
+OK: Final = "ok"
+CANCELLED: Final = "cancelled"
+
+
+class CallEnded(NamedTuple):
+    """A call that this worker made has ended; requests to services are calls, too.
+
+    Attributes:
+        at_s: when the answer was read, or the caller gave up.
+        began_s: when it was made.
+        to: the callee.
+        function: name of the function.
+        call_id: of the connection to the callee; 0: it was never sent.
+        outcome: how it ended.
+        bytes_sent: of buffers (tensors, arrays, long byte strings) of the request.
+        bytes_received: of buffers of the answer.
+    """
+
+    at_s: float
+    began_s: float
+    to: WorkerId
+    function: str
+    call_id: int
+    outcome: str
+    bytes_sent: int
+    bytes_received: int
+
+
+class CallServed(NamedTuple):
+    """A call that this worker served has ended.
+
+    Attributes:
+        at_s: when it was answered, or given up.
+        came_s: when its request had been received.
+        began_s: when its function began; what lies between them is its wait for a
+            thread.
+        caller: who made it.
+        function: name of the function; empty if it could not be read.
+        call_id: as at the caller.
+        outcome: how it ended.
+    """
+
+    at_s: float
+    came_s: float
+    began_s: float
+    caller: WorkerId
+    function: str
+    call_id: int
+    outcome: str
+
+
+class StreamReceived(NamedTuple):
+    """A stream that this worker asked for has ended.
+
+    Attributes:
+        at_s: when its last item was there, or the consumer left.
+        began_s: when it was asked for.
+        to: the producer.
+        function: name of the generator.
+        call_id: of the connection to the producer.
+        outcome: how it ended.
+        items: how many have come.
+    """
+
+    at_s: float
+    began_s: float
+    to: WorkerId
+    function: str
+    call_id: int
+    outcome: str
+    items: int
+
+
+class StreamSent(NamedTuple):
+    """A stream that this worker produced has ended.
+
+    Attributes:
+        at_s: when its end was sent, or it was given up.
+        came_s: when it was asked for.
+        caller: the consumer.
+        function: name of the generator.
+        call_id: as at the consumer.
+        outcome: how it ended.
+        items: how many were sent.
+    """
+
+    at_s: float
+    came_s: float
+    caller: WorkerId
+    function: str
+    call_id: int
+    outcome: str
+    items: int
+
+
+class ReferenceChanged(NamedTuple):
+    """A referenced value of this worker was made, could not be made, or was freed.
+
+    Attributes:
+        at_s: when.
+        rref_id: of the value.
+        change: "made", "failed" or "freed".
+    """
+
+    at_s: float
+    rref_id: RRefId
+    change: str
+
+
+class BackwardPassEnded(NamedTuple):
+    """A distributed backward pass has ended for this worker.
+
+    Attributes:
+        at_s: when its gradients were committed or dropped here.
+        began_s: when this worker began to take part.
+        context_id: in which it ran.
+        root: name of the worker that began it.
+        is_committed: whether its gradients count.
+    """
+
+    at_s: float
+    began_s: float
+    context_id: ContextId
+    root: str
+    is_committed: bool
+
+
+class OptimizerStepEnded(NamedTuple):
+    """A step of a distributed optimizer that this worker asked for has ended.
+
+    Attributes:
+        at_s: when.
+        began_s: when it was asked for.
+        optimizer: name of its class.
+        owners: names of the workers that have its parameters.
+        outcome: `OK`, "skipped" if it was applied nowhere, or as in others.
+    """
+
+    at_s: float
+    began_s: float
+    optimizer: str
+    owners: tuple[str, ...]
+    outcome: str
+
+
+class CollectiveEnded(NamedTuple):
+    """A collective has ended for this worker.
+
+    Attributes:
+        at_s: when.
+        began_s: when this worker began it.
+        group: the group, as in errors.
+        operation: name of the operation.
+        number: of the collective in its group, from 0.
+        rank: of this worker in the group.
+        members: names of the workers of the group, by rank.
+        dtype: of the tensor; empty if ranks may differ.
+        shape: of the tensor; None if ranks may differ.
+        outcome: how it ended.
+    """
+
+    at_s: float
+    began_s: float
+    group: str
+    operation: str
+    number: int
+    rank: int
+    members: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...] | None
+    outcome: str
+
+
+class BucketReduced(NamedTuple):
+    """A bucket of gradients has been reduced over the ranks of a DDP module.
+
+    Attributes:
+        at_s: when.
+        began_s: when it was full.
+        bucket: its place, from 0.
+        nbytes: of its gradients; 0 if they are sparse.
+    """
+
+    at_s: float
+    began_s: float
+    bucket: int
+    nbytes: int
+
+
+class LinkChanged(NamedTuple):
+    """A connection to a peer was opened, has broken, goes on, or has ended.
+
+    Attributes:
+        at_s: when.
+        peer: at the other end.
+        change: "opened", "broken", "resumed" or "ended".
+        reason: why it ended; empty for others.
+    """
+
+    at_s: float
+    peer: WorkerId
+    change: str
+    reason: str
+
+
+class MembershipChanged(NamedTuple):
+    """What this worker knows of a member has changed.
+
+    Attributes:
+        at_s: when.
+        member: which.
+        change: "joined", "left", "lost", "restarted" or "back".
+    """
+
+    at_s: float
+    member: WorkerId
+    change: str
+
+
+class MemoryChanged(NamedTuple):
+    """This worker has taken memory for payloads from the system, or given it back.
+
+    Attributes:
+        at_s: when.
+        what: "slab": memory shared with peers of the host; "peer's slab": that of a
+            peer, mapped here.
+        change: "taken" or "returned".
+        nbytes: of it.
+    """
+
+    at_s: float
+    what: str
+    change: str
+    nbytes: int
+
+
+TraceEvent: TypeAlias = (
+    CallEnded
+    | CallServed
+    | StreamReceived
+    | StreamSent
+    | ReferenceChanged
+    | BackwardPassEnded
+    | OptimizerStepEnded
+    | CollectiveEnded
+    | BucketReduced
+    | LinkChanged
+    | MembershipChanged
+    | MemoryChanged
+)
+
+KINDS: Final[tuple[type[TraceEvent], ...]] = (
+    CallEnded,
+    CallServed,
+    StreamReceived,
+    StreamSent,
+    ReferenceChanged,
+    BackwardPassEnded,
+    OptimizerStepEnded,
+    CollectiveEnded,
+    BucketReduced,
+    LinkChanged,
+    MembershipChanged,
+    MemoryChanged,
+)
+
+
+def outcome_of(error: BaseException | None) -> str:
+    """Return how something ended that raised `error`, or nothing."""
+    if error is None:
+        return OK
+    # By its type: an error's own attributes may lie.
+    kind = type(error)
+    return CANCELLED if kind.__name__ == "CancelledError" else kind.__name__

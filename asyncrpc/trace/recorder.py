@@ -1,0 +1,101 @@
+"""The flight recorder: the last events of all kinds of one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from asyncrpc.arguments import check_count, check_flag, shown
+from asyncrpc.clock import Clock
+from asyncrpc.errors import UsageError
+from asyncrpc.trace.events import (
+    KINDS,
+    BackwardPassEnded,
+    BucketReduced,
+    CallEnded,
+    CallServed,
+    CollectiveEnded,
+    LinkChanged,
+    MembershipChanged,
+    MemoryChanged,
+    OptimizerStepEnded,
+    ReferenceChanged,
+    StreamReceived,
+    StreamSent,
+)
+from asyncrpc.trace.ring import EventRing
+from asyncrpc.trace.subscription import Subscription
+
+E = TypeVar("E", bound=tuple[Any, ...])
+
+
+class FlightRecorder:
+    """The events of one worker, of all kinds.
+
+    Attributes:
+        now_s: reads the clock; a simulation has another.
+        calls: calls that this worker made.
+        served: calls that it served.
+        received: streams that it consumed.
+        sent: streams that it produced.
+        references: values here that others refer to.
+        passes: backward passes.
+        steps: of optimizers.
+        collectives: over groups.
+        buckets: of gradients.
+        links: connections to peers.
+        membership: the members of its group.
+        memory: for payloads.
+    """
+
+    def __init__(self) -> None:
+        self.now_s: Callable[[], float] = Clock().now_s
+        self.calls = EventRing(CallEnded)
+        self.served = EventRing(CallServed)
+        self.received = EventRing(StreamReceived)
+        self.sent = EventRing(StreamSent)
+        self.references = EventRing(ReferenceChanged)
+        self.passes = EventRing(BackwardPassEnded)
+        self.steps = EventRing(OptimizerStepEnded)
+        self.collectives = EventRing(CollectiveEnded)
+        self.buckets = EventRing(BucketReduced)
+        self.links = EventRing(LinkChanged)
+        self.membership = EventRing(MembershipChanged)
+        self.memory = EventRing(MemoryChanged)
+        self._rings: dict[type[Any], EventRing[Any]] = {
+            one.kind: one for one in vars(self).values() if isinstance(one, EventRing)
+        }
+        self._subscriptions: list[Subscription[Any]] = []
+        assert set(self._rings) == set(KINDS)  # each has one
+
+    def ring(self, kind: type[E]) -> EventRing[E]:
+        """Return the events of one kind."""
+        return self._rings[kind]
+
+    def subscribe(
+        self, kinds: Sequence[type[E]], items_max: int, *, with_recent: bool
+    ) -> Subscription[E]:
+        """Return the events of some kinds from now on; see `Worker.subscribe`.
+
+        Raises:
+            UsageError: as said there.
+        """
+        for kind in kinds:
+            if kind not in KINDS:
+                names = ", ".join(one.__name__ for one in KINDS)
+                raise UsageError(
+                    f"{shown(kind)} is no class of events; asyncrpc.trace has {names}"
+                )
+        check_count("items_max", items_max, at_least=1)
+        check_flag("with_recent", with_recent)
+        rings = [self._rings[kind] for kind in kinds or KINDS]
+        made = Subscription(rings, items_max, with_recent=with_recent)
+        still_open = [one for one in self._subscriptions if not one.is_closed]
+        self._subscriptions = [*still_open, made]
+        return made
+
+    def close(self) -> None:
+        """End all subscriptions."""
+        for one in self._subscriptions:
+            one.close()
+        self._subscriptions.clear()

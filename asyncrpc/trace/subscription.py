@@ -1,0 +1,156 @@
+"""Events as they come, for a program: a bounded queue that drops the oldest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar
+
+from asyncrpc.errors import UsageError
+from asyncrpc.trace.ring import EventRing, Fields, Sink
+
+E = TypeVar("E", bound=tuple[Any, ...])
+
+ITEMS_MAX: Final = 10_000
+
+
+class Subscription(Generic[E]):
+    """The events of some kinds from now on; `async for` waits for them.
+
+    Events that come while `items_max` are there push out the oldest.  Nothing that the
+    subscriber does holds up the worker.  `close`, or the end of a `with` block, ends
+    it, and so does the worker's own end; what has come by then can still be taken.
+
+    Attributes:
+        dropped: how many events were pushed out.
+        is_closed: whether no more events come.
+
+    Example:
+        >>> with worker.subscribe(trace.LinkChanged) as events:
+        ...     async for event in events:
+        ...         print(event.peer.name, event.change, event.reason)
+    """
+
+    def __init__(
+        self, rings: Sequence[EventRing[E]], items_max: int, *, with_recent: bool
+    ) -> None:
+        """Listen to rings; see `Worker.subscribe`."""
+        self.dropped = 0
+        self._come: deque[E] = deque(maxlen=items_max)
+        self._items_max = items_max
+        self._waiter: asyncio.Future[None] | None = None
+        self.is_closed = False
+        if with_recent:
+            recent = [event for ring in rings for event in ring.recent]
+            self._come.extend(sorted(recent, key=_time_of))
+        self._sinks: list[tuple[EventRing[E], Sink]] = []
+        for ring in rings:
+            sink = self._sink_for(ring)
+            self._sinks.append((ring, sink))
+            ring.add_sink(sink)
+
+    def _sink_for(self, ring: EventRing[E]) -> Sink:
+        make, come = ring.kind._make, self._come  # type: ignore[attr-defined]
+
+        def take(fields: Fields) -> None:
+            if len(come) == self._items_max:
+                self.dropped += 1
+            come.append(make(fields))
+            if self._waiter is not None:
+                self._wake()
+
+        return take
+
+    def _wake(self) -> None:
+        """Let who waits look again; an event may come in any thread."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is None:
+            return
+        try:
+            waiter.get_loop().call_soon_threadsafe(_set, waiter)
+        except RuntimeError:  # the loop of who waited is closed
+            return
+
+    def take(self) -> list[E]:
+        """Return the events that have come, without waiting; may be none.
+
+        Thread safety: from any thread.
+        """
+        taken: list[E] = []
+        while self._come:
+            try:
+                taken.append(self._come.popleft())
+            except IndexError:  # another thread took it
+                break
+        return taken
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> E:
+        """Wait for the next event.
+
+        Raises:
+            UsageError: another task waits for one already.
+            StopAsyncIteration: it is closed, and all that had come has been taken.
+
+        Cancellation:
+            No event is lost.
+        """
+        while not self._come:
+            if self.is_closed:
+                raise StopAsyncIteration
+            if self._waiter is not None and not self._waiter.done():
+                raise UsageError(
+                    "another task waits for the next event of this subscription; "
+                    "subscribe once for each task"
+                )
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiter = waiter
+            if self._come or self.is_closed:  # it came from another thread meanwhile
+                self._waiter = None
+                continue
+            try:
+                await waiter  # `close`, which the worker's end calls, ends it
+            finally:
+                if self._waiter is waiter:
+                    self._waiter = None
+        return self._come.popleft()
+
+    def close(self) -> None:
+        """Take no more events.  Idempotent.
+
+        Thread safety: from any thread.
+        """
+        self.is_closed = True
+        while self._sinks:
+            ring, sink = self._sinks.pop()
+            ring.remove_sink(sink)
+        self._wake()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else "open"
+        return f"<Subscription {state}, {len(self._come)} events>"
+
+
+def _time_of(event: tuple[Any, ...]) -> float:
+    at_s: float = event[0]
+    return at_s
+
+
+def _set(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
