@@ -179,6 +179,7 @@ conformance: $(STAMP) ## PyTorch's own RPC suites against asyncrpc.compat; FILTE
 
 docs: $(STAMP) ## Make api.md; run every code block and follow every link
 	$(RUN) docs/make_api.py
+	$(RUN) docs/make_cli.py
 	$(PYTEST) tests/docs
 
 kills: $(STAMP) ## Kill workers at fifty moments: each survivor leaves in time

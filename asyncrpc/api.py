@@ -8,6 +8,7 @@ torch.distributed.rpc; what waits is awaitable.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -21,6 +22,7 @@ from asyncrpc.autograd.service import AutogradService
 from asyncrpc.collectives.service import CollectivesService
 from asyncrpc.errors import AlreadyStartedError
 from asyncrpc.ids import WorkerInfo
+from asyncrpc.inspection.references import references_seen
 from asyncrpc.inspection.service import InspectionService
 from asyncrpc.optim.service import OptimizerService
 from asyncrpc.rref.handle import RRef
@@ -65,7 +67,7 @@ class Worker(runtime.Worker):
             autograd,
             OptimizerService(parts.id, autograd, parts, parts.functions),
             CollectivesService(parts),
-            InspectionService(parts),
+            InspectionService(parts, partial(references_seen, references)),
         ):
             parts.services.add(service)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
+from collections.abc import Callable
 from typing import Any, Final
 
-from asyncrpc.cli.table import lines_of
-from asyncrpc.errors import UsageError
+from asyncrpc.cli.observing import (
+    TROUBLE,
+    add_observing,
+    check_workers,
+    plain,
+    print_json,
+    print_silent,
+    print_table,
+    silent_records,
+)
 from asyncrpc.inspection.group import GroupView, view_of
 from asyncrpc.inspection.machine.graph import Hang, find_hangs
 from asyncrpc.inspection.machine.wording import (
@@ -30,11 +33,8 @@ from asyncrpc.inspection.records import (
     WaitKind,
     WorkerSnapshot,
 )
-from asyncrpc.runtime.options import Options
 
-ADDRESS_VARIABLE: Final = "ASYNCRPC_ADDRESS"
 AFTER_S: Final = 10.0
-_TROUBLE: Final = 1
 _LISTED_MAX: Final = 20
 
 Show = Callable[[GroupView, argparse.Namespace], int]
@@ -85,38 +85,16 @@ def add_status(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser, show: Show) -> None:
-    parser.add_argument(
-        "address",
-        nargs="?",
-        metavar="ADDRESS",
-        help=f"of any worker, as tcp://host:port (default: ${ADDRESS_VARIABLE})",
-    )
-    parser.add_argument(
-        "--worker",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only this one; may be repeated",
-    )
-    parser.add_argument("--json", action="store_true", help="write JSON")
-    parser.set_defaults(act=lambda given: asyncio.run(_look(given, show)))
-
-
-async def _look(arguments: argparse.Namespace, show: Show) -> int:
-    address = arguments.address or os.environ.get(ADDRESS_VARIABLE)
-    if not address:
-        raise UsageError(
-            f"ADDRESS is missing: give that of any worker, or set {ADDRESS_VARIABLE}"
-        )
-    async with Observer(Options().with_environment()) as observer:
+    async def look(
+        observer: Observer, address: str, arguments: argparse.Namespace
+    ) -> int:
         view = await view_of(
             observer, address, names=arguments.worker, is_thorough=show is _why
         )
-    unknown = [one for one in arguments.worker if one not in view.members]
-    if unknown:
-        known = ", ".join(sorted(view.members))
-        raise UsageError(f"there is no worker {unknown[0]!r}; known: {known}")
-    return show(view, arguments)
+        check_workers(arguments.worker, view.members)
+        return show(view, arguments)
+
+    add_observing(parser, look)
 
 
 # --- why -----------------------------------------------------------------------------
@@ -126,13 +104,13 @@ def _why(view: GroupView, arguments: argparse.Namespace) -> int:
     graph = view.graph
     found = find_hangs(graph, after_s=arguments.after)
     if arguments.json:
-        _print_json(
+        print_json(
             {
                 "hangs": [_hang_record(view, one) for one in found],
-                "silent": _silent_records(view),
+                "silent": silent_records(view.silent),
             }
         )
-        return _TROUBLE if found or view.silent else 0
+        return TROUBLE if found or view.silent else 0
     for place, one in enumerate(found[:_LISTED_MAX]):
         if place and arguments.tree:
             print()
@@ -149,7 +127,7 @@ def _why(view: GroupView, arguments: argparse.Namespace) -> int:
     if not found and not view.silent:
         print(f"nothing waits longer than {duration(arguments.after)}")
         return 0
-    return _TROUBLE
+    return TROUBLE
 
 
 def _hang_record(view: GroupView, found: Hang) -> dict[str, Any]:
@@ -166,22 +144,15 @@ def _hang_record(view: GroupView, found: Hang) -> dict[str, Any]:
     }
 
 
-def _silent_records(view: GroupView) -> dict[str, Any]:
-    return {
-        name: {"trouble": one.trouble.name.lower(), "words": one.words}
-        for name, one in sorted(view.silent.items())
-    }
-
-
 # --- the others ----------------------------------------------------------------------
 
 
 def _stacks(view: GroupView, arguments: argparse.Namespace) -> int:
     if arguments.json:
-        _print_json(
+        print_json(
             {
-                "workers": [_plain(one) for one in view.snapshots.values()],
-                "silent": _silent_records(view),
+                "workers": [plain(one) for one in view.snapshots.values()],
+                "silent": silent_records(view.silent),
             }
         )
         return 0
@@ -198,7 +169,7 @@ def _stacks(view: GroupView, arguments: argparse.Namespace) -> int:
             print(f"    {verb} {what}")
         if snapshot.left_out:
             print(f"  and {snapshot.left_out} more")
-    _print_silent(view)
+    print_silent(view.silent)
     return 0
 
 
@@ -211,13 +182,13 @@ def _calls(view: GroupView, arguments: argparse.Namespace) -> int:
     made.sort(key=lambda one: -one[1].for_s)
     states = _states(view)
     if arguments.json:
-        _print_json(
+        print_json(
             {
                 "calls": [
-                    {**_plain(call), "from": name, "state": states.get(call.key, "")}
+                    {**plain(call), "from": name, "state": states.get(call.key, "")}
                     for name, call in made
                 ],
-                "silent": _silent_records(view),
+                "silent": silent_records(view.silent),
             }
         )
         return 0
@@ -232,8 +203,8 @@ def _calls(view: GroupView, arguments: argparse.Namespace) -> int:
         )
         for name, call in made
     ]
-    _print_table(rows, "no call is under way")
-    _print_silent(view)
+    print_table(rows, "no call is under way")
+    print_silent(view.silent)
     return 0
 
 
@@ -259,7 +230,7 @@ def _status(view: GroupView, arguments: argparse.Namespace) -> int:
     states = {one.name: _state_of(view, one.name) for one in shown}
     figures = {one.name: _figures(view.snapshots.get(one.name)) for one in shown}
     if arguments.json:
-        _print_json(
+        print_json(
             {
                 "workers": [
                     {
@@ -277,8 +248,8 @@ def _status(view: GroupView, arguments: argparse.Namespace) -> int:
         for one in shown:
             shown_figures = [str(it or "") for it in figures[one.name].values()]
             rows.append((str(one.rank), one.name, *shown_figures, states[one.name]))
-        _print_table(rows, "no worker is known")
-    return 0 if all(one == "runs" for one in states.values()) else _TROUBLE
+        print_table(rows, "no worker is known")
+    return 0 if all(one == "runs" for one in states.values()) else TROUBLE
 
 
 _FIGURES: Final = ("pid", "tasks", "threads", "made", "served")
@@ -302,36 +273,3 @@ def _state_of(view: GroupView, name: str) -> str:
     if snapshot is not None and snapshot.blocked_for_s:
         return f"its event loop is blocked, {duration(snapshot.blocked_for_s)}"
     return "runs"
-
-
-# --- printing ------------------------------------------------------------------------
-
-
-def _print_table(rows: Sequence[Sequence[str]], nothing: str) -> None:
-    if len(rows) == 1:
-        print(nothing)
-    else:
-        print("\n".join(lines_of(rows)))
-
-
-def _print_silent(view: GroupView) -> None:
-    for name, no_answer in sorted(view.silent.items()):
-        words = f": {no_answer.words}" if no_answer.words else ""
-        print(
-            f"{name} tells nothing: {no_answer.trouble.value}{words}", file=sys.stderr
-        )
-
-
-def _print_json(record: Mapping[str, Any]) -> None:
-    print(json.dumps(record, indent=2))
-
-
-def _plain(value: Any) -> Any:
-    """Return a record as JSON has it: named tuples as objects, enums by name."""
-    if isinstance(value, Enum):
-        return value.name.lower()
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _plain(one) for name, one in value._asdict().items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    return value

@@ -19,6 +19,7 @@ from asyncrpc.cli.doctor import add_doctor
 from asyncrpc.cli.launch import Command, run_command
 from asyncrpc.cli.looking import add_calls, add_stacks, add_status, add_why
 from asyncrpc.cli.manifest.targets import add_manifest
+from asyncrpc.cli.recorded import add_dump, add_refs, add_timeline, add_top
 from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
 
 DISTRIBUTION: Final = "asyncrpc-torch"
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     try:
         act: Callable[[argparse.Namespace], int] = arguments.act
         return act(arguments)
@@ -62,7 +63,8 @@ def _run(arguments: argparse.Namespace) -> int:
     return asyncio.run(run_command(command, os.environ))
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
     parser = argparse.ArgumentParser(
         prog="asyncrpc", description="Asyncio-native RPC for PyTorch."
     )
@@ -74,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     add_stacks(commands.add_parser("stacks", help="show what its tasks wait for"))
     add_calls(commands.add_parser("calls", help="list its calls"))
     add_status(commands.add_parser("status", help="list its workers"))
+    add_top(commands.add_parser("top", help="show how fast its workers work"))
+    add_refs(commands.add_parser("refs", help="list its remote references"))
+    add_timeline(
+        commands.add_parser("timeline", help="write what it did as a timeline")
+    )
+    add_dump(commands.add_parser("dump", help="write all that it tells into a file"))
     add_manifest(commands.add_parser("manifest", help="write a scheduler's file"))
     return parser
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -22,8 +22,24 @@ from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.membership.machine.membership import Record
 from asyncrpc.runtime.membership.messages import AskMembers
 
+T = TypeVar("T")
+
 AT_ONCE: Final = 16  # workers that are looked at together
 ANSWER_S: Final = 2.0
+
+
+class GroupAnswers(NamedTuple, Generic[T]):
+    """What the workers of a group have answered.
+
+    Attributes:
+        members: that are known, by name.
+        answers: by name.
+        silent: about the others, by name.
+    """
+
+    members: dict[str, Member]
+    answers: dict[str, T]
+    silent: dict[str, NoAnswer]
 
 
 class GroupView(NamedTuple):
@@ -67,26 +83,70 @@ async def view_of(
     Cancellation:
         All connections that were made for it are closed.
     """
-    look = _GroupLook(observer, is_thorough=is_thorough)
+    question = TakeSnapshot(is_thorough)
+
+    def ask(observed: Observed, _: Member) -> Awaitable[WorkerSnapshot]:
+        return observed.ask(question, timeout_s=ANSWER_S)
+
+    look = _GroupLook(observer, ask)
     try:
         await look.enter(address)
         await look.all(names)
     finally:
         look.close()
-    return GroupView(look.members, look.snapshots, look.silent)
+    snapshots = {**look.through_doors, **look.answers}
+    return GroupView(look.members, snapshots, look.silent)
 
 
-class _GroupLook:
+async def ask_all(
+    observer: Observer,
+    address: str,
+    ask: Callable[[Observed, Member], Awaitable[T]],
+    *,
+    names: Sequence[str] = (),
+) -> GroupAnswers[T]:
+    """Ask each worker of a group something that only its event loop can answer.
+
+    Args:
+        observer: who asks.
+        address: of any member.
+        ask: asks one worker.
+        names: of the workers to ask; empty: all.
+
+    Raises:
+        ConnectError: no worker answers there, even at its door.
+        AuthenticationError: the secrets differ.
+
+    Cancellation:
+        All connections that were made for it are closed.
+    """
+    look = _GroupLook(observer, ask)
+    try:
+        await look.enter(address)
+        await look.all(names)
+    finally:
+        look.close()
+    for name, snapshot in look.through_doors.items():
+        words = f"for {snapshot.blocked_for_s:.1f} s"
+        look.silent[name] = NoAnswer(Trouble.BLOCKED, words)
+    return GroupAnswers(look.members, look.answers, look.silent)
+
+
+class _GroupLook(Generic[T]):
     """One look at a group.
 
     Attributes:
-        members, snapshots, silent: as of `GroupView`.
+        members, answers, silent: as of `GroupAnswers`.
+        through_doors: snapshots of those whose loops do not answer, by name.
     """
 
-    def __init__(self, observer: Observer, *, is_thorough: bool) -> None:
-        self._question = TakeSnapshot(is_thorough)
+    def __init__(
+        self, observer: Observer, ask: Callable[[Observed, Member], Awaitable[T]]
+    ) -> None:
+        self._ask = ask
         self.members: dict[str, Member] = {}
-        self.snapshots: dict[str, WorkerSnapshot] = {}
+        self.answers: dict[str, T] = {}
+        self.through_doors: dict[str, WorkerSnapshot] = {}
         self.silent: dict[str, NoAnswer] = {}
         self._observer = observer
         self._observed: dict[str, Observed] = {}
@@ -124,7 +184,7 @@ class _GroupLook:
         ]
         async with asyncio.TaskGroup() as group:
             for member in wanted:
-                if member.name not in self.snapshots:
+                if member.name not in self.through_doors:
                     group.create_task(self._one(member))
         async with asyncio.TaskGroup() as group:
             for member in wanted:
@@ -138,7 +198,7 @@ class _GroupLook:
                 if observed is None:
                     observed = await self._observer.connect(member)
                     self._observed[member.name] = observed
-                self._take(await observed.ask(self._question, timeout_s=ANSWER_S))
+                self.answers[member.name] = await self._ask(observed, member)
             except TimeoutError:
                 self.silent[member.name] = NoAnswer(Trouble.SILENT, "")
             except AsyncRpcError as error:
@@ -150,7 +210,7 @@ class _GroupLook:
             names = names_of(member.incarnation, member.addresses)
             self._settle(member, await asyncio.to_thread(look_beside, names))
             return
-        for name in self.snapshots:
+        for name in self.answers:
             if self.members[name].host_id != member.host_id:
                 continue
             try:
@@ -174,7 +234,7 @@ class _GroupLook:
             self.silent.pop(member.name, None)
 
     def _take(self, snapshot: WorkerSnapshot) -> None:
-        self.snapshots[snapshot.name] = snapshot
+        self.through_doors[snapshot.name] = snapshot
 
     def close(self) -> None:
         """End the connections."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from asyncrpc.ids import RRefId
+from asyncrpc.inspection.events import RecentEvents
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
 from asyncrpc.runtime.messages import Request, message
 
@@ -44,3 +46,72 @@ class LookBeside(Request[SeenBeside]):
 
     incarnation: int
     addresses: list[str]
+
+
+@message(SERVICE, "clock")
+class ReadClock(Request[float]):
+    """Ask what time it is by the receiver's clock, in seconds."""
+
+
+@message(SERVICE, "events")
+class TakeEvents(Request[RecentEvents]):
+    """Ask for the last events of the receiver.
+
+    Attributes:
+        kinds: which, as fields of the answer; empty: all.
+        newest_max: how many of each kind, the newest.
+    """
+
+    kinds: list[str]
+    newest_max: int
+
+
+class ReferenceSeen(NamedTuple):
+    """One reference, as the owner of its value sees it, or who holds it.
+
+    Attributes:
+        rref_id: of the value.
+        owner: name of the worker that has the value.
+        creator: name of the worker that made the reference.
+        is_owner: whether this is the owner's word.
+        state: as in `RRefRecord`.
+        type_name: of the value; empty while it is made, and from who holds it.
+        holders: names of those that hold it, by the owner's word.
+        handles: Python objects that refer to it.
+        lent: messages and borrowers that rely on it.
+        age_s: seconds since the worker first had it.
+    """
+
+    rref_id: RRefId
+    owner: str
+    creator: str
+    is_owner: bool
+    state: str
+    type_name: str
+    holders: list[str]
+    handles: int
+    lent: int
+    age_s: float
+
+
+class ReferencesSeen(NamedTuple):
+    """The references of one worker.
+
+    Attributes:
+        references: the oldest.
+        left_out: how many there are besides.
+    """
+
+    references: list[ReferenceSeen]
+    left_out: int
+
+
+@message(SERVICE, "references")
+class ListReferences(Request[ReferencesSeen]):
+    """Ask for the references that the receiver owns or holds.
+
+    Attributes:
+        oldest_max: how many, the oldest.
+    """
+
+    oldest_max: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from asyncrpc.ids import WorkerId
 from asyncrpc.inspection.ages import WaitAges
@@ -16,12 +16,18 @@ from asyncrpc.inspection.door import (
     look_beside,
     names_of,
 )
+from asyncrpc.inspection.events import RecentEvents
 from asyncrpc.inspection.messages import (
     SERVICE,
+    ListReferences,
     LookBeside,
+    ReadClock,
+    ReferencesSeen,
     SeenBeside,
+    TakeEvents,
     TakeSnapshot,
 )
+from asyncrpc.inspection.recent import recent_events
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
 from asyncrpc.runtime.links.sidecar import Sidecar
 from asyncrpc.runtime.membership.service import MembershipService
@@ -30,6 +36,8 @@ from asyncrpc.runtime.router import Route, answers
 from asyncrpc.runtime.threads import outcome_to
 
 T = TypeVar("T")
+
+REFERENCES_MAX: Final = 2000  # that are listed at a time: the loop makes the list
 
 
 class InspectedWorker(Inspected, Protocol):
@@ -51,9 +59,17 @@ class InspectionService:
 
     name = SERVICE
 
-    def __init__(self, worker: InspectedWorker) -> None:
-        """Answer for a worker."""
+    def __init__(
+        self, worker: InspectedWorker, references: Callable[[int], ReferencesSeen]
+    ) -> None:
+        """Answer for a worker.
+
+        Args:
+            worker: that is looked at.
+            references: lists so many of its references, the oldest.
+        """
         self._worker = worker
+        self._references = references
         self._ages: WaitAges | None = None
         self._door = LocalDoor(
             worker,
@@ -68,6 +84,9 @@ class InspectionService:
         return (
             answers(TakeSnapshot, self._on_snapshot, is_for_observers=True),
             answers(LookBeside, self._on_beside, is_for_observers=True),
+            answers(ReadClock, self._on_clock, is_for_observers=True),
+            answers(TakeEvents, self._on_events, is_for_observers=True),
+            answers(ListReferences, self._on_references, is_for_observers=True),
         )
 
     def _take(
@@ -97,6 +116,20 @@ class InspectionService:
         if isinstance(found, NoAnswer):
             return SeenBeside(None, found)
         return SeenBeside(found.snapshot, None)
+
+    async def _on_clock(self, _: PeerLink, _asked: ReadClock) -> float:
+        return self._worker.recorder.now_s()
+
+    async def _on_events(self, _: PeerLink, asked: TakeEvents) -> RecentEvents:
+        recorder = self._worker.recorder
+        return await self._in_thread(
+            lambda: recent_events(recorder, asked.kinds, asked.newest_max)
+        )
+
+    async def _on_references(
+        self, _: PeerLink, asked: ListReferences
+    ) -> ReferencesSeen:
+        return self._references(min(asked.oldest_max, REFERENCES_MAX))
 
     async def _in_thread(self, job: Callable[[], T]) -> T:
         """Run a job in a thread of its own: those of pools may all be in use."""

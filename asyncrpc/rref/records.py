@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from asyncrpc.ids import RRefId
 from asyncrpc.rref.names import PeerNames
@@ -74,10 +75,14 @@ class Records:
             "values": len(self._values),
         }
 
-    def all(self) -> list[RRefRecord]:
-        """Describe every reference that this worker owns or holds, oldest first."""
-        found = [self._owned(rref_id) for rref_id in self._owner]
-        found += [self._held(rref_id) for rref_id in self._user]
+    def oldest(self, count: int | None = None) -> list[RRefRecord]:
+        """Describe the references that this worker owns or holds, oldest first.
+
+        Args:
+            count: how many of each at most; None: all.
+        """
+        found = [self._owned(rref_id) for rref_id in islice(self._owner, count)]
+        found += [self._held(rref_id) for rref_id in islice(self._user, count)]
         return sorted(found, key=lambda record: (-record.age_s, record.rref_id))
 
     def _owned(self, rref_id: RRefId) -> RRefRecord:

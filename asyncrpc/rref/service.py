@@ -38,12 +38,19 @@ from asyncrpc.rref.tables import Tables
 from asyncrpc.rref.values import Values
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import Scheduler
+from asyncrpc.trace import FlightRecorder
 
 
 class ReferenceWorker(Scheduler, Calls, Links, Protocol):
-    """A worker, as far as its references need it."""
+    """A worker, as far as its references need it.
+
+    Attributes:
+        options: of the worker.
+        recorder: keeps what becomes of values.
+    """
 
     options: Options
+    recorder: FlightRecorder
 
     @property
     def id(self) -> WorkerId:
@@ -229,10 +236,10 @@ class RRefService:
         self.handles.settle()
         return self._records.counts()
 
-    def records(self) -> list[RRefRecord]:
+    def records(self, oldest_max: int | None = None) -> list[RRefRecord]:
         """Describe every reference that this worker owns or holds, oldest first."""
         self.handles.settle()
-        return self._records.all()
+        return self._records.oldest(oldest_max)
 
     def holders(self, rref_id: RRefId) -> dict[str, int]:
         """Return who holds a value of this worker, by name, and how many forks."""

@@ -51,7 +51,7 @@ class EventRing(Generic[E]):
 
     def remove_sink(self, sink: Sink) -> None:
         """Call a function no more."""
-        self._sinks = tuple(one for one in self._sinks if one is not sink)
+        self._sinks = tuple(one for one in self._sinks if one != sink)
         if not self._sinks:
             self.record = self._recent.append
 

@@ -14,6 +14,6 @@ def test_returns_grow() -> None:
     printed = run("async_actor_learner.py", "--processes", "2", "--steps", "20000")
     found = re.search(r"of the best 50 in a row: ([\d.]+)", printed)
     assert found is not None, printed
-    # A pole that is pushed at random stays up for 22 steps; which of two processes comes
-    # first is chance, so what was learned may be lost again before the end.
+    # A pole that is pushed at random stays up for 22 steps.  Which of two processes
+    # comes first is chance, so what was learned may be lost again before the end.
     assert float(found[1]) > 1.5 * 22

@@ -116,6 +116,7 @@ class AnswerReceiver:
         # Asked for in every answer.
         self._decode = messages.decode
         self._take_over = messages.take_over
+        self._get, self._end = pending.get, pending.end
 
     def on_response(
         self,
@@ -131,15 +132,18 @@ class AnswerReceiver:
         Raises:
             MalformedError: no such answer can come.
         """
-        meta = answer_meta(head)
-        call = self._pending.get(call_id)
+        meta = answer_meta(head) if head else NO_META
+        call = self._get(call_id)
         if not isinstance(call, CallFuture):
             self._refuse_kind(call, call_id)
             self._discard(control, meta)
             return
-        self._pending.take(call_id)
+        self._end(call_id)
         call.settle()
-        self._release_pins(call, meta)
+        if call.pins is not None:
+            call.pins = None
+        if meta:
+            self._take_back(meta)
         if buffers:
             stats = call.stats
             stats.bytes_copied += self._connection.message_bytes_copied

@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from asyncrpc.errors import AsyncRpcError, CallError
+from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.machine.calls import PendingCalls, ServedCalls
+from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.ports import MessageSender
 from asyncrpc.serde import Encoded
+from asyncrpc.trace import outcome_of
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingState
 
@@ -84,28 +87,6 @@ class DropsMessages(MessageSender, Protocol):
         """Give up a message that waits; return for what, None if there is none."""
 
 
-class Call(Protocol):
-    """A call of ours that can fail before it is sent.
-
-    Attributes:
-        call_id: of the call.
-        request_bytes: the part of the peer's credit that it has spent.
-        function: the called function.
-        pins: of the request.
-    """
-
-    call_id: int
-    request_bytes: int
-    function: str
-    pins: Any
-
-    def settle(self) -> None:
-        """Let go of what was kept for the call in flight."""
-
-    def fail(self, error: BaseException) -> None:
-        """Fail with an error."""
-
-
 class Served(Protocol):
     """A call of the peer, as far as a failing answer concerns it."""
 
@@ -121,24 +102,27 @@ class DeferredMessages:
         *,
         to: str,
         connection: DropsMessages,
-        pending: PendingCalls[Any],
+        pending: PendingCalls[CallFuture[Any] | StreamReceiver],
         served: ServedCalls[Any],
         errors: ErrorEncoder,
+        ends: CallEnds,
     ) -> None:
         """Join the parts that hold messages.
 
         Args:
             to: name of the peer.
             connection: keeps messages that wait.
-            pending: calls of ours: each a `Call`.
+            pending: calls of ours.
             served: calls of the peer: each a `Served`.
             errors: encodes errors for the peer.
+            ends: notes how our calls end.
         """
         self._to = to
         self._connection = connection
-        self._pending: PendingCalls[Call] = pending
+        self._pending = pending
         self._served: ServedCalls[Served] = served
         self._errors = errors
+        self._ends = ends
 
     def defer(self, encoded: Encoded) -> PendingBuffers:
         """Make a message wait for one more thing, and return its buffers."""
@@ -188,4 +172,5 @@ class DeferredMessages:
             error.to = self._to
             if isinstance(call, CallFuture):
                 error.function = call.function
+        self._ends.note_given_up(call, outcome_of(error))
         call.fail(error)

@@ -153,16 +153,17 @@ class InboundCall:
         "wanted",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  (one for each call)
         self,
         host: CallHost,
         responder: AnswersCalls,
         call_id: int,
+        now_s: float,
         deadline: Deadline | None,
         meta: dict[str, Any],
     ) -> None:
         self.host = host
-        self.came_s = self.began_s = host.recorder.now_s()
+        self.came_s = self.began_s = now_s
         self.responder = responder
         self.call_id = call_id
         self.deadline = deadline

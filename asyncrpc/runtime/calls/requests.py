@@ -152,7 +152,7 @@ class RequestDispatcher:
         """
         self._link = link
         self._host = host
-        self._loop = host.loop
+        self._now_s = host.recorder.now_s
         self._connection = connection
         self._served = served
         self._credit = credit
@@ -186,12 +186,14 @@ class RequestDispatcher:
             MalformedError: no such message can come.
         """
         target, meta = self._heads.get(head) or self._read_head(head)
-        deadline = None
+        now_s, deadline = self._now_s(), None
         if aux >= 0:
-            deadline = Deadline.from_budget(aux, self._loop.time())
+            deadline = Deadline.from_budget(aux, now_s)
         inbound, unread = None, control
         try:
-            inbound = InboundCall(self._host, self._responder, call_id, deadline, meta)
+            inbound = InboundCall(
+                self._host, self._responder, call_id, now_s, deadline, meta
+            )
             self._admit()
             if meta:
                 self._check_meta(inbound, meta)
@@ -201,7 +203,7 @@ class RequestDispatcher:
             self._messages.give_back(unread)
             if inbound is None:
                 inbound = InboundCall(
-                    self._host, self._responder, call_id, deadline, NO_META
+                    self._host, self._responder, call_id, now_s, deadline, NO_META
                 )
             self._refuse(inbound, target, unreadable(error), buffers)
             return
@@ -438,8 +440,11 @@ class RequestDispatcher:
             MalformedError: no such message can come.
         """
         route = self._requests.get(head) or self._router.request(head)
-        deadline = Deadline.from_budget(aux, self._loop.time())
-        inbound = InboundCall(self._host, self._responder, call_id, deadline, NO_META)
+        now_s = self._now_s()
+        deadline = Deadline.from_budget(aux, now_s)
+        inbound = InboundCall(
+            self._host, self._responder, call_id, now_s, deadline, NO_META
+        )
         self._begin(inbound)
         try:
             value, inbound.loans = self._decode(control, buffers, NO_META)

@@ -149,12 +149,14 @@ class Link:
             connection=connection,
             status=self.status,
         )
+        self.ends = CallEnds(peer, worker.recorder)
         self.deferred = DeferredMessages(
             to=peer.name,
             connection=connection,
             pending=self.pending,
             served=self.served,
             errors=worker.error_encoder,
+            ends=self.ends,
         )
         self.defer = self.deferred.defer
         self.messages = MessageCodec(
@@ -175,7 +177,6 @@ class Link:
             unread=self.messages,
             read_head=self.heads.read,
         )
-        self.ends = CallEnds(peer, worker.recorder)
         self._join_calls()
         self._join_requests()
         self._handlers = self._message_routes()

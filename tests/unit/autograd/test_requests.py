@@ -27,6 +27,7 @@ from asyncrpc.autograd.state import Pass
 from asyncrpc.autograd.waits import PassWaits
 from asyncrpc.errors import AutogradError, MalformedError
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
+from asyncrpc.trace import FlightRecorder
 from tests.unit.recording import (
     LoopScheduler,
     RecordingLink,
@@ -62,7 +63,7 @@ class Everything:
         self.taken: list[tuple[Pass, WorkerId, PassAnswer]] = []
         self.refusal: Exception | None = None
         self.requests.take_gradients = self._take
-        self.ends = PassEnds(me, self.contexts, self.links, NoTurns())
+        self.ends = PassEnds(me, self.contexts, self.links, NoTurns(), FlightRecorder())
         self.waits = PassWaits(ME, self.links)
 
     async def _take(self, one: Pass, peer: WorkerId, answer: PassAnswer) -> None:

@@ -40,6 +40,7 @@ from asyncrpc.rref.tables import Tables
 from asyncrpc.rref.values import Values
 from asyncrpc.runtime.extensions import RefusedFunction
 from asyncrpc.runtime.members import Member
+from asyncrpc.trace import FlightRecorder
 from tests.unit.recording import (
     LoopScheduler,
     RecordingLink,
@@ -63,7 +64,7 @@ class Everything:
         self.peer, self.third = RecordingLink(PEER), RecordingLink(THIRD)
         self.links = links = RecordingLinks(self.peer, self.third)
         self.lost: list[tuple[WorkerId, str]] = []
-        self.values = Values(loop)
+        self.values = Values(loop, FlightRecorder())
         self.shared = SharedById(me.incarnation, loop.time)
         self.names = PeerNames(links, me)
         self.notices = Notices(
@@ -180,7 +181,7 @@ async def test_a_handle_given_back_says_so() -> None:
 
 
 async def test_values_are_awaited_before_they_are_made() -> None:
-    values = Values(asyncio.get_running_loop())
+    values = Values(asyncio.get_running_loop(), FlightRecorder())
     key = RRefId(PEER.incarnation, 1)
     future = values.expect(key)
     assert values.expect(key) is future
@@ -193,7 +194,7 @@ async def test_values_are_awaited_before_they_are_made() -> None:
 
 
 async def test_who_waits_for_a_value_at_the_end_is_told() -> None:
-    values = Values(asyncio.get_running_loop())
+    values = Values(asyncio.get_running_loop(), FlightRecorder())
     future = values.expect(RRefId(PEER.incarnation, 1))
     values.close()
     assert values.is_closed
@@ -430,7 +431,7 @@ async def test_records_name_owner_and_holders() -> None:
     parts.codec.end_encode(sent=True)
     parts.names.note(PEER)
     theirs = parts.lift(fork(7), parts.peer)
-    found = {one.rref_id: one for one in parts.records.all()}
+    found = {one.rref_id: one for one in parts.records.oldest()}
     assert found[mine.rref_id].holders == {"peer": 1}
     assert found[mine.rref_id].type_name == "str"
     assert found[theirs.rref_id].owner == "peer"

@@ -6,7 +6,7 @@ the record that the service keeps for a call: here it is never looked into.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from asyncrpc.errors import MalformedError
@@ -15,13 +15,21 @@ R = TypeVar("R")
 
 
 class PendingCalls(Generic[R]):
-    """Calls that have been sent and not answered."""
+    """Calls that have been sent and not answered.
 
-    __slots__ = ("_next_id", "_open")
+    Attributes:
+        get: returns a call by its id; None if it does not wait any more.
+        end: removes one that waits, by its id.
+    """
+
+    __slots__ = ("_next_id", "_open", "end", "get")
 
     def __init__(self) -> None:
         self._next_id = 1
         self._open: dict[int, R] = {}
+        # Those of the dictionary itself: asked for in every answer.
+        self.get: Callable[[int], R | None] = self._open.get
+        self.end: Callable[[int], R] = self._open.pop
 
     def __len__(self) -> int:
         return len(self._open)
@@ -51,10 +59,6 @@ class PendingCalls(Generic[R]):
         self._open[call_id] = record
         return call_id
 
-    def get(self, call_id: int) -> R | None:
-        """Return the call, or None if it does not wait any more."""
-        return self._open.get(call_id)
-
     def take(self, call_id: int) -> R | None:
         """Remove the call and return it; None if it does not wait any more.
 
@@ -83,12 +87,21 @@ class PendingCalls(Generic[R]):
 
 
 class ServedCalls(Generic[R]):
-    """Calls that a peer has sent and that have not been answered."""
+    """Calls that a peer has sent and that have not been answered.
 
-    __slots__ = ("_running",)
+    Attributes:
+        get: returns a call by its id; None if it is not running.
+        end: forgets one that runs, by its id: it has been answered, or its caller has
+            gone.
+    """
+
+    __slots__ = ("_running", "end", "get")
 
     def __init__(self) -> None:
         self._running: dict[int, R] = {}
+        # Those of the dictionary itself: asked for in every answer.
+        self.get: Callable[[int], R | None] = self._running.get
+        self.end: Callable[[int], R] = self._running.pop
 
     def __len__(self) -> int:
         return len(self._running)
@@ -105,11 +118,3 @@ class ServedCalls(Generic[R]):
         if call_id in self._running:
             raise MalformedError(f"call {call_id} was made twice")
         self._running[call_id] = record
-
-    def get(self, call_id: int) -> R | None:
-        """Return the call, or None if it is not running."""
-        return self._running.get(call_id)
-
-    def end(self, call_id: int) -> None:
-        """Forget a call: it has been answered, or its caller has gone."""
-        self._running.pop(call_id, None)

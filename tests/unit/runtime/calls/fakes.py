@@ -15,6 +15,7 @@ from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.calls.answers import AnswerReceiver
 from asyncrpc.runtime.calls.credit import InboundCredit, LinkCredit
 from asyncrpc.runtime.calls.deferred import DeferredMessages
+from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
 from asyncrpc.runtime.calls.heads import ReceivedHeads
 from asyncrpc.runtime.calls.inbound import InboundCall
@@ -32,6 +33,7 @@ from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.router import Router, answers, takes
 from asyncrpc.runtime.schema import Signed
 from asyncrpc.serde import Codec, Copy, Encoded, FunctionTable, Policy
+from asyncrpc.trace import FlightRecorder
 from asyncrpc.wire.outgoing import OutgoingEvent, OutgoingMessage, OutgoingMessages
 
 NEVER = 1 << 64
@@ -274,6 +276,8 @@ class FakeHost:
 
     def __post_init__(self) -> None:
         self.functions = FunctionTable(Policy.TRUSTED)
+        self.recorder = FlightRecorder()
+        self.recorder.now_s = self.loop.time
         self.limits = self.options.limits
         self.codec = Codec(self.functions)
         self.propagators: list[Any] = []
@@ -363,12 +367,14 @@ class LinkParts:
             connection=self.connection,
             status=self.status,
         )
+        self.ends = CallEnds(PEER, self.host.recorder)
         self.deferred = DeferredMessages(
             to=PEER.name,
             connection=self.connection,
             pending=self.pending,
             served=self.served,
             errors=self.host.error_encoder,
+            ends=self.ends,
         )
         self.referred: list[Encoded] = []
         self.messages = MessageCodec(
@@ -398,6 +404,7 @@ class LinkParts:
             status=self.status,
             credit=self.credit,
             messages=self.messages,
+            ends=self.ends,
         )
         self.answers = AnswerReceiver(
             PEER,
@@ -406,6 +413,7 @@ class LinkParts:
             pending=self.pending,
             messages=self.messages,
             calls=self.calls,
+            ends=self.ends,
         )
         self.responder = Responder(
             self,

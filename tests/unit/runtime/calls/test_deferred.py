@@ -119,7 +119,7 @@ class TestFailing:
     @pytest.mark.parametrize("kind", [FrameKind.RESPONSE, FrameKind.STREAM_ITEM])
     def test_an_answer_becomes_an_error(self, link: LinkParts, kind: int) -> None:
         """A stream that is still served cannot go on without the item."""
-        inbound = InboundCall(link.host, link.responder, 1, None, {})
+        inbound = InboundCall(link.host, link.responder, 1, 0.0, None, {})
         link.responder.begin(inbound)
         self.message(link, kind).fail(problem())
         sent = link.connection.last

@@ -12,6 +12,7 @@ import pytest
 from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.modes import Mode, Target
 from asyncrpc.runtime.tasks import Tasks
+from asyncrpc.trace import FlightRecorder
 
 
 class Host(Tasks):
@@ -25,6 +26,7 @@ class Host(Tasks):
         self.context = contextvars.Context()
         self.pool: Any = SimpleNamespace(submit=self._submit)
         self.propagators: list[Any] = []
+        self.recorder = FlightRecorder()
         self.options: Any = None
         self.ended: Any = None
 
@@ -38,7 +40,7 @@ class Responder:
     def __init__(self) -> None:
         self.forgotten: list[InboundCall] = []
 
-    def forget(self, inbound: InboundCall) -> None:
+    def forget(self, inbound: InboundCall, *, items: int = 0) -> None:
         self.forgotten.append(inbound)
 
 
@@ -49,7 +51,7 @@ async def test_a_future_is_cancelled_however_early_its_call_is_given_up(
     """Also between the end of the function and the first step of what awaits it."""
     host, responder = Host(), Responder()
     returned: asyncio.Future[None] = host.loop.create_future()
-    inbound = InboundCall(host, responder, 1, None, {})  # type: ignore[arg-type]
+    inbound = InboundCall(host, responder, 1, 0.0, None, {})  # type: ignore[arg-type]
     target = Target("give", lambda: returned, Mode.ASYNC_EXECUTION)
     inbound.run(target, [], {})
     host.ended()

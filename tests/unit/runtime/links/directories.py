@@ -27,6 +27,7 @@ from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.payloads.receive_pool import fresh
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
+from asyncrpc.trace import FlightRecorder
 from asyncrpc.transport.abc import Listener
 from asyncrpc.transport.address import Address
 from asyncrpc.wire.frames import FrameKind
@@ -151,6 +152,7 @@ class Host:
             self,
             self,
             self.counters,
+            FlightRecorder(),
             times,
             connections=Connections(self, self.loop, settings),
             connectors={"mem": self._connector},

@@ -59,7 +59,6 @@ class TestServedCalls:
         assert served.get(7) == "a"
         assert list(served) == ["a"]
         served.end(7)
-        served.end(7)
         assert served.get(7) is None
         assert len(served) == 0
 

@@ -1,0 +1,106 @@
+"""What the verbs that look at a running group have in common."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final
+
+from asyncrpc.cli.table import lines_of
+from asyncrpc.errors import UsageError
+from asyncrpc.inspection.observer import Observer
+from asyncrpc.inspection.records import NoAnswer
+from asyncrpc.runtime.options import Options
+
+ADDRESS_VARIABLE: Final = "ASYNCRPC_ADDRESS"
+TROUBLE: Final = 1  # exit status: not all is well
+
+Look = Callable[[Observer, str, argparse.Namespace], Awaitable[int]]
+
+
+def add_observing(parser: argparse.ArgumentParser, look: Look) -> None:
+    """Describe the options that all such verbs have.
+
+    Args:
+        parser: of the verb.
+        look: does what the verb does; returns the exit status.
+    """
+    parser.add_argument(
+        "address",
+        nargs="?",
+        metavar="ADDRESS",
+        help=f"of any worker, as tcp://host:port (default: ${ADDRESS_VARIABLE})",
+    )
+    parser.add_argument(
+        "--worker",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this one; may be repeated",
+    )
+    parser.add_argument("--json", action="store_true", help="write JSON")
+    parser.set_defaults(act=lambda given: asyncio.run(_observe(given, look)))
+
+
+async def _observe(arguments: argparse.Namespace, look: Look) -> int:
+    address = arguments.address or os.environ.get(ADDRESS_VARIABLE)
+    if not address:
+        raise UsageError(
+            f"ADDRESS is missing: give that of any worker, or set {ADDRESS_VARIABLE}"
+        )
+    async with Observer(Options().with_environment()) as observer:
+        return await look(observer, address, arguments)
+
+
+def check_workers(wanted: Sequence[str], members: Collection[str]) -> None:
+    """Raise UsageError unless the group has all of these workers."""
+    unknown = [one for one in wanted if one not in members]
+    if unknown:
+        known = ", ".join(sorted(members))
+        raise UsageError(f"there is no worker {unknown[0]!r}; known: {known}")
+
+
+def print_table(rows: Sequence[Sequence[str]], nothing: str) -> None:
+    """Print a table, or say that it is empty."""
+    if len(rows) == 1:
+        print(nothing)
+    else:
+        print("\n".join(lines_of(rows)))
+
+
+def print_silent(silent: Mapping[str, NoAnswer]) -> None:
+    """Say which workers tell nothing, and why."""
+    for name, no_answer in sorted(silent.items()):
+        words = f": {no_answer.words}" if no_answer.words else ""
+        print(
+            f"{name} tells nothing: {no_answer.trouble.value}{words}", file=sys.stderr
+        )
+
+
+def silent_records(silent: Mapping[str, NoAnswer]) -> dict[str, Any]:
+    """Return the same for JSON."""
+    return {
+        name: {"trouble": one.trouble.name.lower(), "words": one.words}
+        for name, one in sorted(silent.items())
+    }
+
+
+def print_json(record: Mapping[str, Any]) -> None:
+    """Print a record as JSON."""
+    print(json.dumps(record, indent=2))
+
+
+def plain(value: Any) -> Any:
+    """Return a record as JSON has it: named tuples as objects, enums by name."""
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: plain(one) for name, one in value._asdict().items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return value

@@ -1,0 +1,22 @@
+"""What a worker tells of its references: who has the value, and who holds it."""
+
+from __future__ import annotations
+
+from asyncrpc.inspection.messages import ReferenceSeen, ReferencesSeen
+from asyncrpc.rref.records import RRefRecord
+from asyncrpc.rref.service import RRefService
+
+
+def references_seen(service: RRefService, oldest_max: int) -> ReferencesSeen:
+    """Return the oldest references that a worker owns, and holds; so many of each."""
+    found = service.records(oldest_max)
+    counts = service.counts()
+    left_out = counts["owned"] + counts["held"] - len(found)
+    return ReferencesSeen([_seen(one) for one in found], left_out)
+
+
+def _seen(one: RRefRecord) -> ReferenceSeen:
+    return ReferenceSeen(
+        *(one.rref_id, one.owner, one.creator, one.is_owner, one.state),
+        *(one.type_name, sorted(one.holders), one.handles, one.lent, one.age_s),
+    )

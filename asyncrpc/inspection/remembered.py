@@ -1,0 +1,97 @@
+"""Collects what all workers of a group remember, with their clocks put in line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from asyncrpc.clock import Clock
+from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.inspection.group import ANSWER_S, GroupAnswers, ask_all
+from asyncrpc.inspection.machine.timeline import WorkerEvents
+from asyncrpc.inspection.messages import (
+    ListReferences,
+    ReadClock,
+    ReferencesSeen,
+    TakeEvents,
+)
+from asyncrpc.inspection.observer import Observed, Observer
+from asyncrpc.runtime.host import HOST_ID
+from asyncrpc.runtime.members import Member
+from asyncrpc.trace import RECENT_MAX
+
+CLOCK_TRIES: Final = 5  # the shortest round trip tells the offset best
+EVENTS_S: Final = 10.0  # for all events of one worker
+
+
+async def events_of(
+    observer: Observer,
+    address: str,
+    *,
+    names: Sequence[str] = (),
+    kinds: Sequence[str] = (),
+    newest_max: int = RECENT_MAX,
+) -> GroupAnswers[WorkerEvents]:
+    """Ask the workers of a group for their last events.
+
+    Args:
+        observer: who asks.
+        address: of any member.
+        names: of the workers to ask; empty: all.
+        kinds: of events, as fields of `RecentEvents`; empty: all.
+        newest_max: events of each kind.
+
+    Raises:
+        ConnectError: no worker answers there, even at its door.
+        AuthenticationError: the secrets differ.
+
+    Cancellation:
+        All connections that were made for it are closed.
+    """
+    question = TakeEvents(list(kinds), newest_max)
+
+    async def ask(observed: Observed, member: Member) -> WorkerEvents:
+        offset_s, error_s = await _clock_of(observed, member)
+        recent = await observed.ask(question, timeout_s=EVENTS_S)
+        worker = WorkerId(member.name, Incarnation(member.incarnation))
+        return WorkerEvents(worker, recent, offset_s, error_s)
+
+    return await ask_all(observer, address, ask, names=names)
+
+
+async def _clock_of(observed: Observed, member: Member) -> tuple[float, float]:
+    """Return what to add to a worker's clock to get ours, and how wrong that may be.
+
+    Workers of this host have the same clock.  For others it is assumed that the way
+    there takes as long as the way back; it can be wrong by half of the round trip.
+
+    Source: the clock filter of RFC 5905.
+    """
+    if member.host_id == HOST_ID:
+        return 0.0, 0.0
+    best = float("inf"), 0.0
+    now_s = Clock().now_s
+    for _ in range(CLOCK_TRIES):
+        before_s = now_s()
+        theirs_s = await observed.ask(ReadClock(), timeout_s=ANSWER_S)
+        after_s = now_s()
+        middle_s = (before_s + after_s) / 2
+        best = min(best, (after_s - before_s, middle_s - theirs_s))
+    trip_s, offset_s = best
+    return offset_s, trip_s / 2
+
+
+async def references_of(
+    observer: Observer,
+    address: str,
+    *,
+    names: Sequence[str] = (),
+    oldest_max: int = RECENT_MAX,
+) -> GroupAnswers[ReferencesSeen]:
+    """Ask the workers of a group for their references; else as `events_of`."""
+    question = ListReferences(oldest_max)
+
+    async def ask(observed: Observed, _: Member) -> ReferencesSeen:
+        return await observed.ask(question, timeout_s=ANSWER_S)
+
+    return await ask_all(observer, address, ask, names=names)
