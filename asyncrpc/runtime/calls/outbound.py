@@ -35,6 +35,7 @@ from asyncrpc.runtime.calls.message_codec import (
 )
 from asyncrpc.runtime.calls.packing import PackingHost, RequestPacking
 from asyncrpc.runtime.calls.streams import StreamReceiver
+from asyncrpc.runtime.calls.tracing import with_span
 from asyncrpc.runtime.calls.unsent import never_sent
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.messages import Notice, Request
@@ -204,6 +205,8 @@ class OutboundCalls:
             RejectedError: the peer is shutting down.  Nothing was sent.
         """
         budget_ns = self._budget_ns(call.function, deadline)
+        if call.span is not None:
+            meta = with_span(meta, call.span)
         if call.options is not PLAIN or not self._is_plain:
             meta = self._map_devices(call, call.options, meta)
             compression = self._compression_of(call)
@@ -226,6 +229,8 @@ class OutboundCalls:
     ) -> None:
         """Send a call whose arguments go to other peers, too; else as `start`."""
         budget_ns = self._budget_ns(call.function, deadline)
+        if call.span is not None:
+            meta = with_span(meta, call.span)
         meta = self._map_devices(call, call.options, meta)
         compression = self._compression_of(call)
         if compression is not None:
