@@ -273,7 +273,7 @@ class Batcher(Generic[A, B]):
     def _tracer(self) -> CallTracer | None:
         """What shows the calls of its worker in traces; None: nothing does."""
         worker = self._context.get(current_worker_var)
-        return None if worker is None else worker.parts.tracer  # type: ignore[no-any-return]
+        return None if worker is None else worker.parts.tracer
 
     def _shown(
         self, members: Sequence[_BatchItem[A, B]]

@@ -31,8 +31,8 @@ async def traced(
     with tracer.request(request.method, route, request.path, parent) as span:
         try:
             response = await answer()
-        except web.HTTPException as response:
-            span.answered(response.status)
+        except web.HTTPException as answered:
+            span.answered(answered.status)
             raise
         span.answered(response.status)
         return response
