@@ -53,9 +53,9 @@ class CallSpan:
 
     __slots__ = ("_has_ended", "_kind", "_text", "meta", "span")
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, meta: Any = None) -> None:
         self.span = span
-        self.meta: Any = written(span.get_span_context())
+        self.meta = meta
         self._kind = ""  # class of the error that it failed with
         self._text = ""
         self._has_ended = False
@@ -157,7 +157,7 @@ class CallTracer:
             _about(function, caller=self._name, callee=to),
             parent,
         )
-        return CallSpan(span)
+        return CallSpan(span, written(span.get_span_context()))
 
     def served(
         self, function: str, caller: str, meta: Any, *, waited_s: float

@@ -62,9 +62,13 @@ def end_unsent(call: CallFuture[Any], error: BaseException) -> None:
         call.span.end(outcome_of(error))
 
 
-def with_span(meta: dict[str, Any] | None, span: CallSpan) -> dict[str, Any] | None:
-    """Return what travels with a request whose caller is in a trace."""
-    return meta if span.meta is None else {**(meta or {}), TRACE: span.meta}
+def with_span(
+    meta: dict[str, Any] | None, span: CallSpan | None
+) -> dict[str, Any] | None:
+    """Return what travels with a request, its caller's position in a trace included."""
+    if span is None or span.meta is None:
+        return meta
+    return {**(meta or {}), TRACE: span.meta}
 
 
 def trace_function(
