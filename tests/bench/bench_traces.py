@@ -35,7 +35,7 @@ def table(found: Mapping[str, Mapping[str, list[list[Any]]]]) -> str:
     for name, by_way in found.items():
         cells = [cell(by_way[way]) if way in by_way else "-" for way in WAYS]
         lines.append(f"{name:<32}" + "".join(f"{one:>18}" for one in cells))
-    lines += ["", "us: p50 / p99; medians over starts"]
+    lines += ["", "us: p50 / p99; processor time: caller / callee; medians over starts"]
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Final
@@ -22,8 +23,11 @@ from tests.bench import workloads as w
 from tests.bench.harness import Budget, measure_async, p50_p99_us, per_second
 from tests.bench.processes import report
 from tests.bench.sides.asyncrpc_side import outstanding
+from tests.bench.sides.load import cpu_seconds
 
 ITEMS: Final = 1000
+CALLS_EACH: Final = 20
+RUNS: Final = 7
 
 
 class DroppingExporter(SpanExporter):
@@ -47,6 +51,27 @@ def turn_on(worker: asyncrpc.Worker, way: str) -> None:
     trace_calls(worker, provider)
 
 
+async def processor_times_us(peer: asyncrpc.Peer) -> list[float]:
+    """Return what a call takes the caller and the callee: the least of several runs.
+
+    It says more than a rate where others want the cores.
+    """
+
+    async def calls() -> None:
+        for _ in range(CALLS_EACH):
+            await peer.call(w.nothing_async)
+
+    found = []
+    for _ in range(RUNS):
+        before_s = [cpu_seconds(), await peer.call(cpu_seconds)]
+        await asyncio.gather(*(calls() for _ in range(w.OUTSTANDING)))
+        after_s = [cpu_seconds(), await peer.call(cpu_seconds)]
+        pairs = zip(before_s, after_s, strict=True)
+        found.append([after - before for before, after in pairs])
+    count = CALLS_EACH * w.OUTSTANDING
+    return [min(one) / count * 1e6 for one in zip(*found, strict=True)]
+
+
 async def lead(peer: asyncrpc.Peer, seconds: float) -> None:
     async def consume() -> None:
         async for _ in peer.stream(numbers, ITEMS):
@@ -59,6 +84,7 @@ async def lead(peer: asyncrpc.Peer, seconds: float) -> None:
         report(f"{name}, in turn, 1/s", per_second(times_s))
     many = outstanding(w.nothing_async)
     report(f"{w.OUTSTANDING} outstanding, 1/s", *await many(Budget(seconds)))
+    report("processor time of a call, us", *await processor_times_us(peer))
     times_s = await measure_async(consume, Budget(seconds))
     report("items of a stream, 1/s", per_second(times_s) * ITEMS)
 
