@@ -201,7 +201,7 @@ class Peer:
         calls = self._calls
         calls.lifecycle.check_on_loop("Peer.stream")
         target, values = calls.describe(function, args, kwargs)
-        meta = calls.meta_here()
+        meta: dict[str, Any] | None = calls.meta_here()
         timeout_s = self._options.timeout_s
         if timeout_s is UNSET:
             timeout_s = calls.options.rpc_timeout_s
