@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import Sampler, SamplingResult
 from opentelemetry.trace import NoOpTracerProvider, get_current_span
 
+from asyncrpc import LocalRendezvous, UsageError, Worker
+from asyncrpc.observability import trace_calls
 from asyncrpc.observability.spans import CallTracer
 from asyncrpc.trace import CANCELLED, OK
 
@@ -109,3 +112,12 @@ def test_without_an_sdk_the_position_is_passed_on() -> None:
 
 def test_without_an_sdk_nothing_begins() -> None:
     assert CallTracer("a", NoOpTracerProvider()).called("f", "b").meta is None
+
+
+def test_without_opentelemetry_it_is_said_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
+    worker = Worker("a", rank=0, rendezvous=LocalRendezvous(1))
+    with pytest.raises(UsageError, match=r"pip install 'asyncrpc-torch\[otel\]'"):
+        trace_calls(worker)
