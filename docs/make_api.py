@@ -37,6 +37,7 @@ MODULES: Final = (
     "asyncrpc.devices",
     "asyncrpc.devices.xla",
     "asyncrpc.multiprocessing",
+    "asyncrpc.observability",
     "asyncrpc.ray",
     "asyncrpc.serving",
     "asyncrpc.trace",

@@ -26,6 +26,7 @@ MODULES: Final = (
     "tests.integration.ddp.ranks",
     "tests.integration.multiprocessing.targets",
     "tests.integration.runtime.remote",
+    "tests.integration.traces.remote",
     "tests.numerics.ddp.hooks_beside_torch",
     "tests.numerics.optimizers",
     "tests.numerics.remote",

@@ -7,7 +7,8 @@ know them.  A `Worker` is given its extensions when it is made; `asyncrpc` joins
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from contextlib import AbstractContextManager
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -18,6 +19,8 @@ from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import Route
 
 OnGradient = Callable[[torch.Tensor], torch.Tensor]
+
+TRACE: Final = "t"  # in the meta of a request: the span that it belongs to
 
 
 class Pins(Protocol):
@@ -170,6 +173,95 @@ class ThreadState(Protocol):
 
         Raises:
             MalformedError: what came cannot be read.
+        """
+
+
+class CallSpan(Protocol):
+    """What a trace shows of a call, or of a stream, at one of its two ends."""
+
+    @property
+    def meta(self) -> Any:
+        """What travels with the request, under `TRACE`; None: nothing."""
+
+    def failed(self, error: BaseException) -> None:
+        """It fails with this error, and is about to end."""
+
+    def end(self, outcome: str, *, items: int | None = None) -> None:
+        """End it, unless it has ended.
+
+        Args:
+            outcome: how, as events of `asyncrpc.trace` tell it.
+            items: of a stream: how many came, or were sent.
+        """
+
+
+class RequestSpan(Protocol):
+    """What a trace shows of a request to a web application."""
+
+    def answered(self, status: int) -> None:
+        """It is answered with this status of HTTP."""
+
+
+class CallTracer(Protocol):
+    """Shows the calls of a worker in traces.
+
+    Each method is called in the context of what it shows: of the program that calls, or
+    of the function that runs.  None of them raises.
+    """
+
+    def called(
+        self,
+        function: str,
+        to: str,
+        *,
+        attempt_of: Any = None,
+        is_repeated: bool = False,
+    ) -> CallSpan:
+        """Show a call, or a stream, from now on, at its caller.
+
+        Args:
+            function: its name.
+            to: name of the callee.
+            attempt_of: what this returned of the call that it is an attempt of.
+            is_repeated: whether it is one that may have several attempts.
+        """
+
+    def served(
+        self, function: str, caller: str, meta: Any, *, waited_s: float
+    ) -> CallSpan:
+        """Show a call, or a stream, at its callee, and make it the current one.
+
+        Args:
+            function: its name.
+            caller: name of the caller.
+            meta: what came with the request, unchecked; None: nothing.
+            waited_s: for so many seconds the request has been here.
+        """
+
+    def here(self) -> Any:
+        """Return what is current, for `batch`; None: nothing."""
+
+    def batch(
+        self, function: str, members: Sequence[Any]
+    ) -> AbstractContextManager[None]:
+        """Show a function that works for several requests at once.
+
+        Args:
+            function: its name.
+            members: of each request what `here` returned.
+        """
+
+    def request(
+        self, method: str, route: str, path: str, parent: tuple[str, str]
+    ) -> AbstractContextManager[RequestSpan]:
+        """Show a request to a web application, unless something shows it already.
+
+        Args:
+            method: of HTTP.
+            route: the pattern that its path matches; empty if there is none.
+            path: as the client wrote it.
+            parent: its headers `traceparent` and `tracestate`, unchecked; empty ones
+                are not there.
         """
 
 

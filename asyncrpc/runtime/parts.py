@@ -24,7 +24,7 @@ from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.devices.backends import DeviceLockHooks, backend_of
 from asyncrpc.runtime.devices.device_lock import DeviceLock
 from asyncrpc.runtime.devices.staging import Devices
-from asyncrpc.runtime.extensions import Propagator, References
+from asyncrpc.runtime.extensions import CallTracer, Propagator, References
 from asyncrpc.runtime.identity import WorkerIdentity
 from asyncrpc.runtime.lifecycle import Lifecycle, refuse_to_pickle
 from asyncrpc.runtime.links.admission import check_listen_address
@@ -73,6 +73,7 @@ class Parts:
         services: take messages of peers.
         references: remote references, if there are any.
         propagators: take part in every message.
+        tracer: shows calls in traces, see `trace_by`; None: nothing does.
         on_raised: called with exceptions of called functions; a facade prints them.
         random_bytes: returns unpredictable bytes; a simulation has others.
         make_pool: makes the threads for plain functions; a simulation has others.
@@ -110,6 +111,7 @@ class Parts:
         self.services = Services()
         self.references: References | None = None
         self.propagators: list[Propagator] = []
+        self.tracer: CallTracer | None = None
         self.on_raised: Callable[[BaseException], None] | None = None
         self.random_bytes: Callable[[int], bytes] = os.urandom
         self.make_pool: Callable[[], ThreadPool] = self._make_pool
@@ -164,6 +166,10 @@ class Parts:
 
     def peer(self, to: str | int) -> Peer:
         return Peer(self.calls, self.directory.member(to).name)
+
+    def trace_by(self, tracer: CallTracer) -> None:
+        """Show the calls that are made and served from now on in traces."""
+        self.tracer = self.calls.tracer = tracer
 
     def __reduce__(self) -> Any:
         """Refuse to be pickled, as part of a `Worker`.

@@ -36,6 +36,7 @@ from asyncrpc.errors import (
 )
 from asyncrpc.runtime.calls.context import current_worker_var, deadline
 from asyncrpc.runtime.worker import Worker
+from asyncrpc.serving.tracing import traced
 
 logger = logging.getLogger("asyncrpc")
 
@@ -124,6 +125,10 @@ def middleware(
     - 503 with Retry-After: `RejectedError`, `WorkerLostError`, `OwnerLostError`, or
       this application's worker has ended.
 
+    If the worker is traced (`asyncrpc.observability.trace_calls`), each request has a
+    span, in the trace that its header `traceparent` names, unless a span is current:
+    then another middleware has made one.
+
     Every other error passes on, so a function that raised gives aiohttp's 500.
     The texts name functions and workers: keep them from clients that must not know.
 
@@ -147,8 +152,7 @@ def middleware(
     check_duration("retry_after_s", retry_after_s)
     check_key("key", key)
 
-    @web.middleware
-    async def use_worker(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         worker = request.config_dict[key]
         loop = asyncio.get_running_loop()
         end_s = math.inf if timeout_s is None else loop.time() + timeout_s
@@ -169,6 +173,13 @@ def middleware(
             return answer
         finally:
             current_worker_var.reset(token)
+
+    @web.middleware
+    async def use_worker(request: web.Request, handler: Handler) -> web.StreamResponse:
+        tracer = request.config_dict[key].parts.tracer
+        if tracer is None:
+            return await answer(request, handler)
+        return await traced(tracer, request, lambda: answer(request, handler))
 
     return use_worker
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -24,7 +25,8 @@ from typing import Any, Final, Generic, Self, TypeVar
 from asyncrpc.arguments import check_callable, check_count, check_duration
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import NotStartedError, Outcome, RejectedError, UsageError
-from asyncrpc.runtime.calls.context import deadline_var
+from asyncrpc.runtime.calls.context import current_worker_var, deadline_var
+from asyncrpc.runtime.extensions import CallTracer
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.threads import settable
 
@@ -42,6 +44,7 @@ class _BatchItem(Generic[A, B]):
     answer: asyncio.Future[B]
     came_s: float
     deadline: Deadline | None
+    trace: Any = None  # of whom asks, as the tracer of its worker tells it
     batch: _Batch[A, B] | None = None
 
 
@@ -189,6 +192,8 @@ class Batcher(Generic[A, B]):
         member = _BatchItem[A, B](
             item, loop.create_future(), loop.time(), deadline_var.get()
         )
+        if (tracer := self._tracer) is not None:
+            member.trace = tracer.here()
         self._waiting[member] = None
         self._pump()
         return member
@@ -248,8 +253,11 @@ class Batcher(Generic[A, B]):
     async def _run(self, batch: _Batch[A, B]) -> None:
         deadline_var.set(_latest(batch.members))
         try:
-            answers = await self._function([member.item for member in batch.members])
-            _check_count(answers, len(batch.members))
+            with self._shown(batch.members):
+                answers = await self._function(
+                    [member.item for member in batch.members]
+                )
+                _check_count(answers, len(batch.members))
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001  (theirs who asked)
@@ -260,6 +268,22 @@ class Batcher(Generic[A, B]):
             for member, answer in zip(batch.members, answers, strict=True):
                 if not member.answer.done():
                     member.answer.set_result(answer)
+
+    @property
+    def _tracer(self) -> CallTracer | None:
+        """What shows the calls of its worker in traces; None: nothing does."""
+        worker = self._context.get(current_worker_var)
+        return None if worker is None else worker.parts.tracer
+
+    def _shown(
+        self, members: Sequence[_BatchItem[A, B]]
+    ) -> AbstractContextManager[None]:
+        """Return a context in which a batch runs, and is shown in traces."""
+        tracer = self._tracer
+        if tracer is None:
+            return nullcontext()
+        name = getattr(self._function, "__qualname__", type(self._function).__name__)
+        return tracer.batch(str(name), [member.trace for member in members])
 
     def _on_ended(self, batch: _Batch[A, B], task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -20,6 +20,7 @@ from asyncrpc.runtime.options import PLAIN, CallOptions
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.calls.destination import Destination
+    from asyncrpc.runtime.extensions import CallSpan
 
 T = TypeVar("T")
 
@@ -79,6 +80,7 @@ class CallFuture(asyncio.Future[T], Generic[T]):
     destination: Destination | None = None  # what the result is received into
     device_map: DeviceMap | None = None  # of the arguments; results come back by it
     moved: CallStats | None = None  # None: no bytes of buffers
+    span: CallSpan | None = None  # what a trace shows of it, if one does
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from asyncrpc.runtime.calls.foreign_futures import as_awaitable
 from asyncrpc.runtime.calls.inline import is_short
 from asyncrpc.runtime.calls.modes import Mode, Target
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
-from asyncrpc.runtime.extensions import Propagator
+from asyncrpc.runtime.extensions import TRACE, CallSpan, Propagator
 from asyncrpc.runtime.options import LimitOptions
 from asyncrpc.runtime.ports import Scheduler
 from asyncrpc.runtime.threads import ThreadPool
@@ -35,6 +35,8 @@ T = TypeVar("T")
 _COROUTINE: Final = Mode.COROUTINE
 _ON_LOOP: Final = Mode.ON_LOOP
 _ASYNC_EXECUTION: Final = Mode.ASYNC_EXECUTION
+
+_TRACE_ALONE: Final = {TRACE}
 
 
 class CallHost(Scheduler, Protocol):
@@ -128,6 +130,7 @@ class InboundCall:
         rref_id: of the value that it makes, if that stays here.
         wanted: the value that it is for, until that is there.
         shown: what a profiler shows of it, until it ends.
+        span: what a trace shows of it.
         claim: of a large request: what it holds of the worker's inbound bytes.
     """
 
@@ -147,6 +150,7 @@ class InboundCall:
         "responder",
         "rref_id",
         "shown",
+        "span",
         "target",
         "task",
         "timer",
@@ -178,6 +182,7 @@ class InboundCall:
         self.target: Target | None = None
         self.task: asyncio.Task[None] | None = None
         self.shown: profiler.record_function | None = None
+        self.span: CallSpan | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.context = host.context.copy()
         self.context.run(self._enter)
@@ -234,8 +239,9 @@ class InboundCall:
                 self.claim.hold()
 
     def _is_cheap(self, args: list[Any], kwargs: dict[str, Any]) -> bool:
-        bytes_max = self.host.limits.on_loop_bytes_max
-        return not kwargs and not self.meta and is_short(args, bytes_max)
+        if kwargs or (self.meta and self.meta.keys() != _TRACE_ALONE):
+            return False
+        return is_short(args, self.host.limits.on_loop_bytes_max)
 
     def cancel(self) -> None:
         """The caller no longer wants the result.

@@ -35,8 +35,10 @@ from asyncrpc.runtime.calls.message_codec import (
 )
 from asyncrpc.runtime.calls.packing import PackingHost, RequestPacking
 from asyncrpc.runtime.calls.streams import StreamReceiver
+from asyncrpc.runtime.calls.tracing import with_span
 from asyncrpc.runtime.calls.unsent import never_sent
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
+from asyncrpc.runtime.extensions import CallTracer
 from asyncrpc.runtime.messages import Notice, Request
 from asyncrpc.runtime.options import PLAIN, CallOptions, Options
 from asyncrpc.serde import Codec, Compression, Encoded, compression_named
@@ -65,10 +67,12 @@ class OutboundHost(PackingHost, Protocol):
     Attributes:
         codec: encodes arguments.
         recorder: keeps how calls end.
+        tracer: shows calls in traces; None: nothing does.
     """
 
     codec: Codec
     recorder: FlightRecorder
+    tracer: CallTracer | None
 
     @property
     def options(self) -> Options:
@@ -158,6 +162,7 @@ class OutboundCalls:
             ends: notes how calls end.
         """
         self._link = link
+        self._host = host
         self._to = peer.name
         self._loop = host.loop
         self._connection = connection
@@ -204,6 +209,8 @@ class OutboundCalls:
             RejectedError: the peer is shutting down.  Nothing was sent.
         """
         budget_ns = self._budget_ns(call.function, deadline)
+        if self._host.tracer is not None:
+            meta = with_span(meta, call.span)
         if call.options is not PLAIN or not self._is_plain:
             meta = self._map_devices(call, call.options, meta)
             compression = self._compression_of(call)
@@ -226,6 +233,8 @@ class OutboundCalls:
     ) -> None:
         """Send a call whose arguments go to other peers, too; else as `start`."""
         budget_ns = self._budget_ns(call.function, deadline)
+        if self._host.tracer is not None:
+            meta = with_span(meta, call.span)
         meta = self._map_devices(call, call.options, meta)
         compression = self._compression_of(call)
         if compression is not None:

@@ -39,8 +39,14 @@ from asyncrpc.runtime.calls.modes import Mode, Target, mode_of
 from asyncrpc.runtime.calls.preparation import MessagePreparation
 from asyncrpc.runtime.calls.profiling import show_function
 from asyncrpc.runtime.calls.responder import Responder
+from asyncrpc.runtime.calls.tracing import trace_function
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
-from asyncrpc.runtime.extensions import References, RefusedFunction, ThreadState
+from asyncrpc.runtime.extensions import (
+    CallTracer,
+    References,
+    RefusedFunction,
+    ThreadState,
+)
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import Router
 from asyncrpc.runtime.schema import RecordSchema, kind_of
@@ -77,11 +83,13 @@ class RequestHost(CallHost, Protocol):
         references: resolve targets that are not functions' names; None if there are
             none.
         thread_states: the modes under which functions of calls run.
+        tracer: shows them in traces; None: nothing does.
     """
 
     functions: FunctionTable
     references: References | None
     thread_states: list[ThreadState]
+    tracer: CallTracer | None
 
     @property
     def admission(self) -> AdmitsCalls:
@@ -315,6 +323,9 @@ class RequestDispatcher:
                 to=self._host.name,
                 outcome=Outcome.NOT_EXECUTED,
             )
+        tracer = self._host.tracer
+        if tracer is not None and not inbound.is_cancelled:
+            trace_function(tracer, inbound, target, self._link.peer.name)
         if inbound.meta:
             target = self._surrounded(target, inbound.meta)
         if profiler._is_profiler_enabled:  # noqa: SLF001

@@ -227,6 +227,8 @@ class Responder:
         """
         if self._served.get(inbound.call_id) is not inbound:
             return
+        if inbound.span is not None:
+            inbound.span.failed(error)
         references = self._references
         if outcome is Outcome.EXECUTED and self._host.on_raised is not None:
             self._host.on_raised(error)
@@ -349,6 +351,9 @@ class Responder:
 
     def _end_served(self, inbound: InboundCall, outcome: str, items: int) -> None:
         self._ends.note(inbound, outcome, items)
+        if inbound.span is not None:
+            is_stream = inbound.credit is not None
+            inbound.span.end(outcome, items=items if is_stream else None)
         inbound.end()
         self._served.end(inbound.call_id)
         self._on_served()

@@ -279,11 +279,22 @@ async def _produce(inbound: InboundCall, source: Any) -> None:
 class _Steps:
     """The items of a plain generator, which is stepped in threads of the pool.
 
+    All steps have one context, so that what a step sets is there in the next one.  It
+    is a copy of the call's, which the task that waits may not have left yet.
+
     No asynchronous generator: one ends, and says so in words of its own, when what it
     steps raises GeneratorExit.
     """
 
-    __slots__ = ("_args", "_function", "_generator", "_inbound", "_kwargs", "_step")
+    __slots__ = (
+        "_args",
+        "_context",
+        "_function",
+        "_generator",
+        "_inbound",
+        "_kwargs",
+        "_step",
+    )
 
     def __init__(
         self,
@@ -293,6 +304,7 @@ class _Steps:
         kwargs: dict[str, Any],
     ) -> None:
         self._inbound = inbound
+        self._context = inbound.context.copy()
         self._function = function
         self._args = args
         self._kwargs = kwargs
@@ -319,8 +331,7 @@ class _Steps:
             await self._in_thread(self._close)
 
     def _in_thread(self, job: Callable[[], Any]) -> asyncio.Future[Any]:
-        context = self._inbound.context.copy()
-        return self._inbound.host.run_in_thread(lambda: context.run(job))
+        return self._inbound.host.run_in_thread(lambda: self._context.run(job))
 
     def _next(self) -> Any:
         if self._generator is None:

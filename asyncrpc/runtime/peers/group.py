@@ -37,6 +37,7 @@ from asyncrpc.errors import AsyncRpcError, EncodeError, UsageError
 from asyncrpc.runtime.calls.common_arguments import CommonArguments
 from asyncrpc.runtime.calls.context import effective_deadline
 from asyncrpc.runtime.calls.futures import CallFuture, call_site
+from asyncrpc.runtime.calls.tracing import end_unsent
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions
 from asyncrpc.runtime.peers.peer import Peer
 
@@ -246,7 +247,12 @@ class PeerGroup:
             future.options = self._options
             future.site = site
         deadline = _deadline(calls, self._options.timeout_s)
-        _FanOut(calls, target, values, deadline).start(futures)
+        try:
+            _FanOut(calls, target, values, deadline).start(futures)
+        except BaseException as error:
+            for future in futures:
+                end_unsent(future, error)
+            raise
         return GroupCall(calls, futures)
 
     def __len__(self) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.calls import streams
 from asyncrpc.runtime.calls.context import effective_deadline
+from asyncrpc.runtime.calls.tracing import stream_trace, with_span
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions
 
 if TYPE_CHECKING:
@@ -200,32 +201,35 @@ class Peer:
         calls = self._calls
         calls.lifecycle.check_on_loop("Peer.stream")
         target, values = calls.describe(function, args, kwargs)
-        meta = calls.meta_here()
+        meta: dict[str, Any] | None = calls.meta_here()
         timeout_s = self._options.timeout_s
         if timeout_s is UNSET:
             timeout_s = calls.options.rpc_timeout_s
         deadline = effective_deadline(timeout_s, calls.loop.time())
         called = (target or "a callable").rpartition(":")[2]
-        link = await streams.link_by(deadline, calls, self.name, called)
-        stream = streams.StreamReceiver(
-            link,
-            called,
-            self.name,
-            items_max=calls.options.limits.stream_items_max,
-            began_s=calls.now_s(),
-        )
-        items = streams.consume(
-            stream,
-            lambda limit: link.start_stream(
-                stream, target, values, limit, meta, options=self._options
-            ),
-            deadline,
-        )
-        try:
-            async for item in items:
-                yield item
-        finally:
-            await items.aclose()
+        with stream_trace(calls.tracer, called, self.name) as trace:
+            link = await streams.link_by(deadline, calls, self.name, called)
+            stream = streams.StreamReceiver(
+                link,
+                called,
+                self.name,
+                items_max=calls.options.limits.stream_items_max,
+                began_s=calls.now_s(),
+            )
+            if trace is not None:
+                trace.stream, meta = stream, with_span(meta, trace.span)
+            items = streams.consume(
+                stream,
+                lambda limit: link.start_stream(
+                    stream, target, values, limit, meta, options=self._options
+                ),
+                deadline,
+            )
+            try:
+                async for item in items:
+                    yield item
+            finally:
+                await items.aclose()
 
     def _refuse_out(self, what: str, instead: str) -> None:
         if self._options.out is not None:

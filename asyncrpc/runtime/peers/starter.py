@@ -26,8 +26,9 @@ from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.futures import CallFuture, call_site
 from asyncrpc.runtime.calls.profiling import show_call
 from asyncrpc.runtime.calls.repeating import is_idempotent, repeat
+from asyncrpc.runtime.calls.tracing import end_unsent, trace_call
 from asyncrpc.runtime.calls.unsent import UnsentCalls
-from asyncrpc.runtime.extensions import References, ThreadState
+from asyncrpc.runtime.extensions import CallTracer, References, ThreadState
 from asyncrpc.runtime.lifecycle import Lifecycle, refuse_to_pickle
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.loops import running_loop
@@ -79,6 +80,7 @@ class CallStarter:
         shows_calls: to a profiler; a facade does it in its callers' threads.
         references: makes what `remote` returns; None: there are no references.
         thread_states: what travels with a call because of the thread that makes it.
+        tracer: shows calls in traces; None: nothing does.
     """
 
     loop: asyncio.AbstractEventLoop  # this and those below from `open` on
@@ -95,6 +97,7 @@ class CallStarter:
         self.options = options
         self.references: References | None = None
         self.thread_states: list[ThreadState] = []
+        self.tracer: CallTracer | None = None
         self.unsent = UnsentCalls()
         self.shows_calls = True
         # Functions' names, as they are sent.
@@ -202,7 +205,7 @@ class CallStarter:
         target, values = self.describe(function, args, kwargs)
         name = target or str(getattr(function, "__qualname__", function))
         name = name.rpartition(":")[2]
-        call = self.new_call(name, to)
+        call = self.new_call(name, to, kind="repeated")
         timeout_s = options.timeout_s
         if timeout_s is UNSET:
             timeout_s = self.options.rpc_timeout_s
@@ -213,7 +216,7 @@ class CallStarter:
             left_s = None
             if deadline is not None:
                 left_s = max(deadline.at_s - self.loop.time(), 0.0)
-            one = self.new_call(name, to, kind="")
+            one = self.new_call(name, to, kind="", attempt_of=call)
             one.options = options
             if options.out is not None:
                 one.destination = Destination(options.out)
@@ -243,7 +246,13 @@ class CallStarter:
         return known, values
 
     def new_call(
-        self, function: str, to: str, *, with_site: bool = False, kind: str = "async"
+        self,
+        function: str,
+        to: str,
+        *,
+        with_site: bool = False,
+        kind: str = "async",
+        attempt_of: CallFuture[Any] | None = None,
     ) -> CallFuture[Any]:
         """Make the future of a call that `begin` will start.
 
@@ -251,7 +260,9 @@ class CallStarter:
             function: what it runs, for people to read.
             to: name of the callee.
             with_site: whether it remembers where it was made.
-            kind: what a profiler shows it as; "" shows nothing.
+            kind: what a profiler shows it as; "" shows nothing.  "repeated" is an
+                "async" one whose attempts have futures of their own.
+            attempt_of: the repeated call that it is an attempt of.
         """
         self.lifecycle.check_running()
         call: CallFuture[Any] = CallFuture(
@@ -260,7 +271,12 @@ class CallStarter:
         if with_site:
             call.site = call_site(3)
         if profiler._is_profiler_enabled and kind and self.shows_calls:  # noqa: SLF001
-            show_call(call, kind, self.name)
+            show_call(call, "async" if kind == "repeated" else kind, self.name)
+        if self.tracer is not None:
+            is_repeated = kind == "repeated"
+            trace_call(
+                self.tracer, call, attempt_of=attempt_of, is_repeated=is_repeated
+            )
         return call
 
     def begin(
@@ -284,29 +300,33 @@ class CallStarter:
             on_link: called with the link before the call is sent; what it raises is
                 raised, or fails the call if the link had to be waited for.
         """
-        if meta is None and (not _grad_is_on() or _any_autocast_is_on()):
-            meta = self.meta_here()
-        if threading.get_ident() != self.thread_id:
-            if running_loop() is not None:
-                self.lifecycle.check_on_loop("a call")
-            meta = meta or {}
-            self.loop.call_soon_threadsafe(
-                self._begin_later, call, target, values, timeout_s, meta, on_link
-            )
-            return
-        if timeout_s is UNSET:
-            timeout_s = self.options.rpc_timeout_s
-        if timeout_s is None:
-            deadline = deadline_var.get()
-        else:
-            deadline = effective_deadline(timeout_s, self.loop.time())
-        link = self.directory.link_to(call.to)
-        if link is not None:
-            if on_link is not None:
-                on_link(link)
-            link.start(call, target, values, deadline=deadline, meta=meta)
-        else:
-            self._begin_apart(call, target, values, deadline, meta, on_link)
+        try:
+            if meta is None and (not _grad_is_on() or _any_autocast_is_on()):
+                meta = self.meta_here()
+            if threading.get_ident() != self.thread_id:
+                if running_loop() is not None:
+                    self.lifecycle.check_on_loop("a call")
+                meta = meta or {}
+                self.loop.call_soon_threadsafe(
+                    self._begin_later, call, target, values, timeout_s, meta, on_link
+                )
+                return
+            if timeout_s is UNSET:
+                timeout_s = self.options.rpc_timeout_s
+            if timeout_s is None:
+                deadline = deadline_var.get()
+            else:
+                deadline = effective_deadline(timeout_s, self.loop.time())
+            link = self.directory.link_to(call.to)
+            if link is not None:
+                if on_link is not None:
+                    on_link(link)
+                link.start(call, target, values, deadline=deadline, meta=meta)
+            else:
+                self._begin_apart(call, target, values, deadline, meta, on_link)
+        except BaseException as error:
+            end_unsent(call, error)
+            raise
 
     def _begin_apart(  # noqa: PLR0917
         self,

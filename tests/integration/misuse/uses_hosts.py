@@ -13,7 +13,15 @@ import torch
 from aiohttp import web
 
 import asyncrpc
-from asyncrpc import Group, LocalRendezvous, Tls, WorkerInfo, devices, serving
+from asyncrpc import (
+    Group,
+    LocalRendezvous,
+    Tls,
+    WorkerInfo,
+    devices,
+    observability,
+    serving,
+)
 from asyncrpc.devices import DeviceName, xla
 from asyncrpc.runtime.membership.changes import MemberChange
 from asyncrpc.runtime.membership.machine.membership import ChangeKind
@@ -340,6 +348,13 @@ USES: Final[Mapping[str, Use]] = {
         lambda world: _preemption(world).__aenter__,
         rightly=_preempted,
         needs_worker=False,
+    ),
+    # --- traces
+    "observability.trace_calls": Use(
+        lambda _: observability.trace_calls,
+        needs_worker=False,
+        right={"worker": lambda world: world.a},
+        fits={"worker": WORKERS, "tracer_provider": {"none"}},
     ),
     # --- serving
     "serving.serve_health": Use(

@@ -282,6 +282,7 @@ class FakeHost:
         self.codec = Codec(self.functions)
         self.propagators: list[Any] = []
         self.thread_states: list[Any] = []
+        self.tracer: Any = None
         self.on_raised: Callable[[BaseException], None] | None = None
         self.error_encoder = ErrorEncoder(self.codec, worker=self.name, pid=1)
         self.pool: Any = FakeThreads()

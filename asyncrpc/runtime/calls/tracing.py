@@ -1,0 +1,135 @@
+"""Calls in traces: a span at the caller, and one at the callee.
+
+What a span is, a `CallTracer` knows; here is when it begins and ends.  While a worker
+has no tracer, a call costs two looks at an attribute at each end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from asyncrpc.runtime.extensions import TRACE, CallSpan, CallTracer
+from asyncrpc.trace import CANCELLED, OK, outcome_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from asyncrpc.runtime.calls.futures import CallFuture
+    from asyncrpc.runtime.calls.inbound import InboundCall
+    from asyncrpc.runtime.calls.modes import Target
+    from asyncrpc.runtime.calls.streams import StreamReceiver
+
+_UNTRACED: Final = nullcontext()
+
+
+def trace_call(
+    tracer: CallTracer,
+    call: CallFuture[Any],
+    *,
+    attempt_of: CallFuture[Any] | None = None,
+    is_repeated: bool = False,
+) -> None:
+    """Show a call from now to its end.
+
+    Args:
+        tracer: shows it.
+        call: its future, which no other code has yet.
+        attempt_of: the future of the call that it is an attempt of.
+        is_repeated: whether it may have several attempts.
+    """
+    whole = None if attempt_of is None else attempt_of.span
+    call.span = span = tracer.called(
+        call.function, call.to, attempt_of=whole, is_repeated=is_repeated
+    )
+    call.add_done_callback(partial(_end_with, span))
+
+
+def _end_with(span: CallSpan, call: asyncio.Future[Any]) -> None:
+    # `exception()` would mark the error as seen, and it would not be logged.
+    error = None if call.cancelled() else call._exception  # noqa: SLF001
+    if error is not None:
+        span.failed(error)
+    span.end(CANCELLED if call.cancelled() else outcome_of(error))
+
+
+def end_unsent(call: CallFuture[Any], error: BaseException) -> None:
+    """End the span of a call, if it has one, that raises before it is sent."""
+    if call.span is not None:
+        call.span.failed(error)
+        call.span.end(outcome_of(error))
+
+
+def with_span(
+    meta: dict[str, Any] | None, span: CallSpan | None
+) -> dict[str, Any] | None:
+    """Return what travels with a request, its caller's position in a trace included."""
+    if span is None or span.meta is None:
+        return meta
+    return {**(meta or {}), TRACE: span.meta}
+
+
+def trace_function(
+    tracer: CallTracer, inbound: InboundCall, target: Target, caller: str
+) -> None:
+    """Show a function that a peer has called from now to its answer.
+
+    Args:
+        tracer: shows it.
+        inbound: the call.
+        target: what it runs.
+        caller: name of the peer.
+    """
+
+    def begin() -> CallSpan:
+        waited_s = inbound.host.recorder.now_s() - inbound.came_s
+        found = inbound.meta.get(TRACE)
+        return tracer.served(target.name, caller, found, waited_s=waited_s)
+
+    inbound.span = inbound.context.run(begin)
+
+
+def stream_trace(
+    tracer: CallTracer | None, function: str, to: str
+) -> AbstractContextManager[StreamTrace | None]:
+    """Return a context around a stream at its consumer; None is in it without a tracer.
+
+    Args:
+        tracer: shows the stream; None: nothing does.
+        function: name of the generator.
+        to: name of the producer.
+    """
+    return _UNTRACED if tracer is None else StreamTrace(tracer, function, to)
+
+
+class StreamTrace:
+    """A stream in a trace, at its consumer: a context around all of it.
+
+    Attributes:
+        span: what the trace shows of it.
+        stream: what receives it, once there is a link.
+    """
+
+    def __init__(self, tracer: CallTracer, function: str, to: str) -> None:
+        self.span = tracer.called(function, to)
+        self.stream: StreamReceiver | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        outcome = OK
+        if isinstance(error, GeneratorExit):  # the consumer has left, as it may
+            outcome = CANCELLED
+        elif error is not None:
+            self.span.failed(error)
+            outcome = outcome_of(error)
+        items = 0 if self.stream is None else self.stream.received
+        self.span.end(outcome, items=items)

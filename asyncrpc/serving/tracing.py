@@ -1,0 +1,49 @@
+"""Requests to an application in traces, where nothing else shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from aiohttp import web
+
+from asyncrpc.runtime.extensions import CallTracer
+
+R = TypeVar("R", bound=web.StreamResponse)
+
+
+async def traced(
+    tracer: CallTracer, request: web.Request, answer: Callable[[], Awaitable[R]]
+) -> R:
+    """Answer a request in a span that calls of its handler belong to.
+
+    Args:
+        tracer: of the application's worker.
+        request: begins the span; the headers of trace contexts name its parent.
+        answer: handles the request.
+
+    Cancellation:
+        The span ends with it.
+    """
+    resource = request.match_info.route.resource
+    route = "" if resource is None else resource.canonical
+    parent = (_only(request, "traceparent"), _all(request, "tracestate"))
+    with tracer.request(request.method, route, request.path, parent) as span:
+        try:
+            response = await answer()
+        except web.HTTPException as answered:
+            span.answered(answered.status)
+            raise
+        span.answered(response.status)
+        return response
+
+
+def _only(request: web.Request, name: str) -> str:
+    """Return a header that may come once; empty if it comes more often."""
+    found = request.headers.getall(name, [])
+    return found[0] if len(found) == 1 else ""
+
+
+def _all(request: web.Request, name: str) -> str:
+    """Return a header whose parts may come as several."""
+    return ",".join(request.headers.getall(name, []))

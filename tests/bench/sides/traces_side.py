@@ -1,0 +1,112 @@
+"""One process of `bench_traces`: calls that are traced, or not."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Final
+
+import torch
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    SpanExporter,
+    SpanExportResult,
+)
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
+
+import asyncrpc
+from asyncrpc.observability import trace_calls
+from tests.bench import workloads as w
+from tests.bench.harness import Budget, measure_async, p50_p99_us, per_second
+from tests.bench.processes import report
+from tests.bench.sides.asyncrpc_side import outstanding
+from tests.bench.sides.load import cpu_seconds
+
+ITEMS: Final = 1000
+CALLS_EACH: Final = 20
+RUNS: Final = 7
+
+
+class DroppingExporter(SpanExporter):
+    """Takes spans, and drops them."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        return SpanExportResult.SUCCESS
+
+
+async def numbers(count: int) -> AsyncIterator[int]:
+    for number in range(count):
+        yield number
+
+
+def turn_on(worker: asyncrpc.Worker, way: str) -> None:
+    if way == "off":
+        return
+    root = ALWAYS_ON if way == "recorded" else ALWAYS_OFF
+    provider = TracerProvider(sampler=ParentBased(root))
+    provider.add_span_processor(BatchSpanProcessor(DroppingExporter()))
+    trace_calls(worker, provider)
+
+
+async def processor_times_us(peer: asyncrpc.Peer) -> list[float]:
+    """Return what a call takes the caller and the callee: the least of several runs.
+
+    It says more than a rate where others want the cores.
+    """
+
+    async def calls() -> None:
+        for _ in range(CALLS_EACH):
+            await peer.call(w.nothing_async)
+
+    found = []
+    for _ in range(RUNS):
+        before_s = [cpu_seconds(), await peer.call(cpu_seconds)]
+        await asyncio.gather(*(calls() for _ in range(w.OUTSTANDING)))
+        after_s = [cpu_seconds(), await peer.call(cpu_seconds)]
+        pairs = zip(before_s, after_s, strict=True)
+        found.append([after - before for before, after in pairs])
+    count = CALLS_EACH * w.OUTSTANDING
+    return [min(one) / count * 1e6 for one in zip(*found, strict=True)]
+
+
+async def lead(peer: asyncrpc.Peer, seconds: float) -> None:
+    async def consume() -> None:
+        async for _ in peer.stream(numbers, ITEMS):
+            pass
+
+    for name, function in (("async def", w.nothing_async), ("def", w.nothing)):
+        await measure_async(partial(peer.call, function), Budget(seconds / 4))
+        times_s = await measure_async(partial(peer.call, function), Budget(seconds))
+        report(f"{name}, us", *p50_p99_us(times_s))
+        report(f"{name}, in turn, 1/s", per_second(times_s))
+    many = outstanding(w.nothing_async)
+    report(f"{w.OUTSTANDING} outstanding, 1/s", *await many(Budget(seconds)))
+    report("processor time of a call, us", *await processor_times_us(peer))
+    times_s = await measure_async(consume, Budget(seconds))
+    report("items of a stream, 1/s", per_second(times_s) * ITEMS)
+
+
+async def main(options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    async with asyncrpc.init_rpc(
+        (w.CALLER, w.CALLEE)[options.rank],
+        rank=options.rank,
+        world_size=2,
+        rendezvous=f"tcp://127.0.0.1:{options.port}",
+    ) as worker:
+        turn_on(worker, options.way)
+        if options.rank == 0:
+            await lead(worker.peer(w.CALLEE), options.seconds)
+        await worker.barrier()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--way", required=True)
+    asyncrpc.run(main(parser.parse_args()))

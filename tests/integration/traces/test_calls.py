@@ -1,0 +1,227 @@
+"""A span at the caller and one below it at the callee, for every kind of call."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import asyncrpc
+from asyncrpc import Worker
+from asyncrpc.errors import EncodeError, UnknownWorkerError
+from asyncrpc.testing import acting_as
+from tests.integration.traces import remote
+from tests.integration.traces.collected import Spans, context_of
+from tests.integration.traces.conftest import Trio
+
+
+@pytest.mark.parametrize(
+    "function", [remote.here_async, remote.here_in_thread, remote.here_on_loop]
+)
+async def test_a_function_runs_in_its_span(
+    trio: Trio, spans: Spans, function: Callable[[], Any]
+) -> None:
+    a, *_ = trio
+    found = await a.peer("b").call(function)
+    client, server = spans.pair(function.__name__)
+    assert found == context_of(server)
+    assert client.parent_id is None
+    about = {
+        "rpc.system.name": "asyncrpc",
+        "rpc.method": function.__name__,
+        "asyncrpc.caller": "a",
+        "asyncrpc.callee": "b",
+    }
+    assert client.attributes == server.attributes == about
+    assert client.status == server.status == "UNSET"
+
+
+async def test_a_function_that_returns_a_future_has_its_span_to_the_end(
+    trio: Trio, spans: Spans
+) -> None:
+    a, *_ = trio
+    before, after = await a.peer("b").call(remote.here_later)
+    _, server = spans.pair("here_later")
+    assert before == after == context_of(server)
+
+
+async def test_the_callers_span_is_the_parent(trio: Trio, spans: Spans) -> None:
+    a, *_ = trio
+    with spans.tracer().start_as_current_span("outer"):
+        await a.peer("b").call(remote.here_async)
+    client, _ = spans.pair("here_async")
+    assert client.parent_id == spans.one("outer").span_id
+
+
+@pytest.mark.parametrize("through", [remote.call_on, remote.call_on_in_thread])
+async def test_a_call_of_a_function_is_below_the_function(
+    trio: Trio, spans: Spans, through: Callable[..., Any]
+) -> None:
+    """On the loop, and in a thread of the pool."""
+    a, *_ = trio
+    found = await a.peer("b").call(through, "c")
+    _, outer = spans.pair(through.__name__)
+    client, server = spans.pair("here_async")
+    assert client.parent_id == outer.span_id
+    assert found == context_of(server)
+
+
+async def test_a_call_of_a_program_s_thread_is_below_its_span(
+    trio: Trio, spans: Spans
+) -> None:
+    a, *_ = trio
+
+    def call() -> Any:
+        with spans.tracer().start_as_current_span("outer"):
+            return asyncrpc.rpc_sync("b", remote.here_async)
+
+    with acting_as(a):
+        await asyncio.to_thread(call)
+    client, _ = spans.pair("here_async")
+    assert client.parent_id == spans.one("outer").span_id
+
+
+async def test_what_is_quick_enough_for_the_loop_stays_there(
+    trio: Trio, spans: Spans
+) -> None:
+    a, _, _ = trio
+    assert await a.peer("b").call(max, 1, 2) == 2
+    spans.pair("max")
+
+
+async def test_remote_values_and_their_methods(trio: Trio, spans: Spans) -> None:
+    a, *_ = trio
+    with acting_as(a), spans.tracer().start_as_current_span("outer") as outer:
+        table = a.peer("b").remote(remote.Table)
+        where = await table.rpc_async().where()
+        kept = await table.remote().where().to_here()
+        made = (await table.to_here()).made
+    _, server = spans.pair("Table")
+    assert made == context_of(server)
+    servers = [context_of(one) for one in spans.all if one.kind == "SERVER"]
+    assert {where, kept} < set(servers)
+    outer_id = outer.get_span_context().span_id
+    clients = [one for one in spans.all if one.kind == "CLIENT"]
+    assert [one.parent_id for one in clients] == [outer_id] * 5
+    assert {one.parent_id for one in spans.all if one.kind == "SERVER"} == {
+        one.span_id for one in clients
+    }
+
+
+async def test_a_group_call_has_a_span_for_each_peer(trio: Trio, spans: Spans) -> None:
+    a, *_ = trio
+    with spans.tracer().start_as_current_span("outer") as outer:
+        found = await a.group(["b", "c"]).call(remote.here_async)
+    clients = spans.named("here_async", "CLIENT")
+    servers = spans.named("here_async", "SERVER")
+    assert {one.attributes["asyncrpc.callee"] for one in clients} == {"b", "c"}
+    assert {one.parent_id for one in clients} == {outer.get_span_context().span_id}
+    assert {one.parent_id for one in servers} == {one.span_id for one in clients}
+    assert set(found) == {context_of(one) for one in servers}
+
+
+async def test_no_function_sees_the_trace_among_its_arguments(
+    trio: Trio, spans: Spans
+) -> None:
+    a, *_ = trio
+    found = await a.peer("b").call(remote.anything, 1, traceparent=2, t=3)
+    assert found == ((1,), {"traceparent": 2, "t": 3})
+    assert await a.peer("b").call(remote.anything) == ((), {})
+    partial = functools.partial(remote.anything, 1)
+    assert await a.peer("b").call(partial, 2) == ((1, 2), {})
+
+
+async def test_a_call_to_the_worker_itself(trio: Trio, spans: Spans) -> None:
+    a, *_ = trio
+    found = await a.peer("a").call(remote.here_async)
+    _, server = spans.pair("here_async")
+    assert found == context_of(server)
+
+
+async def test_codecs_and_options_do_not_lose_the_trace(
+    trio: Trio, spans: Spans
+) -> None:
+    a, *_ = trio
+    found = await a.peer("b").using(codec="zstd").call(remote.here_async)
+    _, server = spans.pair("here_async")
+    assert found == context_of(server)
+
+
+# --- who is traced -------------------------------------------------------------------
+
+
+async def test_a_worker_that_is_not_traced_ignores_what_comes(
+    plain: Trio, spans: Spans
+) -> None:
+    a, *_ = plain
+    spans.trace(a)
+    assert await a.peer("b").call(remote.here_async) == (0, 0)
+    assert [one.kind for one in spans.all] == ["CLIENT"]
+
+
+async def test_a_call_of_a_worker_that_is_not_traced_begins_a_trace(
+    plain: Trio, spans: Spans
+) -> None:
+    a, b, _ = plain
+    spans.trace(b)
+    found = await a.peer("b").call(remote.here_async)
+    server = spans.one("here_async")
+    assert (server.kind, server.parent_id) == ("SERVER", None)
+    assert found == context_of(server)
+
+
+async def test_traces_can_begin_before_the_worker_does(spans: Spans) -> None:
+    worker = Worker("alone", rank=0, rendezvous=asyncrpc.LocalRendezvous(1))
+    spans.trace(worker)
+    async with worker:
+        await worker.peer("alone").call(remote.here_async)
+    spans.pair("here_async")
+
+
+@pytest.mark.parametrize("function", [remote.here_async, remote.here_in_thread])
+async def test_nothing_is_left_for_the_next_call(
+    plain: Trio, spans: Spans, function: Callable[[], Any]
+) -> None:
+    """On the same thread, also if it is the only one."""
+    a, b, c = plain
+    spans.trace(a, b)
+    await a.peer("b").call(function)
+    found = await c.peer("b").call(function)  # brings no position
+    first, second = spans.named(function.__name__, "SERVER")
+    assert second.parent_id is None
+    assert second.trace_id != first.trace_id
+    assert found == context_of(second)
+    assert remote.position() == (0, 0)
+
+
+# --- calls that are not sent ---------------------------------------------------------
+
+
+class Unsendable:
+    def __reduce__(self) -> Any:
+        raise TypeError("it stays")
+
+
+async def test_a_call_that_cannot_be_sent_has_ended(trio: Trio, spans: Spans) -> None:
+    a, *_ = trio
+    await a.peer("b").call(int)
+    spans.clear()
+    with pytest.raises(EncodeError):
+        await a.peer("b").call(remote.anything, Unsendable())
+    with pytest.raises(EncodeError):
+        await a.group(["b"]).call(remote.anything, Unsendable())
+    found = spans.named("anything")
+    assert [one.error_type for one in found] == ["EncodeError"] * 2
+    assert [one.status for one in found] == ["ERROR"] * 2
+
+
+async def test_a_call_to_a_worker_that_is_not_known_has_ended(
+    trio: Trio, spans: Spans
+) -> None:
+    a, *_ = trio
+    with acting_as(a), pytest.raises(UnknownWorkerError):
+        await asyncrpc.rpc_async("nobody", remote.anything)
+    assert spans.one("anything").error_type == "UnknownWorkerError"

@@ -1,0 +1,124 @@
+"""What travels: the decision of the root, and nothing of what cannot be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    TraceFlags,
+    TraceState,
+)
+
+from asyncrpc import Worker
+from asyncrpc.runtime.extensions import TRACE
+from tests.integration.traces import remote
+from tests.integration.traces.collected import Spans, context_of
+from tests.integration.traces.conftest import Trio
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+TRACE_ID, SPAN_ID = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
+
+
+async def call_with(a: Worker, found: Any) -> tuple[int, int]:
+    """Call with something where the position in a trace should be."""
+    call = a.parts.new_call("here_async", "b")
+    target, values = a.parts.describe(remote.here_async, (), {})
+    a.parts.begin(call, target, values, meta={TRACE: found})
+    result: tuple[int, int] = await call
+    return result
+
+
+@pytest.mark.parametrize("found", [PARENT, [PARENT], [PARENT, "k=v", 3], [PARENT, 7]])
+async def test_a_position_of_a_peer_is_the_parent(
+    plain: Trio, spans: Spans, found: Any
+) -> None:
+    a, b, _ = plain
+    spans.trace(b)
+    await call_with(a, found)
+    server = spans.one("here_async")
+    assert (server.trace_id, server.parent_id) == (TRACE_ID, SPAN_ID)
+    assert server.tracestate == ("k=v" if "k=v" in found else "")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        "",
+        "nonsense",
+        PARENT.upper(),
+        PARENT.replace("00-", "ff-", 1),
+        PARENT + "-00",
+        "00-" + "0" * 32 + "-b7ad6b7169203331-01",
+        "00-0af7651916cd43dd8448eb211c80319c-" + "0" * 16 + "-01",
+        "01" + PARENT[2:] + "-" + "x" * 512,
+        PARENT.encode(),
+        7,
+        True,
+        [],
+        {},
+        [7, PARENT],
+        {"traceparent": PARENT},
+        ["x" * 10_000, "y" * 10_000],
+    ],
+    ids=repr,
+)
+async def test_what_cannot_be_read_is_ignored(
+    plain: Trio, spans: Spans, found: Any
+) -> None:
+    """The call runs, in a trace that begins with it."""
+    a, b, _ = plain
+    spans.trace(b)
+    result = await call_with(a, found)
+    server = spans.one("here_async")
+    assert (server.parent_id, server.status) == (None, "UNSET")
+    assert result == context_of(server)
+    assert server.trace_id != TRACE_ID
+
+
+async def test_a_long_tracestate_is_left_out(plain: Trio, spans: Spans) -> None:
+    a, b, _ = plain
+    spans.trace(b)
+    await call_with(a, [PARENT, "k=" + "v" * 511])
+    server = spans.one("here_async")
+    assert (server.parent_id, server.tracestate) == (SPAN_ID, "")
+
+
+async def test_a_state_goes_on_to_the_end(trio: Trio, spans: Spans) -> None:
+    a, *_ = trio
+    state = TraceState([("vendor", "value"), ("other", "1")])
+    parent = SpanContext(
+        1, 2, is_remote=True, trace_flags=TraceFlags(1), trace_state=state
+    )
+    with trace.use_span(NonRecordingSpan(parent)):
+        await a.peer("b").call(remote.call_on, "c")
+    assert {one.tracestate for one in spans.all} == {"vendor=value,other=1"}
+    assert {one.trace_id for one in spans.all} == {1}
+
+
+async def test_what_the_root_leaves_out_nobody_records(
+    plain: Trio, spans: Spans
+) -> None:
+    """The others would record whatever begins with them."""
+    a, b, c = plain
+    off = Spans(sampled=False)
+    off.trace(a)
+    spans.trace(b, c)
+    first, second = await a.peer("b").call(remote.through, "b", "c")
+    assert spans.all == off.all == []
+    assert first[0] == second[0] != 0  # in one trace all the same
+    assert first[1] != second[1]
+
+
+async def test_what_the_root_records_all_do(plain: Trio, spans: Spans) -> None:
+    """The others would record nothing that begins with them."""
+    a, b, c = plain
+    off = Spans(sampled=False)
+    off.trace(b, c)
+    spans.trace(a)
+    await a.peer("b").call(remote.through, "b", "c")
+    assert [one.kind for one in spans.all] == ["CLIENT"]
+    assert [one.kind for one in off.all] == ["SERVER", "CLIENT", "SERVER"]

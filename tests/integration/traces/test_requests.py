@@ -1,0 +1,191 @@
+"""Requests to an aiohttp application, and one trace from there to the last worker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from opentelemetry import trace
+
+import asyncrpc
+from asyncrpc import RejectedError, Worker, serving
+from asyncrpc.errors import Outcome
+from asyncrpc.testing import ProcessCluster
+from tests.integration.serving.conftest import serve
+from tests.integration.traces import remote
+from tests.integration.traces.collected import Shown, Spans
+from tests.integration.traces.conftest import Trio
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+TRACE_ID, SPAN_ID = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
+
+
+async def ask(request: web.Request) -> web.Response:
+    found = await asyncrpc.rpc_async("b", remote.here_async)
+    return web.json_response({"name": request.match_info.get("name"), "at": found})
+
+
+async def refuse(request: web.Request) -> web.Response:
+    raise RejectedError("busy", outcome=Outcome.NOT_EXECUTED)
+
+
+async def miss(request: web.Request) -> web.Response:
+    raise web.HTTPNotFound
+
+
+def app_of(worker: Worker, *outer: Any) -> web.Application:
+    app = web.Application(middlewares=[*outer, serving.middleware()])
+    app.cleanup_ctx.append(serving.worker_context(worker))
+    app.router.add_get("/ask/{name}", ask)
+    app.router.add_get("/refuse", refuse)
+    app.router.add_get("/miss", miss)
+    return app
+
+
+async def test_a_request_is_the_parent_of_its_calls(trio: Trio, spans: Spans) -> None:
+    async with serve(app_of(trio[0])) as client:
+        headers = {"traceparent": PARENT, "tracestate": "k=v"}
+        async with client.get("/ask/x", headers=headers) as response:
+            assert response.status == 200
+    request = spans.one("GET /ask/{name}")
+    assert (request.trace_id, request.parent_id) == (TRACE_ID, SPAN_ID)
+    assert (request.kind, request.status) == ("SERVER", "UNSET")
+    assert request.attributes == {
+        "http.request.method": "GET",
+        "http.route": "/ask/{name}",
+        "url.path": "/ask/x",
+        "http.response.status_code": 200,
+    }
+    call, _ = spans.pair("here_async")
+    assert call.parent_id == request.span_id
+    assert {one.tracestate for one in spans.all} == {"k=v"}
+
+
+async def test_requests_of_one_connection_have_traces_of_their_own(
+    trio: Trio, spans: Spans
+) -> None:
+    async with serve(app_of(trio[0])) as client:
+        async with client.get("/ask/x", headers={"traceparent": PARENT}) as response:
+            await response.read()
+        async with client.get("/ask/y") as response:
+            await response.read()
+    first, second = spans.named("GET /ask/{name}")
+    assert first.trace_id == TRACE_ID
+    assert (second.parent_id, second.trace_id != TRACE_ID) == (None, True)
+
+
+async def test_a_span_that_is_there_is_the_parent(trio: Trio, spans: Spans) -> None:
+    """Of a middleware of the program's, before ours."""
+
+    @web.middleware
+    async def own(
+        request: web.Request, handler: Callable[[web.Request], Any]
+    ) -> web.StreamResponse:
+        with spans.tracer().start_as_current_span("own"):
+            response: web.StreamResponse = await handler(request)
+            return response
+
+    async with (
+        serve(app_of(trio[0], own)) as client,
+        client.get("/ask/x", headers={"traceparent": PARENT}),
+    ):
+        pass
+    call, _ = spans.pair("here_async")
+    assert call.parent_id == spans.one("own").span_id
+    assert spans.named("GET /ask/{name}") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "error"), [("/refuse", 503, "503"), ("/miss", 404, None)]
+)
+async def test_an_answer_that_is_an_error(
+    trio: Trio, spans: Spans, path: str, status: int, error: str | None
+) -> None:
+    async with serve(app_of(trio[0])) as client, client.get(path) as response:
+        assert response.status == status
+    request = spans.one(f"GET {path}")
+    assert request.attributes["http.response.status_code"] == status
+    assert request.error_type == error
+    assert request.status == ("UNSET" if error is None else "ERROR")
+
+
+async def test_headers_that_cannot_be_read_are_ignored(
+    trio: Trio, spans: Spans
+) -> None:
+    headers = [("traceparent", PARENT), ("traceparent", PARENT)]
+    async with (
+        serve(app_of(trio[0])) as client,
+        client.get("/ask/x", headers=headers) as response,
+    ):
+        assert response.status == 200
+    assert spans.one("GET /ask/{name}").parent_id is None
+
+
+async def test_an_application_that_is_not_traced(plain: Trio, spans: Spans) -> None:
+    async with serve(app_of(plain[0])) as client, client.get("/ask/x") as response:
+        assert response.status == 200
+    assert spans.all == []
+
+
+# --- over processes ------------------------------------------------------------------
+
+
+async def through_all(request: web.Request) -> web.Response:
+    """Go on over three workers, then read a stream of the last one to its end."""
+    worker = asyncrpc.current_worker()
+    found = await worker.peer("b").call(remote.through, "b", "c", "d")
+    items = [one async for one in worker.peer("d").stream(remote.positions, 20)]
+    return web.json_response({"calls": found, "stream": items})
+
+
+async def spans_of(a: Worker, *names: str) -> AsyncIterator[tuple[str, list[Shown]]]:
+    for name in names:
+        yield name, await a.peer(name).call(remote.ended)
+
+
+async def test_one_trace_from_a_request_over_three_processes(spans: Spans) -> None:
+    names = ["b", "c", "d"]
+    async with ProcessCluster(names, method="forkserver") as a:
+        await a.group(names).call(remote.begin)
+        spans.trace(a)
+        app = app_of(a)
+        app.router.add_get("/through", through_all)
+        headers = {"traceparent": PARENT}
+        async with (
+            serve(app) as client,
+            client.get("/through", headers=headers) as response,
+        ):
+            answer = await response.json()
+        here = spans.all
+        there = {name: found async for name, found in spans_of(a, *names)}
+
+    request = spans.one("GET /through")
+    assert request.parent_id == SPAN_ID
+    all_of_them = [*here, *(one for found in there.values() for one in found)]
+    assert {one.trace_id for one in all_of_them} == {TRACE_ID}
+    assert len(all_of_them) == len({one.span_id for one in all_of_them}) == 9
+
+    call, stream = (spans.one(name, "CLIENT") for name in ("through", "positions"))
+    assert call.parent_id == stream.parent_id == request.span_id
+    at_b = {one.kind: one for one in there["b"]}
+    at_c = {one.kind: one for one in there["c"]}
+    at_d = {one.name: one for one in there["d"]}
+    chain = [
+        call,
+        at_b["SERVER"],
+        at_b["CLIENT"],
+        at_c["SERVER"],
+        at_c["CLIENT"],
+        at_d["through"],
+    ]
+    parents = [one.span_id for one in chain[:-1]]
+    assert [one.parent_id for one in chain[1:]] == parents
+    servers = [[one.trace_id, one.span_id] for one in chain[1::2]]
+    assert answer["calls"] == servers
+    produced = at_d["positions"]
+    assert produced.parent_id == stream.span_id
+    assert answer["stream"] == [[TRACE_ID, produced.span_id]] * 20
+    assert produced.attributes["asyncrpc.stream.items"] == 20
+    assert trace.get_current_span().get_span_context().is_valid is False
