@@ -85,6 +85,12 @@ def add_status(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser, show: Show) -> None:
+    add_group(parser)
+    parser.set_defaults(act=lambda given: asyncio.run(_look(given, show)))
+
+
+def add_group(parser: argparse.ArgumentParser) -> None:
+    """Describe what all commands take that look at a group."""
     parser.add_argument(
         "address",
         nargs="?",
@@ -99,23 +105,41 @@ def _add_common(parser: argparse.ArgumentParser, show: Show) -> None:
         help="only this one; may be repeated",
     )
     parser.add_argument("--json", action="store_true", help="write JSON")
-    parser.set_defaults(act=lambda given: asyncio.run(_look(given, show)))
 
 
-async def _look(arguments: argparse.Namespace, show: Show) -> int:
-    address = arguments.address or os.environ.get(ADDRESS_VARIABLE)
+def address_in(arguments: argparse.Namespace) -> str:
+    """Return the address of a worker of the group.
+
+    Raises:
+        UsageError: it is neither given nor in the environment.
+    """
+    address: str | None = arguments.address or os.environ.get(ADDRESS_VARIABLE)
     if not address:
         raise UsageError(
             f"ADDRESS is missing: give that of any worker, or set {ADDRESS_VARIABLE}"
         )
-    async with Observer(Options().with_environment()) as observer:
-        view = await view_of(
-            observer, address, names=arguments.worker, is_thorough=show is _why
-        )
+    return address
+
+
+def check_workers(arguments: argparse.Namespace, view: GroupView) -> None:
+    """Refuse `--worker` of a name that is not in the group.
+
+    Raises:
+        UsageError: there is no such worker; the message names those that there are.
+    """
     unknown = [one for one in arguments.worker if one not in view.members]
     if unknown:
         known = ", ".join(sorted(view.members))
         raise UsageError(f"there is no worker {unknown[0]!r}; known: {known}")
+
+
+async def _look(arguments: argparse.Namespace, show: Show) -> int:
+    address = address_in(arguments)
+    async with Observer(Options().with_environment()) as observer:
+        view = await view_of(
+            observer, address, names=arguments.worker, is_thorough=show is _why
+        )
+    check_workers(arguments, view)
     return show(view, arguments)
 
 

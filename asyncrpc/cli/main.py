@@ -19,6 +19,7 @@ from asyncrpc.cli.doctor import add_doctor
 from asyncrpc.cli.launch import Command, run_command
 from asyncrpc.cli.looking import add_calls, add_stacks, add_status, add_why
 from asyncrpc.cli.manifest.targets import add_manifest
+from asyncrpc.cli.torch_dump import add_torch_dump
 from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
 
 DISTRIBUTION: Final = "asyncrpc-torch"
@@ -74,6 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     add_stacks(commands.add_parser("stacks", help="show what its tasks wait for"))
     add_calls(commands.add_parser("calls", help="list its calls"))
     add_status(commands.add_parser("status", help="list its workers"))
+    add_torch_dump(
+        commands.add_parser("torch-dump", help="write its collectives for torchfrtrace")
+    )
     add_manifest(commands.add_parser("manifest", help="write a scheduler's file"))
     return parser
 

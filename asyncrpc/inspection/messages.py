@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from asyncrpc.inspection.histories import CollectiveHistory
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
 from asyncrpc.runtime.messages import Request, message
 
@@ -16,10 +17,12 @@ class SeenBeside(NamedTuple):
     Attributes:
         snapshot: of it; None if it tells nothing.
         no_answer: why it does not; None if it does.
+        collectives: its last collectives; None if it tells nothing.
     """
 
     snapshot: WorkerSnapshot | None
     no_answer: NoAnswer | None
+    collectives: CollectiveHistory | None
 
 
 @message(SERVICE, "snapshot")
@@ -31,6 +34,11 @@ class TakeSnapshot(Request[WorkerSnapshot]):
     """
 
     is_thorough: bool
+
+
+@message(SERVICE, "collectives")
+class TellCollectives(Request[CollectiveHistory]):
+    """Ask for the collectives of the receiver: the last ones, and those under way."""
 
 
 @message(SERVICE, "beside")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from asyncrpc.ids import WorkerId
 from asyncrpc.inspection.ages import WaitAges
@@ -16,13 +16,16 @@ from asyncrpc.inspection.door import (
     look_beside,
     names_of,
 )
+from asyncrpc.inspection.histories import CollectiveHistory, history_of
 from asyncrpc.inspection.messages import (
     SERVICE,
     LookBeside,
     SeenBeside,
     TakeSnapshot,
+    TellCollectives,
 )
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
+from asyncrpc.runtime.extensions import Service
 from asyncrpc.runtime.links.sidecar import Sidecar
 from asyncrpc.runtime.membership.service import MembershipService
 from asyncrpc.runtime.ports import PeerLink
@@ -30,6 +33,9 @@ from asyncrpc.runtime.router import Route, answers
 from asyncrpc.runtime.threads import outcome_to
 
 T = TypeVar("T")
+
+# Of a blocked worker; whoever looks at it is told them, wanted or not.
+ENDED_AT_DOOR_MAX: Final = 200
 
 
 class InspectedWorker(Inspected, Protocol):
@@ -45,6 +51,9 @@ class InspectedWorker(Inspected, Protocol):
     def membership(self) -> MembershipService:
         """Return what knows the members."""
 
+    def service(self, name: str, /) -> Service:
+        """Return a service of the worker."""
+
 
 class InspectionService:
     """Answers what is asked about one worker; a `Service`."""
@@ -58,6 +67,7 @@ class InspectionService:
         self._door = LocalDoor(
             worker,
             take=self._take,
+            collectives=lambda: history_of(worker, ended_max=ENDED_AT_DOOR_MAX),
             members=self._members,
             ticked_ns=lambda: worker.sidecar.ticked_ns,
         )
@@ -67,6 +77,7 @@ class InspectionService:
         """The messages that it takes."""
         return (
             answers(TakeSnapshot, self._on_snapshot, is_for_observers=True),
+            answers(TellCollectives, self._on_collectives, is_for_observers=True),
             answers(LookBeside, self._on_beside, is_for_observers=True),
         )
 
@@ -91,12 +102,17 @@ class InspectionService:
     async def _on_snapshot(self, _: PeerLink, asked: TakeSnapshot) -> WorkerSnapshot:
         return await self._in_thread(lambda: self._take(is_thorough=asked.is_thorough))
 
+    async def _on_collectives(
+        self, _: PeerLink, __: TellCollectives
+    ) -> CollectiveHistory:
+        return await self._in_thread(lambda: history_of(self._worker))
+
     async def _on_beside(self, _: PeerLink, asked: LookBeside) -> SeenBeside:
         names = names_of(asked.incarnation, asked.addresses)
         found = await self._in_thread(lambda: look_beside(names))
         if isinstance(found, NoAnswer):
-            return SeenBeside(None, found)
-        return SeenBeside(found.snapshot, None)
+            return SeenBeside(None, found, None)
+        return SeenBeside(found.snapshot, None, found.collectives)
 
     async def _in_thread(self, job: Callable[[], T]) -> T:
         """Run a job in a thread of its own: those of pools may all be in use."""
