@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 from typing import TYPE_CHECKING, Final
 
-from asyncrpc.arguments import check_kind, check_seconds
+from asyncrpc.arguments import check_duration, check_kind
 from asyncrpc.errors import NotStartedError, UsageError
 from asyncrpc.runtime.worker import Worker
 
@@ -56,7 +56,7 @@ def debug_handler(
     """
     check_kind("worker", worker, Worker, "a Worker")
     _check_token(token)
-    check_seconds("after_s", after_s, at_least=0)
+    check_duration("after_s", after_s)
     if worker.is_closed:
         raise NotStartedError(
             f"worker {worker.name!r} does not run: enter it before debug_handler"
@@ -89,12 +89,10 @@ def _check_token(token: object) -> None:
 
 
 def _address_of(worker: Worker) -> str:
-    """Return an address at which another process of this host finds a worker."""
+    """Return the address at which another process of this host finds a worker best."""
     known = (*worker.addresses, *worker.parts.listening)
-    for address in known:
-        if address.startswith(_SCHEMES):
-            return address
-    raise UsageError(
-        f"worker {worker.name!r} listens at no address that another process reaches: "
-        f"{', '.join(known) or 'none'}"
-    )
+    if not known:
+        raise UsageError(
+            f"worker {worker.name!r} listens nowhere, so nobody can look at it"
+        )
+    return next((one for one in known if one.startswith(_SCHEMES)), known[0])
