@@ -163,7 +163,7 @@ def _send(
     body: bytes,
     headers: dict[str, str],
 ) -> bytes:
-    """Send an answer; what torch's server sends after it goes nowhere."""
+    """Send an answer; what torch's server sends after it, and logs, goes nowhere."""
     request.send_response(status)
     request.send_header("Content-Type", f"{kind}; charset=utf-8")
     request.send_header("Content-Length", str(len(body)))
@@ -174,7 +174,12 @@ def _send(
     request.wfile.write(body)
     request.close_connection = True
     request.wfile = io.BytesIO()
+    request.log_request = _log_nothing  # type: ignore[method-assign, assignment]
     return b""
+
+
+def _log_nothing(*_: object) -> None:
+    """Do nothing, in place of a line that would say 200 whatever was answered."""
 
 
 def _reasons(view: GroupView, after_s: float) -> ShownTable:

@@ -219,6 +219,7 @@ class TestOfThreeAndFour:
         assert "we missed FR dumps from ranks ({2})" in said
 
 
+@pytest.mark.slow
 async def test_a_blocked_rank_has_a_file(dump: Dump) -> None:
     plans = plans_of(THREE, *REDUCED, "barrier", c=[*REDUCED, "block"])
     async with ranks(THREE) as group:
@@ -234,6 +235,7 @@ async def test_a_blocked_rank_has_a_file(dump: Dump) -> None:
     assert "missing ranks: {2}" in said
 
 
+@pytest.mark.slow
 async def test_a_stopped_rank_has_none(dump: Dump) -> None:
     async with ranks(THREE) as group:
         group.begin(plans_of(THREE, *REDUCED))
@@ -266,6 +268,7 @@ async def test_files_are_pickles_of_plain_data_alone(dump: Dump) -> None:
     assert {one["state"] for one in content["entries"]} == {"completed"}
 
 
+@pytest.mark.slow
 async def test_as_a_user_runs_both(tmp_path: Path) -> None:
     plans = {"a": ["all_reduce"], "b": ["sleep"]}
     program = "from torch.distributed.flight_recorder import fr_trace; fr_trace.main()"
