@@ -37,7 +37,10 @@ from asyncrpc.runtime.options import (
     options_within,
 )
 from asyncrpc.runtime.parts import Parts
+from asyncrpc.runtime.services import OBSERVATION
 from asyncrpc.runtime.worker import current_worker
+
+OBSERVATION.append(InspectionService)  # also of the workers of torch's backend
 
 
 class Worker(runtime.Worker):

@@ -20,6 +20,7 @@ from asyncrpc.cli.launch import Command, run_command
 from asyncrpc.cli.looking import add_calls, add_stacks, add_status, add_why
 from asyncrpc.cli.manifest.targets import add_manifest
 from asyncrpc.cli.recorded import add_dump, add_refs, add_timeline, add_top
+from asyncrpc.cli.torch_dump import add_torch_dump
 from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
 
 DISTRIBUTION: Final = "asyncrpc-torch"
@@ -82,6 +83,9 @@ def make_parser() -> argparse.ArgumentParser:
         commands.add_parser("timeline", help="write what it did as a timeline")
     )
     add_dump(commands.add_parser("dump", help="write all that it tells into a file"))
+    add_torch_dump(
+        commands.add_parser("torch-dump", help="write its collectives for torchfrtrace")
+    )
     add_manifest(commands.add_parser("manifest", help="write a scheduler's file"))
     return parser
 

@@ -114,10 +114,14 @@ class Matching:
         Raises:
             CollectiveError: the collective has failed already.
         """
+        number = self.machine.operations.begun
         operation = self.machine.begin(descriptor)
         if self.machine.outbox:
             self._carry_out()
         if isinstance(operation, CollectiveFailure):
+            if self.machine.operations.begun > number:  # of a lost group nothing begins
+                now_s = self.worker.recorder.now_s()
+                self.note_end(number, descriptor, now_s, operation)
             raise error_of(operation)
         run = CollectiveRun(self, operation)
         self.runs[operation.number] = run
@@ -143,6 +147,31 @@ class Matching:
             if not arrival.taken.done():
                 failure = self.machine.too_late(run.number, place.rank)
                 arrival.taken.set_result(failure)
+
+    def note_end(
+        self,
+        number: int,
+        what: Descriptor,
+        began_s: float,
+        failure: CollectiveFailure | None,
+    ) -> None:
+        """Note that a collective has ended here."""
+        recorder = self.worker.recorder
+        recorder.collectives.record(
+            (
+                recorder.now_s(),
+                began_s,
+                self.label,
+                what.operation,
+                number,
+                self.rank,
+                self.members,
+                what.dtype,
+                what.shape,
+                OK if failure is None else outcome_of(error_of(failure)),
+                self.id,
+            )
+        )
 
     # --- messages of other ranks -----------------------------------------------------
 
@@ -307,7 +336,15 @@ class Matching:
 
 
 class CollectiveRun:
-    """One collective under way: its messages to and from other ranks."""
+    """One collective under way: its messages to and from other ranks.
+
+    Attributes:
+        matching: of its group.
+        operation: as the machine has it.
+        number: of the collective in its group.
+        head: of it on the board.
+        began_s: when it began here.
+    """
 
     def __init__(
         self, matching: Matching, operation: Operation[ReceivedTensors]
@@ -323,7 +360,7 @@ class CollectiveRun:
         self._waits_for: MessageKey | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
-        self._began_s = matching.worker.recorder.now_s()
+        self.began_s = matching.worker.recorder.now_s()
 
     @property
     def label(self) -> str:
@@ -502,25 +539,8 @@ class CollectiveRun:
         for timer in self._timers:
             timer.cancel()
         self.matching.end(self)
-        self._note_end()
-
-    def _note_end(self) -> None:
-        matching, what = self.matching, self.operation.descriptor
-        failure, recorder = self.operation.failure, matching.worker.recorder
-        recorder.collectives.record(
-            (
-                recorder.now_s(),
-                self._began_s,
-                matching.label,
-                what.operation,
-                self.number,
-                matching.rank,
-                matching.members,
-                what.dtype,
-                what.shape,
-                OK if failure is None else outcome_of(error_of(failure)),
-            )
-        )
+        what, failure = self.operation.descriptor, self.operation.failure
+        self.matching.note_end(self.number, what, self.began_s, failure)
 
     def _ask(self) -> None:
         """Tell the others which collective this rank waits in."""

@@ -72,6 +72,14 @@ class CollectivesService:
 
     # --- groups ----------------------------------------------------------------------
 
+    @property
+    def groups(self) -> list[Matching]:
+        """The groups that are open here, in the order in which they were made.
+
+        Thread safety: from any thread.
+        """
+        return [one for one in tuple(self._groups.values()) if one.members]
+
     def open(self, name: str, members: Sequence[str]) -> Matching:
         """Make a group here.
 

@@ -263,7 +263,7 @@ class SnapshotTaker:
         found = seen.found
         call = None
         what = found.what
-        for_s = self._ages.age_s(seen.task)
+        for_s = max(self._ages.age_s(seen.task), self._age(found.began_s))
         if found.call is not None:
             call = self._key_of(found.call)
             what = f"`{found.call.function}` on {found.call.to!r}"

@@ -25,6 +25,7 @@ import msgpack
 from asyncrpc.clock import NS_PER_S
 from asyncrpc.errors import MalformedError
 from asyncrpc.inspection.collecting import Inspected
+from asyncrpc.inspection.histories import CollectiveHistory
 from asyncrpc.inspection.records import NoAnswer, Trouble, WorkerSnapshot
 from asyncrpc.runtime.links.heartbeat import now_ns
 from asyncrpc.runtime.membership.messages import MemberRecord
@@ -49,10 +50,12 @@ class Look(NamedTuple):
     Attributes:
         snapshot: of it.
         members: that it knows.
+        collectives: the last ones, and those under way.
     """
 
     snapshot: WorkerSnapshot
     members: list[MemberRecord]
+    collectives: CollectiveHistory | None
 
 
 _LOOK: Final = RecordSchema(Look)
@@ -83,6 +86,7 @@ class LocalDoor:
         worker: Inspected,
         *,
         take: Callable[[float], WorkerSnapshot],
+        collectives: Callable[[], CollectiveHistory],
         members: Callable[[], list[Any]],
         ticked_ns: Callable[[], int | None],
     ) -> None:
@@ -91,11 +95,13 @@ class LocalDoor:
         Args:
             worker: whose door it is.
             take: takes its snapshot, given how long its loop has not run.
+            collectives: returns its last collectives.
             members: returns the records of the members that it knows.
             ticked_ns: returns when its loop last ran, in nanoseconds; None: unknown.
         """
         self._worker = worker
         self._take = take
+        self._collectives = collectives
         self._members = members
         self._ticked_ns = ticked_ns
         self._listening: list[socket.socket] = []
@@ -158,7 +164,7 @@ class LocalDoor:
     def _told(self) -> bytes:
         snapshot = self._take(self._blocked_for_s())
         packed: bytes = msgpack.packb(
-            _LOOK.write_value(Look(snapshot, self._members()))
+            _LOOK.write_value(Look(snapshot, self._members(), self._collectives()))
         )
         return packed
 

@@ -13,8 +13,9 @@ from asyncrpc.errors import (
     TransportError,
 )
 from asyncrpc.inspection.door import Look, look_beside, names_of
+from asyncrpc.inspection.histories import CollectiveHistory
 from asyncrpc.inspection.machine.graph import AwaitGraph, graph_of
-from asyncrpc.inspection.messages import LookBeside, TakeSnapshot
+from asyncrpc.inspection.messages import LookBeside, TakeSnapshot, TellCollectives
 from asyncrpc.inspection.observer import Observed, Observer
 from asyncrpc.inspection.records import NoAnswer, Trouble, WorkerSnapshot
 from asyncrpc.runtime.host import HOST_ID
@@ -49,11 +50,16 @@ class GroupView(NamedTuple):
         members: that are known, by name.
         snapshots: of those that could be looked at, by name.
         silent: about the others, by name.
+        ranks: of all that are or were members, by name; -1: it has none.
+        collectives: of those that could be looked at, by name; empty if they were not
+            asked for.
     """
 
     members: dict[str, Member]
     snapshots: dict[str, WorkerSnapshot]
     silent: dict[str, NoAnswer]
+    ranks: dict[str, int]
+    collectives: dict[str, CollectiveHistory]
 
     @property
     def graph(self) -> AwaitGraph:
@@ -67,6 +73,7 @@ async def view_of(
     *,
     names: Sequence[str] = (),
     is_thorough: bool = True,
+    with_collectives: bool = False,
 ) -> GroupView:
     """Look at the group of the worker at an address.
 
@@ -75,6 +82,7 @@ async def view_of(
         address: of any member.
         names: of the workers to look at; empty: all.
         is_thorough: whether each is to find out what nobody can end.
+        with_collectives: whether each is to tell its collectives.
 
     Raises:
         ConnectError: no worker answers there, even at its door.
@@ -88,14 +96,14 @@ async def view_of(
     def ask(observed: Observed, _: Member) -> Awaitable[WorkerSnapshot]:
         return observed.ask(question, timeout_s=ANSWER_S)
 
-    look = _GroupLook(observer, ask)
+    look = _GroupLook(observer, ask, with_collectives=with_collectives)
     try:
         await look.enter(address)
         await look.all(names)
     finally:
         look.close()
     snapshots = {**look.through_doors, **look.answers}
-    return GroupView(look.members, snapshots, look.silent)
+    return GroupView(look.members, snapshots, look.silent, look.ranks, look.collectives)
 
 
 async def ask_all(
@@ -138,16 +146,24 @@ class _GroupLook(Generic[T]):
     Attributes:
         members, answers, silent: as of `GroupAnswers`.
         through_doors: snapshots of those whose loops do not answer, by name.
+        ranks, collectives: as of `GroupView`.
     """
 
     def __init__(
-        self, observer: Observer, ask: Callable[[Observed, Member], Awaitable[T]]
+        self,
+        observer: Observer,
+        ask: Callable[[Observed, Member], Awaitable[T]],
+        *,
+        with_collectives: bool = False,
     ) -> None:
         self._ask = ask
+        self._with_collectives = with_collectives
         self.members: dict[str, Member] = {}
         self.answers: dict[str, T] = {}
         self.through_doors: dict[str, WorkerSnapshot] = {}
         self.silent: dict[str, NoAnswer] = {}
+        self.ranks: dict[str, int] = {}
+        self.collectives: dict[str, CollectiveHistory] = {}
         self._observer = observer
         self._observed: dict[str, Observed] = {}
         self._room = asyncio.Semaphore(AT_ONCE)
@@ -166,7 +182,7 @@ class _GroupLook(Generic[T]):
                     f"no worker answers at {address}: {str(error) or 'in time'}; "
                     f"{found.trouble.value} ({found.words})"
                 ) from error
-            self._take(found.snapshot)
+            self._take_look(found)
             records = found.members
         else:
             self._observed[observed.hello.name] = observed
@@ -176,6 +192,7 @@ class _GroupLook(Generic[T]):
         self.members.update(
             {one.member.name: one.member for one in records if one.is_alive}
         )
+        self.ranks.update({one.name: one.member.rank for one in records})
 
     async def all(self, names: Sequence[str]) -> None:
         """Look at each member."""
@@ -199,6 +216,9 @@ class _GroupLook(Generic[T]):
                     observed = await self._observer.connect(member)
                     self._observed[member.name] = observed
                 self.answers[member.name] = await self._ask(observed, member)
+                if self._with_collectives:
+                    told = await observed.ask(TellCollectives(), timeout_s=ANSWER_S)
+                    self.collectives[member.name] = told
             except TimeoutError:
                 self.silent[member.name] = NoAnswer(Trouble.SILENT, "")
             except AsyncRpcError as error:
@@ -221,7 +241,7 @@ class _GroupLook(Generic[T]):
             except (AsyncRpcError, TimeoutError):
                 continue
             if found.snapshot is not None:
-                self._settle(member, Look(found.snapshot, []))
+                self._settle(member, Look(found.snapshot, [], found.collectives))
             elif found.no_answer is not None:
                 self._settle(member, found.no_answer)
             return
@@ -230,8 +250,13 @@ class _GroupLook(Generic[T]):
         if isinstance(found, NoAnswer):
             self.silent[member.name] = found
         else:
-            self._take(found.snapshot)
+            self._take_look(found)
             self.silent.pop(member.name, None)
+
+    def _take_look(self, found: Look) -> None:
+        self._take(found.snapshot)
+        if self._with_collectives and found.collectives is not None:
+            self.collectives[found.snapshot.name] = found.collectives
 
     def _take(self, snapshot: WorkerSnapshot) -> None:
         self.through_doors[snapshot.name] = snapshot

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from asyncrpc.ids import RRefId
 from asyncrpc.inspection.events import RecentEvents
+from asyncrpc.inspection.histories import CollectiveHistory
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
 from asyncrpc.runtime.messages import Request, message
 
@@ -18,10 +19,12 @@ class SeenBeside(NamedTuple):
     Attributes:
         snapshot: of it; None if it tells nothing.
         no_answer: why it does not; None if it does.
+        collectives: its last collectives; None if it tells nothing.
     """
 
     snapshot: WorkerSnapshot | None
     no_answer: NoAnswer | None
+    collectives: CollectiveHistory | None
 
 
 @message(SERVICE, "snapshot")
@@ -33,6 +36,11 @@ class TakeSnapshot(Request[WorkerSnapshot]):
     """
 
     is_thorough: bool
+
+
+@message(SERVICE, "collectives")
+class TellCollectives(Request[CollectiveHistory]):
+    """Ask for the collectives of the receiver: the last ones, and those under way."""
 
 
 @message(SERVICE, "beside")

@@ -38,6 +38,8 @@ class Recognized(NamedTuple):
         tasks: those that are waited for, all of them.
         call: the call or stream that is waited for.
         members: names of all that have to come.
+        began_s: when what is waited for began, by the worker's recorder; 0: it is
+            not known.
     """
 
     kind: WaitKind
@@ -46,6 +48,7 @@ class Recognized(NamedTuple):
     tasks: tuple[asyncio.Task[Any], ...] = ()
     call: CallFuture[Any] | StreamReceiver | None = None
     members: tuple[str, ...] = ()
+    began_s: float = 0.0
 
 
 # Given the step of a library's function that waits, and the step that called it.
@@ -199,7 +202,10 @@ def _meeting(step: AwaitStep, _: AwaitStep | None) -> Recognized:
 def _collective(step: AwaitStep, _: AwaitStep | None) -> Recognized:
     run: CollectiveRun = local(step.frame, "self")
     members = tuple(run.matching.members)
-    return Recognized(WaitKind.COLLECTIVE, run.label, members=members)
+    # It may wait again and again, by a future each time.
+    return Recognized(
+        WaitKind.COLLECTIVE, run.label, members=members, began_s=run.began_s
+    )
 
 
 _BY_CODE: Final[Mapping[CodeType, Recognize]] = {

@@ -17,6 +17,7 @@ from asyncrpc.inspection.door import (
     names_of,
 )
 from asyncrpc.inspection.events import RecentEvents
+from asyncrpc.inspection.histories import CollectiveHistory, history_of
 from asyncrpc.inspection.messages import (
     SERVICE,
     ListReferences,
@@ -26,9 +27,11 @@ from asyncrpc.inspection.messages import (
     SeenBeside,
     TakeEvents,
     TakeSnapshot,
+    TellCollectives,
 )
 from asyncrpc.inspection.recent import recent_events
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
+from asyncrpc.runtime.extensions import Service
 from asyncrpc.runtime.links.sidecar import Sidecar
 from asyncrpc.runtime.membership.service import MembershipService
 from asyncrpc.runtime.ports import PeerLink
@@ -38,6 +41,8 @@ from asyncrpc.runtime.threads import outcome_to
 T = TypeVar("T")
 
 REFERENCES_MAX: Final = 2000  # that are listed at a time: the loop makes the list
+# Of a blocked worker; whoever looks at it is told them, wanted or not.
+ENDED_AT_DOOR_MAX: Final = 200
 
 
 class InspectedWorker(Inspected, Protocol):
@@ -52,6 +57,9 @@ class InspectedWorker(Inspected, Protocol):
     @property
     def membership(self) -> MembershipService:
         """Return what knows the members."""
+
+    def service(self, name: str, /) -> Service:
+        """Return a service of the worker."""
 
 
 class InspectionService:
@@ -74,6 +82,7 @@ class InspectionService:
         self._door = LocalDoor(
             worker,
             take=self._take,
+            collectives=lambda: history_of(worker, ended_max=ENDED_AT_DOOR_MAX),
             members=self._members,
             ticked_ns=lambda: worker.sidecar.ticked_ns,
         )
@@ -83,6 +92,7 @@ class InspectionService:
         """The messages that it takes."""
         return (
             answers(TakeSnapshot, self._on_snapshot, is_for_observers=True),
+            answers(TellCollectives, self._on_collectives, is_for_observers=True),
             answers(LookBeside, self._on_beside, is_for_observers=True),
             answers(ReadClock, self._on_clock, is_for_observers=True),
             answers(TakeEvents, self._on_events, is_for_observers=True),
@@ -110,12 +120,17 @@ class InspectionService:
     async def _on_snapshot(self, _: PeerLink, asked: TakeSnapshot) -> WorkerSnapshot:
         return await self._in_thread(lambda: self._take(is_thorough=asked.is_thorough))
 
+    async def _on_collectives(
+        self, _: PeerLink, __: TellCollectives
+    ) -> CollectiveHistory:
+        return await self._in_thread(lambda: history_of(self._worker))
+
     async def _on_beside(self, _: PeerLink, asked: LookBeside) -> SeenBeside:
         names = names_of(asked.incarnation, asked.addresses)
         found = await self._in_thread(lambda: look_beside(names))
         if isinstance(found, NoAnswer):
-            return SeenBeside(None, found)
-        return SeenBeside(found.snapshot, None)
+            return SeenBeside(None, found, None)
+        return SeenBeside(found.snapshot, None, found.collectives)
 
     async def _on_clock(self, _: PeerLink, _asked: ReadClock) -> float:
         return self._worker.recorder.now_s()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 from asyncrpc.errors import MalformedError
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.extensions import RemembersLost, Service, WantsAddresses
 from asyncrpc.runtime.router import Router
+
+# What makes the parts by which observers look at a worker.  The package that has them
+# adds to it at import, for workers that are made by packages below it.
+OBSERVATION: Final[list[Callable[[Any], Service]]] = []
 
 
 class Services:

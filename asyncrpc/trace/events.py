@@ -169,6 +169,7 @@ class CollectiveEnded(NamedTuple):
         dtype: of the tensor; empty if ranks may differ.
         shape: of the tensor; None if ranks may differ.
         outcome: how it ended.
+        group_id: the number by which the ranks of the group know it.
     """
 
     at_s: float
@@ -181,6 +182,7 @@ class CollectiveEnded(NamedTuple):
     dtype: str
     shape: tuple[int, ...] | None
     outcome: str
+    group_id: int
 
 
 class BucketReduced(NamedTuple):

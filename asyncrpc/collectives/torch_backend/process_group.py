@@ -81,6 +81,11 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
     # --- identity -------------------------------------------------------------------
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return where `asyncrpc why` and the like find this rank."""
+        return self.participant.worker.addresses
+
+    @property
     def group_name(self) -> str:
         """Torch's name of it."""
         return self._name

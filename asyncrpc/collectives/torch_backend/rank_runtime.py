@@ -27,6 +27,7 @@ from asyncrpc.runtime.members import Member, Rendezvous
 from asyncrpc.runtime.membership.stores import StoreRendezvous
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.parts import Parts
+from asyncrpc.runtime.services import OBSERVATION
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.transport.address import Address
 
@@ -38,10 +39,12 @@ CANCEL_S: Final = 0.2  # for what is cancelled, which does not wait
 
 
 class RankWorker(Worker):
-    """A worker that has collectives, and nothing else."""
+    """A worker that has collectives, and lets observers look."""
 
     def _extend(self, parts: Parts) -> None:
         parts.services.add(CollectivesService(parts))
+        for make in OBSERVATION:
+            parts.services.add(make(parts))
 
 
 class StoreMeeting(StoreRendezvous):

@@ -386,6 +386,16 @@ USES: Final[Mapping[str, Use]] = {
         right={"worker": lambda world: world.a},
         fits={"worker": WORKERS},
     ),
+    "serving.debug_handler": Use(
+        lambda _: serving.debug_handler,
+        right={"worker": lambda world: world.a, "token": lambda _: "t" * 16},
+        fits={
+            "worker": {"another worker"},
+            "token": {"text", "too large"},
+            "after_s": DURATIONS,
+        },
+        finish=nothing,
+    ),
     "serving.health_routes": Use(lambda _: serving.health_routes, needs_worker=False),
     "serving.Batcher": Use(
         lambda _: serving.Batcher,

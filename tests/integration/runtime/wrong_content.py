@@ -96,6 +96,7 @@ def examples(attacker: Worker, victim: Worker) -> dict[tuple[str, str], Any]:
         ("optim", "set_options"): [999, []],
         ("optim", "drop"): [999],
         ("inspection", "snapshot"): [True],
+        ("inspection", "collectives"): [],
         ("inspection", "beside"): [STRANGER, ["tcp://127.0.0.1:1"]],
         **_of_groups(),
     }

@@ -1,0 +1,229 @@
+"""What a worker tells of its collectives: the last ones, and those under way.
+
+As a snapshot, it may be taken in any thread, and asks nothing of the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+from asyncrpc.clock import NS_PER_S, wall_ns
+from asyncrpc.collectives.matching import CollectiveRun
+from asyncrpc.collectives.messages import SERVICE as COLLECTIVES
+from asyncrpc.collectives.service import CollectivesService
+from asyncrpc.inspection.awaits import AwaitStep, chain_of
+from asyncrpc.inspection.names import local
+from asyncrpc.inspection.recognition import is_of_library
+from asyncrpc.inspection.records import StackFrame
+from asyncrpc.inspection.threads import frame_of
+from asyncrpc.runtime.extensions import Service
+from asyncrpc.runtime.ports import Identity
+from asyncrpc.runtime.schema import Count, Number
+from asyncrpc.trace import RECENT_MAX, CollectiveEnded, FlightRecorder
+
+CLOSED: Final = -1
+UNDER_WAY: Final = 0
+_WAITING: Final = frozenset(
+    one.__code__
+    for one in (
+        CollectiveRun.take,
+        CollectiveRun.settle,
+        CollectiveRun.pause,
+        CollectiveRun.until_done,
+    )
+)
+
+
+class KnownGroup(NamedTuple):
+    """A group of collectives, as one of its ranks knows it.
+
+    Attributes:
+        group_id: the number by which its ranks know it.
+        label: as in errors.
+        members: names of the workers, by rank.
+        begun: how many collectives this worker has begun in it; `CLOSED`.
+    """
+
+    group_id: int
+    label: str
+    members: tuple[str, ...]
+    begun: Number
+
+
+class NotedCollective(NamedTuple):
+    """A collective that this worker has begun.
+
+    Attributes:
+        group: the place of its group among the groups.
+        number: of the collective in its group, from 0.
+        operation: name of the operation.
+        dtype: of the tensor; empty if ranks may differ.
+        shape: of the tensor; None if ranks may differ.
+        began_ns: when this worker began it, in nanoseconds since 1970.
+        ended_ns: when it ended here, likewise; `UNDER_WAY`.
+        outcome: how it ended; empty while it is under way.
+        frames: of the task that waits in it, the innermost first; empty if it is not
+            known, or has ended.
+    """
+
+    group: Count
+    number: Count
+    operation: str
+    dtype: str
+    shape: tuple[Count, ...] | None
+    began_ns: int
+    ended_ns: int
+    outcome: str
+    frames: tuple[StackFrame, ...]
+
+
+class CollectiveHistory(NamedTuple):
+    """The collectives of one worker.
+
+    Attributes:
+        name: of the worker.
+        rank: of the worker; -1 if it has none.
+        pid: of its process.
+        groups: of all these collectives, and all others that are open here.
+        collectives: in the order in which they began here.
+        is_whole: whether these are all that ever ended here.
+    """
+
+    name: str
+    rank: Number
+    pid: int
+    groups: tuple[KnownGroup, ...]
+    collectives: tuple[NotedCollective, ...]
+    is_whole: bool
+
+
+class CollectiveWorker(Protocol):
+    """The parts of a worker that its collectives are told of."""
+
+    loop: asyncio.AbstractEventLoop
+    recorder: FlightRecorder
+
+    @property
+    def identity(self) -> Identity:
+        """Who the worker is."""
+
+    def service(self, name: str, /) -> Service:
+        """Return a service of the worker."""
+
+
+def history_of(
+    worker: CollectiveWorker, *, ended_max: int = RECENT_MAX
+) -> CollectiveHistory:
+    """Return the collectives of a worker that runs.
+
+    Args:
+        worker: the parts of it.
+        ended_max: the most that have ended which are told; the last ones.
+
+    Thread safety: from any thread.
+    """
+    return _HistoryTaker(worker).take(ended_max)
+
+
+class _HistoryTaker:
+    """Takes the history of one worker."""
+
+    def __init__(self, worker: CollectiveWorker) -> None:
+        self._worker = worker
+        self._now_s, self._now_ns = worker.recorder.now_s(), wall_ns()
+        self._groups: list[KnownGroup] = []
+        self._places: dict[int, int] = {}  # in `_groups`, by group_id
+        self._noted: dict[tuple[int, int], NotedCollective] = {}
+
+    def take(self, ended_max: int) -> CollectiveHistory:
+        """Return it."""
+        service = self._worker.service(COLLECTIVES)
+        assert isinstance(service, CollectivesService)
+        open_groups = service.groups
+        for one in open_groups:
+            begun = one.machine.operations.begun
+            self._add(KnownGroup(one.id, one.label, tuple(one.members), begun))
+        self._note_runs(
+            [run for one in open_groups for run in tuple(one.runs.values())]
+        )
+        ended = self._worker.recorder.collectives.recent
+        told = ended[max(0, len(ended) - ended_max) :]
+        for event in told:  # after the others: what ends meanwhile has ended
+            self._note_event(event)
+        identity = self._worker.identity
+        return CollectiveHistory(
+            identity.name,
+            identity.rank,
+            identity.hello().pid,
+            tuple(self._groups),
+            tuple(sorted(self._noted.values(), key=lambda one: one.began_ns)),
+            len(told) == len(ended) < RECENT_MAX,
+        )
+
+    def _add(self, group: KnownGroup) -> None:
+        self._places[group.group_id] = len(self._groups)
+        self._groups.append(group)
+
+    def _note_runs(self, runs: Sequence[CollectiveRun]) -> None:
+        frames = _frames_of(self._worker.loop) if runs else {}
+        for run in runs:
+            group_id, what = run.matching.id, run.operation.descriptor
+            self._noted[group_id, run.number] = NotedCollective(
+                self._places[group_id],
+                run.number,
+                what.operation,
+                what.dtype,
+                what.shape,
+                self._wall_ns(run.began_s),
+                UNDER_WAY,
+                "",
+                frames.get(id(run), ()),
+            )
+
+    def _note_event(self, event: CollectiveEnded) -> None:
+        group_id = event.group_id
+        if group_id not in self._places:
+            members = tuple(event.members)
+            self._add(KnownGroup(group_id, event.group, members, CLOSED))
+        self._noted[group_id, event.number] = NotedCollective(
+            self._places[group_id],
+            event.number,
+            event.operation,
+            event.dtype,
+            event.shape,
+            self._wall_ns(event.began_s),
+            self._wall_ns(event.at_s),
+            event.outcome,
+            (),
+        )
+
+    def _wall_ns(self, at_s: float) -> int:
+        return max(1, self._now_ns - int((self._now_s - at_s) * NS_PER_S))
+
+
+def _frames_of(
+    loop: asyncio.AbstractEventLoop,
+) -> dict[int, tuple[StackFrame, ...]]:
+    """Return the stacks of the tasks that wait in collectives, by ids of the runs."""
+    found: dict[int, tuple[StackFrame, ...]] = {}
+    for task in tuple(asyncio.all_tasks(loop)):
+        steps = () if task.done() else chain_of(task).steps
+        run = _run_of(steps)
+        if run is None:
+            continue
+        of_program = [one for one in steps if not is_of_library(one.code)]
+        if of_program or id(run) not in found:
+            shown = reversed(of_program or steps[:1])
+            found[id(run)] = tuple(frame_of(one.frame) for one in shown)
+    return found
+
+
+def _run_of(steps: Sequence[AwaitStep]) -> CollectiveRun | None:
+    """Return the collective that the innermost steps of a task wait in."""
+    for step in reversed(steps):
+        if step.code in _WAITING:
+            run = local(step.frame, "self")
+            return run if isinstance(run, CollectiveRun) else None
+    return None

@@ -1,0 +1,98 @@
+"""Shows a group of workers on a page of torch's debug server, to who has a token."""
+
+from __future__ import annotations
+
+import hmac
+from typing import TYPE_CHECKING, Final
+
+from asyncrpc.arguments import check_duration, check_kind
+from asyncrpc.errors import NotStartedError, UsageError
+from asyncrpc.runtime.worker import Worker
+
+if TYPE_CHECKING:
+    from torch.distributed.debug._frontend import DebugHandler
+
+TOKEN_CHARACTERS_MIN: Final = 16  # of base64, 96 bits: nobody guesses that
+AFTER_S: Final = 10.0
+_SCHEMES: Final = ("uds://", "tcp://")
+
+
+def debug_handler(
+    worker: Worker, *, token: str, after_s: float = AFTER_S
+) -> DebugHandler:
+    """Return a page for torch's debug server that shows the group of a worker.
+
+    The page, `/asyncrpc`, says why the group waits, as `asyncrpc why` does, and lists
+    its calls and collectives under way.  torch's server asks nobody who they are, so
+    the page does: the browser asks for the token, as a password, with any name of a
+    user; a program sends it as `Authorization: Bearer TOKEN`.  The server's process
+    looks at the workers as an observer, also at those that are blocked.
+
+    The token travels unencrypted, as all of torch's server does: reach it through a
+    tunnel.  Anybody who reaches its other pages sees them.
+
+    Args:
+        worker: a running one of this process, with the secret or certificates of its
+            group.
+        token: what is asked for: at least 16 characters of ASCII, as
+            `secrets.token_urlsafe()` makes; not the secret of the group.
+        after_s: seconds after which a wait counts as too long.
+
+    Returns:
+        A handler for `start_debug_server(handlers=[...])` at rank 0; it can be pickled.
+
+    Raises:
+        NotStartedError: the worker does not run.
+        UsageError: an argument is of another kind; or this torch has no debug server
+            that takes handlers.
+
+    Example:
+        >>> from torch.distributed.debug import start_debug_server
+        >>> from torch.distributed.debug._debug_handlers import default_handlers
+        >>> ours = serving.debug_handler(worker, token=os.environ["DEBUG_TOKEN"])
+        >>> start_debug_server(handlers=[*default_handlers(), ours])
+
+    Source: torch.distributed.debug of torch 2.13.
+    """
+    check_kind("worker", worker, Worker, "a Worker")
+    _check_token(token)
+    check_duration("after_s", after_s)
+    if worker.is_closed:
+        raise NotStartedError(
+            f"worker {worker.name!r} does not run: enter it before debug_handler"
+        )
+    options = worker.parts.options
+    secret = options.secret_bytes
+    if secret is not None and hmac.compare_digest(secret, token.encode()):
+        raise UsageError(
+            "token must not be the secret of the group, as it travels unencrypted; "
+            "take secrets.token_urlsafe()"
+        )
+    try:
+        from asyncrpc.serving.debug_page import GroupPage  # noqa: PLC0415
+    except ImportError as error:
+        raise UsageError(
+            "debug_handler needs torch.distributed.debug that takes handlers, as in "
+            f"torch 2.13: {error}"
+        ) from error
+    return GroupPage(_address_of(worker), options, token, after_s)
+
+
+def _check_token(token: object) -> None:
+    """Refuse what is no token; it is not shown: it may be nearly right."""
+    wanted = f"at least {TOKEN_CHARACTERS_MIN} printable characters of ASCII"
+    if not isinstance(token, str):
+        raise UsageError(f"token must be {wanted}, not a {type(token).__name__}")
+    is_plain = token.isascii() and token.isprintable()
+    if not is_plain or len(token) < TOKEN_CHARACTERS_MIN:
+        raise UsageError(f"token must be {wanted}")
+
+
+def _address_of(worker: Worker) -> str:
+    """Return the address at which another process of this host finds a worker best."""
+    known = (*worker.addresses, *worker.parts.listening)
+    if not known:
+        raise UsageError(
+            f"worker {worker.name!r} listens nowhere, so nobody can look at it"
+        )
+    return next((one for one in known if one.startswith(_SCHEMES)), known[0])

@@ -1,0 +1,238 @@
+"""The page of a group of workers in torch's debug server.
+
+torch's server has a process of its own, and a thread for each request.  So the page has
+no worker: it looks at the group as an observer, on an event loop of its own.  torch's
+server sends what a handler returns with status 200; the page sends its own answers, to
+refuse who has no token, and to let no cache keep what it shows.
+
+This imports what only newer versions of torch have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import io
+from collections.abc import Iterator, Sequence
+from http import HTTPStatus
+from typing import Final, NamedTuple
+
+from torch.distributed.debug._frontend import (
+    DebugHandler,
+    HTTPRequestHandler,
+    NavLink,
+    Route,
+)
+
+from asyncrpc.clock import NS_PER_S, wall_ns
+from asyncrpc.errors import AsyncRpcError
+from asyncrpc.inspection.group import GroupView, view_of
+from asyncrpc.inspection.histories import UNDER_WAY
+from asyncrpc.inspection.machine.graph import find_hangs
+from asyncrpc.inspection.machine.wording import duration, sentence
+from asyncrpc.inspection.observer import Observer
+from asyncrpc.runtime.options import Options
+
+PATH: Final = "/asyncrpc"
+ROWS_MAX: Final = 200  # of a table
+_TEMPLATE: Final = """
+{% extends "base.html" %}
+{% block header %}<h1>{% block title %}asyncrpc{% endblock %}</h1>{% endblock %}
+{% block content %}
+{% for table in tables %}
+<h2>{{ table.title | e }}</h2>
+{% if table.rows %}
+<table>
+<tr>{% for name in table.heading %}<th>{{ name | e }}</th>{% endfor %}</tr>
+{% for row in table.rows %}
+<tr>{% for cell in row %}<td>{{ cell | e }}</td>{% endfor %}</tr>
+{% endfor %}
+</table>
+{% else %}
+<p>{{ table.nothing | e }}</p>
+{% endif %}
+{% endfor %}
+{% endblock %}
+"""
+_REFUSAL: Final = (
+    "This page needs the token that its program gave to debug_handler: as the password "
+    "here, with any name of a user, or as the header 'Authorization: Bearer TOKEN'.\n"
+)
+
+
+class ShownTable(NamedTuple):
+    """A table of the page.
+
+    Attributes:
+        title: above it.
+        heading: of its columns.
+        rows: of cells.
+        nothing: in place of no rows.
+    """
+
+    title: str
+    heading: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    nothing: str
+
+
+class GroupPage(DebugHandler):
+    """The page; see `debug_handler`.
+
+    It holds the secret and the token, so it shows neither of itself.
+    """
+
+    def __init__(
+        self, address: str, options: Options, token: str, after_s: float
+    ) -> None:
+        self._address = address
+        self._options = options
+        self._token = token.encode()
+        self._after_s = after_s
+
+    def routes(self) -> list[Route]:
+        """Return the one path."""
+        return [Route(PATH, self._answer)]
+
+    def nav_links(self) -> list[NavLink]:
+        """Return the link in torch's row of links."""
+        return [NavLink(PATH, "asyncrpc")]
+
+    def templates(self) -> dict[str, str]:
+        """Return the page's own template."""
+        return {"asyncrpc.html": _TEMPLATE}
+
+    def dump(self) -> str:
+        """Return the page as text, for torch's periodic dumps to files."""
+        lines = []
+        for table in asyncio.run(self._tables()):
+            lines.append(f"=== {table.title} ===")
+            rows = [table.heading, *table.rows] if table.rows else [(table.nothing,)]
+            lines += ["  ".join(row) for row in rows]
+        return "\n".join(lines)
+
+    def dump_filename(self) -> str:
+        """Return what `enabled_dumps` calls it."""
+        return "asyncrpc"
+
+    # --- requests --------------------------------------------------------------------
+
+    def _answer(self, request: HTTPRequestHandler) -> bytes:
+        if not self._is_let_in(request.headers.get("Authorization", "")):
+            challenge = {"WWW-Authenticate": 'Basic realm="asyncrpc"'}
+            text = _REFUSAL.encode()
+            return _send(
+                request, HTTPStatus.UNAUTHORIZED, "text/plain", text, challenge
+            )
+        tables = asyncio.run(self._tables())
+        page = request.frontend.render_template("asyncrpc.html", tables=tables)
+        return _send(request, HTTPStatus.OK, "text/html", page, {})
+
+    def _is_let_in(self, given: str) -> bool:
+        """Return whether a header has the token, in a time that tells nothing of it."""
+        scheme, _, rest = given.partition(" ")
+        token = rest.strip().encode(errors="replace")
+        if scheme.lower() == "basic":
+            try:
+                _, _, token = base64.b64decode(token, validate=True).partition(b":")
+            except binascii.Error:
+                return False
+        elif scheme.lower() != "bearer":
+            return False
+        return hmac.compare_digest(token, self._token)
+
+    # --- what it shows ---------------------------------------------------------------
+
+    async def _tables(self) -> list[ShownTable]:
+        try:
+            async with Observer(self._options) as observer:
+                view = await view_of(observer, self._address, with_collectives=True)
+        except AsyncRpcError as error:
+            problem = f"nothing can be seen: {error}"
+            return [ShownTable("Why it waits", (), [], problem)]
+        reasons = _reasons(view, self._after_s)
+        return [reasons, _calls(view), _collectives(view), _workers(view)]
+
+
+def _send(
+    request: HTTPRequestHandler,
+    status: HTTPStatus,
+    kind: str,
+    body: bytes,
+    headers: dict[str, str],
+) -> bytes:
+    """Send an answer; what torch's server sends after it, and logs, goes nowhere."""
+    request.send_response(status)
+    request.send_header("Content-Type", f"{kind}; charset=utf-8")
+    request.send_header("Content-Length", str(len(body)))
+    request.send_header("Cache-Control", "no-store")
+    for name, value in headers.items():
+        request.send_header(name, value)
+    request.end_headers()
+    request.wfile.write(body)
+    request.close_connection = True
+    request.wfile = io.BytesIO()
+    request.log_request = _log_nothing  # type: ignore[method-assign, assignment]
+    return b""
+
+
+def _log_nothing(*_: object) -> None:
+    """Do nothing, in place of a line that would say 200 whatever was answered."""
+
+
+def _reasons(view: GroupView, after_s: float) -> ShownTable:
+    graph = view.graph
+    found = [(sentence(graph, one),) for one in find_hangs(graph, after_s=after_s)]
+    nothing = f"nothing waits longer than {duration(after_s)}"
+    return ShownTable("Why it waits", ("reason",), found[:ROWS_MAX], nothing)
+
+
+def _calls(view: GroupView) -> ShownTable:
+    made = [
+        (call.for_s, name, call.to, call.function)
+        for name, snapshot in view.snapshots.items()
+        for call in snapshot.made
+    ]
+    rows = [(duration(age), *rest) for age, *rest in sorted(made, reverse=True)]
+    heading = "age", "from", "to", "function"
+    return ShownTable(
+        "Calls in flight", heading, rows[:ROWS_MAX], "no call is under way"
+    )
+
+
+def _collectives(view: GroupView) -> ShownTable:
+    rows = sorted(_under_way(view), key=lambda one: one[0])
+    shown = [(duration(for_s), *rest) for for_s, *rest in reversed(rows)]
+    heading = "age", "worker", "collective", "group", "at"
+    return ShownTable(
+        "Collectives under way", heading, shown[:ROWS_MAX], "no collective is under way"
+    )
+
+
+def _under_way(view: GroupView) -> Iterator[tuple[float, str, str, str, str]]:
+    now_ns = wall_ns()
+    for name, history in view.collectives.items():
+        for one in history.collectives:
+            if one.ended_ns != UNDER_WAY:
+                continue
+            for_s = max(0.0, (now_ns - one.began_ns) / NS_PER_S)
+            frame = one.frames[0] if one.frames else None
+            at = "" if frame is None else f"{frame.file}:{frame.line}"
+            what = f"{one.operation} {one.number}"
+            yield for_s, name, what, history.groups[one.group].label, at
+
+
+def _workers(view: GroupView) -> ShownTable:
+    rows = []
+    for name, member in sorted(view.members.items()):
+        silent, snapshot = view.silent.get(name), view.snapshots.get(name)
+        state = "runs"
+        if silent is not None:
+            words = f": {silent.words}" if silent.words else ""
+            state = f"{silent.trouble.value}{words}"
+        elif snapshot is not None and snapshot.blocked_for_s:
+            state = f"its event loop is blocked, {duration(snapshot.blocked_for_s)}"
+        rows.append((str(member.rank), name, state))
+    return ShownTable("Workers", ("rank", "name", "state"), rows[:ROWS_MAX], "none")
