@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -18,12 +18,37 @@ from asyncrpc.inspection.messages import LookBeside, TakeSnapshot
 from asyncrpc.inspection.observer import Observed, Observer
 from asyncrpc.inspection.records import NoAnswer, Trouble, WorkerSnapshot
 from asyncrpc.runtime.host import HOST_ID
-from asyncrpc.runtime.members import Member
+from asyncrpc.runtime.links.evidence import evidence_at
+from asyncrpc.runtime.links.machine.detector import Evidence
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
 from asyncrpc.runtime.membership.machine.membership import Record
 from asyncrpc.runtime.membership.messages import AskMembers
+from asyncrpc.runtime.messages import Request
+
+T = TypeVar("T")
 
 AT_ONCE: Final = 16  # workers that are looked at together
 ANSWER_S: Final = 2.0
+# What the watch of a worker tells, where nobody can look closer.
+_TOLD_BY_WATCH: Final[Mapping[Evidence, tuple[Trouble, str]]] = {
+    Evidence.GONE: (Trouble.GONE, "says the watch beside it"),
+    Evidence.STOPPED: (
+        Trouble.STOPPED,
+        "says the watch beside it: SIGCONT lets it go on",
+    ),
+    Evidence.BUSY: (
+        Trouble.BLOCKED,
+        (
+            "or its interpreter is held by code in C, says the watch beside it; "
+            "`asyncrpc why` on its host can tell where"
+        ),
+    ),
+    Evidence.TICKING: (
+        Trouble.SILENT,
+        "though its event loop runs, says the watch beside it",
+    ),
+    Evidence.UNREACHABLE: (Trouble.SILENT, "nor does the watch beside it"),
+}
 
 
 class GroupView(NamedTuple):
@@ -43,6 +68,18 @@ class GroupView(NamedTuple):
     def graph(self) -> AwaitGraph:
         """Who waits for whom in it."""
         return graph_of(list(self.snapshots.values()), self.silent)
+
+
+class AsksWorkers(Protocol):
+    """What carries questions to the workers of a group."""
+
+    async def ask(self, member: Member, request: Request[T], *, timeout_s: float) -> T:
+        """Ask one of them.
+
+        Raises:
+            TimeoutError: it has not answered in time.
+            AsyncRpcError: it cannot be reached, or refuses.
+        """
 
 
 async def view_of(
@@ -67,65 +104,111 @@ async def view_of(
     Cancellation:
         All connections that were made for it are closed.
     """
-    look = _GroupLook(observer, is_thorough=is_thorough)
+    asks = _ObserverQuestions(observer)
+    look = GroupLook(asks, secret=observer.secret, is_thorough=is_thorough)
     try:
-        await look.enter(address)
-        await look.all(names)
+        await _enter(look, asks, address)
+        await look.at(one for one in look.members if not names or one in names)
     finally:
-        look.close()
-    return GroupView(look.members, look.snapshots, look.silent)
+        asks.close()
+    return look.view
 
 
-class _GroupLook:
+async def _enter(look: GroupLook, asks: _ObserverQuestions, address: str) -> None:
+    """Ask the first worker who there is."""
+    try:
+        records = await asks.members_at(address)
+    except AuthenticationError:
+        raise
+    except (TransportError, TimeoutError) as error:
+        found = await asyncio.to_thread(look_beside, names_of(0, [address])[1:])
+        if isinstance(found, NoAnswer):
+            raise ConnectError(
+                f"no worker answers at {address}: {str(error) or 'in time'}; "
+                f"{found.trouble.value} ({found.words})"
+            ) from error
+        look.take(found.snapshot)
+        records = found.members
+    look.know(records)
+
+
+class _ObserverQuestions:
+    """Asks as an observer, over connections of its own."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._observed: dict[str, Observed] = {}
+
+    async def members_at(self, address: str) -> list[Record]:
+        """Ask the worker at an address for its group."""
+        observed = await self._observer.connect(address)
+        self._observed[observed.hello.name] = observed
+        return await observed.ask(AskMembers(), timeout_s=ANSWER_S)
+
+    async def ask(self, member: Member, request: Request[T], *, timeout_s: float) -> T:
+        """See `AsksWorkers`."""
+        observed = self._observed.get(member.name)
+        if observed is None:
+            observed = await self._observer.connect(member)
+            self._observed[member.name] = observed
+        return await observed.ask(request, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """End the connections."""
+        for one in self._observed.values():
+            one.close()
+
+
+class GroupLook:
     """One look at a group.
 
     Attributes:
         members, snapshots, silent: as of `GroupView`.
     """
 
-    def __init__(self, observer: Observer, *, is_thorough: bool) -> None:
+    def __init__(
+        self, asks: AsksWorkers, *, secret: bytes | None, is_thorough: bool
+    ) -> None:
+        """Prepare to look.
+
+        Args:
+            asks: asks the workers.
+            secret: of the group, for the watches of those that do not answer.
+            is_thorough: whether each is to find out what nobody can end.
+        """
+        self._asks = asks
+        self._secret = secret
         self._question = TakeSnapshot(is_thorough)
+        self._room = asyncio.Semaphore(AT_ONCE)
         self.members: dict[str, Member] = {}
         self.snapshots: dict[str, WorkerSnapshot] = {}
         self.silent: dict[str, NoAnswer] = {}
-        self._observer = observer
-        self._observed: dict[str, Observed] = {}
-        self._room = asyncio.Semaphore(AT_ONCE)
 
-    async def enter(self, address: str) -> None:
-        """Ask the first worker who there is."""
-        try:
-            observed = await self._observer.connect(address)
-            records = await observed.ask(AskMembers(), timeout_s=ANSWER_S)
-        except AuthenticationError:
-            raise
-        except (TransportError, TimeoutError) as error:
-            found = await asyncio.to_thread(look_beside, names_of(0, [address])[1:])
-            if isinstance(found, NoAnswer):
-                raise ConnectError(
-                    f"no worker answers at {address}: {str(error) or 'in time'}; "
-                    f"{found.trouble.value} ({found.words})"
-                ) from error
-            self._take(found.snapshot)
-            records = found.members
-        else:
-            self._observed[observed.hello.name] = observed
-        self._know(records)
+    @property
+    def view(self) -> GroupView:
+        """What has been seen."""
+        return GroupView(self.members, self.snapshots, self.silent)
 
-    def _know(self, records: Sequence[Record]) -> None:
+    def know(self, records: Iterable[Record]) -> None:
+        """Take note of members."""
         self.members.update(
             {one.member.name: one.member for one in records if one.is_alive}
         )
 
-    async def all(self, names: Sequence[str]) -> None:
-        """Look at each member."""
+    def take(self, snapshot: WorkerSnapshot) -> None:
+        """Take what a worker has told."""
+        self.snapshots[snapshot.name] = snapshot
+
+    async def at(self, names: Iterable[str]) -> None:
+        """Look at members by name, but for those that have been looked at."""
         wanted = [
-            one for one in self.members.values() if not names or one.name in names
+            self.members[name]
+            for name in names
+            if name not in self.snapshots and name not in self.silent
         ]
         async with asyncio.TaskGroup() as group:
             for member in wanted:
-                if member.name not in self.snapshots:
-                    group.create_task(self._one(member))
+                group.create_task(self._one(member))
         async with asyncio.TaskGroup() as group:
             for member in wanted:
                 if member.name in self.silent:
@@ -134,27 +217,27 @@ class _GroupLook:
     async def _one(self, member: Member) -> None:
         async with self._room:
             try:
-                observed = self._observed.get(member.name)
-                if observed is None:
-                    observed = await self._observer.connect(member)
-                    self._observed[member.name] = observed
-                self._take(await observed.ask(self._question, timeout_s=ANSWER_S))
+                self.take(
+                    await self._asks.ask(member, self._question, timeout_s=ANSWER_S)
+                )
             except TimeoutError:
                 self.silent[member.name] = NoAnswer(Trouble.SILENT, "")
             except AsyncRpcError as error:
                 self.silent[member.name] = NoAnswer(Trouble.SILENT, str(error))
 
     async def _another_way(self, member: Member) -> None:
-        """Look at a worker through its door: from here, or from a member beside it."""
+        """Look at a worker through its door, from here or from a member beside it.
+
+        Of one that is alone on its host, its watch is asked.
+        """
         if member.host_id == HOST_ID:
             names = names_of(member.incarnation, member.addresses)
             self._settle(member, await asyncio.to_thread(look_beside, names))
             return
-        for name in self.snapshots:
-            if self.members[name].host_id != member.host_id:
-                continue
+        for beside in self._beside(member):
             try:
-                found = await self._observed[name].ask(
+                found = await self._asks.ask(
+                    beside,
                     LookBeside(member.incarnation, list(member.addresses)),
                     timeout_s=2 * ANSWER_S,
                 )
@@ -165,18 +248,31 @@ class _GroupLook:
             elif found.no_answer is not None:
                 self._settle(member, found.no_answer)
             return
+        if member.incarnation != UNKNOWN_INCARNATION:
+            await self._ask_watch(member)
+
+    def _beside(self, member: Member) -> list[Member]:
+        """Return the members on the host of another one that have answered."""
+        return [
+            one
+            for one in map(self.members.get, self.snapshots)
+            if one is not None and one.host_id == member.host_id
+        ]
+
+    async def _ask_watch(self, member: Member) -> None:
+        evidence = await evidence_at(
+            member.addresses,
+            member.incarnation,
+            secret=self._secret,
+            timeout_s=ANSWER_S,
+        )
+        told = _TOLD_BY_WATCH.get(evidence)
+        if told is not None:
+            self._settle(member, NoAnswer(*told))
 
     def _settle(self, member: Member, found: Look | NoAnswer) -> None:
         if isinstance(found, NoAnswer):
             self.silent[member.name] = found
         else:
-            self._take(found.snapshot)
+            self.take(found.snapshot)
             self.silent.pop(member.name, None)
-
-    def _take(self, snapshot: WorkerSnapshot) -> None:
-        self.snapshots[snapshot.name] = snapshot
-
-    def close(self) -> None:
-        """End the connections."""
-        for one in self._observed.values():
-            one.close()
