@@ -40,6 +40,7 @@ MODULES: Final = (
     "asyncrpc.ray",
     "asyncrpc.serving",
     "asyncrpc.functions",
+    "asyncrpc.inspection",
     "asyncrpc.testing",
     "asyncrpc.errors",
 )

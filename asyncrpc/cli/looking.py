@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from asyncrpc.inspection.machine.wording import (
     place_of,
     sentence,
     tree,
+    unnamed_troubles,
     who,
 )
 from asyncrpc.inspection.observer import Observer
@@ -103,6 +105,11 @@ def _add_common(parser: argparse.ArgumentParser, show: Show) -> None:
 
 
 async def _look(arguments: argparse.Namespace, show: Show) -> int:
+    after_s: float = getattr(arguments, "after", AFTER_S)
+    if not 0 <= after_s < math.inf:
+        raise UsageError(
+            f"--after must be finite seconds of at least 0, not {after_s:g}"
+        )
     address = arguments.address or os.environ.get(ADDRESS_VARIABLE)
     if not address:
         raise UsageError(
@@ -139,11 +146,8 @@ def _why(view: GroupView, arguments: argparse.Namespace) -> int:
         print(sentence(graph, one))
         if arguments.tree:
             print("\n".join(tree(graph, one)))
-    named = {node.worker for one in found for node in one.nodes}
-    for name, no_answer in sorted(view.silent.items()):
-        if name not in named:
-            words = f", {no_answer.words}" if no_answer.words else ""
-            print(f"{name} does not go on: {no_answer.trouble.value}{words}")
+    for line in unnamed_troubles(graph, found):
+        print(line)
     if len(found) > _LISTED_MAX:
         print(f"and {len(found) - _LISTED_MAX} more")
     if not found and not view.silent:
