@@ -23,6 +23,7 @@ from asyncrpc.ddp.passes import Backward
 from asyncrpc.inspection import awaits
 from asyncrpc.inspection.ages import WaitAges
 from asyncrpc.inspection.awaits import Chain
+from asyncrpc.inspection.collector import held_back
 from asyncrpc.inspection.own_waits import is_of_pass, labels_of, works_for
 from asyncrpc.inspection.recognition import is_of_library, recognized
 from asyncrpc.inspection.recognized import Recognized
@@ -539,10 +540,11 @@ def snapshot_of(
 
     Thread safety: from any thread.
     """
-    taker = SnapshotTaker(
-        worker, ages, is_thorough=is_thorough, blocked_for_s=blocked_for_s
-    )
-    return taker.take()
+    with held_back():
+        taker = SnapshotTaker(
+            worker, ages, is_thorough=is_thorough, blocked_for_s=blocked_for_s
+        )
+        return taker.take()
 
 
 def _named(value: tuple[int, int] | None) -> str:

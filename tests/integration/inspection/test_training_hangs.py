@@ -42,8 +42,8 @@ HANGS: Final[dict[Program, str]] = {
     ),
     hanging.a_ddp_rank_whose_backward_pass_waits: (
         rf"{REDUCTION}for all_reduce \d+ of group \S+ of 2, to which ps has not come: "
-        r"ps task `Exchange.run`, which waits for bucket 1 of 1 of a backward pass: ps thread "
-        rf"`asyncrpc-\S+`, {HELD}"
+        r"ps task `Exchange.run`, which waits for bucket 1 of 1 of a backward pass: ps "
+        rf"thread `asyncrpc-\S+`, {HELD}"
     ),
     hanging.a_ddp_rank_that_has_no_backward_pass: (
         rf"{REDUCTION}for all_reduce \d+ of group \S+ of 2, to which ps has not come: "
