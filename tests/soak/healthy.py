@@ -130,23 +130,37 @@ async def collect() -> int:
 # --- what goes on --------------------------------------------------------------------
 
 
-async def train(worker: Worker, is_over: asyncio.Event) -> int:
-    """Train two layers on two workers, step by step."""
-    layers = [worker.peer(name).remote(Layer) for name in NAMES[1:]]
-    found: list[RRef[nn.Parameter]] = []
-    for name, layer in zip(NAMES[1:], layers, strict=True):
-        found += await worker.peer(name).call(parameters, layer)
-    optimizer = await DistributedOptimizer(torch.optim.SGD, found, lr=0.01)
-    steps = 0
-    while not is_over.is_set():
+class Training:
+    """Two layers on two workers, which are trained step by step."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def prepare(self) -> None:
+        """Take the first step, for which all load what they need."""
+        worker = self._worker
+        self._layers = [worker.peer(name).remote(Layer) for name in NAMES[1:]]
+        found: list[RRef[nn.Parameter]] = []
+        for name, layer in zip(NAMES[1:], self._layers, strict=True):
+            found += await worker.peer(name).call(parameters, layer)
+        self._optimizer = await DistributedOptimizer(torch.optim.SGD, found, lr=0.01)
+        await self._step()
+
+    async def _step(self) -> None:
         async with context() as ctx:
             x = torch.ones(4, 8)
-            for name, layer in zip(NAMES[1:], layers, strict=True):
-                x = await worker.peer(name).call(forward, layer, x)
+            for name, layer in zip(NAMES[1:], self._layers, strict=True):
+                x = await self._worker.peer(name).call(forward, layer, x)
             await backward(ctx, [x.square().mean()])
-            await optimizer.step(ctx)
-        steps += 1
-    return steps
+            await self._optimizer.step(ctx)
+
+    async def run(self, is_over: asyncio.Event) -> int:
+        """Train; return how many steps it took."""
+        steps = 0
+        while not is_over.is_set():
+            await self._step()
+            steps += 1
+        return steps
 
 
 async def call(worker: Worker, is_over: asyncio.Event, seed: int) -> int:
@@ -204,11 +218,13 @@ async def soak(
     cluster = ProcessCluster(NAMES[1:], name="a", options=options, method=method)
     async with cluster as worker:
         everybody = [worker.peer(name) for name in NAMES]
+        training = Training(worker)
+        await training.prepare()
         for peer in everybody:
             await peer.call(listen)
         resting = asyncio.create_task(rest(), name="at rest")
         work: dict[str, Coroutine[Any, Any, int]] = {
-            "steps": train(worker, is_over),
+            "steps": training.run(is_over),
             "meetings": meet(worker, is_over),
             "looks": ask_why(worker, quiet, is_over),
             **{f"calls {seed}": call(worker, is_over, seed) for seed in range(AT_ONCE)},

@@ -1,4 +1,4 @@
-"""The collector does not run while frames are looked at, and is as before afterwards."""
+"""The collector waits while frames are looked at, and is as before afterwards."""
 
 from __future__ import annotations
 
