@@ -188,8 +188,9 @@ kills: $(STAMP) ## Kill workers at fifty moments: each survivor leaves in time
 examples: $(STAMP) ## Run every example
 	$(PYTEST) tests/examples
 
-soak: $(STAMP) ## Make 200,000 mixed calls, and see that nothing is left
+soak: $(STAMP) ## Make 200,000 mixed calls: nothing is left; MINUTES=10: nothing looks stuck
 	$(RUN) -m tests.soak.mixed --calls 200000
+	$(RUN) -m tests.soak.healthy --minutes $(or $(MINUTES),10)
 
 bench: $(STAMP) ## Measure
 	$(RUN) -m tests.bench

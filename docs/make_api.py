@@ -42,6 +42,7 @@ MODULES: Final = (
     "asyncrpc.serving",
     "asyncrpc.trace",
     "asyncrpc.functions",
+    "asyncrpc.inspection",
     "asyncrpc.testing",
     "asyncrpc.errors",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from asyncrpc.cli.observing import (
     print_table,
     silent_records,
 )
+from asyncrpc.errors import UsageError
 from asyncrpc.inspection.group import GroupView, view_of
 from asyncrpc.inspection.machine.graph import Hang, find_hangs
 from asyncrpc.inspection.machine.wording import (
@@ -23,6 +25,7 @@ from asyncrpc.inspection.machine.wording import (
     place_of,
     sentence,
     tree,
+    unnamed_troubles,
     who,
 )
 from asyncrpc.inspection.observer import Observer
@@ -88,6 +91,11 @@ def _add_common(parser: argparse.ArgumentParser, show: Show) -> None:
     async def look(
         observer: Observer, address: str, arguments: argparse.Namespace
     ) -> int:
+        after_s: float = getattr(arguments, "after", AFTER_S)
+        if not 0 <= after_s < math.inf:
+            raise UsageError(
+                f"--after must be finite seconds of at least 0, not {after_s:g}"
+            )
         view = await view_of(
             observer, address, names=arguments.worker, is_thorough=show is _why
         )
@@ -117,11 +125,8 @@ def _why(view: GroupView, arguments: argparse.Namespace) -> int:
         print(sentence(graph, one))
         if arguments.tree:
             print("\n".join(tree(graph, one)))
-    named = {node.worker for one in found for node in one.nodes}
-    for name, no_answer in sorted(view.silent.items()):
-        if name not in named:
-            words = f", {no_answer.words}" if no_answer.words else ""
-            print(f"{name} does not go on: {no_answer.trouble.value}{words}")
+    for line in unnamed_troubles(graph, found):
+        print(line)
     if len(found) > _LISTED_MAX:
         print(f"and {len(found) - _LISTED_MAX} more")
     if not found and not view.silent:

@@ -18,16 +18,24 @@ SHARE_MAX: Final = 0.002  # of the loop's time; with very many tasks it looks le
 class WaitAges:
     """When the tasks of one event loop began to wait."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin; nothing is looked at before `start`."""
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, *, sample_s: float = SAMPLE_S
+    ) -> None:
+        """Begin; nothing is looked at before `start`.
+
+        Args:
+            loop: whose tasks they are.
+            sample_s: seconds between two looks.
+        """
         self._loop = loop
+        self._sample_s = sample_s
         # By id of the task: what it waits for, and since when.
         self._known: dict[int, tuple[weakref.ref[Any], float]] = {}
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
 
     def start(self) -> None:
         """Look at the tasks from now on; called on the loop."""
-        self._timer = self._loop.call_later(SAMPLE_S, self._tick)
+        self._timer = self._loop.call_later(self._sample_s, self._tick)
 
     def stop(self) -> None:
         """Look at them no more."""
@@ -39,7 +47,7 @@ class WaitAges:
         begun_s = self._loop.time()
         self.sample()
         took_s = self._loop.time() - begun_s
-        pause_s = max(SAMPLE_S, took_s / SHARE_MAX)
+        pause_s = max(self._sample_s, took_s / SHARE_MAX)
         self._timer = self._loop.call_later(pause_s, self._tick)
 
     def sample(self) -> None:
@@ -72,6 +80,24 @@ class WaitAges:
         if found is None or waiter is None or found[0]() is not waiter:
             return 0.0
         return max(0.0, self._loop.time() - found[1])
+
+    def overdue(self, after_s: float) -> set[tuple[int, float]]:
+        """Return the waits that had lasted for so many seconds at the last look.
+
+        Each is the id of its task and the time since when it waits: what waits again
+        is another one.
+
+        Thread safety: from any thread.
+        """
+        before_s = self._loop.time() - after_s
+        return {
+            (task_id, since_s)
+            for task_id, (
+                _,
+                since_s,
+            ) in self._known.items()  # never changed, only replaced
+            if since_s <= before_s
+        }
 
 
 def _waiter_of(task: asyncio.Task[Any]) -> Any:

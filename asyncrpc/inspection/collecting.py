@@ -18,14 +18,15 @@ from heapq import nlargest
 from types import CoroutineType, FrameType, MethodType
 from typing import Any, Final, NamedTuple, Protocol
 
+from asyncrpc.autograd.state import Pass
+from asyncrpc.ddp.passes import Backward
 from asyncrpc.inspection import awaits
 from asyncrpc.inspection.ages import WaitAges
 from asyncrpc.inspection.awaits import Chain
-from asyncrpc.inspection.recognition import (
-    Recognized,
-    is_of_library,
-    recognized,
-)
+from asyncrpc.inspection.collector import held_back
+from asyncrpc.inspection.own_waits import is_of_pass, labels_of, works_for
+from asyncrpc.inspection.recognition import is_of_library, recognized
+from asyncrpc.inspection.recognized import Recognized
 from asyncrpc.inspection.records import (
     NO_ACTOR,
     UNKNOWN_S,
@@ -72,8 +73,10 @@ class InspectedLink(Protocol):
         peer: who is at the other end.
         pending: calls that were made over it.
         served: calls that came over it.
+        credit: which of them wait for room at the peer.
     """
 
+    credit: Any
     peer: Any
     pending: PendingCalls[Any]
     served: ServedCalls[InboundCall]
@@ -166,6 +169,11 @@ class SnapshotTaker:
             id(one.task): place for place, one in enumerate(self._tasks)
         }
         self._links = worker.directory.links
+        self._by_ident = {
+            stack.ident: len(self._tasks) + index
+            for index, stack in enumerate(self._threads)
+        }
+        self._jobs: dict[int, int] = {}  # id of a future: the thread that runs its job
         self._serving: dict[int, int] = {}  # id of an inbound call: place of its actor
 
     def take(self) -> WorkerSnapshot:
@@ -204,9 +212,12 @@ class SnapshotTaker:
                 if inbound.task is not None:
                     place = self._places.get(id(inbound.task), NO_ACTOR)
                     self._serving[id(inbound)] = place
-        for index, stack in enumerate(self._threads):
+        for stack in self._threads:
+            place = self._by_ident[stack.ident]
             if (call := stack.serves()) is not None:
-                self._serving[id(call)] = len(self._tasks) + index
+                self._serving[id(call)] = place
+            if (job := stack.runs_job()) is not None:
+                self._jobs[id(job)] = place
 
     def _made(self) -> list[OutgoingCall]:
         return [
@@ -229,6 +240,7 @@ class SnapshotTaker:
                 inbound.credit is not None,
                 _named(inbound.rref_id),
                 _named(inbound.wanted),
+                getattr(inbound.claim, "nbytes", 0),
             )
             for link in self._links
             for inbound in link.served
@@ -255,33 +267,94 @@ class SnapshotTaker:
         is_internal = not of_program and seen.task in self._worker.tasks
         wait = self._wait_of(place)
         return Actor(
-            ActorKind.TASK, seen.task.get_name(), function, frames, wait, is_internal
+            ActorKind.TASK,
+            seen.task.get_name(),
+            function,
+            frames,
+            wait,
+            is_internal,
+            tuple(labels_of(steps)),
         )
 
     def _wait_of(self, place: int) -> Wait:
         seen = self._tasks[place]
         found = seen.found
-        call = None
-        what = found.what
-        for_s = max(self._ages.age_s(seen.task), self._age(found.began_s))
-        if found.call is not None:
-            call = self._key_of(found.call)
-            what = f"`{found.call.function}` on {found.call.to!r}"
-            for_s = max(for_s, self._age(getattr(found.call, "began_s", 0.0)))
-        if found.kind is WaitKind.CREDIT:
-            call = self._call_served_by(place)
-        actors = tuple(
-            self._places[id(one)] for one in found.tasks if id(one) in self._places
+        for_s = max(self._ages.age_s(seen.task), self._age(found.since_s))
+        wait = Wait(
+            found.kind,
+            found.what,
+            for_s,
+            self._places_of(found.tasks),
+            members=found.members,
+            calls=tuple(map(self._key_of, found.calls)),
+            needs=found.needs,
         )
-        is_sure, is_closed = True, False
-        if found.kind is WaitKind.THREADS:
-            actors, what = self._executor(found.subject)
-            is_sure = found.subject.running()
+        if found.call is not None:
+            return self._for_call(wait, found.call)
+        if found.kind is WaitKind.CREDIT:
+            return wait._replace(call=self._call_served_by(place))
+        if found.kind is WaitKind.IN_FLIGHT:
+            return self._for_calls_in_flight(wait)
         if found.kind in _BY_REFERENCE and found.subject is not None:
             actors, is_sure, is_closed = self._who_ends(place, found)
-        return Wait(
-            found.kind, what, for_s, actors, is_sure, is_closed, call, found.members
+            return wait._replace(actors=actors, is_sure=is_sure, is_closed=is_closed)
+        return self._for_work(place, wait, found.subject)
+
+    def _places_of(self, tasks: Iterable[asyncio.Task[Any]]) -> tuple[int, ...]:
+        return tuple(self._places[id(one)] for one in tasks if id(one) in self._places)
+
+    def _for_call(self, wait: Wait, call: CallFuture[Any] | StreamReceiver) -> Wait:
+        """Return the wait for the answer of a call, or for room to make it."""
+        what = f"`{call.function}` on {call.to!r}"
+        is_kept_back = self._is_kept_back(call)
+        return wait._replace(
+            kind=WaitKind.INBOUND if is_kept_back else wait.kind,
+            what=f"room for {what}" if is_kept_back else what,
+            for_s=max(wait.for_s, self._age(call.began_s)),
+            call=self._key_of(call),
         )
+
+    def _is_kept_back(self, call: CallFuture[Any] | StreamReceiver) -> bool:
+        """Return whether a large request waits for the credit of its callee."""
+        return any(
+            link.pending.get(call.call_id) is call and call.call_id in waiting
+            for link in self._links
+            if len(waiting := link.credit.waiting)
+        )
+
+    def _for_calls_in_flight(self, wait: Wait) -> Wait:
+        """Return the wait for all that is served here, and all that has been made."""
+        served = tuple(one for one in self._serving.values() if one != NO_ACTOR)
+        made = [self._key_of(one) for link in self._links for one in link.pending]
+        return wait._replace(actors=served, calls=tuple(made[:CALLS_MAX]))
+
+    def _for_work(self, place: int, wait: Wait, subject: Any) -> Wait:
+        """Return the wait for a thread, or for a backward pass."""
+        if isinstance(subject, concurrent.futures.Future):
+            actors, what = self._executor(subject)
+            is_sure = subject.running()
+            return wait._replace(actors=actors, what=what, is_sure=is_sure)
+        if isinstance(subject, Backward):
+            filling = (one for one in self._threads if one.runs_pass(subject))
+            places = tuple(self._by_ident[one.ident] for one in filling)
+            return wait._replace(actors=places)
+        if isinstance(subject, Pass):
+            return self._for_pass(place, wait, subject)
+        if (thread := self._jobs.get(id(subject))) is not None:
+            kind, what = WaitKind.THREADS, "a function in a thread"
+            return wait._replace(kind=kind, what=what, actors=(thread,))
+        return wait
+
+    def _for_pass(self, place: int, wait: Wait, one: Pass) -> Wait:
+        """Return the wait for what others, and other tasks here, do for a pass."""
+        here = tuple(
+            other
+            for other, seen in enumerate(self._tasks)
+            if other != place and works_for(one, seen.chain.steps)
+        )
+        made = (call for link in self._links for call in link.pending)
+        asked = tuple(self._key_of(call) for call in made if is_of_pass(one, call))
+        return wait._replace(actors=here, calls=asked)
 
     def _call_served_by(self, place: int) -> CallKey | None:
         for link in self._links:
@@ -400,15 +473,34 @@ class SnapshotTaker:
     def _actor_of_thread(self, stack: ThreadStack) -> Actor:
         shown = [one for one in stack.frames if not is_of_library(one.f_code)]
         frames = tuple(frame_of(one) for one in reversed(shown or stack.frames))
-        call = stack.waits_for()
-        line = source_of((shown or stack.frames)[0]) if stack.frames else ""
-        wait = Wait(WaitKind.RUNS, line)
-        if call is not None:
-            what = f"`{call.function}` on {call.to!r}"
-            key, age = self._key_of(call), self._age(call.began_s)
-            wait = Wait(WaitKind.CALL, what, age, call=key)
+        wait = self._wait_of_thread(stack)
+        if wait is None:
+            line = source_of((shown or stack.frames)[0]) if stack.frames else ""
+            wait = Wait(WaitKind.RUNS, line)
         function = frames[-1].function if frames else ""
         return Actor(ActorKind.THREAD, stack.name, function, frames, wait, not shown)
+
+    def _wait_of_thread(self, stack: ThreadStack) -> Wait | None:
+        """Return what a thread waits for through asyncrpc; None: nothing."""
+        if (call := stack.waits_for()) is not None:
+            return self._for_call(Wait(WaitKind.CALL, ""), call)
+        if (one := stack.waits_for_pass()) is not None:
+            if one.task is None:  # it has not begun
+                return Wait(WaitKind.REDUCTION, "the reduction of its gradients")
+            return Wait(
+                WaitKind.REDUCTION,
+                "the reduction of its gradients",
+                self._ages.age_s(one.task),
+                self._places_of((one.task,)),
+            )
+        if ahead := stack.ahead_at_device():
+            places = tuple(map(self._by_ident.get, ahead))
+            actors = tuple(at for at in places if at is not None)
+            return Wait(WaitKind.DEVICE, "its turn on a device", actors=actors)
+        owner = self._by_ident.get(stack.owner_of_gradients() or 0)
+        if owner is not None:
+            return Wait(WaitKind.LOCK, "the lock over gradients", actors=(owner,))
+        return None
 
 
 def _callable_by_others(methods: list[Any], known: set[int]) -> set[int]:
@@ -450,10 +542,11 @@ def snapshot_of(
 
     Thread safety: from any thread.
     """
-    taker = SnapshotTaker(
-        worker, ages, is_thorough=is_thorough, blocked_for_s=blocked_for_s
-    )
-    return taker.take()
+    with held_back():
+        taker = SnapshotTaker(
+            worker, ages, is_thorough=is_thorough, blocked_for_s=blocked_for_s
+        )
+        return taker.take()
 
 
 def _named(value: tuple[int, int] | None) -> str:

@@ -22,12 +22,11 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from asyncrpc.clock import NS_PER_S
 from asyncrpc.errors import MalformedError
 from asyncrpc.inspection.collecting import Inspected
 from asyncrpc.inspection.histories import CollectiveHistory
+from asyncrpc.inspection.loop_state import blocked_for_s
 from asyncrpc.inspection.records import NoAnswer, Trouble, WorkerSnapshot
-from asyncrpc.runtime.links.heartbeat import now_ns
 from asyncrpc.runtime.membership.messages import MemberRecord
 from asyncrpc.runtime.schema import RecordSchema
 from asyncrpc.transport.sockets import peer_credentials
@@ -36,7 +35,6 @@ from asyncrpc.watch import pulse
 logger = logging.getLogger("asyncrpc")
 
 is_supported: Final = hasattr(socket, "SO_PEERCRED")
-LOOP_ANSWERS_S: Final = 0.25  # a loop that takes longer counts as blocked
 ANSWER_S: Final = 2.0  # for the interpreter of the other process to answer
 _CLIENT_S: Final = 5.0  # for who asks to take the answer
 _BYTES_MAX: Final = 64 << 20
@@ -162,25 +160,11 @@ class LocalDoor:
                 asking.sendall(self._told())
 
     def _told(self) -> bytes:
-        snapshot = self._take(self._blocked_for_s())
+        snapshot = self._take(blocked_for_s(self._worker.loop, self._ticked_ns()))
         packed: bytes = msgpack.packb(
             _LOOK.write_value(Look(snapshot, self._members(), self._collectives()))
         )
         return packed
-
-    def _blocked_for_s(self) -> float:
-        """Return how long the loop has not run; 0 if it runs."""
-        runs = threading.Event()
-        try:
-            self._worker.loop.call_soon_threadsafe(runs.set)
-        except RuntimeError:  # it is closed
-            return 0.0
-        if runs.wait(LOOP_ANSWERS_S):
-            return 0.0
-        ticked_ns = self._ticked_ns()
-        if ticked_ns is None:
-            return LOOP_ANSWERS_S
-        return max(LOOP_ANSWERS_S, (now_ns() - ticked_ns) / NS_PER_S)
 
 
 def look_beside(

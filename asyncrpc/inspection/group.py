@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Generic, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -19,14 +19,37 @@ from asyncrpc.inspection.messages import LookBeside, TakeSnapshot, TellCollectiv
 from asyncrpc.inspection.observer import Observed, Observer
 from asyncrpc.inspection.records import NoAnswer, Trouble, WorkerSnapshot
 from asyncrpc.runtime.host import HOST_ID
-from asyncrpc.runtime.members import Member
+from asyncrpc.runtime.links.evidence import evidence_at
+from asyncrpc.runtime.links.machine.detector import Evidence
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
 from asyncrpc.runtime.membership.machine.membership import Record
 from asyncrpc.runtime.membership.messages import AskMembers
+from asyncrpc.runtime.messages import Request
 
 T = TypeVar("T")
 
 AT_ONCE: Final = 16  # workers that are looked at together
 ANSWER_S: Final = 2.0
+# What the watch of a worker tells, where nobody can look closer.
+_TOLD_BY_WATCH: Final[Mapping[Evidence, tuple[Trouble, str]]] = {
+    Evidence.GONE: (Trouble.GONE, "says the watch beside it"),
+    Evidence.STOPPED: (
+        Trouble.STOPPED,
+        "says the watch beside it: SIGCONT lets it go on",
+    ),
+    Evidence.BUSY: (
+        Trouble.BLOCKED,
+        (
+            "or its interpreter is held by code in C, says the watch beside it; "
+            "`asyncrpc why` on its host can tell where"
+        ),
+    ),
+    Evidence.TICKING: (
+        Trouble.SILENT,
+        "though its event loop runs, says the watch beside it",
+    ),
+    Evidence.UNREACHABLE: (Trouble.SILENT, "nor does the watch beside it"),
+}
 
 
 class GroupAnswers(NamedTuple, Generic[T]):
@@ -67,6 +90,18 @@ class GroupView(NamedTuple):
         return graph_of(list(self.snapshots.values()), self.silent)
 
 
+class AsksWorkers(Protocol):
+    """What carries questions to the workers of a group."""
+
+    async def ask(self, member: Member, request: Request[T], *, timeout_s: float) -> T:
+        """Ask one of them.
+
+        Raises:
+            TimeoutError: it has not answered in time.
+            AsyncRpcError: it cannot be reached, or refuses.
+        """
+
+
 async def view_of(
     observer: Observer,
     address: str,
@@ -82,7 +117,7 @@ async def view_of(
         address: of any member.
         names: of the workers to look at; empty: all.
         is_thorough: whether each is to find out what nobody can end.
-        with_collectives: whether each is to tell its collectives.
+        with_collectives: whether to ask for those as well.
 
     Raises:
         ConnectError: no worker answers there, even at its door.
@@ -91,25 +126,25 @@ async def view_of(
     Cancellation:
         All connections that were made for it are closed.
     """
-    question = TakeSnapshot(is_thorough)
-
-    def ask(observed: Observed, _: Member) -> Awaitable[WorkerSnapshot]:
-        return observed.ask(question, timeout_s=ANSWER_S)
-
-    look = _GroupLook(observer, ask, with_collectives=with_collectives)
+    asks = _ObserverQuestions(observer)
+    look = GroupLook(
+        asks,
+        secret=observer.secret,
+        is_thorough=is_thorough,
+        with_collectives=with_collectives,
+    )
     try:
-        await look.enter(address)
-        await look.all(names)
+        await _enter(look, asks, address)
+        await look.at(one for one in look.members if not names or one in names)
     finally:
-        look.close()
-    snapshots = {**look.through_doors, **look.answers}
-    return GroupView(look.members, snapshots, look.silent, look.ranks, look.collectives)
+        asks.close()
+    return look.view
 
 
 async def ask_all(
     observer: Observer,
     address: str,
-    ask: Callable[[Observed, Member], Awaitable[T]],
+    ask: Callable[[AsksWorkers, Member], Awaitable[T]],
     *,
     names: Sequence[str] = (),
 ) -> GroupAnswers[T]:
@@ -128,81 +163,152 @@ async def ask_all(
     Cancellation:
         All connections that were made for it are closed.
     """
-    look = _GroupLook(observer, ask)
+    asks = _ObserverQuestions(observer)
+    look = GroupLook(asks, secret=observer.secret, is_thorough=False)
+    answers: dict[str, T] = {}
+    failed: dict[str, str] = {}
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(member: Member) -> None:
+        async with room:
+            try:
+                answers[member.name] = await ask(asks, member)
+            except TimeoutError:
+                failed[member.name] = ""
+            except AsyncRpcError as error:
+                failed[member.name] = str(error)
+
     try:
-        await look.enter(address)
-        await look.all(names)
+        await _enter(look, asks, address)
+        async with asyncio.TaskGroup() as group:
+            for name, member in look.members.items():
+                if name not in look.snapshots and (not names or name in names):
+                    group.create_task(one(member))
+        await look.at(failed)  # why do they not answer?
     finally:
-        look.close()
-    for name, snapshot in look.through_doors.items():
-        words = f"for {snapshot.blocked_for_s:.1f} s"
-        look.silent[name] = NoAnswer(Trouble.BLOCKED, words)
-    return GroupAnswers(look.members, look.answers, look.silent)
+        asks.close()
+    silent = {name: NoAnswer(Trouble.SILENT, why) for name, why in failed.items()}
+    for name, snapshot in look.snapshots.items():
+        if snapshot.blocked_for_s:
+            words = f"for {snapshot.blocked_for_s:.1f} s"
+            silent[name] = NoAnswer(Trouble.BLOCKED, words)
+    return GroupAnswers(look.members, answers, {**silent, **look.silent})
 
 
-class _GroupLook(Generic[T]):
+async def _enter(look: GroupLook, asks: _ObserverQuestions, address: str) -> None:
+    """Ask the first worker who there is."""
+    try:
+        records = await asks.members_at(address)
+    except AuthenticationError:
+        raise
+    except (TransportError, TimeoutError) as error:
+        found = await asyncio.to_thread(look_beside, names_of(0, [address])[1:])
+        if isinstance(found, NoAnswer):
+            raise ConnectError(
+                f"no worker answers at {address}: {str(error) or 'in time'}; "
+                f"{found.trouble.value} ({found.words})"
+            ) from error
+        look.take_look(found)
+        records = found.members
+    look.know(records)
+
+
+class _ObserverQuestions:
+    """Asks as an observer, over connections of its own."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._observed: dict[str, Observed] = {}
+
+    async def members_at(self, address: str) -> list[Record]:
+        """Ask the worker at an address for its group."""
+        observed = await self._observer.connect(address)
+        self._observed[observed.hello.name] = observed
+        return await observed.ask(AskMembers(), timeout_s=ANSWER_S)
+
+    async def ask(self, member: Member, request: Request[T], *, timeout_s: float) -> T:
+        """See `AsksWorkers`."""
+        observed = self._observed.get(member.name)
+        if observed is None:
+            observed = await self._observer.connect(member)
+            self._observed[member.name] = observed
+        return await observed.ask(request, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """End the connections."""
+        for one in self._observed.values():
+            one.close()
+
+
+class GroupLook:
     """One look at a group.
 
     Attributes:
-        members, answers, silent: as of `GroupAnswers`.
-        through_doors: snapshots of those whose loops do not answer, by name.
-        ranks, collectives: as of `GroupView`.
+        members, snapshots, silent, ranks, collectives: as of `GroupView`.
     """
 
     def __init__(
         self,
-        observer: Observer,
-        ask: Callable[[Observed, Member], Awaitable[T]],
+        asks: AsksWorkers,
         *,
+        secret: bytes | None,
+        is_thorough: bool,
         with_collectives: bool = False,
     ) -> None:
-        self._ask = ask
+        """Prepare to look.
+
+        Args:
+            asks: asks the workers.
+            secret: of the group, for the watches of those that do not answer.
+            is_thorough: whether each is to find out what nobody can end.
+            with_collectives: whether to ask for those as well.
+        """
+        self._asks = asks
+        self._secret = secret
+        self._question = TakeSnapshot(is_thorough)
         self._with_collectives = with_collectives
+        self._room = asyncio.Semaphore(AT_ONCE)
         self.members: dict[str, Member] = {}
-        self.answers: dict[str, T] = {}
-        self.through_doors: dict[str, WorkerSnapshot] = {}
+        self.snapshots: dict[str, WorkerSnapshot] = {}
         self.silent: dict[str, NoAnswer] = {}
         self.ranks: dict[str, int] = {}
         self.collectives: dict[str, CollectiveHistory] = {}
-        self._observer = observer
-        self._observed: dict[str, Observed] = {}
-        self._room = asyncio.Semaphore(AT_ONCE)
 
-    async def enter(self, address: str) -> None:
-        """Ask the first worker who there is."""
-        try:
-            observed = await self._observer.connect(address)
-            records = await observed.ask(AskMembers(), timeout_s=ANSWER_S)
-        except AuthenticationError:
-            raise
-        except (TransportError, TimeoutError) as error:
-            found = await asyncio.to_thread(look_beside, names_of(0, [address])[1:])
-            if isinstance(found, NoAnswer):
-                raise ConnectError(
-                    f"no worker answers at {address}: {str(error) or 'in time'}; "
-                    f"{found.trouble.value} ({found.words})"
-                ) from error
-            self._take_look(found)
-            records = found.members
-        else:
-            self._observed[observed.hello.name] = observed
-        self._know(records)
+    @property
+    def view(self) -> GroupView:
+        """What has been seen."""
+        return GroupView(
+            self.members, self.snapshots, self.silent, self.ranks, self.collectives
+        )
 
-    def _know(self, records: Sequence[Record]) -> None:
+    def know(self, records: Iterable[Record]) -> None:
+        """Take note of members."""
+        records = list(records)
         self.members.update(
             {one.member.name: one.member for one in records if one.is_alive}
         )
         self.ranks.update({one.name: one.member.rank for one in records})
 
-    async def all(self, names: Sequence[str]) -> None:
-        """Look at each member."""
+    def take(self, snapshot: WorkerSnapshot) -> None:
+        """Take what a worker has told."""
+        self.snapshots[snapshot.name] = snapshot
+
+    def take_look(self, found: Look) -> None:
+        """Take what a worker has told at its door."""
+        self.take(found.snapshot)
+        if self._with_collectives and found.collectives is not None:
+            self.collectives[found.snapshot.name] = found.collectives
+
+    async def at(self, names: Iterable[str]) -> None:
+        """Look at members by name, but for those that have been looked at."""
         wanted = [
-            one for one in self.members.values() if not names or one.name in names
+            self.members[name]
+            for name in names
+            if name not in self.snapshots and name not in self.silent
         ]
         async with asyncio.TaskGroup() as group:
             for member in wanted:
-                if member.name not in self.through_doors:
-                    group.create_task(self._one(member))
+                group.create_task(self._one(member))
         async with asyncio.TaskGroup() as group:
             for member in wanted:
                 if member.name in self.silent:
@@ -211,13 +317,10 @@ class _GroupLook(Generic[T]):
     async def _one(self, member: Member) -> None:
         async with self._room:
             try:
-                observed = self._observed.get(member.name)
-                if observed is None:
-                    observed = await self._observer.connect(member)
-                    self._observed[member.name] = observed
-                self.answers[member.name] = await self._ask(observed, member)
+                ask = self._asks.ask
+                self.take(await ask(member, self._question, timeout_s=ANSWER_S))
                 if self._with_collectives:
-                    told = await observed.ask(TellCollectives(), timeout_s=ANSWER_S)
+                    told = await ask(member, TellCollectives(), timeout_s=ANSWER_S)
                     self.collectives[member.name] = told
             except TimeoutError:
                 self.silent[member.name] = NoAnswer(Trouble.SILENT, "")
@@ -225,16 +328,18 @@ class _GroupLook(Generic[T]):
                 self.silent[member.name] = NoAnswer(Trouble.SILENT, str(error))
 
     async def _another_way(self, member: Member) -> None:
-        """Look at a worker through its door: from here, or from a member beside it."""
+        """Look at a worker through its door, from here or from a member beside it.
+
+        Of one that is alone on its host, its watch is asked.
+        """
         if member.host_id == HOST_ID:
             names = names_of(member.incarnation, member.addresses)
             self._settle(member, await asyncio.to_thread(look_beside, names))
             return
-        for name in self.answers:
-            if self.members[name].host_id != member.host_id:
-                continue
+        for beside in self._beside(member):
             try:
-                found = await self._observed[name].ask(
+                found = await self._asks.ask(
+                    beside,
                     LookBeside(member.incarnation, list(member.addresses)),
                     timeout_s=2 * ANSWER_S,
                 )
@@ -245,23 +350,31 @@ class _GroupLook(Generic[T]):
             elif found.no_answer is not None:
                 self._settle(member, found.no_answer)
             return
+        if member.incarnation != UNKNOWN_INCARNATION:
+            await self._ask_watch(member)
+
+    def _beside(self, member: Member) -> list[Member]:
+        """Return the members on the host of another one that have answered."""
+        return [
+            one
+            for one in map(self.members.get, self.snapshots)
+            if one is not None and one.host_id == member.host_id
+        ]
+
+    async def _ask_watch(self, member: Member) -> None:
+        evidence = await evidence_at(
+            member.addresses,
+            member.incarnation,
+            secret=self._secret,
+            timeout_s=ANSWER_S,
+        )
+        told = _TOLD_BY_WATCH.get(evidence)
+        if told is not None:
+            self._settle(member, NoAnswer(*told))
 
     def _settle(self, member: Member, found: Look | NoAnswer) -> None:
         if isinstance(found, NoAnswer):
             self.silent[member.name] = found
         else:
-            self._take_look(found)
+            self.take_look(found)
             self.silent.pop(member.name, None)
-
-    def _take_look(self, found: Look) -> None:
-        self._take(found.snapshot)
-        if self._with_collectives and found.collectives is not None:
-            self.collectives[found.snapshot.name] = found.collectives
-
-    def _take(self, snapshot: WorkerSnapshot) -> None:
-        self.through_doors[snapshot.name] = snapshot
-
-    def close(self) -> None:
-        """End the connections."""
-        for one in self._observed.values():
-            one.close()

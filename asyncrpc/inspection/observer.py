@@ -86,6 +86,11 @@ class Observer:
         """End all connections."""
         await self._connections.close(1.0)
 
+    @property
+    def secret(self) -> bytes | None:
+        """The secret of the group, if it has one."""
+        return self._options.secret_bytes
+
     async def connect(self, to: str | Member) -> Observed:
         """Connect to a worker.
 

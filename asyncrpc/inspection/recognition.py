@@ -10,49 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final
 
-from asyncrpc.collectives.matching import CollectiveRun
 from asyncrpc.inspection.awaits import AwaitStep, Chain
 from asyncrpc.inspection.names import local, name_in
+from asyncrpc.inspection.own_waits import OWN_WAITS
+from asyncrpc.inspection.recognized import Recognize, Recognized
 from asyncrpc.inspection.records import WaitKind
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.calls.streams import StreamProducer, StreamReceiver
-from asyncrpc.runtime.rounds.venue import Venue
 
 _STANDARD: Final = str(Path(asyncio.__file__).parents[1])  # Python's own library
 _INSTALLED: Final = ("site-packages", "dist-packages")  # lie inside of it
 _ASYNCRPC: Final = str(Path(__file__).parents[1])
-
-
-class Recognized(NamedTuple):
-    """What is waited for.
-
-    Attributes:
-        kind: of what.
-        what: it in words; empty: by its kind.
-        subject: the object that is waited for; None if there is none to look for.
-        tasks: those that are waited for, all of them.
-        call: the call or stream that is waited for.
-        members: names of all that have to come.
-        began_s: when what is waited for began, by the worker's recorder; 0: it is
-            not known.
-    """
-
-    kind: WaitKind
-    what: str = ""
-    subject: Any = None
-    tasks: tuple[asyncio.Task[Any], ...] = ()
-    call: CallFuture[Any] | StreamReceiver | None = None
-    members: tuple[str, ...] = ()
-    began_s: float = 0.0
-
-
-# Given the step of a library's function that waits, and the step that called it.
-Recognize: TypeAlias = Callable[[AwaitStep, AwaitStep | None], Recognized]
 
 
 def is_of_library(code: CodeType) -> bool:
@@ -75,7 +47,8 @@ def recognized(chain: Chain) -> Recognized:
         if not is_of_library(step.code):
             break
         if (recognize := _BY_CODE.get(step.code)) is not None:
-            found = recognize(step, chain.steps[place - 1] if place else None)
+            user = chain.steps[place - 1] if place else None
+            found = recognize(step, user) or found
     return found or _future(chain.awaited)
 
 
@@ -134,11 +107,12 @@ def _all_of(name: str) -> Recognize:
 def _tasks(futures: Iterable[Any]) -> Recognized:
     open_ = [one for one in tuple(futures) if one is not None and not one.done()]
     tasks = tuple(one for one in open_ if isinstance(one, asyncio.Task))
-    calls = [one for one in open_ if isinstance(one, CallFuture)]
+    calls = tuple(one for one in open_ if isinstance(one, CallFuture))
     if not tasks and len(calls) == 1:
         return Recognized(WaitKind.CALL, call=calls[0])
-    what = f"{len(open_)} tasks" if len(open_) != 1 else "a task"
-    return Recognized(WaitKind.TASKS, what, tasks=tasks)
+    noun = "task" if tasks else "call"
+    what = f"{len(open_)} {noun}s" if len(open_) != 1 else f"a {noun}"
+    return Recognized(WaitKind.TASKS, what, tasks=tasks, calls=calls)
 
 
 def _sleep(step: AwaitStep, _: AwaitStep | None) -> Recognized:
@@ -153,6 +127,7 @@ def _future(awaited: Any) -> Recognized:
     children = getattr(awaited, "_children", None)
     if isinstance(children, list):
         return _tasks(children)
+    innermost = awaited
     for behind in _behind(awaited):
         if isinstance(behind, CallFuture):
             return Recognized(WaitKind.CALL, call=behind)
@@ -160,7 +135,8 @@ def _future(awaited: Any) -> Recognized:
             return _tasks((behind,))
         if isinstance(behind, concurrent.futures.Future):
             return Recognized(WaitKind.THREADS, "a thread", behind)
-    return Recognized(WaitKind.FUTURE, "a future", awaited)
+        innermost = behind
+    return Recognized(WaitKind.FUTURE, "a future", innermost)
 
 
 def _behind(future: Any) -> Iterable[Any]:
@@ -182,30 +158,7 @@ def _behind(future: Any) -> Iterable[Any]:
                 yield content
 
 
-# --- asyncrpc ------------------------------------------------------------------------
-
-
-def _item(step: AwaitStep, _: AwaitStep | None) -> Recognized:
-    stream = local(step.frame, "self")
-    return Recognized(WaitKind.STREAM, call=stream)
-
-
-def _credit(_step: AwaitStep, _: AwaitStep | None) -> Recognized:
-    return Recognized(WaitKind.CREDIT, "room at the consumer of its stream")
-
-
-def _meeting(step: AwaitStep, _: AwaitStep | None) -> Recognized:
-    venue: Venue = local(step.frame, "self")
-    return Recognized(WaitKind.ROUND, venue.label, members=venue.members)
-
-
-def _collective(step: AwaitStep, _: AwaitStep | None) -> Recognized:
-    run: CollectiveRun = local(step.frame, "self")
-    members = tuple(run.matching.members)
-    # It may wait again and again, by a future each time.
-    return Recognized(
-        WaitKind.COLLECTIVE, run.label, members=members, began_s=run.began_s
-    )
+# --- by code -------------------------------------------------------------------------
 
 
 _BY_CODE: Final[Mapping[CodeType, Recognize]] = {
@@ -223,11 +176,5 @@ _BY_CODE: Final[Mapping[CodeType, Recognize]] = {
     asyncio.wait.__code__: _all_of("fs"),
     asyncio.wait_for.__code__: _all_of("fut"),
     asyncio.sleep.__code__: _sleep,
-    StreamReceiver.take.__code__: _item,
-    StreamProducer.wait.__code__: _credit,
-    Venue.meet.__code__: _meeting,
-    CollectiveRun.take.__code__: _collective,
-    CollectiveRun.settle.__code__: _collective,
-    CollectiveRun.pause.__code__: _collective,
-    CollectiveRun.until_done.__code__: _collective,
+    **OWN_WAITS,
 }

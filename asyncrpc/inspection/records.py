@@ -43,6 +43,11 @@ class WaitKind(enum.Enum):
     BARRIER = "a barrier of this process"
     ROUND = "other members: a barrier, a rendezvous or the end of the group"
     COLLECTIVE = "other ranks of a collective"
+    BACKWARD = "its backward pass on other workers"
+    REDUCTION = "the reduction of its gradients"
+    TURN = "its turn to change parameters"
+    INBOUND = "room for a large request at the callee"
+    IN_FLIGHT = "calls in flight"
     DEVICE = "its turn on a device"
     THREADS = "a thread"
     SLEEP = "time"
@@ -90,8 +95,10 @@ class Wait(NamedTuple):
         is_sure: whether `actors` are known to be these; else they may be.
         is_closed: whether nobody but `actors` refers to it, so that no other can end
             the wait.
-        call: of `CALL`, `STREAM` and `CREDIT`: which one.
+        call: of `CALL`, `STREAM`, `CREDIT` and `INBOUND`: which one.
         members: of `ROUND` and `COLLECTIVE`: the names of all that have to come.
+        calls: further calls, all of which have to end.
+        needs: labels of what has to be done, on whichever worker: see `Actor.does`.
     """
 
     kind: Annotated[WaitKind, EnumName(WaitKind)]
@@ -102,6 +109,8 @@ class Wait(NamedTuple):
     is_closed: bool = False
     call: CallKey | None = None
     members: tuple[str, ...] = ()
+    calls: tuple[CallKey, ...] = ()
+    needs: tuple[str, ...] = ()
 
 
 class Actor(NamedTuple):
@@ -115,6 +124,7 @@ class Actor(NamedTuple):
             program's are.
         wait: what it waits for.
         is_internal: whether it is one of asyncrpc's, and runs nothing of the program.
+        does: labels of what it does for others: its group's part of a pass, say.
     """
 
     kind: Annotated[ActorKind, EnumName(ActorKind)]
@@ -123,6 +133,7 @@ class Actor(NamedTuple):
     frames: tuple[StackFrame, ...]
     wait: Wait
     is_internal: bool
+    does: tuple[str, ...] = ()
 
 
 class OutgoingCall(NamedTuple):
@@ -153,6 +164,7 @@ class ServedCall(NamedTuple):
         is_stream: whether it sends items.
         makes: the referenced value that it makes; empty for none.
         needs: the referenced value that it waits for; empty for none.
+        holds_bytes: of a large request, while it is counted.
     """
 
     key: CallKey
@@ -163,6 +175,7 @@ class ServedCall(NamedTuple):
     is_stream: bool
     makes: str = ""
     needs: str = ""
+    holds_bytes: Annotated[int, integer(0, 1 << 62, "a number of bytes")] = 0
 
 
 class WorkerSnapshot(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Final
 
 from asyncrpc.clock import Clock
 from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.inspection.group import ANSWER_S, GroupAnswers, ask_all
+from asyncrpc.inspection.group import ANSWER_S, AsksWorkers, GroupAnswers, ask_all
 from asyncrpc.inspection.machine.timeline import WorkerEvents
 from asyncrpc.inspection.messages import (
     ListReferences,
@@ -15,7 +15,7 @@ from asyncrpc.inspection.messages import (
     ReferencesSeen,
     TakeEvents,
 )
-from asyncrpc.inspection.observer import Observed, Observer
+from asyncrpc.inspection.observer import Observer
 from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.members import Member
 from asyncrpc.trace import RECENT_MAX
@@ -50,16 +50,16 @@ async def events_of(
     """
     question = TakeEvents(list(kinds), newest_max)
 
-    async def ask(observed: Observed, member: Member) -> WorkerEvents:
-        offset_s, error_s = await _clock_of(observed, member)
-        recent = await observed.ask(question, timeout_s=EVENTS_S)
+    async def ask(asks: AsksWorkers, member: Member) -> WorkerEvents:
+        offset_s, error_s = await _clock_of(asks, member)
+        recent = await asks.ask(member, question, timeout_s=EVENTS_S)
         worker = WorkerId(member.name, Incarnation(member.incarnation))
         return WorkerEvents(worker, recent, offset_s, error_s)
 
     return await ask_all(observer, address, ask, names=names)
 
 
-async def _clock_of(observed: Observed, member: Member) -> tuple[float, float]:
+async def _clock_of(asks: AsksWorkers, member: Member) -> tuple[float, float]:
     """Return what to add to a worker's clock to get ours, and how wrong that may be.
 
     Workers of this host have the same clock.  For others it is assumed that the way
@@ -73,7 +73,7 @@ async def _clock_of(observed: Observed, member: Member) -> tuple[float, float]:
     now_s = Clock().now_s
     for _ in range(CLOCK_TRIES):
         before_s = now_s()
-        theirs_s = await observed.ask(ReadClock(), timeout_s=ANSWER_S)
+        theirs_s = await asks.ask(member, ReadClock(), timeout_s=ANSWER_S)
         after_s = now_s()
         middle_s = (before_s + after_s) / 2
         best = min(best, (after_s - before_s, middle_s - theirs_s))
@@ -91,7 +91,7 @@ async def references_of(
     """Ask the workers of a group for their references; else as `events_of`."""
     question = ListReferences(oldest_max)
 
-    async def ask(observed: Observed, _: Member) -> ReferencesSeen:
-        return await observed.ask(question, timeout_s=ANSWER_S)
+    async def ask(asks: AsksWorkers, member: Member) -> ReferencesSeen:
+        return await asks.ask(member, question, timeout_s=ANSWER_S)
 
     return await ask_all(observer, address, ask, names=names)

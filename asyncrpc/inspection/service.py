@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from asyncrpc.ids import WorkerId
-from asyncrpc.inspection.ages import WaitAges
+from asyncrpc.inspection.ages import SAMPLE_S, WaitAges
 from asyncrpc.inspection.collecting import Inspected, snapshot_of
 from asyncrpc.inspection.door import (
     LocalDoor,
@@ -17,6 +19,7 @@ from asyncrpc.inspection.door import (
     names_of,
 )
 from asyncrpc.inspection.events import RecentEvents
+from asyncrpc.inspection.group import GroupView
 from asyncrpc.inspection.histories import CollectiveHistory, history_of
 from asyncrpc.inspection.messages import (
     SERVICE,
@@ -31,9 +34,12 @@ from asyncrpc.inspection.messages import (
 )
 from asyncrpc.inspection.recent import recent_events
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
+from asyncrpc.inspection.stalls import LOOKS, StallWatch
+from asyncrpc.inspection.within import InnerLook, LinkedPeers
 from asyncrpc.runtime.extensions import Service
 from asyncrpc.runtime.links.sidecar import Sidecar
 from asyncrpc.runtime.membership.service import MembershipService
+from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import Route, answers
 from asyncrpc.runtime.threads import outcome_to
@@ -50,9 +56,11 @@ class InspectedWorker(Inspected, Protocol):
 
     Attributes:
         sidecar: knows when its loop last ran.
+        options: of the worker.
     """
 
     sidecar: Sidecar
+    options: Options
 
     @property
     def membership(self) -> MembershipService:
@@ -61,9 +69,20 @@ class InspectedWorker(Inspected, Protocol):
     def service(self, name: str, /) -> Service:
         """Return a service of the worker."""
 
+    @property
+    def directory(self) -> LinkedPeers:
+        """Return the links of the worker."""
+
+    def start_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run a coroutine as a task that ends with the worker."""
+
 
 class InspectionService:
-    """Answers what is asked about one worker; a `Service`."""
+    """Answers what is asked about one worker; a `Service`.
+
+    Attributes:
+        stalls: says by itself why the worker waits, if it is to.
+    """
 
     name = SERVICE
 
@@ -79,6 +98,7 @@ class InspectionService:
         self._worker = worker
         self._references = references
         self._ages: WaitAges | None = None
+        self.stalls: StallWatch | None = None
         self._door = LocalDoor(
             worker,
             take=self._take,
@@ -111,23 +131,40 @@ class InspectionService:
         return self._worker.membership.table.records
 
     def on_listening(self, addresses: Sequence[str]) -> None:
-        """Open the door for those of this host."""
-        self._ages = WaitAges(self._worker.loop)
+        """Open the door for those of this host, and watch for stalls."""
+        after_s = self._worker.options.stall_after_s
+        sample_s = SAMPLE_S if after_s is None else min(SAMPLE_S, after_s / LOOKS)
+        self._ages = WaitAges(self._worker.loop, sample_s=sample_s)
         self._ages.start()
         if is_supported:
             self._door.open(addresses)
+        if after_s is not None and after_s < math.inf:
+            ports = _WatchedWorker(self._worker, self._take)
+            self.stalls = StallWatch(ports, self._ages, after_s)
+            self.stalls.start()
+
+    async def look(self) -> GroupView:
+        """Look at all workers that this one knows.
+
+        Cancellation:
+            Those that have been asked are told to stop.
+        """
+        look = await _inner_look(self._worker, self._take)
+        return await look.at_all()
 
     async def _on_snapshot(self, _: PeerLink, asked: TakeSnapshot) -> WorkerSnapshot:
-        return await self._in_thread(lambda: self._take(is_thorough=asked.is_thorough))
+        return await _in_thread(
+            self._worker.loop, lambda: self._take(is_thorough=asked.is_thorough)
+        )
 
     async def _on_collectives(
         self, _: PeerLink, __: TellCollectives
     ) -> CollectiveHistory:
-        return await self._in_thread(lambda: history_of(self._worker))
+        return await _in_thread(self._worker.loop, lambda: history_of(self._worker))
 
     async def _on_beside(self, _: PeerLink, asked: LookBeside) -> SeenBeside:
         names = names_of(asked.incarnation, asked.addresses)
-        found = await self._in_thread(lambda: look_beside(names))
+        found = await _in_thread(self._worker.loop, lambda: look_beside(names))
         if isinstance(found, NoAnswer):
             return SeenBeside(None, found, None)
         return SeenBeside(found.snapshot, None, found.collectives)
@@ -137,8 +174,9 @@ class InspectionService:
 
     async def _on_events(self, _: PeerLink, asked: TakeEvents) -> RecentEvents:
         recorder = self._worker.recorder
-        return await self._in_thread(
-            lambda: recent_events(recorder, asked.kinds, asked.newest_max)
+        return await _in_thread(
+            self._worker.loop,
+            lambda: recent_events(recorder, asked.kinds, asked.newest_max),
         )
 
     async def _on_references(
@@ -146,28 +184,78 @@ class InspectionService:
     ) -> ReferencesSeen:
         return self._references(min(asked.oldest_max, REFERENCES_MAX))
 
-    async def _in_thread(self, job: Callable[[], T]) -> T:
-        """Run a job in a thread of its own: those of pools may all be in use."""
-        loop = self._worker.loop
-        done: asyncio.Future[T] = loop.create_future()
-        finish = outcome_to(done)
-
-        def run() -> None:
-            result, problem = None, None
-            try:
-                result = job()
-            except Exception as error:  # noqa: BLE001  (who awaits it gets it)
-                problem = error
-            loop.call_soon_threadsafe(finish, result, problem)
-
-        threading.Thread(target=run, name="asyncrpc-look", daemon=True).start()
-        return await done
-
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Do nothing: it keeps nothing of peers."""
 
     async def close(self) -> None:
         """Close the door, and look at no task any more."""
+        if self.stalls is not None:
+            self.stalls.close()
         self._door.close()
         if self._ages is not None:
             self._ages.stop()
+
+
+class _WatchedWorker:
+    """A worker as the watch for stalls sees it; a `StallPorts`."""
+
+    def __init__(
+        self, worker: InspectedWorker, take: Callable[..., WorkerSnapshot]
+    ) -> None:
+        self._worker = worker
+        self.take = take
+        self.name = worker.identity.name
+        self.loop = worker.loop
+        self.start_task = worker.start_task
+
+    @property
+    def ticked_ns(self) -> int | None:
+        """See `StallPorts`, as of all here."""
+        return self._worker.sidecar.ticked_ns
+
+    def long_calls(self, after_s: float) -> set[Hashable]:
+        before_s = self.loop.time() - after_s
+        return {
+            (direction, link.peer.incarnation, one.call_id)
+            for link in self._worker.directory.links
+            for direction, calls in (("made", link.pending), ("served", link.served))
+            for one in calls
+            if 0 < one.began_s <= before_s
+        }
+
+    async def look_along(self, after_s: float) -> GroupView:
+        look = await _inner_look(self._worker, self.take)
+        return await look.along(after_s)
+
+    async def in_thread(self, job: Callable[[], T]) -> T:
+        return await _in_thread(self.loop, job)
+
+
+async def _inner_look(
+    worker: InspectedWorker, take: Callable[..., WorkerSnapshot]
+) -> InnerLook:
+    own = await _in_thread(worker.loop, take)
+    return InnerLook(
+        worker.directory,
+        own,
+        secret=worker.options.secret_bytes,
+        in_thread=lambda job: _in_thread(worker.loop, job),
+    )
+
+
+async def _in_thread(loop: asyncio.AbstractEventLoop, job: Callable[[], T]) -> T:
+    """Run a job in a thread of its own: those of pools may all be in use."""
+    done: asyncio.Future[T] = loop.create_future()
+    finish = outcome_to(done)
+
+    def run() -> None:
+        result, problem = None, None
+        try:
+            result = job()
+        except Exception as error:  # noqa: BLE001  (who awaits it gets it)
+            problem = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(finish, result, problem)
+
+    threading.Thread(target=run, name="asyncrpc-look", daemon=True).start()
+    return await done

@@ -1,28 +1,39 @@
 """The threads of this process: where each is, and what it waits for.
 
 What a thread waits for inside of C is not seen, only the line that it is at.  What it
-waits for through asyncrpc is: the answer of a call, by `wait`.
+waits for through asyncrpc is: the answer of a call, by `wait`; its turn on a device;
+the lock over gradients; the end of a backward pass, for which the loop reduces.
 """
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures.thread
 import linecache
+import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any, Final
 
-from asyncrpc.inspection.names import local
+from asyncrpc.autograd.engine import Engine
+from asyncrpc.ddp.passes import Backward
+from asyncrpc.inspection.names import local, locals_of
 from asyncrpc.inspection.records import StackFrame
+from asyncrpc.optim import local as local_steps
 from asyncrpc.runtime.calls import futures
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.inbound import InboundCall
+from asyncrpc.runtime.devices import device_lock
+from asyncrpc.runtime.threads import ThreadPool
 
 FRAMES_MAX: Final = 100  # of one stack; the innermost ones
 _IN_THREAD: Final[CodeType] = InboundCall._in_thread.__code__  # noqa: SLF001
 _RUN_JOB: Final[CodeType] = concurrent.futures.thread._WorkItem.run.__code__  # noqa: SLF001
+_POOL: Final[CodeType] = ThreadPool._run.__code__  # noqa: SLF001
+_STEPS: Final = local_steps.__file__
+_OWNER: Final = re.compile(r"owner=(\d+)")
 _WAITING: Final[Mapping[CodeType, str]] = {
     CallFuture.wait.__code__: "self",
     futures.is_done_within.__code__: "future",
@@ -64,18 +75,71 @@ class ThreadStack:
         for frame in self.frames:
             if frame.f_code is _IN_THREAD:
                 found = local(frame, "self")
-                if isinstance(found, InboundCall):
+            elif frame.f_code is _POOL:  # it may wait for a device, and not run yet
+                found = getattr(local(frame, "done"), "__self__", None)
+            else:
+                continue
+            if isinstance(found, InboundCall):
+                return found
+        return None
+
+    def waits_for_pass(self) -> Backward | None:
+        """Return the backward pass whose reduction the thread waits for."""
+        for frame in self.frames:
+            if frame.f_code is Backward.wait_ended.__code__:
+                found = local(frame, "self")
+                if isinstance(found, Backward):
                     return found
         return None
 
-    def runs_job(self) -> concurrent.futures.Future[Any] | None:
-        """Return the future of the job of an executor that the thread runs."""
+    def runs_pass(self, one: Backward) -> bool:
+        """Return whether the thread fills the buckets of a backward pass."""
+        return any(
+            frame.f_code.co_qualname == "Reducer.backward.<locals>.run"
+            and locals_of(frame).get("current") is one
+            for frame in self.frames
+        )
+
+    def ahead_at_device(self) -> list[int]:
+        """Return the idents of the threads whose turn on a device comes before."""
+        if any(frame.f_code is device_lock.WAITS for frame in self.frames):
+            return device_lock.ahead_of(self.ident)
+        return []
+
+    def owner_of_gradients(self) -> int | None:
+        """Return the ident of the thread whose lock over gradients this one wants.
+
+        Who waits for it is at a `with` of these functions, and calls nothing there.
+        """
+        frame = self.frames[0] if self.frames else None
+        if frame is None:
+            return None
+        is_engine = frame.f_code is Engine.run.__code__
+        if not is_engine and frame.f_code.co_filename != _STEPS:
+            return None
+        owner = getattr(local(frame, "self"), "lock" if is_engine else "_lock", None)
+        found = _OWNER.search(repr(owner))  # nothing else tells it
+        ident = int(found[1]) if found else 0
+        return ident if ident not in (0, self.ident) else None
+
+    def runs_job(self) -> concurrent.futures.Future[Any] | asyncio.Future[Any] | None:
+        """Return the future of the job of an executor or a pool that it runs."""
         for frame in self.frames:
+            if frame.f_code is _POOL:
+                return _future_of(local(frame, "done"))
             if frame.f_code is _RUN_JOB:
                 found = getattr(local(frame, "self"), "future", None)
                 if isinstance(found, concurrent.futures.Future):
                     return found
         return None
+
+
+def _future_of(done: Any) -> asyncio.Future[Any] | None:
+    """Return the future that a pool tells of the end of a job: see `outcome_to`."""
+    for cell in getattr(done, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, asyncio.Future):
+            return cell.cell_contents
+    return None
 
 
 def stacks() -> list[ThreadStack]:

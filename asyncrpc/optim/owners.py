@@ -61,6 +61,11 @@ class Owners:
         return self._service.me
 
     @property
+    def key(self) -> tuple[int, int]:
+        """Return what owners know the optimizer by."""
+        return self.me.incarnation, self.serial
+
+    @property
     def only_other(self) -> WorkerId | None:
         """Return the other owner, if there are two and this worker is one of them."""
         if len(self.listed) != 2 or self.me not in self.listed:  # noqa: PLR2004

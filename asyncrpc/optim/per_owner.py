@@ -63,6 +63,11 @@ class PerOwnerOptimizer:
         self._known: dict[WorkerId, list[Options]] = {}  # who has made its optimizer
         self._making = asyncio.Lock()
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """Return what owners know it by."""
+        return self._owners.key
+
     async def make(self, name: str) -> None:
         """Make the local optimizers that are not made yet.
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -152,6 +153,10 @@ class OptimizerService:
     def turns(self) -> int:
         """How many steps run here, are kept, or wait."""
         return len(self._turns)
+
+    def kept_on(self, keys: AbstractSet[int]) -> list[Key]:
+        """Return whose steps are kept on some of these parameters: others wait."""
+        return [key for key, one in self._kept.items() if one.local.keys & keys]
 
     # --- messages (Service) ----------------------------------------------------------
 

@@ -337,6 +337,8 @@ class Options:
             start, and other workers are refused.
         threads: how many plain functions may run at once; threads that wait in a
             nested call do not count.
+        stall_after_s: once something here has waited for so long, the worker logs why,
+            as `asyncrpc why` would say it: each stall once.  None: it logs nothing.
         network: how the worker is reached, and reaches others.
         liveness: when a peer counts as lost.
         limits: how many calls the worker accepts, and how much memory it uses.
@@ -354,6 +356,7 @@ class Options:
     drain_timeout_s: float = 10.0
     membership: str = "dynamic"
     threads: int = 16
+    stall_after_s: float | None = None
     network: NetworkOptions = field(default_factory=NetworkOptions)
     liveness: LivenessOptions = field(default_factory=LivenessOptions)
     limits: LimitOptions = field(default_factory=LimitOptions)
@@ -379,6 +382,9 @@ class Options:
         check_seconds("Options.drain_timeout_s", self.drain_timeout_s, at_least=0)
         _check_word("Options.membership", self.membership, ("dynamic", "static"))
         check_count("Options.threads", self.threads, at_least=1)
+        if self.stall_after_s is not None:
+            wanted = "a positive number of seconds, or None to log nothing"
+            _check_time("Options.stall_after_s", self.stall_after_s, wanted)
         for name, kind in _GROUPS.items():
             wanted = f"a {kind.__name__}"
             check_kind(f"Options.{name}", getattr(self, name), kind, wanted)

@@ -18,6 +18,7 @@ MODULES = (
     "asyncrpc.devices.xla",
     "asyncrpc.errors",
     "asyncrpc.functions",
+    "asyncrpc.inspection",
     "asyncrpc.multiprocessing",
     "asyncrpc.nn",
     "asyncrpc.observability",

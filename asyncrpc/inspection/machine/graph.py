@@ -35,12 +35,10 @@ _ENDS_ALONE: Final = frozenset(
         WaitKind.RUNS,
         WaitKind.SLEEP,
         WaitKind.SOCKET,
-        WaitKind.THREADS,
-        WaitKind.DEVICE,
     }
 )
 _LOOP: Final = "its event loop"
-_NO_THREAD: Final = "a thread of its pool"
+NO_THREAD: Final = "a thread of its pool"
 _OF_MEMBERS: Final = frozenset({WaitKind.ROUND, WaitKind.COLLECTIVE})
 # Whoever waits for these waits for something that was to happen.  For an event or an
 # item that never comes a program may also wait at rest, for as long as it runs.
@@ -48,8 +46,18 @@ _NEVER_AT_REST: Final = _OF_MEMBERS | {
     WaitKind.LOCK,
     WaitKind.SEMAPHORE,
     WaitKind.CONDITION,
+    WaitKind.BACKWARD,
+    WaitKind.REDUCTION,
+    WaitKind.TURN,
+    WaitKind.INBOUND,
+    WaitKind.IN_FLIGHT,
+    WaitKind.DEVICE,
 }
-_NEEDS_ALL: Final = frozenset({WaitKind.TASKS}) | _OF_MEMBERS
+_NEEDS_ALL: Final = _OF_MEMBERS | {
+    WaitKind.TASKS,
+    WaitKind.BACKWARD,
+    WaitKind.IN_FLIGHT,
+}
 
 
 class Node(NamedTuple):
@@ -135,6 +143,7 @@ class _GraphJoiner:
         self._served: dict[CallKey, tuple[str, ServedCall]] = {}
         self._to: dict[CallKey, str] = {}  # names of callees that told nothing
         self._coming: dict[tuple[str, str], Node] = {}  # by worker and what it waits in
+        self._doing: dict[str, list[Node]] = {}  # by label
         for name, snapshot in graph.snapshots.items():
             for served in snapshot.served:
                 self._served[served.key] = (name, served)
@@ -143,6 +152,8 @@ class _GraphJoiner:
             for place, actor in enumerate(snapshot.actors):
                 if actor.wait.kind in _OF_MEMBERS:
                     self._coming[name, actor.wait.what] = Node(name, place)
+                for label in actor.does:
+                    self._doing.setdefault(label, []).append(Node(name, place))
 
     def join(self) -> AwaitGraph:
         graph = self._graph
@@ -150,6 +161,8 @@ class _GraphJoiner:
             wait = graph.wait(node)
             assert wait is not None
             graph.edges[node] = tuple(self._edges(node, wait))
+        for name, snapshot in graph.snapshots.items():
+            graph.edges[Node(name, what=NO_THREAD)] = tuple(_busy(snapshot))
         return graph
 
     def _edges(self, node: Node, wait: Wait) -> Iterable[Edge]:
@@ -159,15 +172,30 @@ class _GraphJoiner:
         if (blocked := self._loop_that_blocks(node)) is not None:
             yield Edge(blocked)
             return
-        if wait.kind is WaitKind.CREDIT:
-            yield from self._to_consumer(wait)
-        elif wait.call is not None:
-            yield from self._to_callee(wait.call)
+        yield from self._calls(wait)
+        if wait.kind is WaitKind.TURN:
+            yield from map(Edge, self._doers(wait))
         for place in wait.actors:
             yield Edge(Node(node.worker, place), is_sure=wait.is_sure)
         for name in wait.members:
             if name != node.worker and (name, wait.what) not in self._coming:
-                yield self._to_member(name)
+                yield self._to_member(name, wait)
+
+    def _calls(self, wait: Wait) -> Iterable[Edge]:
+        """Make the edges of the calls that somebody waits for."""
+        if wait.kind is WaitKind.CREDIT:
+            yield from self._to_consumer(wait)
+        elif wait.kind is WaitKind.INBOUND and wait.call is not None:
+            yield from self._to_holders(wait.call)
+        elif wait.call is not None:
+            yield from self._to_callee(wait.call)
+        for key in wait.calls:
+            yield from self._to_callee(key)
+
+    def _doers(self, wait: Wait, name: str = "") -> list[Node]:
+        """Return who does what a wait needs: on one worker, or on any."""
+        found = [node for label in wait.needs for node in self._doing.get(label, ())]
+        return [node for node in found if name in ("", node.worker)]
 
     def _loop_that_blocks(self, node: Node) -> Node | None:
         """Return the thread of a blocked loop, which all tasks of the worker need."""
@@ -177,13 +205,16 @@ class _GraphJoiner:
         is_task = snapshot.actors[node.actor].kind is ActorKind.TASK
         return Node(node.worker, snapshot.loop_actor) if is_task else None
 
-    def _to_member(self, name: str) -> Edge:
+    def _to_member(self, name: str, wait: Wait) -> Edge:
         """Return the edge to what a member that has not come does instead.
 
-        Another of its tasks may come, unless one waits for others likewise.
+        Another of its tasks may come, unless one waits for others likewise, or it is
+        known which one will.
         """
         if name in self._graph.troubles or name not in self._graph.snapshots:
             return Edge(Node(name, what=_LOOP))
+        for node in self._doers(wait, name):
+            return Edge(node)
         actors = self._graph.snapshots[name].actors
         for place, actor in enumerate(actors):
             if actor.wait.kind in _OF_MEMBERS:
@@ -218,10 +249,21 @@ class _GraphJoiner:
         snapshot = self._graph.snapshots[name]
         for other in snapshot.served:
             if call.needs and other.makes == call.needs:
-                return Node(name, other.actor, "" if other.actor >= 0 else _NO_THREAD)
+                return _server(name, other)
         if snapshot.blocked_for_s and snapshot.loop_actor != NO_ACTOR:
             return Node(name, snapshot.loop_actor)
-        return Node(name, what=_NO_THREAD)
+        return Node(name, what=NO_THREAD)
+
+    def _to_holders(self, key: CallKey) -> Iterable[Edge]:
+        """Find the calls that take the room for large requests of a callee."""
+        name = self._names.get(key.callee, "")
+        snapshot = self._graph.snapshots.get(name)
+        if snapshot is None or name in self._graph.troubles or snapshot.blocked_for_s:
+            yield from self._to_callee(key)
+            return
+        for one in snapshot.served:
+            if one.holds_bytes:
+                yield Edge(_server(name, one))
 
     def _to_consumer(self, wait: Wait) -> Iterable[Edge]:
         """Find who takes the items of a stream: any task that waits for them does."""
@@ -238,6 +280,24 @@ class _GraphJoiner:
                 yield Edge(Node(name, place))
                 return
         yield Edge(Node(name, what="whoever takes the items"))
+
+
+def _server(name: str, call: ServedCall) -> Node:
+    """Return who serves a call."""
+    return Node(name, call.actor, "" if call.actor != NO_ACTOR else NO_THREAD)
+
+
+def _busy(snapshot: WorkerSnapshot) -> Iterable[Edge]:
+    """Find the threads of a worker's pool that run functions."""
+    prefix = f"asyncrpc-{snapshot.name}-"
+    busy = [
+        Node(snapshot.name, place)
+        for place, actor in enumerate(snapshot.actors)
+        if actor.kind is ActorKind.THREAD
+        and not actor.is_internal
+        and actor.name.startswith(prefix)
+    ]
+    return (Edge(one, is_sure=len(busy) == 1) for one in busy)
 
 
 def stuck(graph: AwaitGraph) -> set[Node]:
@@ -310,7 +370,8 @@ class Hang(NamedTuple):
 def find_hangs(graph: AwaitGraph, *, after_s: float) -> list[Hang]:
     """Return what waits too long and why, the gravest first.
 
-    Of those that end at the same node only the longest way is kept.
+    Of those that end at the same node only the longest way is kept.  Who waits for
+    others that go on, however long, is not among them: see `_goes_on`.
 
     Args:
         graph: the group.
@@ -326,6 +387,8 @@ def find_hangs(graph: AwaitGraph, *, after_s: float) -> list[Hang]:
         if actor.is_internal or not (node in dead or is_late):
             continue
         found = _follow(graph, node, dead)
+        if node not in dead and _goes_on(graph, found, after_s):
+            continue
         if not found.path and actor.wait.kind not in _NEVER_AT_REST:
             continue
         fault = min(_cycle_of(found)) if found.is_cycle else found.nodes[-1]
@@ -334,6 +397,27 @@ def find_hangs(graph: AwaitGraph, *, after_s: float) -> list[Hang]:
             by_fault[fault] = found
     different = {found.nodes: found for found in by_fault.values()}
     return sorted(different.values(), key=_weight, reverse=True)
+
+
+def _goes_on(graph: AwaitGraph, found: Hang, after_s: float) -> bool:
+    """Return whether the last of a way has not stood still for long.
+
+    Such is a task that waits for something else than a moment ago, or is about to run:
+    a program's main task waits for its others as long as it runs.
+    """
+    last = found.nodes[-1]
+    actor, snapshot = graph.actor(last), graph.snapshots.get(last.worker)
+    if snapshot is None or last.worker in graph.troubles or found.is_cycle:
+        return False
+    if snapshot.blocked_for_s and last.actor == snapshot.loop_actor:
+        return snapshot.blocked_for_s < after_s
+    if actor is not None and actor.wait.kind is not WaitKind.RUNS:
+        return 0 <= actor.wait.for_s < after_s
+    if actor is not None and actor.kind is ActorKind.TASK:
+        return not snapshot.blocked_for_s and after_s > 0
+    # Of a thread only who waits for it can tell since when.
+    wait = graph.wait(found.nodes[-2]) if found.path else None
+    return wait is not None and 0 <= wait.for_s < after_s
 
 
 def _reach(found: Hang, awaited: set[Node]) -> tuple[bool, int, float]:
@@ -349,6 +433,7 @@ def _matters(graph: AwaitGraph, node: Node) -> bool:
         wait.call is not None
         or wait.kind in _NEEDS_ALL
         or bool(wait.is_sure and wait.actors)
+        or bool(wait.needs)
     )
 
 

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
-from asyncrpc.inspection.machine.graph import AwaitGraph, Edge, Hang, Node
+from asyncrpc.inspection.machine.graph import NO_THREAD, AwaitGraph, Edge, Hang, Node
 from asyncrpc.inspection.records import (
+    NO_ACTOR,
     Actor,
     ActorKind,
+    NoAnswer,
+    ServedCall,
     StackFrame,
     Wait,
     WaitKind,
+    WorkerSnapshot,
 )
 
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _LISTED_MAX: Final = 4
+# Waits for what somebody does, and not for what somebody has.
+_DONE_BY: Final = {
+    WaitKind.THREADS,
+    WaitKind.REDUCTION,
+    WaitKind.BACKWARD,
+    WaitKind.IN_FLIGHT,
+}
+# What services are asked for, for people.
+_ASKED: Final = {
+    "autograd.advance": "the backward pass",
+    "autograd.close": "the backward pass",
+    **dict.fromkeys(
+        ("optim.step", "optim.prepare", "optim.commit", "optim.begin"),
+        "an optimizer step",
+    ),
+}
 # What nobody can end any more, by kind.
 _ENDED_BY: Final = {
     WaitKind.LOCK: "release",
@@ -54,9 +75,45 @@ def sentence(graph: AwaitGraph, found: Hang) -> str:
             for node, edge in zip(found.nodes, found.path, strict=False)
         ]
         text += ", which waits for ".join(hops)
+    elif waited and _is_waiting(graph, found.nodes[0]):
+        end = _end(graph, found.nodes[0]).removeprefix("waits")
+        return f"{text} waits {waited}{end}"
     if found.is_cycle:
         return f"{text}: a cycle{', which nothing can end' if found.is_certain else ''}"
     return f"{text}{', which ' if found.path else ' '}{_end(graph, found.nodes[-1])}"
+
+
+def _is_waiting(graph: AwaitGraph, node: Node) -> bool:
+    wait = graph.wait(node)
+    return (
+        wait is not None
+        and node.worker not in graph.troubles
+        and wait.kind not in (WaitKind.RUNS, WaitKind.SLEEP)
+    )
+
+
+def unnamed_troubles(graph: AwaitGraph, found: Sequence[Hang]) -> list[str]:
+    """Return a sentence on each worker that does not go on, and that no finding has."""
+    named = {node.worker for one in found for node in one.nodes}
+    return [
+        f"{name} does not go on: {_trouble(no_answer)}"
+        for name, no_answer in sorted(graph.troubles.items())
+        if name not in named
+    ]
+
+
+def _trouble(no_answer: NoAnswer) -> str:
+    trouble, words = no_answer
+    return trouble.value + (f", {words}" if words else "")
+
+
+def blocked(snapshot: WorkerSnapshot) -> str:
+    """Return where the event loop of a worker is blocked, and for how long."""
+    text = f"its event loop is blocked, {duration(snapshot.blocked_for_s)}"
+    if snapshot.loop_actor == NO_ACTOR:
+        return text
+    actor = snapshot.actors[snapshot.loop_actor]
+    return f"{text}: {_actor(actor)} {_waits(actor.wait)}{_where(actor)}"
 
 
 def who(graph: AwaitGraph, node: Node) -> str:
@@ -77,8 +134,9 @@ def _hop(graph: AwaitGraph, here: Node, edge: Edge) -> str:
     """Return what one node waits for, and who has to act."""
     wait, target, actor = graph.wait(here), edge.to, graph.actor(edge.to)
     if edge.through is not None:
-        name = edge.through.function
-        return f"{target.worker} `{name}`" if name else f"a value of {target.worker}"
+        return _through(target, edge.through)
+    if here.what == NO_THREAD and actor is not None:
+        return f"{NO_THREAD}: {_actor(actor)}"
     if wait is None or actor is None:
         return target.worker
     if wait.kind is WaitKind.TASKS:
@@ -92,11 +150,20 @@ def _hop(graph: AwaitGraph, here: Node, edge: Edge) -> str:
     return f"{wait.what}{_tie(wait)}{who(graph, target)}"
 
 
+def _through(target: Node, call: ServedCall) -> str:
+    """Return what is waited for of the callee of a call."""
+    if (asked := _ASKED.get(call.function)) is not None:
+        return f"{asked} on {target.worker}"
+    if not call.function:
+        return f"a value of {target.worker}"
+    return f"{target.worker} `{call.function}`"
+
+
 def _tie(wait: Wait) -> str:
     """Return what ties something that is waited for to who has to act."""
     if wait.kind is WaitKind.CREDIT:
         return ", "
-    if wait.kind is WaitKind.THREADS:
+    if wait.kind in _DONE_BY:
         return ": "
     return " held by " if wait.is_sure else ", known to "
 
@@ -105,8 +172,7 @@ def _end(graph: AwaitGraph, node: Node) -> str:
     """Return why the last node does not go on."""
     actor = graph.actor(node)
     if node.worker in graph.troubles:
-        trouble, words = graph.troubles[node.worker]
-        return f"does not go on: {trouble.value}" + (f", {words}" if words else "")
+        return f"does not go on: {_trouble(graph.troubles[node.worker])}"
     if actor is None:
         return f"waits for {node.what}"
     where = _where(actor)

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
+from types import CodeType
 from typing import Final
 
 from asyncrpc.errors import UsageError
@@ -67,28 +68,51 @@ class _LockQueue:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._entries: list[tuple[object, DeviceLock]] = []
+        # A ticket, its lock, and the thread that holds it or waits.
+        self._entries: list[tuple[object, DeviceLock, int]] = []
 
     def enter(self, lock: DeviceLock) -> None:
         ticket = object()
         with self._changed:
-            self._entries.append((ticket, lock))
+            self._entries.append((ticket, lock, threading.get_ident()))
             # A holder always releases, however its `with` ends.
             self._changed.wait_for(lambda: self._may_go(ticket, lock))
 
     def _may_go(self, ticket: object, lock: DeviceLock) -> bool:
         before = takewhile(lambda entry: entry[0] is not ticket, self._entries)
-        return not any(lock.overlaps(other) for _, other in before)
+        return not any(lock.overlaps(other) for _, other, _ in before)
+
+    def ahead_of(self, ident: int) -> list[int]:
+        entries = tuple(
+            self._entries
+        )  # without the lock: somebody may hold it for long
+        mine = [at for at, (*_, whose) in enumerate(entries) if whose == ident]
+        if not mine:
+            return []
+        lock = entries[mine[-1]][1]
+        return [one for _, other, one in entries[: mine[-1]] if lock.overlaps(other)]
 
     def leave(self, lock: DeviceLock) -> None:
         with self._changed:
             # A lock overlaps with itself: of its entries the first has it.
-            at = next(at for at, (_, one) in enumerate(self._entries) if one is lock)
+            at = next(at for at, (_, one, _) in enumerate(self._entries) if one is lock)
             del self._entries[at]
             self._changed.notify_all()
 
 
 _QUEUE: Final = _LockQueue()
+WAITS: Final[CodeType] = _LockQueue.enter.__code__  # where a thread waits
+
+
+def ahead_of(ident: int) -> list[int]:
+    """Return the threads that a thread waits for, if it waits for devices.
+
+    Args:
+        ident: of the thread.
+
+    Thread safety: from any thread.
+    """
+    return _QUEUE.ahead_of(ident)
 
 
 @contextmanager

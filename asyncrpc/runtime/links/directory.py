@@ -382,8 +382,8 @@ class Directory(Generic[LinkT]):
                 self._on_offer(connection, hello)
 
     def _on_offer(self, connection: LinkConnection, hello: Hello) -> None:
-        """A worker dials us."""
-        if self._early is not None:
+        """A worker dials us, or an observer, who may look at a start as well."""
+        if self._early is not None and not hello.observes:
             self._early.append((connection, hello))
             return
         if not self.connections.is_trusted(connection):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Iterable
 from typing import Final
 
 from asyncrpc.errors import UsageError
@@ -54,10 +55,26 @@ async def evidence_of(
     found = _seen(hello, credentials_pid)
     if found is not Evidence.UNKNOWN:
         return found
-    sidecars = [one for one in map(_tcp_address, hello.watch) if one is not None]
+    return await evidence_at(
+        hello.watch, hello.incarnation, secret=secret, timeout_s=timeout_s
+    )
+
+
+async def evidence_at(
+    watch: Iterable[str], incarnation: int, *, secret: bytes | None, timeout_s: float
+) -> Evidence:
+    """Ask the sidecar of a worker of another host, at the worker's own port.
+
+    Args:
+        watch: the worker's addresses, or those of its HELLO.
+        incarnation: of the worker.
+        secret: as of `evidence_of`, as are time, answer and cancellation.
+        timeout_s: likewise.
+    """
+    sidecars = [one for one in map(_tcp_address, watch) if one is not None]
     if not sidecars:
-        return found
-    return await _told(hello, sidecars[:SIDECARS_MAX], secret, timeout_s)
+        return Evidence.UNKNOWN
+    return await _told(incarnation, sidecars[:SIDECARS_MAX], secret, timeout_s)
 
 
 def _seen(hello: Hello, credentials_pid: int | None) -> Evidence:
@@ -75,15 +92,15 @@ def _seen(hello: Hello, credentials_pid: int | None) -> Evidence:
 
 
 async def _told(
-    hello: Hello, sidecars: list[Address], secret: bytes | None, timeout_s: float
+    incarnation: int, sidecars: list[Address], secret: bytes | None, timeout_s: float
 ) -> Evidence:
     """Ask a sidecar at all of its addresses at once; the first answer counts."""
-    key = query.key_from(secret, hello.incarnation)
+    key = query.key_from(secret, incarnation)
     answers: list[int] = []
     tasks: list[asyncio.Task[None]] = []
 
     async def ask(address: Address) -> None:
-        answer = await _answer(address, key, hello.incarnation)
+        answer = await _answer(address, key, incarnation)
         if answer is not None and not answers:
             answers.append(answer)
             for task in tasks:

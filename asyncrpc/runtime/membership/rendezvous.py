@@ -207,12 +207,17 @@ class LocalRendezvous:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            present = {one.rank for one in self._members.values()}
-            missing = sorted(set(range(self.world_size)) - present)
+            missing = list(self.missing)
             came = sorted(self._members.values(), key=lambda one: one.rank)
             error = missing_error(missing, self.world_size, timeout_s, came)
             raise error from None
         return list(self._members.values())
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Internal: the ranks that have not come."""
+        present = {one.rank for one in tuple(self._members.values())}
+        return tuple(sorted(set(range(self.world_size)) - present))
 
     async def publish(self, member: Member) -> None:
         """Internal: put the record in place of that of the name's former life.

@@ -50,6 +50,8 @@ _RUNNING: Final = "running"  # a group runs: who is there joins it, or meets aga
 _POLL_S: Final = 0.02
 _POLLS_PER_LOOK: Final = 10  # at whether another process has taken this one's place
 _POLLS_PER_OFFER: Final = 3  # likewise, at whether members offer to take it in
+_POLLS_PER_ROLL: Final = 20  # likewise, at who is missing: for who looks at rank 0
+_FIRST_ROLL: Final = 5
 _POLL_MAX_S: Final = 0.1  # ten questions a second from each worker that waits long
 # Workers that came may take so long to learn that others did not.
 _LAST_WORD_S: Final = 1.0
@@ -71,6 +73,7 @@ class StoreRendezvous:
 
     Attributes:
         run: the name of the run; empty: it has none, and no offers are made.
+        missing: ranks that have not come, as rank 0 saw last; others do not look.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class StoreRendezvous:
         self._end_s: float | None = None
         self._store: Store | None = None
         self._visited: Store | None = None
+        self.missing: tuple[int, ...] | None = None
         self._readers = 0  # who reads the store to the end
         self._given_up = threading.Event()
         self._is_second = threading.Event()
@@ -398,6 +402,8 @@ class StoreRendezvous:
                 self._check_place(store, member)
             if has_word:
                 return _missing_in(store.get(_WORD))
+            if self.rank == 0 and polls % _POLLS_PER_ROLL == _FIRST_ROLL:
+                self.missing = tuple(self._absent_from(store))
             if polls % _POLLS_PER_OFFER == 0:
                 offered = self._read_offer(base)
                 if offered is not None:
@@ -414,13 +420,12 @@ class StoreRendezvous:
 
     def _give_word(self, store: Store) -> list[int] | None:
         """Say who is missing, unless the word has been given just now."""
-        absent = (
-            str(rank)
-            for rank in range(self.world_size)
-            if not store.check([f"{PREFIX}/member/{rank}"])
-        )
-        word = ",".join(absent) or _ALL
+        word = ",".join(map(str, self._absent_from(store))) or _ALL
         return _missing_in(store.compare_set(_WORD, "", word))
+
+    def _absent_from(self, store: Store) -> list[int]:
+        ranks = range(self.world_size)
+        return [one for one in ranks if not store.check([f"{PREFIX}/member/{one}"])]
 
     def _await_readers(self, timeout_s: float) -> None:
         """Keep a store alive that this worker hosts until all have read it."""

@@ -21,6 +21,7 @@ from asyncrpc.runtime.rounds.machine.words import Key, Word
 from asyncrpc.runtime.rounds.messages import LeftOutNotice
 from asyncrpc.runtime.rounds.messenger import name_of
 from asyncrpc.runtime.rounds.service import RoundService
+from asyncrpc.runtime.rounds.venue import Venue
 
 # The pauses after which a busy worker checks again whether it is idle: no event tells
 # it of the end of each call.
@@ -74,7 +75,12 @@ class CallingPeers(Peers, Protocol):
 
 
 class GracefulShutdown:
-    """Ends a worker together with the others."""
+    """Ends a worker together with the others.
+
+    Attributes:
+        began_s: when this worker asked for the end, in the time of the loop.
+        venue: of the wave that it has come to; None between waves.
+    """
 
     def __init__(
         self,
@@ -99,6 +105,8 @@ class GracefulShutdown:
         self._is_active = is_active
         rank, size = identity.rank, identity.world_size
         self.has_group = 0 <= rank < size
+        self.began_s = 0.0
+        self.venue: Venue | None = None
         self._changed = asyncio.Event()
         # All links seen so far: calls of ended links count as well.
         self._links: dict[CallingLink, None] = {}
@@ -126,7 +134,8 @@ class GracefulShutdown:
         """
         self.machine.enter()
         now_s = self._scheduler.loop.time
-        end_s = None if timeout_s is None else now_s() + timeout_s
+        self.began_s = now_s()
+        end_s = None if timeout_s is None else self.began_s + timeout_s
         try:
             limit_s = await self._until_over(end_s, drain_timeout_s)
         finally:
@@ -164,12 +173,14 @@ class GracefulShutdown:
         venue = self._rounds.venue(self.machine.key)
         for rank in self._gone.intersection(venue.series.neighbours):
             venue.messenger.connect(rank, was_seen_going=True)
+        self.venue = venue
         try:
             await venue.come(payload, limit_s)
             self.machine.look()
             self._on_change()
             self._rounds.flush()
         finally:
+            self.venue = None
             venue.let_go()
 
     async def _payload(self, limit_s: float | None) -> bytes | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Iterator
 
 import torch
@@ -69,6 +70,9 @@ async def _obey(worker: Worker, command: str, name: str, *more: str) -> object:
         return worker.tokens.issue(valid_s=float(more[0]), name=name)
     if command == "revoke":
         return worker.tokens.revoke(name)
+    if command == "block":
+        time.sleep(float(name))  # noqa: ASYNC251  (that is the point)
+        return name
     if command == "find":
         return (await worker.find(name, timeout_s=30.0)).name
     return await _use(worker.peer(name), command, *more)
@@ -95,7 +99,9 @@ async def _tell_changes(worker: Worker) -> None:
         say(f"{change.kind.name.lower()} {change.member.name}")
 
 
-async def _serve(name: str, rank: str, size: str, place: str) -> None:
+async def _serve(
+    name: str, rank: str, size: str, place: str, lost_after_s: str = "4"
+) -> None:
     """Be a worker, and do what comes by lines on the standard input."""
     is_inside = int(size) > 0
     listen = ("tcp://0.0.0.0:7000",) if is_inside else None
@@ -106,7 +112,7 @@ async def _serve(name: str, rank: str, size: str, place: str) -> None:
         rendezvous=place,
         options=Options(
             network=NetworkOptions(listen=listen),
-            liveness=LivenessOptions(heartbeat_s=1.0, lost_after_s=4.0),
+            liveness=LivenessOptions(heartbeat_s=1.0, lost_after_s=float(lost_after_s)),
             drain_timeout_s=1.0,
         ),
     ) as worker:

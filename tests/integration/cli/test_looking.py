@@ -123,6 +123,14 @@ async def test_the_others(trainer: Worker, asyncrpc: Command) -> None:
     assert [one["state"] for one in workers] == ["runs", "runs"]
 
 
+@pytest.mark.parametrize("after", ["-1", "nan", "inf", "-inf"])
+async def test_a_time_that_is_none_is_refused(asyncrpc: Command, after: str) -> None:
+    assert await asyncrpc("why", "tcp://127.0.0.1:1", f"--after={after}") == (
+        2,
+        f"asyncrpc why: --after must be finite seconds of at least 0, not {after}\n",
+    )
+
+
 async def test_mistakes(
     trainer: Worker, asyncrpc: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
@@ -12,20 +11,20 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from asyncrpc import AsyncRpcError, Options, Worker
-from asyncrpc.inspection.group import GroupView, view_of
+from asyncrpc import AsyncRpcError, Worker
 from asyncrpc.inspection.machine.graph import find_hangs
-from asyncrpc.inspection.machine.wording import sentence, tree
-from asyncrpc.inspection.observer import Observer
+from asyncrpc.inspection.machine.wording import tree
 from asyncrpc.testing import ProcessCluster
 from tests.integration.inspection import hanging
+from tests.integration.inspection.looks import (
+    AFTER_S,
+    GENEROUS_S,
+    OPTIONS,
+    TRAINER,
+    look,
+    until_said,
+)
 
-SECRET: Final = "a secret of this test"
-OPTIONS: Final = Options(secret=SECRET, drain_timeout_s=0.0)
-GENEROUS_S: Final = 60.0
-PAUSE_S: Final = 0.05  # between two looks
-
-TRAINER: Final = r"^trainer task `train` waits [\d.]+ s for "
 Program = Callable[[Worker], Awaitable[None]]
 
 # What is said of each, from the start of the sentence.
@@ -138,27 +137,6 @@ async def trainer() -> AsyncIterator[Worker]:
         yield worker
 
 
-async def look(worker: Worker) -> GroupView:
-    async with Observer(OPTIONS) as observer:
-        return await view_of(observer, worker.addresses[0])
-
-
-async def until_said(worker: Worker, wanted: str) -> GroupView:
-    """Look until a finding reads so; fail with all that was found if none ever does."""
-    said: list[str] = []
-    try:
-        async with asyncio.timeout(GENEROUS_S):
-            while True:
-                view = await look(worker)
-                graph = view.graph
-                said = [sentence(graph, one) for one in find_hangs(graph, after_s=0.2)]
-                if any(re.search(wanted, one) for one in said):
-                    return view
-                await asyncio.sleep(PAUSE_S)
-    except TimeoutError:
-        pytest.fail(f"nothing reads like {wanted!r}; there is: {said}")
-
-
 @pytest.mark.parametrize("hang", HANGS, ids=lambda hang: hang.__name__)
 async def test_it_is_named(trainer: Worker, hang: Program) -> None:
     async def train() -> None:
@@ -168,7 +146,7 @@ async def test_it_is_named(trainer: Worker, hang: Program) -> None:
     try:
         view = await until_said(trainer, TRAINER + f"({HANGS[hang]})")
         assert not view.silent
-        for found in find_hangs(view.graph, after_s=0.2):
+        for found in find_hangs(view.graph, after_s=AFTER_S):
             assert tree(view.graph, found)
     finally:
         task.cancel()

@@ -90,6 +90,7 @@ OPTIONS_FIT: Final[Mapping[str, set[str]]] = {
     "advertise": {"none", "an empty list"},
     "names": {"none", "an empty list", "a list of text"},
     "rpc_timeout_s": SECONDS | {"infinite"},
+    "stall_after_s": SECONDS | {"infinite"},
     "watch": set(),
     "membership": set(),
     "codecs": set(),

@@ -278,6 +278,10 @@ USES: Final[Mapping[str, Use]] = {
         says={"to": r"\bto\b|worker .* is unknown", "func": r"\bfunction\b"},
     ),
     "current_worker": Use(lambda _: asyncrpc.current_worker, finish=nothing),
+    "inspection.why": Use(
+        lambda _: asyncrpc.inspection.why,
+        fits={"after_s": SECONDS - {"none"}, "worker": {"none"}},
+    ),
     "cancelled": Use(lambda _: asyncrpc.cancelled, needs_worker=False),
     "Tls": Use(
         lambda _: Tls,

@@ -54,3 +54,32 @@ def test_one_that_sleeps_again_and_again_does_not_age() -> None:
 
     with asyncio.Runner(loop_factory=SimLoop) as runner:
         runner.run(play())
+
+
+def test_the_waits_that_have_lasted_are_told_from_those_that_began_anew() -> None:
+    async def play() -> None:
+        ages = WaitAges(asyncio.get_running_loop(), sample_s=1.0)
+        first, second = asyncio.Event(), asyncio.Event()
+
+        async def wait() -> None:
+            await first.wait()
+            await second.wait()
+
+        task = asyncio.create_task(wait())
+        ages.start()
+        await asyncio.sleep(3.5)
+        assert len(ages.overdue(2.0)) == 2  # with the one that plays
+        assert ages.overdue(4.0) == set()
+        await asyncio.sleep(3.0)
+        (before,) = (one for one in ages.overdue(4.0) if one[0] == id(task))
+        first.set()
+        await asyncio.sleep(2.0)
+        assert ages.overdue(4.0) == set()
+        await asyncio.sleep(4.0)
+        (after,) = (one for one in ages.overdue(4.0) if one[0] == id(task))
+        assert after != before
+        ages.stop()
+        task.cancel()
+
+    with asyncio.Runner(loop_factory=SimLoop) as runner:
+        runner.run(play())

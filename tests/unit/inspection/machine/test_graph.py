@@ -368,3 +368,128 @@ def test_every_finding_can_be_told() -> None:
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+class TestWhoGoesOn:
+    """Who waits for others that go on is not named, however long it has waited."""
+
+    def test_a_main_task_waits_for_its_others_as_long_as_the_program_runs(self) -> None:
+        main = task("main", Wait(WaitKind.TASKS, "a task", 500.0, (1,)))
+        snapshots = [
+            worker("a", [main, task("work", call("a", "b", for_s=0.1))]),
+            worker("b", [task("f", RUNS)], [served("a", "b", 0)]),
+        ]
+        assert find_hangs(graph_of(snapshots), after_s=3.0) == []
+
+    def test_a_long_call_that_waits_for_something_else_each_time(self) -> None:
+        snapshots = [
+            worker("a", [task("train", call("a", "b", for_s=500.0))]),
+            worker(
+                "b",
+                [task("f", Wait(WaitKind.EVENT, "Event `next`", 0.5))],
+                [served("a", "b", 0)],
+            ),
+        ]
+        assert find_hangs(graph_of(snapshots), after_s=3.0) == []
+
+    def test_a_thread_that_has_just_begun(self) -> None:
+        thread = task("compute", SLEEPS, kind=ActorKind.THREAD)
+        waiter = task(
+            "work", Wait(WaitKind.THREADS, "a function in a thread", 0.5, (1,))
+        )
+        main = task("main", Wait(WaitKind.TASKS, "a task", 500.0, (0,)))
+        snapshots = [worker("a", [waiter, thread, main])]
+        assert find_hangs(graph_of(snapshots), after_s=3.0) == []
+
+    def test_a_thread_that_runs_one_function_for_long_may_hang(self) -> None:
+        thread = task("f", SLEEPS, kind=ActorKind.THREAD)
+        snapshots = [
+            worker("a", [task("train", call("a", "b", for_s=500.0))]),
+            worker("b", [thread], [served("a", "b", 0)]),
+        ]
+        assert len(find_hangs(graph_of(snapshots), after_s=3.0)) == 1
+
+    def test_a_loop_that_is_blocked_for_a_moment(self) -> None:
+        loop = task("f", SLEEPS, kind=ActorKind.THREAD)
+        for blocked_for_s, count in ((0.3, 0), (30.0, 1)):
+            snapshots = [
+                worker("a", [task("train", call("a", "b", for_s=500.0))]),
+                worker("b", [loop], loop_actor=0, blocked_for_s=blocked_for_s),
+            ]
+            found = find_hangs(graph_of(snapshots), after_s=3.0)
+            assert len(found) == count
+
+
+class TestWhatIsDoneForOthers:
+    """A turn leads to who does what has it; a collective to who will come to it."""
+
+    def test_a_turn_leads_to_the_step_that_has_it(self) -> None:
+        turn = Wait(WaitKind.TURN, "its turn to change parameters", 5.0, needs=("s",))
+        commit = task("commit", call("b", "c"))
+        snapshots = [
+            worker("a", [task("step", turn)]),
+            worker("b", [commit._replace(does=("s",))]),
+            worker(
+                "c", [task("f", Wait(WaitKind.EVENT, "", 5.0))], [served("b", "c", 0)]
+            ),
+        ]
+        assert said(snapshots).startswith(
+            "a task `step` waits 5.0 s for its turn to change parameters held by b "
+            "task `commit`, which waits for c `f`, which waits for"
+        )
+
+    def test_of_a_member_that_has_not_come_the_task_that_will_is_named(self) -> None:
+        reduce = Wait(
+            WaitKind.COLLECTIVE, "all_reduce 1", 5.0, members=("a", "b"), needs=("g",)
+        )
+        rest = task("rest", Wait(WaitKind.EVENT, "Event `rest`", 900.0))
+        filling = task("fill", Wait(WaitKind.EVENT, "Event `full`", 5.0))
+        snapshots = [
+            worker("a", [task("train", reduce)]),
+            worker("b", [rest, filling._replace(does=("g",), is_internal=True)]),
+        ]
+        assert said(snapshots) == (
+            "a task `train` waits 5.0 s for all_reduce 1, to which b has not come: b "
+            "task `fill`, which waits for Event `full` (train.py:7 in fill)"
+        )
+
+    def test_a_call_without_a_thread_leads_to_those_that_are_busy(self) -> None:
+        busy = task("asyncrpc-b-1", SLEEPS, kind=ActorKind.THREAD)
+        snapshots = [
+            worker("a", [task("train", call("a", "b"))]),
+            worker("b", [busy], [served("a", "b", NO_ACTOR)]),
+        ]
+        assert said(snapshots) == (
+            "a task `train` waits 5.0 s for b `f`, which waits for a thread of its "
+            "pool: thread `asyncrpc-b-1`, which runs `time.sleep(9)` (train.py:7 in "
+            "asyncrpc-b-1)"
+        )
+
+    def test_a_large_request_leads_to_those_that_have_the_room(self) -> None:
+        room = call("a", "b")._replace(
+            kind=WaitKind.INBOUND, what="room for `f` on 'b'"
+        )
+        keeps = task("keep", Wait(WaitKind.EVENT, "Event `go`", 5.0))
+        kept = served("c", "b", 0)._replace(holds_bytes=600)
+        snapshots = [worker("a", [task("train", room)]), worker("b", [keeps], [kept])]
+        assert said(snapshots) == (
+            "a task `train` waits 5.0 s for room for `f` on 'b' held by b task `keep`, "
+            "which waits for Event `go` (train.py:7 in keep)"
+        )
+
+    def test_a_pass_needs_all_that_was_asked(self) -> None:
+        waits = Wait(
+            WaitKind.BACKWARD,
+            "its backward pass",
+            5.0,
+            calls=(key("a", "b"), key("a", "c", 2)),
+        )
+        advance = served("a", "b", 0)._replace(function="autograd.advance")
+        snapshots = [
+            worker("a", [task("train", waits)]),
+            worker("b", [task("g", Wait(WaitKind.EVENT, "", 5.0))], [advance]),
+            worker("c", []),
+        ]
+        assert said(snapshots).startswith(
+            "a task `train` waits 5.0 s for the backward pass on b, which waits for"
+        )

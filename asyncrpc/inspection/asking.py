@@ -1,0 +1,51 @@
+"""What a program asks about its own group."""
+
+from __future__ import annotations
+
+from asyncrpc.arguments import check_duration, check_kind
+from asyncrpc.inspection.machine.graph import find_hangs
+from asyncrpc.inspection.machine.wording import sentence, unnamed_troubles
+from asyncrpc.inspection.messages import SERVICE
+from asyncrpc.inspection.service import InspectionService
+from asyncrpc.inspection.within import graph_of_seen
+from asyncrpc.runtime.worker import Worker, current_worker
+
+
+async def why(*, after_s: float = 10.0, worker: Worker | None = None) -> list[str]:
+    """Return why the group does not go on, as the command `asyncrpc why` says it.
+
+    The other workers are asked over the connections that this worker has, and makes.
+    Of more than 64 others only the first 64 are looked at.
+
+    Args:
+        after_s: seconds that a wait may take.
+        worker: from which to look; None: the current worker.
+
+    Returns:
+        One sentence for each finding, the gravest first; empty if nothing waits for
+        longer, and all workers answer.
+
+    Raises:
+        UsageError: an argument is of another kind; or this is not the worker's event
+            loop.
+        NotStartedError: the worker does not run.
+
+    Cancellation:
+        Those that have been asked are told to stop.
+
+    Example:
+        >>> for sentence in await asyncrpc.inspection.why(after_s=60.0):
+        ...     print(sentence)
+    """
+    check_duration("after_s", after_s)
+    asked = current_worker() if worker is None else worker
+    check_kind("worker", asked, Worker, "a Worker or None")
+    asked.parts.lifecycle.check_on_loop("asyncrpc.inspection.why")
+    service = asked.parts.service(SERVICE)
+    assert isinstance(service, InspectionService)  # every worker has one
+    graph = graph_of_seen(await service.look())
+    found = find_hangs(graph, after_s=after_s)
+    return [
+        *(sentence(graph, one) for one in found),
+        *unnamed_troubles(graph, found),
+    ]

@@ -1,0 +1,150 @@
+"""A look at the group from within one of its workers, over the links that it has.
+
+It begins with the worker itself, and goes on to those who are waited for, and to those
+who wait for what is served here: not to all, unless all are asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+from asyncrpc.inspection.group import GroupLook, GroupView
+from asyncrpc.inspection.machine.graph import AwaitGraph, Node, graph_of
+from asyncrpc.inspection.records import NO_ACTOR, Actor, WorkerSnapshot
+from asyncrpc.runtime.members import Member
+from asyncrpc.runtime.messages import Request
+from asyncrpc.runtime.ports import PeerLink, ask
+
+T = TypeVar("T")
+
+WORKERS_MAX: Final = 64  # that are looked at, besides the worker itself
+STEPS_MAX: Final = 16  # from worker to worker
+LOOK_S: Final = 20.0  # for all of it
+
+
+class LinkedPeers(Protocol):
+    """The workers that one worker knows, and the links to them."""
+
+    @property
+    def links(self) -> Sequence[Any]:
+        """Every open link."""
+
+    @property
+    def members(self) -> list[Member]:
+        """Every worker that is known."""
+
+    async def open_link(self, to: str) -> PeerLink:
+        """Return the link to a worker, connecting if need be."""
+
+
+class _LinkQuestions:
+    """Asks peers as a service of the worker does."""
+
+    def __init__(self, peers: LinkedPeers) -> None:
+        self._peers = peers
+
+    async def ask(self, member: Member, request: Request[T], *, timeout_s: float) -> T:
+        """See `group.AsksWorkers`."""
+        async with asyncio.timeout(timeout_s):
+            link = await self._peers.open_link(member.name)
+            return await ask(link, request)
+
+
+class InnerLook:
+    """One look from within a worker.
+
+    Attributes:
+        own: what the worker sees of itself.
+    """
+
+    def __init__(
+        self,
+        peers: LinkedPeers,
+        own: WorkerSnapshot,
+        *,
+        secret: bytes | None,
+        in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
+    ) -> None:
+        """Prepare to look.
+
+        Args:
+            peers: of the worker.
+            own: what it sees of itself.
+            secret: of the group.
+            in_thread: runs what takes time, so that it does not hold the loop.
+        """
+        self.own = own
+        self._in_thread = in_thread
+        questions = _LinkQuestions(peers)
+        self._look = GroupLook(questions, secret=secret, is_thorough=True)
+        self._look.members = {one.name: one for one in peers.members}
+        self._look.take(own)
+
+    async def at_all(self) -> GroupView:
+        """Look at all that are known, within limits."""
+        await self._at(self._look.members)
+        return self._look.view
+
+    async def along(self, after_s: float) -> GroupView:
+        """Look at those that something here leads to that has waited so long."""
+        known = self._look.members.keys()
+        await self._at({one.caller for one in self.own.served if one.for_s >= after_s})
+        for _ in range(STEPS_MAX):
+            graph = await self._in_thread(lambda: self._look.view.graph)
+            unseen = _unseen(graph, self.own.name, after_s) & known
+            if not unseen or not await self._at(unseen):
+                break
+        return self._look.view
+
+    async def _at(self, names: Iterable[str]) -> bool:
+        """Look at some; return whether any of them had not been looked at."""
+        look = self._look
+        seen = look.snapshots.keys() | look.silent.keys()
+        room = max(0, WORKERS_MAX + 1 - len(seen))
+        wanted = [one for one in names if one in look.members and one not in seen]
+        await look.at(wanted[:room])
+        return bool(wanted[:room])
+
+
+def _unseen(graph: AwaitGraph, own: str, after_s: float) -> set[str]:
+    """Return the workers without a snapshot that long waits of one worker lead to."""
+    ways = [node for node in graph.edges if _is_late(graph, node, own, after_s)]
+    passed, unseen = set(ways), set[str]()
+    while ways:
+        for edge in graph.edges.get(ways.pop(), ()):
+            to = edge.to
+            if to.actor == NO_ACTOR and to.worker not in graph.snapshots:
+                unseen.add(to.worker)
+            elif to not in passed:
+                passed.add(to)
+                ways.append(to)
+    return unseen - graph.troubles.keys()
+
+
+def _is_late(graph: AwaitGraph, node: Node, own: str, after_s: float) -> bool:
+    wait = graph.wait(node)
+    return node.worker == own and wait is not None and wait.for_s >= after_s
+
+
+def graph_of_seen(view: GroupView) -> AwaitGraph:
+    """Return the graph of a look that did not go to all members.
+
+    Whether those have come that were not looked at is not known, so nobody is said to
+    wait for them.
+    """
+    seen = view.snapshots.keys() | view.silent.keys()
+    snapshots = [
+        one._replace(actors=tuple(_waiting_for(actor, seen) for actor in one.actors))
+        for one in view.snapshots.values()
+    ]
+    return graph_of(snapshots, view.silent)
+
+
+def _waiting_for(actor: Actor, seen: Collection[str]) -> Actor:
+    """Return an actor that waits for none but some members."""
+    if all(name in seen for name in actor.wait.members):
+        return actor
+    members = tuple(name for name in actor.wait.members if name in seen)
+    return actor._replace(wait=actor.wait._replace(members=members))

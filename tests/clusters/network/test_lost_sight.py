@@ -1,0 +1,82 @@
+"""Of a worker that is alone on its host, and does not answer, its watch tells why."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clusters.network.hosts import Network, network, why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces work")
+
+SERVE = """
+import sys
+from tests.clusters.network.programs import serve
+serve(*sys.argv[1:])
+"""
+LOOK = """
+import sys
+from asyncrpc.cli.main import main
+print("exit", main(sys.argv[1:]))
+"""
+MEET = "tcp://10.1.0.1:29500"
+NEAR = "tcp://10.1.0.1:7000"
+NEVER_LOST_S = "3600"
+
+
+class Pair:
+    """A worker on a host of its own, seen from the host of another."""
+
+    def __init__(self, net: Network) -> None:
+        self.host = net.host("near", inside="10.1.0.1")
+        self.net = net
+        far = net.host("far", inside="10.1.0.2")
+        self.near = self.host.start(SERVE, "near", "0", "2", MEET, NEVER_LOST_S)
+        self.far = far.start(SERVE, "far", "1", "2", MEET, NEVER_LOST_S)
+        for one in (self.near, self.far):
+            one.hears("ready")
+        self.near.say("call far")
+        self.near.hears("done far")
+
+    def look(self, command: str, *options: str) -> str:
+        """Return what a command prints on the other host."""
+        return self.host.start(LOOK, command, NEAR, *options).ends()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    with network(tmp_path) as net:
+        yield Pair(net)
+
+
+def test_one_that_is_stopped(pair: Pair) -> None:
+    os.kill(pair.far.process.pid, signal.SIGSTOP)
+    try:
+        assert "its process is stopped" in pair.look("status")
+        told = pair.look("why")
+        assert (
+            "far does not go on: its process is stopped, says the watch beside it: "
+            "SIGCONT lets it go on" in told
+        )
+        assert "exit 1" in told
+    finally:
+        os.kill(pair.far.process.pid, signal.SIGCONT)
+
+
+def test_one_whose_loop_is_blocked(pair: Pair) -> None:
+    pair.far.say("block 3600")
+    told = ""
+    while "says the watch" not in told:  # it runs for the first seconds still
+        told = pair.look("why")
+    assert "far does not go on: its event loop is blocked, or its interpreter" in told
+    assert "its event loop is blocked" in pair.look("status")
+
+
+def test_one_that_is_cut_off(pair: Pair) -> None:
+    pair.net.cut("inside")
+    told = pair.look("why")
+    assert "far does not go on: it does not answer, nor does the watch beside" in told
