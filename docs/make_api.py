@@ -39,6 +39,7 @@ MODULES: Final = (
     "asyncrpc.multiprocessing",
     "asyncrpc.ray",
     "asyncrpc.serving",
+    "asyncrpc.observability",
     "asyncrpc.functions",
     "asyncrpc.testing",
     "asyncrpc.errors",

@@ -20,6 +20,7 @@ MODULES = (
     "asyncrpc.functions",
     "asyncrpc.multiprocessing",
     "asyncrpc.nn",
+    "asyncrpc.observability",
     "asyncrpc.optim",
     "asyncrpc.ray",
     "asyncrpc.serving",
