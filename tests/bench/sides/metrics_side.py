@@ -1,0 +1,101 @@
+"""One of two processes whose calls are counted, now and then.
+
+Metrics are turned on and off many times in one life of the pair, at both ends, so that
+the machine's mood meets both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import asyncrpc
+from asyncrpc import observability
+from tests.bench.harness import WARM_UPS
+from tests.bench.processes import report
+
+AT_ONCE: Final = 256
+BOTH: Final = ("off", "on")
+_counting: Final[list[observability.Metrics]] = []
+
+
+async def add(left: int, right: int) -> int:
+    return left + right
+
+
+def count(wanted: str) -> None:
+    """Begin to count at this worker, or end it."""
+    while _counting:
+        _counting.pop().close()
+    if wanted == "on":
+        metrics = observability.Metrics(asyncrpc.current_worker())
+        _counting.append(metrics.__enter__())
+
+
+async def in_turn(peer: asyncrpc.Peer, seconds: float) -> float:
+    """Return calls per second, one after the other."""
+    calls, begun_s = 0, time.perf_counter()
+    while time.perf_counter() - begun_s < seconds:
+        for _ in range(100):
+            await peer.call(add, 1, 2)
+        calls += 100
+    return calls / (time.perf_counter() - begun_s)
+
+
+async def at_once(peer: asyncrpc.Peer, seconds: float) -> float:
+    """Return calls per second, with many outstanding."""
+    calls, begun_s = 0, time.perf_counter()
+    while time.perf_counter() - begun_s < seconds:
+        await asyncio.gather(*(peer.call(add, 1, 2) for _ in range(AT_ONCE)))
+        calls += AT_ONCE
+    return calls / (time.perf_counter() - begun_s)
+
+
+WORK: Final[dict[str, Callable[[asyncrpc.Peer, float], Awaitable[float]]]] = {
+    "in turn": in_turn,
+    f"{AT_ONCE} outstanding": at_once,
+}
+
+
+async def measure(worker: asyncrpc.Worker, rounds: int, seconds: float) -> None:
+    peer = worker.peer(1)
+    for _ in range(WARM_UPS):
+        await peer.call(add, 1, 2)
+    for name, work in WORK.items():
+        await work(peer, seconds)
+        found: dict[str, list[float]] = {wanted: [] for wanted in BOTH}
+        for number in range(2 * rounds):
+            wanted = BOTH[(number + number // 2) % 2]  # off on, on off, off on
+            count(wanted)
+            await peer.call(count, wanted)
+            found[wanted].append(await work(peer, seconds))
+        report(name, found)
+    count("off")
+    await peer.call(count, "off")
+
+
+async def main(options: argparse.Namespace) -> None:
+    worker: Any = asyncrpc.Worker(
+        f"w{options.rank}",
+        rank=options.rank,
+        world_size=2,
+        rendezvous=f"tcp://127.0.0.1:{options.port}",
+    )
+    async with worker:
+        if options.rank == 0:
+            await measure(worker, options.rounds, options.seconds)
+        with contextlib.suppress(asyncrpc.AsyncRpcError):
+            await worker.barrier()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=0.5)
+    asyncrpc.run(main(parser.parse_args()))
