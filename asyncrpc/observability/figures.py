@@ -9,6 +9,7 @@ Invariants: what is folded or read is so under one lock; no fold raises.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -21,7 +22,7 @@ from asyncrpc.observability.series import (
     METHODS_MAX,
     OUTCOMES_MAX,
     LabelCap,
-    Series,
+    MetricSeries,
     Total,
 )
 from asyncrpc.trace import OK, FlightRecorder
@@ -29,6 +30,8 @@ from asyncrpc.trace import OK, FlightRecorder
 Events: TypeAlias = Iterable[Fields]
 Fold: TypeAlias = Callable[[Events], None]
 
+# Values by method and outcome.
+_Grouped: Final = defaultdict[tuple[str, str], list[float]]
 _WORDS_MAX: Final = 20  # of our own: states, changes, operations of collectives
 _SLABS: Final = {"slab": "own"}  # as the flight recorder names them
 
@@ -61,7 +64,9 @@ class WorkerFigures:
             peers_max: peers that are told apart; 0: none is.
         """
         self._lock = threading.Lock()
-        self._series: dict[MetricDefinition, Series[Histogram] | Series[Total]] = {}
+        self._series: dict[
+            MetricDefinition, MetricSeries[Histogram] | MetricSeries[Total]
+        ] = {}
         self._peers_max = peers_max
         methods, outcomes = LabelCap(METHODS_MAX), LabelCap(OUTCOMES_MAX)
         peers = LabelCap(peers_max)
@@ -101,13 +106,15 @@ class WorkerFigures:
 
     def _histograms(
         self, definition: MetricDefinition, *caps: LabelCap
-    ) -> Series[Histogram]:
-        made = Series(lambda: Histogram(definition.bounds), caps)
+    ) -> MetricSeries[Histogram]:
+        made = MetricSeries(lambda: Histogram(definition.bounds), caps)
         self._series[definition] = made
         return made
 
-    def _totals(self, definition: MetricDefinition, *caps: LabelCap) -> Series[Total]:
-        made = self._series[definition] = Series(Total, caps)
+    def _totals(
+        self, definition: MetricDefinition, *caps: LabelCap
+    ) -> MetricSeries[Total]:
+        made = self._series[definition] = MetricSeries(Total, caps)
         return made
 
     # --- from and to -----------------------------------------------------------------
@@ -159,38 +166,42 @@ class WorkerFigures:
 
     # --- calls -----------------------------------------------------------------------
 
+    # Most of the events that are folded together are alike: they are counted together.
+
     def _fold_calls(self, events: Events) -> None:
-        calls = self._calls
+        spent = _Grouped(list)
         for at_s, began_s, to, function, _, outcome, sent, received in events:
-            spent_s, error = at_s - began_s, "" if outcome == OK else outcome
-            calls.at(function, error).observe(spent_s)
+            spent[function, outcome].append(at_s - began_s)
             if sent:  # most calls have no buffers: they cost one look here
-                self._requests.at(function).observe(sent)
+                self._requests.at(function).observe((sent,))
             if received:
-                self._responses.at(function).observe(received)
+                self._responses.at(function).observe((received,))
             if self._peers_max:
-                self._callees.at(to.name, error).observe(spent_s)
+                self._callees.at(to.name, _error(outcome)).observe((at_s - began_s,))
+        _count(self._calls, spent)
 
     def _fold_served(self, events: Events) -> None:
-        served, queued = self._served, self._queued
+        spent, waited = _Grouped(list), _Grouped(list)
         for at_s, came_s, began_s, caller, function, _, outcome in events:
-            spent_s, error = at_s - came_s, "" if outcome == OK else outcome
-            served.at(function, error).observe(spent_s)
-            queued.at(function).observe(began_s - came_s)
+            key = (function, outcome)
+            spent[key].append(at_s - came_s)
+            waited[key].append(began_s - came_s)
             if self._peers_max:
-                self._callers.at(caller.name, error).observe(spent_s)
+                self._callers.at(caller.name, _error(outcome)).observe((at_s - came_s,))
+        _count(self._served, spent)
+        for (function, _), values in waited.items():
+            self._queued.at(function).observe(values)
 
     def _fold_received(self, events: Events) -> None:
         for at_s, began_s, _, function, _, outcome, items in events:
-            error = "" if outcome == OK else outcome
-            self._received.at(function, error).observe(at_s - began_s)
-            self._received_items.at(function).observe(items)
+            stream = self._received.at(function, _error(outcome))
+            stream.observe((at_s - began_s,))
+            self._received_items.at(function).observe((items,))
 
     def _fold_sent(self, events: Events) -> None:
         for at_s, came_s, _, function, _, outcome, items in events:
-            error = "" if outcome == OK else outcome
-            self._sent.at(function, error).observe(at_s - came_s)
-            self._sent_items.at(function).observe(items)
+            self._sent.at(function, _error(outcome)).observe((at_s - came_s,))
+            self._sent_items.at(function).observe((items,))
 
     # --- references and training -----------------------------------------------------
 
@@ -201,19 +212,19 @@ class WorkerFigures:
     def _fold_passes(self, events: Events) -> None:
         for at_s, began_s, _, _, is_committed in events:
             outcome = "committed" if is_committed else "dropped"
-            self._passes.at(outcome).observe(at_s - began_s)
+            self._passes.at(outcome).observe((at_s - began_s,))
 
     def _fold_steps(self, events: Events) -> None:
         for at_s, began_s, optimizer, _, outcome in events:
-            self._steps.at(optimizer, outcome).observe(at_s - began_s)
+            self._steps.at(optimizer, outcome).observe((at_s - began_s,))
 
     def _fold_collectives(self, events: Events) -> None:
         for at_s, began_s, _, operation, *_, outcome in events:
-            self._collectives.at(operation, outcome).observe(at_s - began_s)
+            self._collectives.at(operation, outcome).observe((at_s - began_s,))
 
     def _fold_buckets(self, events: Events) -> None:
         for at_s, began_s, _, nbytes in events:
-            self._buckets.at().observe(at_s - began_s)
+            self._buckets.at().observe((at_s - began_s,))
             self._bucket_bytes.at().value += nbytes
 
     # --- links, members, memory ------------------------------------------------------
@@ -234,11 +245,23 @@ class WorkerFigures:
 
     def _fold_loop_lags(self, events: Events) -> None:
         for (lag_s,) in events:
-            self._loop_lags.at().observe(lag_s)
+            self._loop_lags.at().observe((lag_s,))
 
     def _fold_gil_lags(self, events: Events) -> None:
         for (lag_s,) in events:
-            self._gil_lags.at().observe(lag_s)
+            self._gil_lags.at().observe((lag_s,))
+
+
+def _error(outcome: str) -> str:
+    """Return an outcome as OpenTelemetry has it: empty if there was no error."""
+    return "" if outcome == OK else outcome
+
+
+def _count(
+    series: MetricSeries[Histogram], grouped: Mapping[tuple[str, str], list[float]]
+) -> None:
+    for (function, outcome), values in grouped.items():
+        series.at(function, _error(outcome)).observe(values)
 
 
 def _snapshot(values: tuple[str, ...], figure: Histogram | Total) -> SeriesSnapshot:

@@ -67,7 +67,7 @@ class LagSampler:
             due_s = _now_s() + INTERVAL_S
             if self._ended.wait(INTERVAL_S):
                 return
-            self._on_gil_lag(_now_s() - due_s)
+            self._on_gil_lag(max(_now_s() - due_s, 0.0))
             self._ask_loop()
 
     def _ask_loop(self) -> None:

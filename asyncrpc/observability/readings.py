@@ -18,7 +18,7 @@ _LIVE: Final = frozenset({WorkerState.RUNNING, WorkerState.DRAINING})
 _TRIES: Final = 10
 
 
-class Reading(NamedTuple):
+class MetricReading(NamedTuple):
     """A figure at one moment.
 
     Attributes:
@@ -32,7 +32,7 @@ class Reading(NamedTuple):
     figure: float
 
 
-def readings_of(parts: Parts) -> Iterator[Reading]:
+def readings_of(parts: Parts) -> Iterator[MetricReading]:
     """Yield the readings of a worker; 0 of what it has no more, or not yet.
 
     Thread safety: from any thread.
@@ -40,14 +40,14 @@ def readings_of(parts: Parts) -> Iterator[Reading]:
     identity = parts.identity
     number = f"{identity.incarnation:016x}"
     named = (identity.name, str(identity.rank), str(identity.world_size), number)
-    yield Reading(d.WORKER, named, 1)
-    yield Reading(d.RUNNING, (), float(parts.lifecycle.is_running))
-    yield Reading(d.REFUSED, (), parts.admission.refused)
+    yield MetricReading(d.WORKER, named, 1)
+    yield MetricReading(d.RUNNING, (), float(parts.lifecycle.is_running))
+    yield MetricReading(d.REFUSED, (), parts.admission.refused)
     is_live = parts.lifecycle.state in _LIVE
     for metric, values, read in _OF_LIVE:
-        yield Reading(metric, values, _steady(read, parts) if is_live else 0)
+        yield MetricReading(metric, values, _steady(read, parts) if is_live else 0)
     for name, metric in d.COUNTERS.items():
-        yield Reading(metric, (), getattr(parts.counters, name))
+        yield MetricReading(metric, (), getattr(parts.counters, name))
 
 
 def _pending(parts: Parts) -> int:

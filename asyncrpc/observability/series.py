@@ -50,7 +50,7 @@ class LabelCap:
         return value
 
 
-class Series(Generic[F]):
+class MetricSeries(Generic[F]):
     """The figures of one metric.
 
     Attributes:

@@ -1,8 +1,8 @@
 """What do metrics cost?
 
 Calls per second between two processes, with metrics counted at both ends and without,
-in turn, many times in each of several starts.  A ratio of 0.97 says that a worker makes
-3 % fewer calls while its metrics are counted.
+in turn, many times in each of several starts; and the processor time of both for one
+call, which a busy machine changes less.
 
     $ python -m tests.bench.bench_metrics --starts 5
     $ python -m tests.bench.bench_metrics --starts 5 --update-docs
@@ -14,28 +14,46 @@ import argparse
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from tests.bench import pages
+from tests.bench.harness import short
 from tests.bench.processes import reports, say
 
 MODULE: Final = "tests.bench.sides.metrics_side"
 
+# Of each state of the metrics, the figures of each round.
+Start: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 
-def table(found: Mapping[str, Sequence[Mapping[str, list[float]]]]) -> str:
-    """Return a line for each kind of calls."""
-    lines = [f"{'calls':<20}{'off, 1/s':>12}{'on, 1/s':>12}{'on / off':>26}"]
+
+def row(name: str, starts: Sequence[Start], figure: int) -> str:
+    """Return a line of the table.
+
+    Args:
+        name: of the line.
+        starts: what each of them found.
+        figure: which of those of a round.
+    """
+    medians = [
+        {
+            wanted: statistics.median(one[figure] for one in rounds)
+            for wanted, rounds in start.items()
+        }
+        for start in starts
+    ]
+    ratios = sorted(one["on"] / one["off"] for one in medians)
+    off, on = (statistics.median(one[w] for one in medians) for w in ("off", "on"))
+    ratio = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f}-{ratios[-1]:.3f})"
+    return f"{name:<36}{short(off):>10}{short(on):>10}{ratio:>22}"
+
+
+def table(found: Mapping[str, Sequence[Start]]) -> str:
+    """Return two lines for each kind of calls."""
+    lines = [f"{'calls':<36}{'off':>10}{'on':>10}{'on / off':>22}"]
     for name, starts in found.items():
-        medians = [
-            {wanted: statistics.median(rates) for wanted, rates in start.items()}
-            for start in starts
-        ]
-        ratios = sorted(one["on"] / one["off"] for one in medians)
-        off, on = (statistics.median(one[w] for one in medians) for w in ("off", "on"))
-        ratio = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f}-{ratios[-1]:.3f})"
-        lines.append(f"{name:<20}{off:>12,.0f}{on:>12,.0f}{ratio:>26}")
-    lines += ["", "medians over starts; of the ratio also the least and the most"]
-    return "\n".join(lines)
+        lines.append(row(f"{name}, 1/s", starts, 0))
+        lines.append(row(f"{name}, us of processor time", starts, 1))
+    return "\n".join([*lines, "", "medians over starts; of the ratio also its range"])
 
 
 def main() -> None:
@@ -45,7 +63,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="per round")
     parser.add_argument("--update-docs", action="store_true")
     options = parser.parse_args()
-    found: dict[str, list[Mapping[str, list[float]]]] = defaultdict(list)
+    found: dict[str, list[Start]] = defaultdict(list)
     for start in range(options.starts):
         say(f"start {start + 1} of {options.starts}")
         arguments = [f"--rounds={options.rounds}", f"--seconds={options.seconds}"]

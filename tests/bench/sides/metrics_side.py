@@ -36,29 +36,37 @@ def count(wanted: str) -> None:
         _counting.append(metrics.__enter__())
 
 
-async def in_turn(peer: asyncrpc.Peer, seconds: float) -> float:
-    """Return calls per second, one after the other."""
+async def in_turn(peer: asyncrpc.Peer, seconds: float) -> int:
+    """Make calls one after the other; return how many."""
     calls, begun_s = 0, time.perf_counter()
     while time.perf_counter() - begun_s < seconds:
         for _ in range(100):
             await peer.call(add, 1, 2)
         calls += 100
-    return calls / (time.perf_counter() - begun_s)
+    return calls
 
 
-async def at_once(peer: asyncrpc.Peer, seconds: float) -> float:
-    """Return calls per second, with many outstanding."""
+async def at_once(peer: asyncrpc.Peer, seconds: float) -> int:
+    """Make calls, with many outstanding; return how many."""
     calls, begun_s = 0, time.perf_counter()
     while time.perf_counter() - begun_s < seconds:
         await asyncio.gather(*(peer.call(add, 1, 2) for _ in range(AT_ONCE)))
         calls += AT_ONCE
-    return calls / (time.perf_counter() - begun_s)
+    return calls
 
 
-WORK: Final[dict[str, Callable[[asyncrpc.Peer, float], Awaitable[float]]]] = {
-    "in turn": in_turn,
-    f"{AT_ONCE} outstanding": at_once,
-}
+Work = Callable[[asyncrpc.Peer, float], Awaitable[int]]
+WORK: Final[dict[str, Work]] = {"in turn": in_turn, f"{AT_ONCE} outstanding": at_once}
+
+
+async def rates(work: Work, peer: asyncrpc.Peer, seconds: float) -> list[float]:
+    """Return calls per second, and us of processor time of both ends for each."""
+    cpu_s = time.process_time() + await peer.call(time.process_time)
+    begun_s = time.perf_counter()
+    calls = await work(peer, seconds)
+    took_s = time.perf_counter() - begun_s
+    cpu_s = time.process_time() + await peer.call(time.process_time) - cpu_s
+    return [calls / took_s, cpu_s / calls * 1e6]
 
 
 async def measure(worker: asyncrpc.Worker, rounds: int, seconds: float) -> None:
@@ -67,12 +75,12 @@ async def measure(worker: asyncrpc.Worker, rounds: int, seconds: float) -> None:
         await peer.call(add, 1, 2)
     for name, work in WORK.items():
         await work(peer, seconds)
-        found: dict[str, list[float]] = {wanted: [] for wanted in BOTH}
+        found: dict[str, list[list[float]]] = {wanted: [] for wanted in BOTH}
         for number in range(2 * rounds):
             wanted = BOTH[(number + number // 2) % 2]  # off on, on off, off on
             count(wanted)
             await peer.call(count, wanted)
-            found[wanted].append(await work(peer, seconds))
+            found[wanted].append(await rates(work, peer, seconds))
         report(name, found)
     count("off")
     await peer.call(count, "off")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Final
 
 import aiohttp
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.openmetrics import parser
 
+_families: Final[Any] = parser.text_string_to_metric_families
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
@@ -15,19 +17,18 @@ class Scraped:
 
     def __init__(self, text: str) -> None:
         self.samples = [
-            sample
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
+            sample for family in _families(text) for sample in family.samples
         ]
 
     def value(self, name: str, **labels: str) -> float:
         """Return the sum of the samples of a name with these labels."""
-        found = [
-            one.value
-            for one in self.samples
-            if one.name == name and labels.items() <= one.labels.items()
-        ]
-        return sum(found)
+        return float(
+            sum(
+                one.value
+                for one in self.samples
+                if one.name == name and labels.items() <= one.labels.items()
+            )
+        )
 
     def labels(self, name: str, label: str) -> set[str]:
         """Return the values of a label of a name."""

@@ -11,15 +11,11 @@ from typing import Any
 
 import prometheus_client
 import pytest
-from prometheus_client import openmetrics
-from prometheus_client.openmetrics.parser import (
-    text_string_to_metric_families as parsed_openmetrics,
-)
-from prometheus_client.parser import text_string_to_metric_families as parsed_text
+from prometheus_client import openmetrics, parser
+from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from asyncrpc import LocalRendezvous, UsageError, Worker, observability
 from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.observability import collector
 from asyncrpc.observability.definitions import (
     DEFINITIONS,
     MetricDefinition,
@@ -29,6 +25,8 @@ from asyncrpc.observability.lag_sampler import LagSampler
 from asyncrpc.trace import OK
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+parsed_openmetrics: Any = openmetrics_parser.text_string_to_metric_families
+parsed_text: Any = parser.text_string_to_metric_families
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 SUFFIX = re.compile(r"_(bucket|count|sum|total|info)$")
 
@@ -64,10 +62,6 @@ def counted(**options: Any) -> observability.Metrics:
         vars(metrics)["_figures"].loop_lags.put((0.1,))
         vars(metrics)["_figures"].gil_lags.put((0.1,))
     return metrics
-
-
-def without_created(families: Any) -> dict[str, Any]:
-    return {one.name: one for one in families}
 
 
 @pytest.mark.parametrize(
@@ -149,7 +143,7 @@ def test_the_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(collector.importlib, "import_module", missing)
+    monkeypatch.setattr("importlib.import_module", missing)
     with pytest.raises(UsageError, match=r"pip install 'asyncrpc-torch\[metrics\]'"):
         observability.Metrics(new_worker())
 

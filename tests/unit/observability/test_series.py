@@ -11,7 +11,7 @@ from asyncrpc.observability.series import (
     SERIES_MAX,
     VALUE_CHARACTERS_MAX,
     LabelCap,
-    Series,
+    MetricSeries,
     Total,
 )
 
@@ -27,7 +27,7 @@ def test_a_cap_of_none_shows_none() -> None:
 
 
 def test_nothing_that_was_counted_is_lost() -> None:
-    series = Series(Total, [LabelCap(METHODS_MAX), LabelCap(OUTCOMES_MAX)])
+    series = MetricSeries(Total, [LabelCap(METHODS_MAX), LabelCap(OUTCOMES_MAX)])
     for method, outcome in itertools.product(range(10_000), range(30)):
         series.at(str(method), str(outcome)).value += 1
     counted = sum(one.value for one in series.by_values.values())
@@ -41,7 +41,7 @@ def test_nothing_that_was_counted_is_lost() -> None:
 
 def test_a_value_that_overflows_keeps_no_memory() -> None:
     cap = LabelCap(1)
-    series = Series(Total, [cap])
+    series = MetricSeries(Total, [cap])
     for number in range(1000):
         series.at(str(number))
     assert len(series.by_values) == 2
