@@ -3,8 +3,8 @@
     async with observability.serve_metrics(worker, port=9400), worker:
         await train()
 
-prometheus_client is an extra: `pip install 'asyncrpc-torch[metrics]'`.  A worker whose
-metrics nobody asks for counts nothing, and its calls cost nothing more.
+A worker whose metrics nobody asks for counts nothing, and its calls cost nothing more.
+For registries of prometheus_client there is an extra, `asyncrpc-torch[metrics]`.
 """
 
 from asyncrpc.observability.metrics import Metrics, MetricsText

@@ -1,7 +1,7 @@
 """The metrics of a worker, as prometheus_client takes them: a custom collector.
 
 prometheus_client is an extra: `pip install 'asyncrpc-torch[metrics]'`.  It is imported
-when metrics are made, not before.
+when a program asks for the collector, not before.
 
 Source: https://prometheus.github.io/client_python/collector/custom/
 """
@@ -9,8 +9,8 @@ Source: https://prometheus.github.io/client_python/collector/custom/
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from asyncrpc.errors import UsageError
 from asyncrpc.observability.definitions import (
@@ -18,14 +18,11 @@ from asyncrpc.observability.definitions import (
     MetricDefinition,
     MetricKind,
 )
+from asyncrpc.observability.exposition import BOUNDS, Snapshot, family_name
 from asyncrpc.observability.figures import SeriesSnapshot
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
-
-Snapshot = Mapping[MetricDefinition, Sequence[SeriesSnapshot]]
-
-_SUFFIXES: Final = {MetricKind.COUNTER: "_total", MetricKind.INFO: "_info"}
 
 
 def library(name: str) -> Any:
@@ -38,7 +35,7 @@ def library(name: str) -> Any:
         return importlib.import_module(f"prometheus_client{name}")
     except ImportError as error:
         raise UsageError(
-            "asyncrpc.observability needs prometheus_client: "
+            "a collector, and metrics of the process, need prometheus_client: "
             "pip install 'asyncrpc-torch[metrics]'"
         ) from error
 
@@ -57,12 +54,6 @@ class WorkerCollector:
         """
         self._read = read
         self._metric: type[Metric] = library(".metrics_core").Metric
-        write = library(".utils").floatToGoString  # as OpenMetrics writes numbers
-        self._bounds = {
-            one: [*map(write, one.bounds), "+Inf"]
-            for one in DEFINITIONS
-            if one.kind is MetricKind.HISTOGRAM
-        }
 
     def describe(self) -> Iterable[Metric]:
         """Return all metrics without a figure."""
@@ -82,9 +73,8 @@ class WorkerCollector:
                 yield family
 
     def _family(self, definition: MetricDefinition) -> Metric:
-        suffix = _SUFFIXES.get(definition.kind, "")
         return self._metric(
-            definition.name.removesuffix(suffix),
+            family_name(definition),
             definition.text,
             definition.kind.value,
             definition.unit,
@@ -99,7 +89,7 @@ class WorkerCollector:
         if definition.kind is not MetricKind.HISTOGRAM:
             family.add_sample(name, labels, one.total)
             return
-        for bound, count in zip(self._bounds[definition], one.counts, strict=True):
+        for bound, count in zip(BOUNDS[definition], one.counts, strict=True):
             family.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
         family.add_sample(f"{name}_count", labels, one.counts[-1])
         family.add_sample(f"{name}_sum", labels, one.total)

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 from asyncrpc.arguments import check_count, check_flag, check_kind
 from asyncrpc.errors import UsageError
 from asyncrpc.observability import definitions
-from asyncrpc.observability.collector import Snapshot, WorkerCollector, library
+from asyncrpc.observability.collector import WorkerCollector, library
+from asyncrpc.observability.exposition import (
+    OPENMETRICS,
+    Snapshot,
+    content_type_for,
+    written,
+)
 from asyncrpc.observability.figures import SeriesSnapshot, WorkerFigures
 from asyncrpc.observability.lag_sampler import LagSampler
 from asyncrpc.observability.readings import readings_of
@@ -26,10 +32,11 @@ PEERS_MAX: Final = 1000  # more, and the metrics are larger than what they tell
 
 
 def check_options(peers_max: object, with_process: object) -> None:
-    """Raise UsageError unless these are options of `Metrics`, which can be made."""
+    """Raise UsageError unless these are options that `Metrics` can be made with."""
     check_count("peers_max", peers_max, at_most=PEERS_MAX)
     check_flag("with_process", with_process)
-    library("")
+    if with_process:
+        library("")
 
 
 class MetricsText(NamedTuple):
@@ -46,10 +53,6 @@ class MetricsText(NamedTuple):
 
 class Metrics:
     """The metrics of one worker; they count while their `with` block runs.
-
-    Attributes:
-        collector: a collector of `prometheus_client`, for a registry of your own.  A
-            registry takes one worker.
 
     Example:
         >>> with observability.Metrics(worker) as metrics:
@@ -70,8 +73,8 @@ class Metrics:
                 of the process, too, as `prometheus_client` names them.
 
         Raises:
-            UsageError: prometheus_client is not installed, or an argument is of another
-                kind.
+            UsageError: an argument is of another kind, or prometheus_client is needed
+                and not installed.
         """
         check_kind("worker", worker, Worker, "a Worker")
         check_options(peers_max, with_process)
@@ -84,11 +87,24 @@ class Metrics:
             lambda lag_s: self._figures.gil_lags.put((lag_s,)),
         )
         self._is_begun = False
-        self.collector = WorkerCollector(self._snapshot)
-        self._registry: CollectorRegistry = library("").CollectorRegistry()
-        self._registry.register(self.collector)
+        self._collector: WorkerCollector | None = None
+        self._process: CollectorRegistry | None = None
         if with_process:
-            library("").ProcessCollector(registry=self._registry)
+            self._process = library("").CollectorRegistry()
+            library("").ProcessCollector(registry=self._process)
+
+    @property
+    def collector(self) -> WorkerCollector:
+        """A collector of `prometheus_client`, for a registry of your own.
+
+        A registry takes one worker: the metrics of two have the same names.
+
+        Raises:
+            UsageError: prometheus_client is not installed.
+        """
+        if self._collector is None:
+            self._collector = WorkerCollector(self._snapshot)
+        return self._collector
 
     def __enter__(self) -> Self:
         """Begin to count.
@@ -125,11 +141,11 @@ class Metrics:
     def text(self, accept: str = "") -> MetricsText:
         """Return the metrics as text.
 
-        It takes 1 ms for each 20 functions or so: on an event loop use a thread.
+        It takes 1 ms for 20 functions or so: on an event loop use a thread.
 
         Args:
-            accept: the header `Accept` of the request.  Who accepts OpenMetrics gets
-                it, all others Prometheus' older text format.
+            accept: the header `Accept` of the request.  Who accepts OpenMetrics 1.0
+                gets it, all others Prometheus' older text format.
 
         Raises:
             UsageError: `accept` is not a string.
@@ -137,12 +153,19 @@ class Metrics:
         Thread safety: from any thread.
         """
         check_kind("accept", accept, str, "a string")
-        choose = library(".exposition").choose_encoder
-        try:
-            encoder, content_type = choose(accept)
-        except (TypeError, ValueError):  # it asks for a version that is no number
-            encoder, content_type = choose("")
-        return MetricsText(content_type, encoder(self._registry))
+        content_type = content_type_for(accept)
+        text = written(self._snapshot(), content_type)
+        if self._process is not None:
+            text += self._text_of_process(content_type)
+        if content_type == OPENMETRICS:
+            text += "# EOF\n"
+        return MetricsText(content_type, text.encode())
+
+    def _text_of_process(self, content_type: str) -> str:
+        module = ".openmetrics" if content_type == OPENMETRICS else ""
+        found = library(f"{module}.exposition").generate_latest(self._process)
+        text: str = found.decode()
+        return text.removesuffix("# EOF\n")
 
     def _running_loop(self) -> asyncio.AbstractEventLoop | None:
         lifecycle = self._parts.lifecycle

@@ -82,8 +82,8 @@ def add_metrics(
         with_process: as of `Metrics`.
 
     Raises:
-        UsageError: an argument is of another kind, prometheus_client is not installed,
-            `app` has been started, or has another route at `path`.  When the
+        UsageError: an argument is of another kind, prometheus_client is needed and not
+            installed, `app` has been started, or has another route at `path`.  When the
             application starts: it keeps no worker under the key.
 
     Example:
@@ -214,8 +214,8 @@ async def serve_metrics(
         A context with the port.
 
     Raises:
-        UsageError: an argument is of another kind, prometheus_client is not installed,
-            nobody can listen at the port, or no event loop runs here.
+        UsageError: an argument is of another kind, prometheus_client is needed and not
+            installed, nobody can listen at the port, or no event loop runs here.
 
     Cancellation:
         Nothing listens or counts any more.

@@ -50,9 +50,13 @@ def row(name: str, starts: Sequence[Start], figure: int) -> str:
 def table(found: Mapping[str, Sequence[Start]]) -> str:
     """Return two lines for each kind of calls."""
     lines = [f"{'calls':<36}{'off':>10}{'on':>10}{'on / off':>22}"]
+    alone = found.get("one process", ())
     for name, starts in found.items():
-        lines.append(row(f"{name}, 1/s", starts, 0))
-        lines.append(row(f"{name}, us of processor time", starts, 1))
+        if starts is not alone:
+            lines.append(row(f"{name}, 1/s", starts, 0))
+            lines.append(row(f"{name}, us of processor time", starts, 1))
+    if alone:
+        lines.append(row("the same in one process, the least", alone, 0))
     return "\n".join([*lines, "", "medians over starts; of the ratio also its range"])
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import asyncrpc
 from asyncrpc import observability
+from asyncrpc.testing import Cluster
 from tests.bench.harness import WARM_UPS
 from tests.bench.processes import report
 
@@ -86,6 +87,29 @@ async def measure(worker: asyncrpc.Worker, rounds: int, seconds: float) -> None:
     await peer.call(count, "off")
 
 
+async def measure_alone(blocks: int) -> None:
+    """Report the processor time of calls between two workers of this process.
+
+    A busy machine adds to most blocks of calls, and takes from none: so the least of
+    many is what the calls themselves take.
+    """
+    async with Cluster(2, network="uds") as (a, b):
+        peer = a.peer(1)
+        await at_once(peer, 0.5)
+        found: dict[str, list[list[float]]] = {wanted: [] for wanted in BOTH}
+        for number in range(2 * blocks):
+            wanted = BOTH[(number + number // 2) % 2]
+            with contextlib.ExitStack() as stack:
+                if wanted == "on":
+                    stack.enter_context(observability.Metrics(a))
+                    stack.enter_context(observability.Metrics(b))
+                begun_s = time.process_time()
+                for _ in range(4):
+                    await asyncio.gather(*(peer.call(add, 1, 2) for _ in range(256)))
+                found[wanted].append([(time.process_time() - begun_s) / 1024 * 1e6])
+        report("one process", {wanted: [min(one)] for wanted, one in found.items()})
+
+
 async def main(options: argparse.Namespace) -> None:
     worker: Any = asyncrpc.Worker(
         f"w{options.rank}",
@@ -96,6 +120,7 @@ async def main(options: argparse.Namespace) -> None:
     async with worker:
         if options.rank == 0:
             await measure(worker, options.rounds, options.seconds)
+            await measure_alone(20 * options.rounds)
         with contextlib.suppress(asyncrpc.AsyncRpcError):
             await worker.barrier()
 

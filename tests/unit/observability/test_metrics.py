@@ -68,13 +68,23 @@ def counted(**options: Any) -> observability.Metrics:
     ("accept", "parse", "kind"),
     [
         (OPENMETRICS, parsed_openmetrics, openmetrics.exposition.CONTENT_TYPE_LATEST),
+        (
+            f"{OPENMETRICS},application/openmetrics-text;version=0.0.1;q=0.7,*/*",
+            parsed_openmetrics,
+            openmetrics.exposition.CONTENT_TYPE_LATEST,
+        ),
+        (
+            "application/openmetrics-text;version=0.0.1",
+            parsed_text,
+            "text/plain; version=0.0.4; charset=utf-8",
+        ),
         ("*/*", parsed_text, "text/plain; version=0.0.4; charset=utf-8"),
         ("", parsed_text, "text/plain; version=0.0.4; charset=utf-8"),
     ],
 )
 def test_the_text_is_what_its_type_says(accept: str, parse: Any, kind: str) -> None:
     found = counted(peers_max=3).text(accept)
-    assert found.content_type.startswith(kind.partition(";")[0])
+    assert found.content_type == kind
     names = {one.name for one in parse(found.body.decode())}
     bare = {SUFFIX.sub("", name) for name in names}
     assert bare == {SUFFIX.sub("", one.name) for one in DEFINITIONS}
@@ -94,6 +104,31 @@ def test_labels_that_need_escapes_come_back_as_they_were() -> None:
     assert {one.labels["rpc_system_name"] for one in samples} == {"asyncrpc"}
     errors = {one.labels["error_type"] for one in samples}
     assert errors == {"", "RemoteError"}
+
+
+@pytest.mark.parametrize("with_process", [False, True])
+def test_the_text_says_what_the_collector_says(with_process: bool) -> None:  # noqa: FBT001
+    metrics = counted(peers_max=3, with_process=with_process)
+    text = metrics.text(OPENMETRICS).body.decode()
+    of_the_process = "process_"
+    read = {
+        one.name: (one.type, one.unit, one.documentation, sorted_samples(one))
+        for one in parsed_openmetrics(text)
+        if not one.name.startswith(of_the_process)
+    }
+    collected = {
+        one.name: (one.type, one.unit, one.documentation, sorted_samples(one))
+        for one in metrics.collector.collect()
+    }
+    assert read == collected
+    assert (of_the_process in text) == with_process
+
+
+def sorted_samples(family: Any) -> list[Any]:
+    return sorted(
+        (one.name, sorted(one.labels.items()), float(one.value))
+        for one in family.samples
+    )
 
 
 def test_a_histogram_ends_with_all_of_its_values() -> None:
@@ -124,8 +159,8 @@ def test_the_process_is_measured_if_it_is_asked_for() -> None:
 def test_a_worker_that_was_never_started_has_no_links() -> None:
     with observability.Metrics(new_worker()) as metrics:
         text = metrics.text().body.decode()
-    assert 'asyncrpc_links{state="open"} 0.0' in text
-    assert 'asyncrpc_worker_info{incarnation="' in text
+    assert 'asyncrpc_links{state="open"} 0' in text
+    assert 'asyncrpc_worker_info{worker="a",rank="0",' in text
 
 
 def test_metrics_count_once() -> None:
@@ -144,8 +179,13 @@ def test_the_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr("importlib.import_module", missing)
-    with pytest.raises(UsageError, match=r"pip install 'asyncrpc-torch\[metrics\]'"):
-        observability.Metrics(new_worker())
+    words = r"pip install 'asyncrpc-torch\[metrics\]'"
+    metrics = observability.Metrics(new_worker())
+    assert b"asyncrpc_worker_info" in metrics.text().body
+    with pytest.raises(UsageError, match=words):
+        _ = metrics.collector
+    with pytest.raises(UsageError, match=words):
+        observability.Metrics(new_worker(), with_process=True)
 
 
 def test_a_thread_tells_its_lag_until_it_is_ended() -> None:
