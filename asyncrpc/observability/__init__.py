@@ -1,9 +1,23 @@
-"""What a running worker shows to the tools around it: traces.
+"""What a running worker shows to the tools around it: metrics and traces.
 
-OpenTelemetry is an extra: `pip install 'asyncrpc-torch[otel]'`.  It is imported when it
-is first used, not before.
+    async with observability.serve_metrics(worker, port=9400), worker:
+        await train()
+
+Metrics are OpenMetrics text, for Prometheus and what reads its format; traces are
+OpenTelemetry's spans.  A worker that is asked for neither counts nothing, and its calls
+cost nothing more.  prometheus_client (for its registries) and OpenTelemetry are extras:
+`pip install 'asyncrpc-torch[metrics,otel]'`; each is imported when it is first used.
 """
 
+from asyncrpc.observability.metrics import Metrics, MetricsText
 from asyncrpc.observability.tracing import trace_calls
+from asyncrpc.observability.web import add_metrics, metrics_asgi, serve_metrics
 
-__all__ = ["trace_calls"]
+__all__ = [
+    "Metrics",
+    "MetricsText",
+    "add_metrics",
+    "metrics_asgi",
+    "serve_metrics",
+    "trace_calls",
+]

@@ -178,6 +178,11 @@ class RRefService:
         self.info = self.names.info
 
     @property
+    def values_held(self) -> int:
+        """How many values this worker keeps for references; from any thread."""
+        return len(self.values)
+
+    @property
     def lifted(self) -> int:
         """Of the message that is being decoded, how many have been made again."""
         return self._codec.lifted

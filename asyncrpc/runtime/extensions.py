@@ -55,6 +55,10 @@ class References(Protocol):
     handled: tuple[type, ...]
 
     @property
+    def values_held(self) -> int:
+        """How many values this worker keeps for references; from any thread."""
+
+    @property
     def lifted(self) -> int:
         """Of the message that is being decoded, how many have been made again."""
 

@@ -13,18 +13,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
 
 from aiohttp import web
 
-from asyncrpc.arguments import check_count, check_kind, wrong
+from asyncrpc.arguments import check_kind
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.app import WORKER, WorkerKey, check_key
-
-_PORT_MAX: Final = 65_535
-_END_S: Final = 1.0  # for checks that are being answered
+from asyncrpc.serving.listening import check_path, check_where, listening
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,8 +89,8 @@ def health_routes(
     """
     for number, key in enumerate(keys):
         check_key(f"keys[{number}]", key)
-    _check_path("live", live)
-    _check_path("ready", ready)
+    check_path("live", live)
+    check_path("ready", ready)
     watched = keys or (WORKER,)
 
     def find(request: web.Request) -> Sequence[Worker | None]:
@@ -149,8 +146,7 @@ async def serve_health(
         ...     await train()
     """
     loop_for("serve_health")
-    check_count("port", port, at_most=_PORT_MAX)
-    check_kind("host", host, str, "an address, or an empty string")
+    check_where(host, port)
     if not workers:
         raise UsageError("serve_health needs at least one worker")
     for number, worker in enumerate(workers):
@@ -159,22 +155,5 @@ async def serve_health(
     # No keys of the application for them: a thread that is not the main one cannot
     # make an `AppKey`.
     app.add_routes(_routes(lambda _: workers, "/healthz", "/readyz"))
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_END_S)
-    try:
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, host or None, port).start()
-        except (OSError, UnicodeError) as error:  # the second: no name of a host
-            raise UsageError(
-                f"serve_health cannot listen at port {port} of host {host[:255]!r}: "
-                f"{error}; another process has the port, it is not ours to take, or "
-                "the host is not this one"
-            ) from error
-        yield int(runner.addresses[0][1])
-    finally:
-        await runner.cleanup()
-
-
-def _check_path(name: str, path: object) -> None:
-    if not isinstance(path, str) or not path.startswith("/"):
-        raise wrong(name, "a path that begins with '/'", path)
+    async with listening("serve_health", app, host, port) as taken:
+        yield taken

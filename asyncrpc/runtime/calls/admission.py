@@ -13,11 +13,12 @@ class CallAdmission:
 
     Attributes:
         active: how many there are now.
+        refused: how many were refused, ever.
     """
 
     def __init__(self, lifecycle: Lifecycle, calls_max: int) -> None:
         """Admit so many at the same time, until the worker shuts down."""
-        self.active = 0
+        self.active = self.refused = 0
         self._lifecycle = lifecycle
         self._calls_max = calls_max
         self._idle = asyncio.Event()
@@ -29,10 +30,12 @@ class CallAdmission:
             RejectedError: too many calls, or the worker is shutting down.
         """
         if self._lifecycle.is_draining:
+            self.refused += 1
             raise RejectedError(
                 "the worker is shutting down", outcome=Outcome.NOT_EXECUTED
             )
         if self.active >= self._calls_max:
+            self.refused += 1
             raise RejectedError(
                 f"the worker is serving {self.active} calls, its limit "
                 "(LimitOptions.inbound_calls_max); try again later",

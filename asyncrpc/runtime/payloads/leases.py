@@ -99,7 +99,7 @@ class Borrowed:
     @property
     def size_bytes(self) -> int:
         """The total size of all slabs."""
-        return sum(slab.size_bytes for slab in self.slabs.values())
+        return sum(slab.size_bytes for slab in list(self.slabs.values()))
 
     def place(self, location: int, nbytes: int) -> memoryview:
         """Return the memory that a message of the peer refers to.

@@ -68,6 +68,14 @@ class ReceivePool:
         self._take_in()
         return self._idle.idle_bytes
 
+    @property
+    def kept_bytes(self) -> int:
+        """Number of bytes of idle memory that were kept when the loop last looked.
+
+        Thread safety: from any thread.
+        """
+        return self._idle.idle_bytes
+
     def make(self, nbytes: int) -> memoryview:
         """Return writable memory, which returns to the pool when its views are dead.
 

@@ -201,6 +201,22 @@ class Sharing:
         """Return the mover of payloads to a peer, if memory is shared with it."""
         return self._movers.get(link)
 
+    @property
+    def own_bytes(self) -> int:
+        """Total size of the own slabs.
+
+        Thread safety: from any thread.
+        """
+        return sum(slab.size_bytes for slab in list(self.slabs.values()))
+
+    @property
+    def borrowed_bytes(self) -> int:
+        """Total size of the slabs of peers that are mapped here.
+
+        Thread safety: from any thread.
+        """
+        return sum(one.size_bytes for one in list(self._borrowed.values()))
+
     def _note(self, what: str, change: str, nbytes: int) -> None:
         recorder = self._host.recorder
         recorder.memory.record((recorder.now_s(), what, change, nbytes))

@@ -32,6 +32,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "RRef.made_on": "called by optimizers",
     "RRefRecord": _RECORD,
     "multiprocessing.Processes": "made by multiprocessing.launch",
+    "observability.MetricsText": _RECORD,
     "ray.GangChange": _RECORD,
     "ray.GangChanges": "made by Gang.changes",
     "ray.GangChanges.end": "called by the gang whose changes they are",

@@ -26,7 +26,12 @@ from asyncrpc.devices import DeviceName, xla
 from asyncrpc.runtime.membership.changes import MemberChange
 from asyncrpc.runtime.membership.machine.membership import ChangeKind
 from asyncrpc.testing import Cluster, acting_as
-from tests.integration.misuse import uses_processes, uses_ray, uses_testing
+from tests.integration.misuse import (
+    uses_observability,
+    uses_processes,
+    uses_ray,
+    uses_testing,
+)
 from tests.integration.misuse.beside import (
     SEQUENCES,
     giving,
@@ -236,6 +241,7 @@ async def _meet(world: World) -> Any:
 
 
 USES: Final[Mapping[str, Use]] = {
+    **uses_observability.USES,
     **uses_processes.USES,
     **uses_ray.USES,
     **uses_testing.USES,

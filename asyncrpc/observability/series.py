@@ -1,0 +1,93 @@
+"""The series of a metric: one figure for each set of values of its labels, bounded.
+
+A program may call thousands of functions, and raise errors of classes that it makes as
+it goes.  Whatever it does, a metric has at most `SERIES_MAX` series, and as many again
+as there are outcomes: what comes later counts as `OTHER`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, TypeVar
+
+OTHER: Final = "other"
+SERIES_MAX: Final = 500  # of a metric; a histogram writes 21 lines for each
+METHODS_MAX: Final = 100  # functions that are told apart; also classes of optimizers
+OUTCOMES_MAX: Final = 20  # classes of errors that are told apart
+VALUE_CHARACTERS_MAX: Final = 200
+
+F = TypeVar("F")
+
+
+class Total:
+    """A count that only grows.
+
+    Attributes:
+        value: the count.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+class LabelCap:
+    """The values of one label: the first so many, and `OTHER` for those that follow."""
+
+    def __init__(self, values_max: int) -> None:
+        self._values_max = values_max
+        self._known: set[str] = {""}  # "no error" has its own series
+
+    def shown(self, value: str) -> str:
+        """Return what a value is shown as."""
+        value = _printable(value)
+        if value in self._known:
+            return value
+        if len(self._known) > self._values_max:
+            return OTHER
+        self._known.add(value)
+        return value
+
+
+class MetricSeries(Generic[F]):
+    """The figures of one metric.
+
+    Attributes:
+        by_values: the figures by the values of the labels, as they are shown.
+    """
+
+    def __init__(self, make: Callable[[], F], caps: Sequence[LabelCap] = ()) -> None:
+        """Begin without a series.
+
+        Args:
+            make: makes the figure of a new series.
+            caps: for each label, which values are told apart; metrics may share one.
+        """
+        self.by_values: dict[tuple[str, ...], F] = {}
+        self._make = make
+        self._caps = caps
+
+    def at(self, *values: str) -> F:
+        """Return the figure for these values of the labels."""
+        found = self.by_values.get(values)
+        # What is not shown as it is has no key of its own: the keys are bounded, too.
+        return self._admitted(values) if found is None else found
+
+    def _admitted(self, values: tuple[str, ...]) -> F:
+        shown = tuple(
+            cap.shown(value) for cap, value in zip(self._caps, values, strict=True)
+        )
+        if shown not in self.by_values and len(self.by_values) >= SERIES_MAX:
+            shown = (OTHER, *shown[1:])
+        found = self.by_values.get(shown)
+        if found is None:
+            found = self.by_values[shown] = self._make()
+        return found
+
+
+def _printable(value: str) -> str:
+    """Return a value that can be written as UTF-8, and is not endless."""
+    if len(value) > VALUE_CHARACTERS_MAX:
+        value = value[:VALUE_CHARACTERS_MAX]
+    return value if value.isascii() else value.encode(errors="replace").decode()

@@ -1,0 +1,105 @@
+"""One worker of three that train, call and stream until they are told to end.
+
+    $ python -m tests.clusters.prometheus.programs RANK FOLDER
+
+It writes the port of its metrics into the folder, and ends when its input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import asyncrpc
+from asyncrpc import observability
+from asyncrpc.ddp import DistributedDataParallel
+
+WORLD = 3
+
+
+async def double(value: torch.Tensor) -> torch.Tensor:
+    return 2 * value
+
+
+async def fail() -> None:
+    raise KeyError("it is what this function does")
+
+
+async def count_to(end: int) -> AsyncIterator[int]:
+    for number in range(end):
+        yield number
+
+
+async def use_peers(worker: asyncrpc.Worker) -> None:
+    """Call, fail, stream, and refer."""
+    peer = worker.peer(1)
+    await peer.call(double, torch.ones(1 << 20))
+    with contextlib.suppress(KeyError):
+        await peer.call(fail)
+    assert [item async for item in peer.stream(count_to, 3)] == [0, 1, 2]
+    value = peer.remote(double, torch.ones(1))
+    await value.to_here()
+    value.release()
+
+
+class SplitModel:
+    """A linear layer on another worker, and its optimizer."""
+
+    def __init__(self) -> None:
+        self.layer = asyncrpc.nn.RemoteModule("w1", nn.Linear, (4, 1))
+        self.optimizer: asyncrpc.optim.DistributedOptimizer | None = None
+
+    async def step(self) -> None:
+        if self.optimizer is None:
+            self.optimizer = asyncrpc.optim.DistributedOptimizer(
+                torch.optim.SGD, await self.layer.remote_parameters(), lr=0.01
+            )
+        async with asyncrpc.autograd.context() as context:
+            loss = (await self.layer.forward_async(torch.ones(2, 4))).sum()
+            await asyncrpc.autograd.backward(context, [loss])
+            await self.optimizer.step(context)
+
+
+async def until_told(worker: asyncrpc.Worker) -> None:
+    """Work; all ranks end with the same round, when the first is told to."""
+    loop = asyncio.get_running_loop()
+    told = loop.run_in_executor(None, sys.stdin.read)
+    names = [f"w{rank}" for rank in range(WORLD)]
+    split = SplitModel() if worker.rank == 0 else None
+    async with asyncrpc.Group(worker, names, name="all") as group:
+        model = await DistributedDataParallel(nn.Linear(4, 1), group)
+        is_over = torch.zeros(1)
+        while not is_over:
+            if split is not None:
+                await use_peers(worker)
+                await split.step()
+            await model.backward(model(torch.ones(2, 4)).sum())
+            is_over.fill_(float(told.done() and worker.rank == 0))
+            await group.all_reduce(is_over, "max")
+            await asyncio.sleep(0.01)  # it is not a benchmark
+    await told
+
+
+async def main(rank: int, folder: Path) -> None:
+    worker = asyncrpc.Worker(
+        f"w{rank}",
+        rank=rank,
+        world_size=WORLD,
+        rendezvous=f"file://{folder}/meeting",
+    )
+    serving = observability.serve_metrics(worker, port=0, with_process=True)
+    async with serving as port, worker:
+        written = folder / f"writing{rank}"
+        written.write_text(str(port))
+        written.rename(folder / f"port{rank}")
+        await until_told(worker)
+
+
+if __name__ == "__main__":
+    asyncrpc.run(main(int(sys.argv[1]), Path(sys.argv[2])))
