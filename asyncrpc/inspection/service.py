@@ -51,6 +51,11 @@ REFERENCES_MAX: Final = 2000  # that are listed at a time: the loop makes the li
 ENDED_AT_DOOR_MAX: Final = 200
 
 
+def no_references(_oldest_max: int) -> ReferencesSeen:
+    """Return the references of a worker that can have none."""
+    return ReferencesSeen([], 0)
+
+
 class InspectedWorker(Inspected, Protocol):
     """The parts of a worker that is looked at.
 
@@ -87,7 +92,9 @@ class InspectionService:
     name = SERVICE
 
     def __init__(
-        self, worker: InspectedWorker, references: Callable[[int], ReferencesSeen]
+        self,
+        worker: InspectedWorker,
+        references: Callable[[int], ReferencesSeen] = no_references,
     ) -> None:
         """Answer for a worker.
 

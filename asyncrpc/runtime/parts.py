@@ -227,9 +227,20 @@ class Parts:
             lambda: bool(self.active or self.unsent.count),
         )
         self.memory = Sharing(self)
-        self.membership = MembershipService(
-            identity,
-            tasks,
+        self.membership = self._make_membership(peers)
+        peers.begin(self.membership, self.memory.on_link, self.membership.on_link)
+        peers.observers.router = self.router
+        for service in (
+            peers.relay,
+            self.rounds,
+            *(self.memory, self.memory.regions, self.membership),
+        ):
+            self.services.add(service)
+
+    def _make_membership(self, peers: Directory[Link]) -> MembershipService:
+        return MembershipService(
+            self.identity,
+            self.tasks,
             peers,
             MembershipTimes(
                 self.options.liveness.heartbeat_s,
@@ -241,14 +252,6 @@ class Parts:
             on_peer_lost=self.services.on_peer_lost,
             recorder=self.recorder,
         )
-        peers.begin(self.membership, self.memory.on_link, self.membership.on_link)
-        peers.observers.router = self.router
-        for service in (
-            peers.relay,
-            self.rounds,
-            *(self.memory, self.memory.regions, self.membership),
-        ):
-            self.services.add(service)
 
     def _make_directory(self) -> Directory[Link]:
         settings = ConnectionSettings(

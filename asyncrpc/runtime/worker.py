@@ -187,25 +187,22 @@ class Worker:
     ) -> None:
         """End this worker, alone or together with the group.  Idempotent.
 
-        Alone, it waits for no other: new calls are refused, those in flight here have
-        `drain_timeout_s` seconds to end, then tasks are cancelled, connections closed
-        and threads ended, all within one more second.  A thread that does not end is
-        left behind, with a warning.
+        Alone, it refuses new calls; those in flight here have `drain_timeout_s` seconds
+        to end, then tasks are cancelled, connections closed and threads ended, all
+        within one more second.  A thread that does not end is left, with a warning.
 
         Gracefully, it first waits until every worker of the group has asked for a
-        graceful shutdown and no call is in flight anywhere.  This includes calls that
-        other calls started, at any depth, awaited or not.  Until then the worker
-        serves calls as before.  Workers that die meanwhile are left out.  If a
-        function leaves a task running, the shutdown waits for the task's calls, but
-        not for the task.  A worker without a rank has no group, and ends alone.
+        graceful shutdown and no call is in flight anywhere, those included that other
+        calls started, awaited or not; it waits for the calls of tasks that functions
+        left running, but not for the tasks.  Until then it serves calls as before.
+        Workers that die meanwhile are left out.  Without a rank it ends alone.
 
         Args:
             graceful: end together with the group.
             timeout_s: seconds to wait for the group, calls in flight included; None: no
                 limit for the others to come.
-            drain_timeout_s: seconds that calls in flight have to end: the calls of this
-                worker if it ends alone; the calls of the group, counted from the moment
-                when all have come.  None: `Options.drain_timeout_s`.
+            drain_timeout_s: seconds that calls in flight have to end: those of the
+                group from the moment when all have come.  None: as in the options.
 
         Raises:
             UsageError: an argument is of another kind, or this is not the worker's
@@ -316,9 +313,7 @@ class Worker:
         """Return another worker, or this one, by name or rank.
 
         Raises:
-            UnknownWorkerError: this worker knows no such worker; the message lists the
-                known ones.  Another member may know a worker that has just joined: see
-                `find`.
+            UnknownWorkerError: this worker knows no such worker; see `find`.
             NotStartedError: this worker does not run.
         """
         self.parts.lifecycle.check_running()
@@ -327,8 +322,8 @@ class Worker:
     async def find(self, name: str, *, timeout_s: float | None = None) -> Peer:
         """Return another worker by name, asking others if this one does not know it.
 
-        Any member can tell another member's addresses.  News of a new member reaches
-        all members within a moment; use this method if you cannot wait for the news.
+        News of a new member reaches all members within a moment; use this method if
+        you cannot wait for the news.
 
         Args:
             name: the name of the wanted worker.
@@ -341,9 +336,6 @@ class Worker:
 
         Cancellation:
             No state has changed.
-
-        Example:
-            >>> late = await worker.find("trainer7")
         """
         self.parts.lifecycle.check_on_loop("Worker.find")
         check_text("name", name, at_most=NAME_CHARACTERS_MAX)
@@ -356,9 +348,8 @@ class Worker:
     def members_changed(self) -> MemberChanges:
         """Return an iterator over the changes of the membership from now on.
 
-        To miss no change, read `known_members` after this call.  Each call returns a
-        separate iterator, which ends with the worker.  A program that is slow to take
-        changes gets those of each worker as one.
+        To miss no change, read `known_members` after this call.  The iterator ends with
+        the worker.  A program that is slow gets the changes of each worker as one.
 
         Raises:
             NotStartedError: this worker does not run.
@@ -386,9 +377,6 @@ class Worker:
             UsageError: a worker is in `peers` twice, or a `Peer` belongs to another
                 worker or has options of its own.
             NotStartedError: this worker does not run.
-
-        Example:
-            >>> losses = await worker.group(["a", "b"]).call(step, batch)
         """
         self.parts.lifecycle.check_running()
         return group_of(self.parts.calls, peers)
@@ -423,8 +411,6 @@ class Worker:
             NotStartedError: this worker does not run.
 
         Thread safety: from any thread but those of other event loops.
-
-        Source: torch.empty.
         """
         self.parts.lifecycle.check_running()
         check_kind("dtype", dtype, torch.dtype, "a torch.dtype")
@@ -436,8 +422,7 @@ class Worker:
         """Wait until every worker of the group has reached this barrier.
 
         The n-th call on one worker meets the n-th call on every other worker, so all
-        workers must call it equally often.  Workers exchange messages along a binary
-        tree, each with at most three others, as in a `rendezvous` without payloads.
+        workers must call it equally often.  It is a `rendezvous` without payloads.
 
         If a barrier fails, it fails at once on every worker that has not passed it,
         including later arrivals.  After that, the live workers can use the next one.
@@ -530,25 +515,16 @@ class Worker:
     ) -> Subscription[E]:
         """Return what happens here from now on, as it comes; see `asyncrpc.trace`.
 
-        The worker, which may not have been started yet, never waits for who subscribes.
-
         Args:
             *kinds: classes of events, as in `asyncrpc.trace`; none: all of them.
             items_max: events that wait for you; more push out the oldest.
-            with_recent: begin with those that the worker remembers, the last 2,000 of
-                each kind.
+            with_recent: begin with the last 2,000 of each kind.
 
         Raises:
-            UsageError: one of `kinds` is no class of events, `items_max` is not
-                positive, or an argument is of another kind.
-
-        Example:
-            >>> with worker.subscribe(asyncrpc.trace.LinkChanged) as events:
-            ...     async for event in events:
-            ...         print(event.peer.name, event.change, event.reason)
+            UsageError: an argument is of another kind, or `items_max` is not positive.
         """
-        recorder = self.parts.recorder
-        return recorder.subscribe(kinds, items_max, with_recent=with_recent)
+        subscribe = self.parts.recorder.subscribe
+        return subscribe(kinds, items_max, with_recent=with_recent)
 
     def __reduce__(self) -> Any:
         """Refuse to be pickled.

@@ -40,7 +40,7 @@ class WorkerEvents(NamedTuple):
     error_s: float
 
 
-class Span(NamedTuple):
+class TimelineSpan(NamedTuple):
     """Something that took time on a worker.
 
     Attributes:
@@ -82,7 +82,7 @@ def timeline_of(
     return told
 
 
-def spans_of(one: WorkerEvents) -> Iterator[Span]:
+def spans_of(one: WorkerEvents) -> Iterator[TimelineSpan]:
     """Yield what took time on a worker."""
     me, recent = one.worker.incarnation, one.recent
     for call in recent.calls:
@@ -91,37 +91,39 @@ def spans_of(one: WorkerEvents) -> Iterator[Span]:
             more |= {"sent": call.bytes_sent, "received": call.bytes_received}
         key = (me, call.to.incarnation, call.call_id)
         title = _titled(call.function, call.outcome)
-        yield Span("calls", title, call.began_s, call.at_s, more, key, is_caller=True)
+        yield TimelineSpan(
+            "calls", title, call.began_s, call.at_s, more, key, is_caller=True
+        )
     for served in recent.served:
         more = {"from": served.caller.name, "outcome": served.outcome}
         more["waited_us"] = round((served.began_s - served.came_s) * US_PER_S, 1)
         key = (served.caller.incarnation, me, served.call_id)
         title = _titled(served.function, served.outcome)
-        yield Span("serves", title, served.began_s, served.at_s, more, key)
+        yield TimelineSpan("serves", title, served.began_s, served.at_s, more, key)
     for stream in recent.received:
         more = {"from": stream.to.name, "items": stream.items}
         title = _titled(stream.function, stream.outcome)
         key = (me, stream.to.incarnation, stream.call_id)
-        yield Span(
+        yield TimelineSpan(
             "streams", title, stream.began_s, stream.at_s, more, key, is_caller=True
         )
     for sent in recent.sent:
         more = {"to": sent.caller.name, "items": sent.items}
         title = _titled(sent.function, sent.outcome)
         key = (sent.caller.incarnation, me, sent.call_id)
-        yield Span("produces", title, sent.came_s, sent.at_s, more, key)
+        yield TimelineSpan("produces", title, sent.came_s, sent.at_s, more, key)
     yield from _training(recent)
 
 
-def _training(recent: RecentEvents) -> Iterator[Span]:
+def _training(recent: RecentEvents) -> Iterator[TimelineSpan]:
     for one in recent.passes:
         title = "backward pass" if one.is_committed else "backward pass: dropped"
         more: dict[str, Any] = {"context": str(one.context_id), "root": one.root}
-        yield Span("training", title, one.began_s, one.at_s, more)
+        yield TimelineSpan("training", title, one.began_s, one.at_s, more)
     for step in recent.steps:
         title = _titled(f"{step.optimizer} step", step.outcome)
         more = {"owners": ", ".join(step.owners)}
-        yield Span("training", title, step.began_s, step.at_s, more)
+        yield TimelineSpan("training", title, step.began_s, step.at_s, more)
     for collective in recent.collectives:
         title = _titled(collective.operation, collective.outcome)
         more = {
@@ -130,10 +132,12 @@ def _training(recent: RecentEvents) -> Iterator[Span]:
             "dtype": collective.dtype,
             "shape": str(collective.shape or ""),
         }
-        yield Span("collectives", title, collective.began_s, collective.at_s, more)
+        yield TimelineSpan(
+            "collectives", title, collective.began_s, collective.at_s, more
+        )
     for bucket in recent.buckets:
         title, more = f"bucket {bucket.bucket}", {"bytes": bucket.nbytes}
-        yield Span("buckets", title, bucket.began_s, bucket.at_s, more)
+        yield TimelineSpan("buckets", title, bucket.began_s, bucket.at_s, more)
 
 
 def _titled(name: str, outcome: str) -> str:
@@ -142,7 +146,7 @@ def _titled(name: str, outcome: str) -> str:
 
 
 def _seen_at_both_ends(
-    spans: Iterable[Sequence[Span]],
+    spans: Iterable[Sequence[TimelineSpan]],
 ) -> set[tuple[int, int, int]]:
     ends: tuple[set[tuple[int, int, int]], ...] = (set(), set())
     for of_worker in spans:
@@ -169,7 +173,7 @@ def _heading(place: int, one: WorkerEvents) -> list[dict[str, Any]]:
 
 def _rows(
     place: int,
-    spans: Sequence[Span],
+    spans: Sequence[TimelineSpan],
     shift_s: float,
     both: set[tuple[int, int, int]],
 ) -> Iterator[dict[str, Any]]:
@@ -197,7 +201,10 @@ def _named_row(place: int, tid: int, title: str) -> dict[str, Any]:
 
 
 def _shown(
-    span: Span, at: dict[str, int], shift_s: float, both: set[tuple[int, int, int]]
+    span: TimelineSpan,
+    at: dict[str, int],
+    shift_s: float,
+    both: set[tuple[int, int, int]],
 ) -> Iterator[dict[str, Any]]:
     ts = round((span.began_s + shift_s) * US_PER_S, 3)
     dur = round((span.ended_s - span.began_s) * US_PER_S, 3)

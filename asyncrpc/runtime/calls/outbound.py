@@ -5,9 +5,8 @@ Everything here runs on the event loop, and nothing waits: who does, waits for a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from asyncrpc.clock import NO_LIMIT_NS, Deadline
 from asyncrpc.errors import (
@@ -20,12 +19,11 @@ from asyncrpc.errors import (
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.common_arguments import CommonArguments
 from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
-from asyncrpc.runtime.calls.deferred import DropsMessages, PendingBuffers
+from asyncrpc.runtime.calls.deferred import PendingBuffers
 from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.heads import SentHeads
 from asyncrpc.runtime.calls.machine.calls import PendingCalls
-from asyncrpc.runtime.calls.machine.credit import WaitingRequests
 from asyncrpc.runtime.calls.machine.link import LinkState, LinkStatus
 from asyncrpc.runtime.calls.message_codec import (
     CODEC,
@@ -33,22 +31,26 @@ from asyncrpc.runtime.calls.message_codec import (
     MessageCodec,
     may_be_overtaken,
 )
-from asyncrpc.runtime.calls.packing import PackingHost, RequestPacking
+from asyncrpc.runtime.calls.outbound_ports import (
+    CallCredit,
+    CallLink,
+    OutboundCall,
+    OutboundConnection,
+    OutboundHost,
+)
+from asyncrpc.runtime.calls.packing import RequestPacking
 from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.calls.tracing import with_span
 from asyncrpc.runtime.calls.unsent import never_sent
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
-from asyncrpc.runtime.extensions import CallTracer
 from asyncrpc.runtime.messages import Notice, Request
-from asyncrpc.runtime.options import PLAIN, CallOptions, Options
-from asyncrpc.serde import Codec, Compression, Encoded, compression_named
-from asyncrpc.trace import FlightRecorder
+from asyncrpc.runtime.options import PLAIN, CallOptions
+from asyncrpc.serde import Compression, Encoded, compression_named
 from asyncrpc.wire.frames import INLINE_BYTES_MAX, Flags, FrameKind, prefix
 from asyncrpc.wire.messages import Meta, pack_head
 from asyncrpc.wire.outgoing import (
     OutgoingEvent,
     OutgoingMessage,
-    OutgoingMessages,
     OutgoingState,
 )
 
@@ -57,79 +59,6 @@ _REQUEST: Final = int(FrameKind.REQUEST)
 _OPEN: Final = LinkState.OPEN
 
 _LABELS: Final = ("args", "kwargs")  # how errors name the parts of a request
-
-OutboundCall = CallFuture[Any] | StreamReceiver
-
-
-class OutboundHost(PackingHost, Protocol):
-    """What calls need of their worker.
-
-    Attributes:
-        codec: encodes arguments.
-        recorder: keeps how calls end.
-        tracer: shows calls in traces; None: nothing does.
-    """
-
-    codec: Codec
-    recorder: FlightRecorder
-    tracer: CallTracer | None
-
-    @property
-    def options(self) -> Options:
-        """The worker's options."""
-
-
-class OutboundConnection(DropsMessages, Protocol):
-    """A connection, as far as calls go."""
-
-    @property
-    def first_unsent(self) -> int:
-        """While it is broken, the first call that cannot have left."""
-
-    def join(self, part: bytes) -> None:
-        """Write a message that can wait for the next one."""
-
-    def hold(self, part: bytes, for_s: float) -> None:
-        """Write a message with the next one, or after so many seconds."""
-
-    def push(self, part: bytes) -> None:
-        """Write a message now, with all that waits."""
-
-    @property
-    def outgoing(self) -> OutgoingMessages:
-        """Messages that are not written yet."""
-
-    def submit(self, message: OutgoingMessage) -> None:
-        """Send a message that may have to wait, or has waited."""
-
-    def claim(self, call_id: int, memory: memoryview) -> None:
-        """Let the response of a call land in memory of the caller."""
-
-    def release_claim(self, call_id: int) -> None:
-        """End a claim: from now on nothing is written to its memory."""
-
-
-class CallCredit(Protocol):
-    """The peer's credit for large requests.
-
-    Attributes:
-        waiting: requests that wait for it.
-    """
-
-    waiting: WaitingRequests[Callable[[], None]]
-
-    def wait(self, call_id: int, nbytes: int, send: Callable[[], None]) -> None:
-        """Keep a request until the peer has room for it; then `send` it."""
-
-    def withdraw(self, call_id: int) -> bool:
-        """Do not send a request that waits; return whether there was one."""
-
-
-class CallLink(Protocol):
-    """What a call keeps of its link once it has been sent."""
-
-    def cancel(self, call: OutboundCall) -> None:
-        """Tell the callee that the caller does not wait any more."""
 
 
 class OutboundCalls:

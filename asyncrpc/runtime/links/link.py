@@ -34,7 +34,8 @@ from asyncrpc.runtime.calls.machine.calls import PendingCalls, ServedCalls
 from asyncrpc.runtime.calls.machine.link import LinkStatus
 from asyncrpc.runtime.calls.message_codec import MessageCodec, SharedPlaces
 from asyncrpc.runtime.calls.modes import Target
-from asyncrpc.runtime.calls.outbound import OutboundCall, OutboundCalls, OutboundHost
+from asyncrpc.runtime.calls.outbound import OutboundCalls
+from asyncrpc.runtime.calls.outbound_ports import OutboundCall, OutboundHost
 from asyncrpc.runtime.calls.preparation import MessagePreparation
 from asyncrpc.runtime.calls.requests import RequestDispatcher, RequestHost
 from asyncrpc.runtime.calls.responder import Responder, ResponderHost

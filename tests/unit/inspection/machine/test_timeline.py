@@ -118,7 +118,7 @@ def test_each_kind_of_training_has_its_name() -> None:
                 collectives=[
                     CollectiveEnded(
                         *(2.0, 1.0, "g", "all_reduce", 3, 0, ("a", "b")),
-                        *("torch.float32", (4, 4), "RankLostError"),
+                        *("torch.float32", (4, 4), "RankLostError", 7),
                     )
                 ],
             )

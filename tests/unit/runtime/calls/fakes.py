@@ -23,7 +23,8 @@ from asyncrpc.runtime.calls.machine.calls import PendingCalls, ServedCalls
 from asyncrpc.runtime.calls.machine.link import LinkStatus
 from asyncrpc.runtime.calls.message_codec import MessageCodec
 from asyncrpc.runtime.calls.modes import Mode, Target, mode_of
-from asyncrpc.runtime.calls.outbound import OutboundCall, OutboundCalls
+from asyncrpc.runtime.calls.outbound import OutboundCalls
+from asyncrpc.runtime.calls.outbound_ports import OutboundCall
 from asyncrpc.runtime.calls.preparation import MessagePreparation
 from asyncrpc.runtime.calls.requests import RequestDispatcher
 from asyncrpc.runtime.calls.responder import Responder
