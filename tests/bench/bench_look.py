@@ -143,6 +143,7 @@ def main() -> None:
         asyncrpc.run(measure(folder, pids, size, given.rounds))
         for one in processes:
             one.kill()
+        for one in processes:
             one.join()
 
 

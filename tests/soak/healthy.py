@@ -169,7 +169,7 @@ async def call(worker: Worker, is_over: asyncio.Event, seed: int) -> int:
     while not is_over.is_set():
         (kind,) = rng.choices(KINDS, weights)
         uses += 1
-        await kind.run(Use(worker, rng, uses))
+        await kind.run(Use(worker, rng, uses * AT_ONCE + seed))  # no serial twice
     return uses
 
 

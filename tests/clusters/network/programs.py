@@ -99,11 +99,10 @@ async def _tell_changes(worker: Worker) -> None:
         say(f"{change.kind.name.lower()} {change.member.name}")
 
 
-async def _serve(
-    name: str, rank: str, size: str, place: str, lost_after_s: str = "4"
-) -> None:
+async def _serve(name: str, rank: str, size: str, place: str, *liveness: str) -> None:
     """Be a worker, and do what comes by lines on the standard input."""
     is_inside = int(size) > 0
+    lost_after_s, watch = liveness or ("4", "auto")
     listen = ("tcp://0.0.0.0:7000",) if is_inside else None
     async with Worker(
         name,
@@ -112,7 +111,9 @@ async def _serve(
         rendezvous=place,
         options=Options(
             network=NetworkOptions(listen=listen),
-            liveness=LivenessOptions(heartbeat_s=1.0, lost_after_s=float(lost_after_s)),
+            liveness=LivenessOptions(
+                heartbeat_s=1.0, lost_after_s=float(lost_after_s), watch=watch
+            ),
             drain_timeout_s=1.0,
         ),
     ) as worker:
