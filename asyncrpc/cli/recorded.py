@@ -151,7 +151,7 @@ async def _dump(observer: Observer, address: str, given: argparse.Namespace) -> 
         },
         "silent": silent_records(silent),
     }
-    _write(given.output, record)
+    await asyncio.to_thread(_write, given.output, record)
     print_silent(silent)
     return TROUBLE if silent else 0
 
@@ -164,7 +164,7 @@ def _events_record(found: WorkerEvents | None) -> Any:
 
 
 async def _timeline(observer: Observer, address: str, given: argparse.Namespace) -> int:
-    profile = _profile(given.profile)
+    profile = await asyncio.to_thread(_profile, given.profile)
     found = await events_of(observer, address, names=given.worker)
     check_workers(given.worker, found.members)
     workers = [found.answers[name] for name in sorted(found.answers)]
@@ -173,7 +173,7 @@ async def _timeline(observer: Observer, address: str, given: argparse.Namespace)
     # What the reader's clock showed at a moment of the wall's.
     zero_wall_ns = wall_ns() - round((Clock().now_s() - zero_s) * NS_PER_S)
     record = beside_profile(events, profile, zero_wall_ns=zero_wall_ns)
-    _write(given.output, record)
+    await asyncio.to_thread(_write, given.output, record)
     spans = sum(one["ph"] == "X" for one in events)
     arrows = sum(one["ph"] == "f" for one in events)
     error_s = max((one.error_s for one in workers), default=0.0)

@@ -65,12 +65,13 @@ async def _write(
     observer: Observer, address: str, arguments: argparse.Namespace
 ) -> int:
     folder: Path = arguments.to
-    _check(folder, arguments.prefix)
+    await asyncio.to_thread(_check, folder, arguments.prefix)
     view, histories = await _collect(observer, address, arguments.worker)
     ranks = global_ranks(view.ranks, histories)
     dumps = torch_dumps(histories, ranks)
     paths = {rank: folder / f"{arguments.prefix}{rank}" for rank in dumps}
-    _write_files(folder, {paths[rank]: dump for rank, dump in dumps.items()})
+    files = {paths[rank]: dump for rank, dump in dumps.items()}
+    await asyncio.to_thread(_write_files, folder, files)
     missing = _missing(view, ranks, dumps, arguments.worker)
     if arguments.json:
         files = {str(rank): str(path) for rank, path in paths.items()}

@@ -397,8 +397,7 @@ class Worker:
         (`asyncrpc.share` is for shared state).  The memory is in use until this tensor
         and every tensor that peers received of it are dead.
 
-        The result is a plain tensor if it has at most 64 KiB, or if
-        `LimitOptions.shared_memory_bytes` leaves no room for it.
+        Up to 64 KiB, or without room in LimitOptions.shared_memory_bytes, it is plain.
 
         Args:
             *shape: sizes, or one sequence of sizes.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from asyncrpc.arguments import check_count, check_flag, shown
+from asyncrpc.arguments import check_count, check_flag, wrong
 from asyncrpc.clock import Clock
-from asyncrpc.errors import UsageError
 from asyncrpc.trace.events import (
     KINDS,
     BackwardPassEnded,
@@ -25,6 +24,8 @@ from asyncrpc.trace.events import (
 )
 from asyncrpc.trace.ring import EventRing
 from asyncrpc.trace.subscription import Subscription
+
+EVENTS_MAX: Final = 10_000_000  # that may wait for one subscriber
 
 E = TypeVar("E", bound=tuple[Any, ...])
 
@@ -81,12 +82,10 @@ class FlightRecorder:
             UsageError: as said there.
         """
         for kind in kinds:
-            if kind not in KINDS:
+            if not any(kind is one for one in KINDS):
                 names = ", ".join(one.__name__ for one in KINDS)
-                raise UsageError(
-                    f"{shown(kind)} is no class of events; asyncrpc.trace has {names}"
-                )
-        check_count("items_max", items_max, at_least=1)
+                raise wrong("kinds", f"classes of asyncrpc.trace ({names})", kind)
+        check_count("items_max", items_max, at_least=1, at_most=EVENTS_MAX)
         check_flag("with_recent", with_recent)
         rings = [self._rings[kind] for kind in kinds or KINDS]
         made = Subscription(rings, items_max, with_recent=with_recent)

@@ -26,6 +26,7 @@ MODULES = (
     "asyncrpc.ray",
     "asyncrpc.serving",
     "asyncrpc.testing",
+    "asyncrpc.trace",
 )
 
 

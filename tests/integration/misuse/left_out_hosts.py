@@ -18,7 +18,24 @@ ON_RAY: Final = {
     "ray.put",
 }
 
+# tests/unit/trace uses them, wrongly as well.
+_OF_TRACE: Final = {
+    "trace.EventRing": "made and called by the worker whose events they are",
+    "trace.EventRing.add_sink": "made and called by the worker whose events they are",
+    "trace.EventRing.remove_sink": "made and called by the worker whose events they are",
+    "trace.FlightRecorder": "made and called by the worker whose events they are",
+    "trace.FlightRecorder.ring": "made and called by the worker whose events they are",
+    "trace.FlightRecorder.subscribe": "made and called by the worker whose events they are",
+    "trace.FlightRecorder.close": "made and called by the worker whose events they are",
+    "trace.outcome_of": "made and called by the worker whose events they are",
+    "trace.Subscription": "made by Worker.subscribe; see tests/unit/trace",
+    "trace.Subscription.take": "made by Worker.subscribe; see tests/unit/trace",
+    "trace.Subscription.__anext__": "made by Worker.subscribe; see tests/unit/trace",
+    "trace.Subscription.close": "made by Worker.subscribe; see tests/unit/trace",
+}
+
 LEFT_OUT: Final[Mapping[str, str]] = {
+    **_OF_TRACE,
     **dict.fromkeys(ON_RAY, "needs a Ray cluster: see tests/clusters/ray/misuse.py"),
     "CallStats": _RECORD,
     "Counters": _RECORD,

@@ -154,6 +154,10 @@ def _options_of(target: Any) -> Callable[..., Any]:
     return use
 
 
+async def _closed(events: Any) -> None:
+    events.close()
+
+
 async def _ended(starting: Any) -> None:
     await (await starting).shutdown()
 
@@ -203,6 +207,11 @@ USES: Final[Mapping[str, Use]] = {
     ),
     "Worker.members_changed": _method("members_changed", finish=nothing),
     "Worker.rrefs": _method("rrefs"),
+    "Worker.subscribe": _method(
+        "subscribe",
+        fits={"items_max": {"an integer"}, "with_recent": {"true"}},
+        finish=_closed,
+    ),
     "Worker.group": _method(
         "group",
         right={"peers": lambda _: ["b"]},

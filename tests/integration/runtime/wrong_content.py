@@ -97,6 +97,9 @@ def examples(attacker: Worker, victim: Worker) -> dict[tuple[str, str], Any]:
         ("optim", "drop"): [999],
         ("inspection", "snapshot"): [True],
         ("inspection", "collectives"): [],
+        ("inspection", "clock"): [],
+        ("inspection", "events"): [["calls"], 10],
+        ("inspection", "references"): [10],
         ("inspection", "beside"): [STRANGER, ["tcp://127.0.0.1:1"]],
         **_of_groups(),
     }

@@ -119,7 +119,7 @@ class TestSubscription:
     @pytest.mark.parametrize(
         ("kinds", "items_max", "with_recent", "said"),
         [
-            ([int], 1, False, "no class of events; asyncrpc.trace has CallEnded"),
+            ([int], 1, False, "kinds must be classes of asyncrpc.trace"),
             ([CallEnded], 0, False, "items_max must be an integer of at least 1"),
             ([CallEnded], 1, 1, "with_recent must be True or False"),
         ],
