@@ -70,8 +70,8 @@ async def _write(
     ranks = global_ranks(view.ranks, histories)
     dumps = torch_dumps(histories, ranks)
     paths = {rank: folder / f"{arguments.prefix}{rank}" for rank in dumps}
-    files = {paths[rank]: dump for rank, dump in dumps.items()}
-    await asyncio.to_thread(_write_files, folder, files)
+    content = {paths[rank]: dump for rank, dump in dumps.items()}
+    await asyncio.to_thread(_write_files, folder, content)
     missing = _missing(view, ranks, dumps, arguments.worker)
     if arguments.json:
         files = {str(rank): str(path) for rank, path in paths.items()}
