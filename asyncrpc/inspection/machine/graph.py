@@ -37,6 +37,9 @@ _ENDS_ALONE: Final = frozenset(
         WaitKind.SOCKET,
     }
 )
+# A look at all workers takes less.  What has waited for longer at each of them, has
+# waited at one moment at all of them.
+SKEW_S: Final = 2.0
 _LOOP: Final = "its event loop"
 NO_THREAD: Final = "a thread of its pool"
 _OF_MEMBERS: Final = frozenset({WaitKind.ROUND, WaitKind.COLLECTIVE})
@@ -387,7 +390,8 @@ def find_hangs(graph: AwaitGraph, *, after_s: float) -> list[Hang]:
         if actor.is_internal or not (node in dead or is_late):
             continue
         found = _follow(graph, node, dead)
-        if node not in dead and _goes_on(graph, found, after_s):
+        limit_s = min(after_s, SKEW_S) if node in dead else after_s
+        if _goes_on(graph, found, limit_s):
             continue
         if not found.path and actor.wait.kind not in _NEVER_AT_REST:
             continue
@@ -403,11 +407,16 @@ def _goes_on(graph: AwaitGraph, found: Hang, after_s: float) -> bool:
     """Return whether the last of a way has not stood still for long.
 
     Such is a task that waits for something else than a moment ago, or is about to run:
-    a program's main task waits for its others as long as it runs.
+    a program's main task waits for its others as long as it runs.  In a cycle all have
+    to stand still: workers are not looked at in the same moment, and those that go from
+    round to round look as if each waited for the other's next one.
     """
+    if found.is_cycle:
+        waits = map(graph.wait, _cycle_of(found))
+        return any(one is not None and 0 <= one.for_s < after_s for one in waits)
     last = found.nodes[-1]
     actor, snapshot = graph.actor(last), graph.snapshots.get(last.worker)
-    if snapshot is None or last.worker in graph.troubles or found.is_cycle:
+    if snapshot is None or last.worker in graph.troubles:
         return False
     if snapshot.blocked_for_s and last.actor == snapshot.loop_actor:
         return snapshot.blocked_for_s < after_s

@@ -56,7 +56,7 @@ HANGS: Final[dict[Program, tuple[Options, str]]] = {
     hanging.a_large_request_that_waits_for_room: (
         SMALL,
         (
-            r"cache `ask_for_more`, which waits for room for `keep_more` on 'ps' held "
+            r"room for `keep_more` on 'ps' held "
             r"by ps task `keep`, which waits for "
             r"Event `never`"
         ),

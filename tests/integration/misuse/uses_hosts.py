@@ -286,7 +286,7 @@ USES: Final[Mapping[str, Use]] = {
     "current_worker": Use(lambda _: asyncrpc.current_worker, finish=nothing),
     "inspection.why": Use(
         lambda _: asyncrpc.inspection.why,
-        fits={"after_s": SECONDS - {"none"}, "worker": {"none"}},
+        fits={"after_s": SECONDS - {"none"}, "worker": {"none", "another worker"}},
     ),
     "cancelled": Use(lambda _: asyncrpc.cancelled, needs_worker=False),
     "Tls": Use(

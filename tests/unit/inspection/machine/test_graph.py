@@ -94,7 +94,7 @@ def worker(
 
 
 def lock(*holders: int, is_sure: bool = True, is_closed: bool = True) -> Wait:
-    return Wait(WaitKind.LOCK, "Lock `table`", 1.0, holders, is_sure, is_closed)
+    return Wait(WaitKind.LOCK, "Lock `table`", 2.5, holders, is_sure, is_closed)
 
 
 def the_only(snapshots: Sequence[WorkerSnapshot], **troubles: NoAnswer) -> Hang:
@@ -415,6 +415,19 @@ class TestWhoGoesOn:
             snapshots = [
                 worker("a", [task("train", call("a", "b", for_s=500.0))]),
                 worker("b", [loop], loop_actor=0, blocked_for_s=blocked_for_s),
+            ]
+            found = find_hangs(graph_of(snapshots), after_s=3.0)
+            assert len(found) == count
+
+    def test_rounds_that_are_looked_at_in_different_moments(self) -> None:
+        def comes(number: int, for_s: float) -> Wait:
+            what = f"barrier {number}"
+            return Wait(WaitKind.ROUND, what, for_s, members=("a", "b"))
+
+        for for_s, count in ((0.3, 0), (2.5, 1)):
+            snapshots = [
+                worker("a", [task("train", comes(7, for_s))]),
+                worker("b", [task("train", comes(8, for_s))]),
             ]
             found = find_hangs(graph_of(snapshots), after_s=3.0)
             assert len(found) == count
