@@ -45,6 +45,7 @@ NO_THREAD: Final = "a thread of its pool"
 _OF_MEMBERS: Final = frozenset({WaitKind.ROUND, WaitKind.COLLECTIVE})
 # Whoever waits for these waits for something that was to happen.  For an event or an
 # item that never comes a program may also wait at rest, for as long as it runs.
+_AT_REST: Final = frozenset({WaitKind.EVENT, WaitKind.ITEM, WaitKind.SOCKET})
 _NEVER_AT_REST: Final = _OF_MEMBERS | {
     WaitKind.LOCK,
     WaitKind.SEMAPHORE,
@@ -395,12 +396,22 @@ def find_hangs(graph: AwaitGraph, *, after_s: float) -> list[Hang]:
             continue
         if not found.path and actor.wait.kind not in _NEVER_AT_REST:
             continue
+        if node not in dead and _is_at_rest(graph, found):
+            continue
         fault = min(_cycle_of(found)) if found.is_cycle else found.nodes[-1]
         other = by_fault.get(fault)
         if other is None or _reach(found, awaited) > _reach(other, awaited):
             by_fault[fault] = found
     different = {found.nodes: found for found in by_fault.values()}
     return sorted(different.values(), key=_weight, reverse=True)
+
+
+def _is_at_rest(graph: AwaitGraph, found: Hang) -> bool:
+    """Return whether tasks wait for one that is at rest, such as a server's."""
+    waits = [graph.wait(node) for node in found.nodes]
+    kinds = [None if one is None else one.kind for one in waits]
+    *before, last = kinds
+    return last in _AT_REST and all(one is WaitKind.TASKS for one in before)
 
 
 def _goes_on(graph: AwaitGraph, found: Hang, after_s: float) -> bool:

@@ -161,11 +161,11 @@ class TestWays:
                 [
                     task("train", both),
                     task("reader", RUNS),
-                    task("writer", Wait(WaitKind.EVENT, "Event `go`", 5.0)),
+                    task("writer", Wait(WaitKind.CONDITION, "Condition `go`", 5.0)),
                 ],
             )
         ]
-        assert "waits 5.0 s for task `writer`, which waits for Event" in said(snapshots)
+        assert "s for task `writer`, which waits for Condition" in said(snapshots)
 
     def test_the_consumer_of_a_stream(self) -> None:
         of = key("a", "b")
@@ -379,6 +379,12 @@ class TestWhoGoesOn:
             worker("a", [main, task("work", call("a", "b", for_s=0.1))]),
             worker("b", [task("f", RUNS)], [served("a", "b", 0)]),
         ]
+        assert find_hangs(graph_of(snapshots), after_s=3.0) == []
+
+    def test_a_main_task_waits_for_a_server_that_is_at_rest(self) -> None:
+        main = task("main", Wait(WaitKind.TASKS, "2 tasks", 500.0, (1, 2)))
+        serve = task("serve", Wait(WaitKind.EVENT, "Event `stop`", 500.0))
+        snapshots = [worker("a", [main, serve, task("work", RUNS)])]
         assert find_hangs(graph_of(snapshots), after_s=3.0) == []
 
     def test_a_long_call_that_waits_for_something_else_each_time(self) -> None:

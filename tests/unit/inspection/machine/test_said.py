@@ -29,7 +29,7 @@ def seen(*actors: Actor, name: str = "a") -> WorkerSnapshot:
     return WorkerSnapshot(name, 0, 1, 2, "host", 0.0, -1, actors, (), ())
 
 
-STANDS = Wait(WaitKind.EVENT, "Event `go`", 9.0)
+STANDS = Wait(WaitKind.CONDITION, "Condition `go`", 9.0)
 SLOW = seen(actor("train", tasks(1)), actor("step", STANDS))
 CYCLE = seen(actor("left", tasks(1)), actor("right", tasks(0)))
 
