@@ -20,6 +20,7 @@ import torch
 from asyncrpc.ids import Incarnation
 from asyncrpc.testing.loop import describe_task
 from asyncrpc.testing.network import Network
+from asyncrpc.trace import EventRing
 from asyncrpc.transport.memory import MemoryListener, MemoryTransport
 from tests.simulation.participant import Participant
 from tests.simulation.world import World
@@ -28,8 +29,10 @@ from tests.simulation.world import World
 TOMBSTONES: Final = frozenset({"_lost", "_dead", "_succeeded", "_passed"})
 # Of each name the last incarnation that was heard of, until a newer one is.
 LAST_KNOWN: Final = ".member.incarnation"
-# Not looked into: what every worker shares, and what belongs to nobody.
+# Not looked into: what every worker shares, what belongs to nobody, and the last events,
+# which are so many at most, whoever they tell of.
 _ELSEWHERE: Final = (
+    EventRing,
     Network,
     MemoryListener,
     MemoryTransport,
