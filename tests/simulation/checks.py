@@ -29,8 +29,8 @@ from tests.simulation.world import World
 TOMBSTONES: Final = frozenset({"_lost", "_dead", "_succeeded", "_passed"})
 # Of each name the last incarnation that was heard of, until a newer one is.
 LAST_KNOWN: Final = ".member.incarnation"
-# Not looked into: what every worker shares, what belongs to nobody, and the last events,
-# which are so many at most, whoever they tell of.
+# Not looked into: what every worker shares, what belongs to nobody, and the last
+# events, which are so many at most, whoever they tell of.
 _ELSEWHERE: Final = (
     EventRing,
     Network,
