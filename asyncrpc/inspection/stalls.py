@@ -89,7 +89,7 @@ class StallWatch:
         self._said = SaidHangs(ports.name)
         self.judged: frozenset[Hashable] = frozenset()
         self._rest_until_s = 0.0  # before that nothing is looked at
-        self._again_s = 0.0  # when what was said is looked at again
+        self._again_s = 0.0  # when what was judged is looked at again
         self._patience_s = after_s
         self._is_blocked = False
         self._is_looking = False
@@ -157,13 +157,15 @@ class StallWatch:
         begun_s = now_s()
         # While something has been said, what ends counts as well: it may be over.
         is_new = overdue != self.judged if self._said else overdue - self.judged
-        is_due = bool(self._said) and begun_s >= self._again_s
+        # What is at rest or goes on may not do so for good: look again, less and less.
+        is_due = begun_s >= self._again_s
         if not (is_new or is_due) or begun_s < self._rest_until_s:
             return
-        self._patience_s = self._after_s if is_new else 2 * self._patience_s
+        self._patience_s = self._after_s / 2 if is_new else 2 * self._patience_s
         self.judged = overdue
         is_at_rest = not self._said and not self._is_anything_late()
         self._rest_until_s = begun_s + (now_s() - begun_s) / SHARE_MAX
+        self._again_s = begun_s + self._patience_s
         if not is_at_rest:
             self._is_looking = True
             self._ports.loop.call_soon_threadsafe(self._begin)
