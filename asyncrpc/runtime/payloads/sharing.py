@@ -243,7 +243,8 @@ class Sharing:
         try:
             if slab < 0:
                 slab = await self._grow(size_bytes)
-            await self._pass(mover, slab)
+            if slab in self.slabs:  # else it was given back before this task began
+                await self._pass(mover, slab)
         except (AsyncRpcError, OSError, TimeoutError) as error:
             mover.is_refused = True
             logger.debug(
@@ -399,15 +400,20 @@ class Sharing:
         """
         borrowed = self._borrowed.get(link)
         known = {} if borrowed is None else borrowed.slabs
-        gone = [known.pop(slab, None) for slab in told.slabs]
-        for one in gone:
-            if one is not None:
-                self._note(_PEERS, _RETURNED, one.size_bytes)
-        wrong = [
-            slab for slab, one in zip(told.slabs, gone, strict=True) if one is None
-        ]
+        wrong = [slab for slab in told.slabs if not self._unmap(known, slab)]
         if wrong:
             raise MalformedError(f"slab {wrong[0]} was never passed")
+
+    def _unmap(self, known: dict[int, Slab], slab: int) -> bool:
+        """Let go of a peer's slab; return whether there was one.
+
+        It stays mapped for as long as anything refers to it, a frame included.
+        """
+        found = known.pop(slab, None)
+        if found is None:
+            return False
+        self._note(_PEERS, _RETURNED, found.size_bytes)
+        return True
 
     def take_back_from(self, link: PeerLink, location: int) -> None:
         """Take back a place that a peer does not use any more.

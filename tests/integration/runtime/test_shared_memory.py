@@ -59,6 +59,12 @@ def overwrite(value: torch.Tensor) -> torch.Tensor:
     return value.fill_(5)
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_left_of_others() -> None:
+    """Let go of what tests before have left in cycles: it may hold a slab."""
+    gc.collect()
+
+
 def mapped_slabs() -> int:
     """Count the mappings of slabs of this process."""
     maps = Path("/proc/self/maps").read_text(encoding="ascii")
