@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,10 +14,10 @@ from asyncrpc.cli.observing import (
     print_json,
     print_silent,
     print_table,
+    seconds,
     silent_records,
 )
-from asyncrpc.errors import UsageError
-from asyncrpc.inspection.group import GroupView, view_of
+from asyncrpc.inspection.group import RUNS, GroupView, view_of
 from asyncrpc.inspection.machine.graph import Hang, find_hangs
 from asyncrpc.inspection.machine.wording import (
     duration,
@@ -52,7 +51,7 @@ def add_why(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--after",
-        type=float,
+        type=seconds,
         default=AFTER_S,
         metavar="S",
         help=f"seconds that a wait may take (default: {AFTER_S:g})",
@@ -91,11 +90,6 @@ def _add_common(parser: argparse.ArgumentParser, show: Show) -> None:
     async def look(
         observer: Observer, address: str, arguments: argparse.Namespace
     ) -> int:
-        after_s: float = getattr(arguments, "after", AFTER_S)
-        if not 0 <= after_s < math.inf:
-            raise UsageError(
-                f"--after must be finite seconds of at least 0, not {after_s:g}"
-            )
         view = await view_of(
             observer, address, names=arguments.worker, is_thorough=show is _why
         )
@@ -232,7 +226,7 @@ def _status(view: GroupView, arguments: argparse.Namespace) -> int:
     members = sorted(view.members.values(), key=lambda one: (one.rank, one.name))
     wanted = arguments.worker or view.members
     shown = [one for one in members if one.name in wanted]
-    states = {one.name: _state_of(view, one.name) for one in shown}
+    states = {one.name: view.state_of(one.name) for one in shown}
     figures = {one.name: _figures(view.snapshots.get(one.name)) for one in shown}
     if arguments.json:
         print_json(
@@ -254,7 +248,7 @@ def _status(view: GroupView, arguments: argparse.Namespace) -> int:
             shown_figures = [str(it or "") for it in figures[one.name].values()]
             rows.append((str(one.rank), one.name, *shown_figures, states[one.name]))
         print_table(rows, "no worker is known")
-    return 0 if all(one == "runs" for one in states.values()) else TROUBLE
+    return 0 if all(one == RUNS for one in states.values()) else TROUBLE
 
 
 _FIGURES: Final = ("pid", "tasks", "threads", "made", "served")
@@ -269,12 +263,3 @@ def _figures(snapshot: WorkerSnapshot | None) -> dict[str, int | None]:
     made, served = len(snapshot.made), len(snapshot.served)
     values = (snapshot.pid, tasks, threads, made, served)
     return dict(zip(_FIGURES, values, strict=True))
-
-
-def _state_of(view: GroupView, name: str) -> str:
-    no_answer, snapshot = view.silent.get(name), view.snapshots.get(name)
-    if no_answer is not None:
-        return no_answer.trouble.value
-    if snapshot is not None and snapshot.blocked_for_s:
-        return f"its event loop is blocked, {duration(snapshot.blocked_for_s)}"
-    return "runs"

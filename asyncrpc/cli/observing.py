@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -57,6 +58,23 @@ async def _observe(arguments: argparse.Namespace, look: Look) -> int:
         return await look(observer, address, arguments)
 
 
+def seconds(text: str) -> float:
+    """Return the seconds that an argument says; a `type` of argparse.
+
+    Raises:
+        ArgumentTypeError: they are negative, not finite, or no number.
+    """
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"must be finite seconds of at least 0, not {text}"
+        )
+    return found
+
+
 def check_workers(wanted: Sequence[str], members: Collection[str]) -> None:
     """Raise UsageError unless the group has all of these workers."""
     unknown = [one for one in wanted if one not in members]
@@ -76,10 +94,7 @@ def print_table(rows: Sequence[Sequence[str]], nothing: str) -> None:
 def print_silent(silent: Mapping[str, NoAnswer]) -> None:
     """Say which workers tell nothing, and why."""
     for name, no_answer in sorted(silent.items()):
-        words = f": {no_answer.words}" if no_answer.words else ""
-        print(
-            f"{name} tells nothing: {no_answer.trouble.value}{words}", file=sys.stderr
-        )
+        print(f"{name} tells nothing: {no_answer.text}", file=sys.stderr)
 
 
 def silent_records(silent: Mapping[str, NoAnswer]) -> dict[str, Any]:

@@ -152,8 +152,7 @@ def _missing(
         if silent is None:
             found[name] = "it is not a member any more"
         else:
-            words = f": {silent.words}" if silent.words else ""
-            found[name] = f"{silent.trouble.value}{words}"
+            found[name] = silent.text
     return found
 
 

@@ -15,6 +15,7 @@ from asyncrpc.errors import (
 from asyncrpc.inspection.door import Look, look_beside, names_of
 from asyncrpc.inspection.histories import CollectiveHistory
 from asyncrpc.inspection.machine.graph import AwaitGraph, graph_of
+from asyncrpc.inspection.machine.wording import duration
 from asyncrpc.inspection.messages import LookBeside, TakeSnapshot, TellCollectives
 from asyncrpc.inspection.observer import Observed, Observer
 from asyncrpc.inspection.records import NoAnswer, Trouble, WorkerSnapshot
@@ -30,6 +31,7 @@ T = TypeVar("T")
 
 AT_ONCE: Final = 16  # workers that are looked at together
 ANSWER_S: Final = 2.0
+RUNS: Final = "runs"
 # What the watch of a worker tells, where nobody can look closer.
 _TOLD_BY_WATCH: Final[Mapping[Evidence, tuple[Trouble, str]]] = {
     Evidence.GONE: (Trouble.GONE, "says the watch beside it"),
@@ -88,6 +90,15 @@ class GroupView(NamedTuple):
     def graph(self) -> AwaitGraph:
         """Who waits for whom in it."""
         return graph_of(list(self.snapshots.values()), self.silent)
+
+    def state_of(self, name: str) -> str:
+        """Return what a worker does, in words: `RUNS`, or what is wrong with it."""
+        no_answer, snapshot = self.silent.get(name), self.snapshots.get(name)
+        if no_answer is not None:
+            return no_answer.text
+        if snapshot is not None and snapshot.blocked_for_s:
+            return f"its event loop is blocked, {duration(snapshot.blocked_for_s)}"
+        return RUNS
 
 
 class AsksWorkers(Protocol):

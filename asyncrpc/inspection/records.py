@@ -228,3 +228,9 @@ class NoAnswer(NamedTuple):
 
     trouble: Annotated[Trouble, EnumName(Trouble)]
     words: str
+
+    @property
+    def text(self) -> str:
+        """Both, for people."""
+        words = f": {self.words}" if self.words else ""
+        return f"{self.trouble.value}{words}"

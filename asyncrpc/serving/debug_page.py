@@ -225,14 +225,8 @@ def _under_way(view: GroupView) -> Iterator[tuple[float, str, str, str, str]]:
 
 
 def _workers(view: GroupView) -> ShownTable:
-    rows = []
-    for name, member in sorted(view.members.items()):
-        silent, snapshot = view.silent.get(name), view.snapshots.get(name)
-        state = "runs"
-        if silent is not None:
-            words = f": {silent.words}" if silent.words else ""
-            state = f"{silent.trouble.value}{words}"
-        elif snapshot is not None and snapshot.blocked_for_s:
-            state = f"its event loop is blocked, {duration(snapshot.blocked_for_s)}"
-        rows.append((str(member.rank), name, state))
+    rows = [
+        (str(member.rank), name, view.state_of(name))
+        for name, member in sorted(view.members.items())
+    ]
     return ShownTable("Workers", ("rank", "name", "state"), rows[:ROWS_MAX], "none")

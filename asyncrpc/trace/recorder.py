@@ -69,10 +69,6 @@ class FlightRecorder:
         self._subscriptions: list[Subscription[Any]] = []
         assert set(self._rings) == set(KINDS)  # each has one
 
-    def ring(self, kind: type[E]) -> EventRing[E]:
-        """Return the events of one kind."""
-        return self._rings[kind]
-
     def subscribe(
         self, kinds: Sequence[type[E]], items_max: int, *, with_recent: bool
     ) -> Subscription[E]:

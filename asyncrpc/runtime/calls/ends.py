@@ -73,8 +73,7 @@ class CallEnds:
 
     def note_unsent(self, call: CallFuture[Any]) -> None:
         """A call has ended that was never sent."""
-        error = None if call.cancelled() else call.exception()
-        self.note(call, CANCELLED if error is None else outcome_of(error))
+        self.note(call, CANCELLED if call.cancelled() else outcome_of(call.failure))
 
 
 class ServedEnds:

@@ -152,6 +152,16 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         return self.result()
 
     @property
+    def failure(self) -> BaseException | None:
+        """Internal: return what it failed with, if it is done.
+
+        Unlike `exception()` this does not count as taking it: an error that nobody else
+        takes is still logged.
+        """
+        found: BaseException | None = self._exception
+        return None if self.cancelled() else found
+
+    @property
     def outcome_if_lost(self) -> Outcome:
         """Internal: return the outcome of the call if no answer ever comes."""
         return Outcome.NOT_EXECUTED if self.link is None else Outcome.UNKNOWN

@@ -6,7 +6,6 @@ has no tracer, a call costs two looks at an attribute at each end.
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -47,9 +46,8 @@ def trace_call(
     call.add_done_callback(partial(_end_with, span))
 
 
-def _end_with(span: CallSpan, call: asyncio.Future[Any]) -> None:
-    # `exception()` would mark the error as seen, and it would not be logged.
-    error = None if call.cancelled() else call._exception  # noqa: SLF001
+def _end_with(span: CallSpan, call: CallFuture[Any]) -> None:
+    error = call.failure
     if error is not None:
         span.failed(error)
     span.end(CANCELLED if call.cancelled() else outcome_of(error))

@@ -123,12 +123,15 @@ async def test_the_others(trainer: Worker, asyncrpc: Command) -> None:
     assert [one["state"] for one in workers] == ["runs", "runs"]
 
 
-@pytest.mark.parametrize("after", ["-1", "nan", "inf", "-inf"])
-async def test_a_time_that_is_none_is_refused(asyncrpc: Command, after: str) -> None:
-    assert await asyncrpc("why", "tcp://127.0.0.1:1", f"--after={after}") == (
-        2,
-        f"asyncrpc why: --after must be finite seconds of at least 0, not {after}\n",
-    )
+@pytest.mark.parametrize("after", ["-1", "nan", "inf", "-inf", "soon"])
+def test_a_time_that_is_none_is_refused(
+    capsys: pytest.CaptureFixture[str], after: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["why", "tcp://127.0.0.1:1", f"--after={after}"])
+    assert ended.value.code == 2
+    refusal = f"--after: must be finite seconds of at least 0, not {after}\n"
+    assert capsys.readouterr().err.endswith(refusal)
 
 
 async def test_mistakes(

@@ -24,7 +24,6 @@ _OF_TRACE: Final = {
     "trace.EventRing.add_sink": "the worker makes and calls it",
     "trace.EventRing.remove_sink": "the worker makes and calls it",
     "trace.FlightRecorder": "the worker makes and calls it",
-    "trace.FlightRecorder.ring": "the worker makes and calls it",
     "trace.FlightRecorder.subscribe": "the worker makes and calls it",
     "trace.FlightRecorder.close": "the worker makes and calls it",
     "trace.outcome_of": "the worker makes and calls it",

@@ -1,4 +1,4 @@
-"""Collects what all workers of a group remember, with their clocks put in line."""
+"""Asks all workers of a group for their events, with clocks in line, and references."""
 
 from __future__ import annotations
 
