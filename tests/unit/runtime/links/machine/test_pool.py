@@ -6,29 +6,37 @@ the second half, broken.  `dial_world` plays the workers and the network.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from asyncrpc.runtime.links.machine.pool import PeerConnection, PeerState
 from tests.unit.runtime.links.machine.dial_world import World
 
 BOTH = {"smaller": 1, "larger": 1}
+WORLDS_MAX = 20_000  # there are 7,917 in the largest of these tests
 
 
-def ends_of(first: World) -> list[World]:
-    """Visit every world that can come of this one; return those where all is quiet."""
+def ends_of(first: World) -> Iterator[World]:
+    """Visit every world that can come of this one; return those where all is quiet.
+
+    They come as they are found, so that a wrong one is told before all are visited: with
+    a mistake in the machine there may be very many.
+    """
     seen = {first.key()}
-    open_worlds, ends = [first], []
+    open_worlds, ends = [first], 0
     while open_worlds:
         world = open_worlds.pop()
         successors = list(world.successors())
         if not successors:
-            ends.append(world)
+            ends += 1
+            yield world
         for successor in successors:
             if (key := successor.key()) not in seen:
                 seen.add(key)
                 open_worlds.append(successor)
-    assert len(ends) > 1
-    return ends
+        assert len(seen) <= WORLDS_MAX
+    assert ends > 1
 
 
 def held(world: World) -> set[str | None]:
