@@ -9,24 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import gc
-import inspect
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import cached_property
-from heapq import nlargest
-from types import CoroutineType, FrameType, MethodType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from asyncrpc.autograd.state import Pass
 from asyncrpc.ddp.passes import Backward
-from asyncrpc.inspection import awaits
 from asyncrpc.inspection.ages import WaitAges
-from asyncrpc.inspection.awaits import Chain
 from asyncrpc.inspection.collector import held_back
+from asyncrpc.inspection.loop_tasks import BY_REFERENCE, tasks_of
 from asyncrpc.inspection.own_waits import is_of_pass, labels_of, works_for
-from asyncrpc.inspection.recognition import is_of_library, recognized
-from asyncrpc.inspection.recognized import Recognized
+from asyncrpc.inspection.recognition import is_of_library
 from asyncrpc.inspection.records import (
     NO_ACTOR,
     UNKNOWN_S,
@@ -50,20 +42,6 @@ from asyncrpc.trace import FlightRecorder
 ACTORS_MAX: Final = 2000
 CALLS_MAX: Final = 2000  # in each direction
 SUBJECTS_MAX: Final = 64  # those waited for the longest, whose referrers are looked at
-# Kinds of waits that those end who refer to what is waited for.
-_BY_REFERENCE: Final = frozenset(
-    {
-        WaitKind.LOCK,
-        WaitKind.SEMAPHORE,
-        WaitKind.CONDITION,
-        WaitKind.EVENT,
-        WaitKind.ITEM,
-        WaitKind.ROOM,
-        WaitKind.WORK,
-        WaitKind.BARRIER,
-    }
-)
-_HELD: Final = frozenset({WaitKind.LOCK, WaitKind.SEMAPHORE})
 
 
 class InspectedLink(Protocol):
@@ -122,20 +100,6 @@ class Inspected(Protocol):
         """The tasks that the worker has started for itself."""
 
 
-class _SeenTask(NamedTuple):
-    """A task that is looked at.
-
-    Attributes:
-        task: it.
-        chain: its awaits.
-        found: what it waits for.
-    """
-
-    task: asyncio.Task[Any]
-    chain: Chain
-    found: Recognized
-
-
 class SnapshotTaker:
     """Takes one snapshot of one worker."""
 
@@ -155,19 +119,14 @@ class SnapshotTaker:
             is_thorough: whether to find out what nobody can end.
             blocked_for_s: seconds since its loop last ran; 0 if it runs.
         """
-        self._is_thorough = is_thorough
         self._worker = worker
         self._ages = ages
         self._identity = worker.identity
         self._blocked_for_s = blocked_for_s
         self._now_s = worker.recorder.now_s()
-        tasks = sorted(_tasks_of(worker.loop), key=lambda one: one.get_name())
-        self._left_out = max(0, len(tasks) - ACTORS_MAX)
-        self._tasks = [_seen(one) for one in tasks[:ACTORS_MAX]]
+        self._look = tasks_of(worker.loop, ages, is_thorough=is_thorough)
+        self._tasks, self._places = self._look.tasks, self._look.places
         self._threads = stacks()
-        self._places: dict[int, int] = {
-            id(one.task): place for place, one in enumerate(self._tasks)
-        }
         self._links = worker.directory.links
         self._by_ident = {
             stack.ident: len(self._tasks) + index
@@ -194,7 +153,7 @@ class SnapshotTaker:
             tuple(actors),
             tuple(made[:CALLS_MAX]),
             tuple(served[:CALLS_MAX]),
-            self._left_out
+            self._look.left_out
             + sum(max(0, len(one) - CALLS_MAX) for one in (made, served)),
         )
 
@@ -295,8 +254,8 @@ class SnapshotTaker:
             return wait._replace(call=self._call_served_by(place))
         if found.kind is WaitKind.IN_FLIGHT:
             return self._for_calls_in_flight(wait)
-        if found.kind in _BY_REFERENCE and found.subject is not None:
-            actors, is_sure, is_closed = self._who_ends(place, found)
+        if found.kind in BY_REFERENCE and found.subject is not None:
+            actors, is_sure, is_closed = self._look.who_ends(place)
             return wait._replace(actors=actors, is_sure=is_sure, is_closed=is_closed)
         return self._for_work(place, wait, found.subject)
 
@@ -379,95 +338,6 @@ class SnapshotTaker:
         busy = tuple(place for place, one in running if one is not None)
         return busy, f"a free thread of its executor ({len(busy)} are busy)"
 
-    def _who_ends(
-        self, place: int, found: Recognized
-    ) -> tuple[tuple[int, ...], bool, bool]:
-        """Return who can end a wait for an object, and what is known of that."""
-        subject = id(found.subject)
-        if found.kind in _HELD and (holders := self._holders.get(subject)):
-            return tuple(holders), True, True
-        referring = [
-            other
-            for other in self._referring.get(subject, ())
-            if other != place and self._tasks[other].found.subject is not found.subject
-        ]
-        return tuple(referring), False, subject in self._closed
-
-    @cached_property
-    def _subjects(self) -> dict[int, Any]:
-        """What tasks wait for that those end who refer to it, by its id."""
-        found = (seen.found for seen in self._tasks)
-        return {
-            id(one.subject): one.subject
-            for one in found
-            if one.kind in _BY_REFERENCE and one.subject is not None
-        }
-
-    @cached_property
-    def _holders(self) -> dict[int, list[int]]:
-        """Tasks that are inside of `with` or `async with` a subject, by its id."""
-        holders: defaultdict[int, list[int]] = defaultdict(list)
-        for place, seen in enumerate(self._tasks):
-            for step in seen.chain.steps:
-                for manager in awaits.entered(step):
-                    # A condition is entered by its lock.
-                    for one in (manager, getattr(manager, "_lock", None)):
-                        if id(one) in self._subjects:
-                            holders[id(one)].append(place)
-        return holders
-
-    @cached_property
-    def _referring(self) -> dict[int, list[int]]:
-        """Tasks that refer to a subject, by its id."""
-        referring: defaultdict[int, list[int]] = defaultdict(list)
-        for place, seen in enumerate(self._tasks):
-            objects = (
-                id(one) for step in seen.chain.steps for one in awaits.objects_in(step)
-            )
-            for subject in self._subjects.keys() & set(objects):
-                referring[subject].append(place)
-        return referring
-
-    @cached_property
-    def _closed(self) -> set[int]:
-        """Ids of the subjects to which nothing but suspended coroutines refers.
-
-        To find out, all objects of the process are looked at, once for all subjects:
-        that holds the interpreter for some 25 ms, and 0.7 ms more for each.
-        """
-        if not self._is_thorough:
-            return set()
-        waiting = (
-            one for one in self._tasks if id(one.found.subject) in self._subjects
-        )
-        longest = nlargest(SUBJECTS_MAX, waiting, key=self._age_of)
-        closed = {id(one.found.subject) for one in longest}
-        known = self._looked_into | {id(self._subjects)}
-        referrers = gc.get_referrers(*(self._subjects[one] for one in closed))
-        known.add(id(referrers))
-        methods = [one for one in referrers if type(one) is MethodType]
-        free = _callable_by_others(methods, known | {id(referrers), id(methods)})
-        for one in referrers:
-            if id(one) in known or type(one) is FrameType or _is_forgotten(one):
-                continue
-            if type(one) is MethodType and id(one) not in free:
-                continue
-            closed.difference_update(map(id, gc.get_referents(one)))
-        return closed
-
-    def _age_of(self, seen: _SeenTask) -> float:
-        return self._ages.age_s(seen.task)
-
-    @cached_property
-    def _looked_into(self) -> set[int]:
-        """Ids of what refers to the objects of the program as a part of its tasks."""
-        steps = [step for seen in self._tasks for step in seen.chain.steps]
-        return {
-            *(id(step.suspended) for step in steps),
-            *(id(step.frame) for step in steps),
-            *(id(one.found) for one in self._tasks),
-        }
-
     # --- threads ---------------------------------------------------------------------
 
     def _actor_of_thread(self, stack: ThreadStack) -> Actor:
@@ -503,28 +373,6 @@ class SnapshotTaker:
         return None
 
 
-def _callable_by_others(methods: list[Any], known: set[int]) -> set[int]:
-    """Return the ids of bound methods that somebody has who may call them: a timer.
-
-    Others lie on the stack of a frame that is inside of `with`.
-    """
-    free: set[int] = set()
-    if not methods:
-        return free
-    ids = set(map(id, methods))
-    for one in gc.get_referrers(*methods):
-        if id(one) not in known and type(one) is not FrameType:
-            free.update(ids.intersection(map(id, gc.get_referents(one))))
-    return free
-
-
-def _is_forgotten(one: object) -> bool:
-    """Return whether something is a coroutine that has not begun."""
-    if not isinstance(one, CoroutineType):
-        return False
-    return inspect.getcoroutinestate(one) == inspect.CORO_CREATED
-
-
 def snapshot_of(
     worker: Inspected,
     ages: WaitAges,
@@ -552,12 +400,3 @@ def snapshot_of(
 def _named(value: tuple[int, int] | None) -> str:
     """Return the name of a referenced value; empty for none."""
     return "" if value is None else f"{value[0]:016x}-{value[1]}"
-
-
-def _tasks_of(loop: asyncio.AbstractEventLoop) -> Iterable[asyncio.Task[Any]]:
-    return (one for one in asyncio.all_tasks(loop) if not one.done())
-
-
-def _seen(task: asyncio.Task[Any]) -> _SeenTask:
-    chain = awaits.chain_of(task)
-    return _SeenTask(task, chain, recognized(chain))

@@ -11,7 +11,8 @@ import pytest_asyncio
 
 from asyncrpc import LocalRendezvous, Worker
 from asyncrpc.inspection.ages import WaitAges
-from asyncrpc.inspection.collecting import SUBJECTS_MAX, snapshot_of
+from asyncrpc.inspection.collecting import snapshot_of
+from asyncrpc.inspection.loop_tasks import SUBJECTS_MAX
 from asyncrpc.inspection.records import Actor, Wait, WaitKind, WorkerSnapshot
 
 
