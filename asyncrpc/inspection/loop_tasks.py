@@ -190,7 +190,7 @@ class LoopTasks:
         }
 
 
-class _Turn:
+class _NextLook:
     """One look at a loop, for all who ask for it before it begins."""
 
     def __init__(self) -> None:
@@ -210,7 +210,7 @@ class _SharedLooks:
     def forget(self) -> None:
         """Begin anew: in a forked process no thread ends a look of its parent."""
         self._guard = threading.Lock()  # over what follows
-        self._next: dict[asyncio.AbstractEventLoop, _Turn] = {}
+        self._next: dict[asyncio.AbstractEventLoop, _NextLook] = {}
         self._kept: weakref.WeakSet[LoopTasks] = weakref.WeakSet()
         self._looking = threading.Lock()  # for as long as a look takes
 
@@ -219,7 +219,7 @@ class _SharedLooks:
     ) -> LoopTasks:
         """Return a look at a loop that has begun since now."""
         with self._guard:
-            turn = self._next.setdefault(loop, _Turn())
+            turn = self._next.setdefault(loop, _NextLook())
             turn.is_thorough |= is_thorough
         with self._looking:
             if turn.found is None:
