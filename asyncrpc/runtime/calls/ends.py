@@ -40,6 +40,7 @@ class CallEnds:
                 outcome,
                 0 if moved is None else moved.bytes_sent,
                 0 if moved is None else moved.bytes_received,
+                call.task,
             )
         )
 
@@ -54,6 +55,7 @@ class CallEnds:
                 stream.call_id,
                 outcome,
                 stream.received,
+                stream.task,
             )
         )
 
@@ -89,7 +91,7 @@ class ServedEnds:
 
     def note(self, inbound: InboundCall, outcome: str, items: int) -> None:
         """A call has been answered, or given up; of a stream, after so many items."""
-        target = inbound.target
+        target, task = inbound.target, inbound.task
         name = "" if target is None else target.name
         if inbound.credit is None:
             self._served.record(
@@ -101,6 +103,7 @@ class ServedEnds:
                     name,
                     inbound.call_id,
                     outcome,
+                    "" if task is None else task.get_name(),
                 )
             )
         else:
@@ -113,5 +116,6 @@ class ServedEnds:
                     inbound.call_id,
                     outcome,
                     items,
+                    "" if task is None else task.get_name(),
                 )
             )

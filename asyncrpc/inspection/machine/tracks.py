@@ -1,0 +1,177 @@
+"""Which span of a worker lies on which track of a timeline.
+
+The spans of a task lie on its own track: one that lies within another is drawn below
+it.  A task that makes calls which overlap has more than one track.  What belongs to no
+such task, or to one that did a single thing, shares tracks by its kind: that is most of
+what a worker serves, where each call has a task of its own.
+
+On a track two spans either do not overlap, or one contains the other: the format of
+Chrome's viewer allows nothing else.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from asyncrpc.inspection.machine import spans as s
+from asyncrpc.inspection.machine.spans import TimelineSpan
+
+OWN_MAX: Final = 64  # tasks of a worker that have tracks of their own
+# What others asked this worker to do: each is a task of its own, as a rule.
+_FOR_OTHERS: Final = (s.SERVED, s.PRODUCED)
+_ORDER: Final = (
+    *(s.STEPS, s.CALLS, s.STREAMS, s.COLLECTIVES, s.BUCKETS),
+    *(s.SERVED, s.PRODUCED, s.PASSES, s.SEGMENTS),
+)
+_BY_ASYNCIO: Final = re.compile(r"Task-\d+")
+
+
+class Track(NamedTuple):
+    """One row of a timeline.
+
+    Attributes:
+        title: for people.
+        spans: in the order of their beginnings, what contains another before it.
+    """
+
+    title: str
+    spans: list[TimelineSpan]
+
+
+def tracks_of(spans: Iterable[TimelineSpan], running: Mapping[str, str]) -> list[Track]:
+    """Return the tracks of a worker, in the order in which they are shown.
+
+    Args:
+        spans: of the worker.
+        running: what its tasks run, by their names; of those that have ended nothing is
+            known.
+    """
+    by_task: dict[str, list[TimelineSpan]] = defaultdict(list)
+    for span in spans:
+        by_task[span.task].append(span)
+    alone = by_task.pop("", [])
+    lanes = {task: nested(mine) for task, mine in by_task.items()}
+    own = _own_tasks(lanes, running)
+    tracks: list[Track] = []
+    for task in own:
+        title = _title_of(task, running.get(task, ""))
+        tracks += _numbered(title, lanes.pop(task))
+    units = [[one] for one in alone]
+    for of_task in lanes.values():
+        for lane in of_task:
+            units += _units(lane)
+    return tracks + list(_shared(units))
+
+
+def nested(spans: Iterable[TimelineSpan]) -> list[list[TimelineSpan]]:
+    """Return spans as lanes, on each of which they lie apart or within each other."""
+    lanes: list[list[TimelineSpan]] = []
+    open_spans: list[list[TimelineSpan]] = []  # of each lane, the innermost last
+    # Lanes that end with a leaf take nothing before it ends: they are not looked at.
+    busy: list[tuple[int, int]] = []  # when that is, which lane
+    free: list[int] = []  # the others, in order
+    for span in sorted(spans, key=_by_begin):
+        while busy and busy[0][0] <= span.began_ns:
+            bisect.insort(free, heapq.heappop(busy)[1])
+        for lane in free:
+            inside = open_spans[lane]
+            while inside and inside[-1].ended_ns <= span.began_ns:
+                inside.pop()
+            if not inside or span.ended_ns <= inside[-1].ended_ns:
+                break
+        else:
+            lane = len(lanes)
+            lanes.append([])
+            open_spans.append([])
+            free.append(lane)
+        lanes[lane].append(span)
+        open_spans[lane].append(span)
+        if span.is_leaf:
+            free.remove(lane)
+            heapq.heappush(busy, (span.ended_ns, lane))
+    return lanes
+
+
+def _by_begin(span: TimelineSpan) -> tuple[int, int]:
+    return span.began_ns, -span.ended_ns
+
+
+def _own_tasks(
+    lanes: Mapping[str, Sequence[Sequence[TimelineSpan]]], running: Mapping[str, str]
+) -> list[str]:
+    """Return the tasks that get tracks of their own, by their beginnings."""
+    found = [
+        task
+        for task, of_task in lanes.items()
+        if of_task[0][0].group not in _FOR_OTHERS
+        and (task in running or sum(1 for _ in _units(of_task[0])) > 1)
+    ]
+    found.sort(key=lambda task: -sum(map(len, lanes[task])))
+    return sorted(found[:OWN_MAX], key=lambda task: lanes[task][0][0].began_ns)
+
+
+def _title_of(task: str, coroutine: str) -> str:
+    if not coroutine:
+        return task
+    shown = coroutine.rpartition("<locals>.")[2]
+    return f"{shown} ({task})" if _BY_ASYNCIO.fullmatch(task) else f"{task}: {shown}"
+
+
+def _numbered(title: str, lanes: Sequence[list[TimelineSpan]]) -> Iterator[Track]:
+    for number, lane in enumerate(lanes):
+        yield Track(f"{title} +{number}" if number else title, lane)
+
+
+def _units(lane: Sequence[TimelineSpan]) -> Iterator[list[TimelineSpan]]:
+    """Yield what lies apart on a lane: each span with those that it contains."""
+    unit: list[TimelineSpan] = []
+    for span in lane:
+        if unit and span.began_ns >= unit[0].ended_ns:
+            yield unit
+            unit = []
+        unit.append(span)
+    if unit:
+        yield unit
+
+
+def _shared(units: Iterable[list[TimelineSpan]]) -> Iterator[Track]:
+    """Yield tracks that tasks share, each for one kind of span."""
+    by_group: dict[str, list[list[TimelineSpan]]] = defaultdict(list)
+    for unit in units:
+        by_group[unit[0].group].append(unit)
+    for group in sorted(by_group, key=_ORDER.index):
+        found = sorted(by_group[group], key=lambda unit: _by_begin(unit[0]))
+        rows = rows_for([(unit[0].began_ns, unit[0].ended_ns) for unit in found])
+        lanes: list[list[TimelineSpan]] = [[] for _ in range(max(rows) + 1)]
+        for unit, row in zip(found, rows, strict=True):
+            lanes[row] += unit
+        for number, lane in enumerate(lanes, 1):
+            yield Track(group if len(lanes) == 1 else f"{group} {number}", lane)
+
+
+def rows_for(intervals: Sequence[tuple[int, int]]) -> list[int]:
+    """Return a row for each interval, on which it overlaps no other.
+
+    As few rows as there can be, the lowest that is free for each.
+
+    Args:
+        intervals: begin and end, sorted by the begin.
+    """
+    ends: list[tuple[int, int]] = []  # when the last interval of a row ends, which row
+    free: list[int] = []
+    rows, used = [], 0
+    for began, ended in intervals:
+        while ends and ends[0][0] <= began:
+            heapq.heappush(free, heapq.heappop(ends)[1])
+        if free:
+            row = heapq.heappop(free)
+        else:
+            row, used = used, used + 1
+        heapq.heappush(ends, (ended, row))
+        rows.append(row)
+    return rows
