@@ -34,7 +34,7 @@ from asyncrpc.errors import (
     WorkerLostError,
 )
 from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.runtime.calls.current_task import name_of_task
+from asyncrpc.runtime.calls.current_task import task_here
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.messages import Notice
 from asyncrpc.runtime.ports import PeerLink, ask
@@ -122,7 +122,7 @@ class Matching:
         if isinstance(operation, CollectiveFailure):
             if self.machine.operations.begun > number:  # of a lost group nothing begins
                 now_s = self.worker.recorder.now_s()
-                task = name_of_task(self.loop)
+                task = task_here(self.loop)
                 self.note_end(number, descriptor, now_s, operation, task)
             raise error_of(operation)
         run = CollectiveRun(self, operation)
@@ -366,7 +366,7 @@ class CollectiveRun:
         self._waiter: asyncio.Future[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self.began_s = matching.worker.recorder.now_s()
-        self.task = name_of_task(matching.loop)
+        self.task = task_here(matching.loop)
 
     @property
     def label(self) -> str:

@@ -182,7 +182,7 @@ class WorkerFigures:
 
     def _fold_served(self, events: Events) -> None:
         spent, waited = _Grouped(list), _Grouped(list)
-        for at_s, came_s, began_s, caller, function, _, outcome, _ in events:
+        for at_s, came_s, began_s, caller, function, _, outcome in events:
             key = (function, outcome)
             spent[key].append(at_s - came_s)
             waited[key].append(began_s - came_s)
@@ -199,7 +199,7 @@ class WorkerFigures:
             self._received_items.at(function).observe((items,))
 
     def _fold_sent(self, events: Events) -> None:
-        for at_s, came_s, _, function, _, outcome, items, _ in events:
+        for at_s, came_s, _, function, _, outcome, items in events:
             self._sent.at(function, _error(outcome)).observe((at_s - came_s,))
             self._sent_items.at(function).observe((items,))
 

@@ -2,6 +2,9 @@
 
 The first field of each is `at_s`, when it was noted.  An `outcome` is `OK`,
 "cancelled", or the name of the class of the error.
+
+A `task` is the name of a task or a thread; or, if it belongs to the function of a call
+that this worker served, the `call_label` of the call; or empty: it belonged to none.
 """
 
 from __future__ import annotations
@@ -27,8 +30,7 @@ class CallEnded(NamedTuple):
         outcome: how it ended.
         bytes_sent: of buffers (tensors, arrays, long byte strings) of the request.
         bytes_received: of buffers of the answer.
-        task: name of the task that made it, of the thread, or `call_label` of the
-            call that this thread served; empty: of neither.
+        task: that made it.
     """
 
     at_s: float
@@ -54,7 +56,6 @@ class CallServed(NamedTuple):
         function: name of the function; empty if it could not be read.
         call_id: as at the caller.
         outcome: how it ended.
-        task: name of the task that ran it; empty: a thread, or it did not wait.
     """
 
     at_s: float
@@ -64,7 +65,6 @@ class CallServed(NamedTuple):
     function: str
     call_id: int
     outcome: str
-    task: str
 
 
 class StreamReceived(NamedTuple):
@@ -78,7 +78,7 @@ class StreamReceived(NamedTuple):
         call_id: of the connection to the producer.
         outcome: how it ended.
         items: how many have come.
-        task: name of the task that asked for it; empty: of none.
+        task: that asked for it.
     """
 
     at_s: float
@@ -102,7 +102,6 @@ class StreamSent(NamedTuple):
         call_id: as at the consumer.
         outcome: how it ended.
         items: how many were sent.
-        task: name of the task that ran it; empty: of none.
     """
 
     at_s: float
@@ -112,7 +111,6 @@ class StreamSent(NamedTuple):
     call_id: int
     outcome: str
     items: int
-    task: str
 
 
 class ReferenceChanged(NamedTuple):
@@ -139,7 +137,7 @@ class BackwardPassEnded(NamedTuple):
         root: name of the worker that began it.
         is_committed: whether its gradients count.
         pass_number: of the worker that began it.
-        task: name of the task that began it here; empty: another worker began it.
+        task: that began it here; empty: another worker began it.
     """
 
     at_s: float
@@ -191,7 +189,7 @@ class OptimizerStepEnded(NamedTuple):
         optimizer: name of its class.
         owners: names of the workers that have its parameters.
         outcome: `OK`, "skipped" if it was applied nowhere, or as in others.
-        task: name of the task that took it.
+        task: that took it.
     """
 
     at_s: float
@@ -217,7 +215,7 @@ class CollectiveEnded(NamedTuple):
         shape: of the tensor; None if ranks may differ.
         outcome: how it ended.
         group_id: the number by which the ranks of the group know it.
-        task: name of the task that began it; empty: of none.
+        task: that began it.
     """
 
     at_s: float
@@ -242,7 +240,7 @@ class BucketReduced(NamedTuple):
         began_s: when it was full.
         bucket: its place, from 0.
         nbytes: of its gradients; 0 if they are sparse.
-        task: name of the task that reduced it.
+        task: that reduced it.
     """
 
     at_s: float

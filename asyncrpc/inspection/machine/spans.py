@@ -156,7 +156,7 @@ class SpanReader:
             }
             key = (served.caller.incarnation, me, served.call_id)
             title = _titled(served.function, served.outcome)
-            label = served.task or call_label(served.call_id, served.caller.name)
+            label = call_label(served.call_id, served.caller.name)
             yield self._span(
                 SERVED, title, served.began_s, served.at_s, label, more, key
             )
@@ -168,7 +168,7 @@ class SpanReader:
             }
             key = (sent.caller.incarnation, me, sent.call_id)
             title = _titled(sent.function, sent.outcome)
-            label = sent.task or call_label(sent.call_id, sent.caller.name)
+            label = call_label(sent.call_id, sent.caller.name)
             yield self._span(PRODUCED, title, sent.came_s, sent.at_s, label, more, key)
 
     def _training(self) -> Iterator[TimelineSpan]:

@@ -16,7 +16,7 @@ import heapq
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from asyncrpc.inspection.machine import spans as s
 from asyncrpc.inspection.machine.spans import TimelineSpan
@@ -28,6 +28,8 @@ _ORDER: Final = (
     *(s.STEPS, s.CALLS, s.STREAMS, s.COLLECTIVES, s.BUCKETS),
     *(s.SERVED, s.PRODUCED, s.PASSES, s.SEGMENTS),
 )
+# A span, or spans of a task that lie within one, on as many lanes as overlap.
+_Unit: TypeAlias = list[list[TimelineSpan]]
 _BY_ASYNCIO: Final = re.compile(r"Task-\d+")
 
 
@@ -61,10 +63,9 @@ def tracks_of(spans: Iterable[TimelineSpan], running: Mapping[str, str]) -> list
     for task in own:
         title = _title_of(task, running.get(task, ""))
         tracks += _numbered(title, lanes.pop(task))
-    units = [[one] for one in alone]
+    units = [[[one]] for one in alone]
     for of_task in lanes.values():
-        for lane in of_task:
-            units += _units(lane)
+        units += _units(of_task)
     return tracks + list(_shared(units))
 
 
@@ -109,10 +110,15 @@ def _own_tasks(
         task
         for task, of_task in lanes.items()
         if of_task[0][0].group not in _FOR_OTHERS
-        and (task in running or sum(1 for _ in _units(of_task[0])) > 1)
+        and (task in running or len(_apart(of_task[0])) > 1)
     ]
     found.sort(key=lambda task: -sum(map(len, lanes[task])))
-    return sorted(found[:OWN_MAX], key=lambda task: lanes[task][0][0].began_ns)
+
+    def by_title(task: str) -> tuple[bool, int]:
+        is_named = _BY_ASYNCIO.fullmatch(task) is None  # by the program
+        return not is_named, lanes[task][0][0].began_ns
+
+    return sorted(found[:OWN_MAX], key=by_title)
 
 
 def _title_of(task: str, coroutine: str) -> str:
@@ -123,35 +129,58 @@ def _title_of(task: str, coroutine: str) -> str:
 
 
 def _numbered(title: str, lanes: Sequence[list[TimelineSpan]]) -> Iterator[Track]:
-    for number, lane in enumerate(lanes):
+    for number, lane in enumerate(lane for lane in lanes if lane):
         yield Track(f"{title} +{number}" if number else title, lane)
 
 
-def _units(lane: Sequence[TimelineSpan]) -> Iterator[list[TimelineSpan]]:
-    """Yield what lies apart on a lane: each span with those that it contains."""
-    unit: list[TimelineSpan] = []
+def _apart(lane: Sequence[TimelineSpan]) -> list[list[TimelineSpan]]:
+    """Return what lies apart on a lane: each span with those that it contains."""
+    found: list[list[TimelineSpan]] = []
     for span in lane:
-        if unit and span.began_ns >= unit[0].ended_ns:
-            yield unit
-            unit = []
-        unit.append(span)
-    if unit:
-        yield unit
+        if found and span.began_ns < found[-1][0].ended_ns:
+            found[-1].append(span)
+        else:
+            found.append([span])
+    return found
 
 
-def _shared(units: Iterable[list[TimelineSpan]]) -> Iterator[Track]:
+def _units(lanes: Sequence[Sequence[TimelineSpan]]) -> list[_Unit]:
+    """Return what the lanes of a task show, in parts that may lie on different tracks.
+
+    What overlaps others within a span of the first lane stays with that span.
+    """
+    units: list[_Unit] = [[part] for part in _apart(lanes[0])]
+    others: list[_Unit] = []
+    begins = [unit[0][0].began_ns for unit in units]
+    for number, lane in enumerate(lanes[1:], 1):
+        for part in _apart(lane):
+            at = bisect.bisect_right(begins, part[0].began_ns) - 1
+            if at >= 0 and part[0].ended_ns <= units[at][0][0].ended_ns:
+                unit = units[at]
+                unit += [[] for _ in range(number + 1 - len(unit))]
+                unit[number] += part
+            else:
+                others.append([part])
+    return units + others
+
+
+def _shared(units: Iterable[_Unit]) -> Iterator[Track]:
     """Yield tracks that tasks share, each for one kind of span."""
-    by_group: dict[str, list[list[TimelineSpan]]] = defaultdict(list)
+    by_group: dict[str, list[_Unit]] = defaultdict(list)
     for unit in units:
-        by_group[unit[0].group].append(unit)
+        by_group[unit[0][0].group].append(unit)
     for group in sorted(by_group, key=_ORDER.index):
-        found = sorted(by_group[group], key=lambda unit: _by_begin(unit[0]))
-        rows = rows_for([(unit[0].began_ns, unit[0].ended_ns) for unit in found])
-        lanes: list[list[TimelineSpan]] = [[] for _ in range(max(rows) + 1)]
+        found = sorted(by_group[group], key=lambda unit: _by_begin(unit[0][0]))
+        rows = rows_for([(one[0][0].began_ns, one[0][0].ended_ns) for one in found])
+        tracks: list[list[list[TimelineSpan]]] = [[] for _ in range(max(rows) + 1)]
         for unit, row in zip(found, rows, strict=True):
-            lanes[row] += unit
-        for number, lane in enumerate(lanes, 1):
-            yield Track(group if len(lanes) == 1 else f"{group} {number}", lane)
+            lanes = tracks[row]
+            lanes += [[] for _ in range(len(unit) - len(lanes))]
+            for lane, part in zip(lanes, unit, strict=False):
+                lane += part
+        for number, lanes in enumerate(tracks, 1):
+            title = group if len(tracks) == 1 else f"{group} {number}"
+            yield from _numbered(title, lanes)
 
 
 def rows_for(intervals: Sequence[tuple[int, int]]) -> list[int]:

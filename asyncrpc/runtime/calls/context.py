@@ -31,6 +31,10 @@ class RunningCall(Protocol):
     pool: ThreadPool
 
     @property
+    def is_running(self) -> bool:
+        """Return whether its function has not ended."""
+
+    @property
     def label(self) -> str:
         """Return what tells it from the other calls that its worker serves."""
 

@@ -91,7 +91,7 @@ class ServedEnds:
 
     def note(self, inbound: InboundCall, outcome: str, items: int) -> None:
         """A call has been answered, or given up; of a stream, after so many items."""
-        target, task = inbound.target, inbound.task
+        target = inbound.target
         name = "" if target is None else target.name
         if inbound.credit is None:
             self._served.record(
@@ -103,7 +103,6 @@ class ServedEnds:
                     name,
                     inbound.call_id,
                     outcome,
-                    "" if task is None else task.get_name(),
                 )
             )
         else:
@@ -116,6 +115,5 @@ class ServedEnds:
                     inbound.call_id,
                     outcome,
                     items,
-                    "" if task is None else task.get_name(),
                 )
             )

@@ -223,8 +223,13 @@ class InboundCall:
         return self.target.name if self.target is not None else ""
 
     @property
+    def is_running(self) -> bool:
+        """See `RunningCall`."""
+        return self.target is not None
+
+    @property
     def label(self) -> str:
-        """See `RunningCall`; `CallServed` tells the same."""
+        """See `RunningCall`; from what `CallServed` tells, it is made again."""
         return call_label(self.call_id, self.responder.caller)
 
     def run(self, target: Target, args: list[Any], kwargs: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from asyncrpc.errors import (
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.common_arguments import CommonArguments
 from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
-from asyncrpc.runtime.calls.current_task import name_of_task
+from asyncrpc.runtime.calls.current_task import task_here
 from asyncrpc.runtime.calls.deferred import PendingBuffers
 from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.futures import CallFuture
@@ -368,7 +368,7 @@ class OutboundCalls:
         call: CallFuture[Any] = CallFuture(
             loop=self._loop, function=name, to=self._to, began_s=self._now_s()
         )
-        call.task = name_of_task(self._loop)
+        call.task = task_here(self._loop)
         return call
 
     def tell(self, notice: Notice, *, at_once: bool = False) -> None:
