@@ -28,6 +28,7 @@ _ORDER: Final = (
     *(s.STEPS, s.CALLS, s.STREAMS, s.COLLECTIVES, s.BUCKETS),
     *(s.SERVED, s.PRODUCED, s.PASSES, s.SEGMENTS),
 )
+_TITLES: Final = {s.CALLS: "calls of short tasks", s.SEGMENTS: "backward passes"}
 # A span, or spans of a task that lie within one, on as many lanes as overlap.
 _Unit: TypeAlias = list[list[TimelineSpan]]
 _BY_ASYNCIO: Final = re.compile(r"Task-\d+")
@@ -177,9 +178,11 @@ def _shared(units: Iterable[_Unit]) -> Iterator[Track]:
             lanes = tracks[row]
             lanes += [[] for _ in range(len(unit) - len(lanes))]
             for lane, part in zip(lanes, unit, strict=False):
-                lane += part
+                lane.extend(part)
         for number, lanes in enumerate(tracks, 1):
-            title = group if len(tracks) == 1 else f"{group} {number}"
+            title = _TITLES.get(group, group)
+            if len(tracks) > 1:
+                title += f" #{number}"
             yield from _numbered(title, lanes)
 
 
