@@ -22,12 +22,15 @@ from asyncrpc.clock import NS_PER_S, Clock, wall_ns
 from asyncrpc.errors import UsageError
 from asyncrpc.inspection.events import KIND_NAMES
 from asyncrpc.inspection.group_answers import events_of
+from asyncrpc.inspection.machine.profiles import (
+    calls_apart,
+    first_free_number,
+    shift_to_profile,
+)
 from asyncrpc.inspection.machine.spans import WorkerEvents
 from asyncrpc.inspection.machine.timeline import (
     US_PER_S,
     Timeline,
-    first_free_pid,
-    shift_to_profile,
 )
 from asyncrpc.inspection.observer import Observer
 from asyncrpc.trace import RECENT_MAX
@@ -88,7 +91,7 @@ def _made(
     return Timeline(
         workers,
         zero_s=zero_s,
-        first_pid=first_free_pid(profile),
+        first=first_free_number(profile["traceEvents"]),
         shift_ns=shift_to_profile(profile, zero_wall_ns=zero_wall_ns),
     )
 
@@ -124,7 +127,7 @@ def _profile(path: str | None) -> dict[str, Any] | None:
         raise UsageError(
             f"--profile {path} is no trace of torch's profiler: it has no traceEvents"
         )
-    return found
+    return {**found, "traceEvents": calls_apart(found["traceEvents"])}
 
 
 # --- writing -------------------------------------------------------------------------

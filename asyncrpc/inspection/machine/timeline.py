@@ -48,7 +48,7 @@ class Timeline:
         workers: Sequence[WorkerEvents],
         *,
         zero_s: float,
-        first_pid: int = 1,
+        first: int = 1,
         shift_ns: int = 0,
     ) -> None:
         """Prepare.
@@ -56,14 +56,14 @@ class Timeline:
         Args:
             workers: whose events they are, in the order in which they are shown.
             zero_s: what is 0 on the timeline, by the reader's clock.
-            first_pid: number of the first worker; those of processes and tracks that
-                others have in the same file are below.
+            first: number of the first process and track; others in the same file have
+                those below.
             shift_ns: added to all times.
         """
         self._workers = workers
         self._zero_s = zero_s - shift_ns / 1e9
-        self._first_pid = first_pid
-        self._tid = first_pid
+        self._first = first
+        self._tid = first + len(workers) - 1
         self._arrows = Arrows(workers)
         self.spans = 0
         self.arrows = len(self._arrows)
@@ -75,7 +75,7 @@ class Timeline:
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield the events."""
         for place, one in enumerate(self._workers):
-            yield from self._of_worker(self._first_pid + place, one)
+            yield from self._of_worker(self._first + place, one)
 
     def _of_worker(self, pid: int, one: WorkerEvents) -> Iterator[dict[str, Any]]:
         yield from _heading(pid, one)
@@ -179,26 +179,3 @@ def _moment(
         "name": title,
         "args": more,
     }
-
-
-def first_free_pid(profile: Mapping[str, Any]) -> int:
-    """Return a number that no process or track of a profile has, nor any above it.
-
-    Args:
-        profile: what `torch.profiler.profile.export_chrome_trace` wrote.
-    """
-    used = (one.get(field, 0) for one in profile["traceEvents"] for field in _NUMBERS)
-    return 1 + max((one for one in used if type(one) is int), default=0)
-
-
-_NUMBERS: Final = ("pid", "tid")
-
-
-def shift_to_profile(profile: Mapping[str, Any], *, zero_wall_ns: int) -> int:
-    """Return what to add to the times of a timeline to get those of a profile.
-
-    Args:
-        profile: what `torch.profiler.profile.export_chrome_trace` wrote.
-        zero_wall_ns: what is 0 on the timeline, in nanoseconds since 1970.
-    """
-    return zero_wall_ns - int(profile.get("baseTimeNanoseconds", 0))
