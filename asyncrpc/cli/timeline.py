@@ -205,8 +205,8 @@ def _left_out(timeline: Timeline) -> Iterator[str]:
     if timeline.backwards_s > timeline.error_s:
         wrong_us = timeline.backwards_s * US_PER_S
         yield (
-            f"by the clocks a call was served {wrong_us:.0f} us before it was made, or "
-            "after it was answered: a clock has drifted since"
+            f"the clocks were {wrong_us:.0f} us apart or more: by them a call was "
+            "served before it was made, or after it was answered"
         )
 
 

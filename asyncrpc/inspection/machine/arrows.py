@@ -17,7 +17,13 @@ from asyncrpc.inspection.machine.spans import (
     WorkerEvents,
     pass_of,
 )
-from asyncrpc.trace.events import CallEnded, CallServed, StreamReceived, StreamSent
+from asyncrpc.trace.events import (
+    OK,
+    CallEnded,
+    CallServed,
+    StreamReceived,
+    StreamSent,
+)
 
 CALL: Final = "call"
 GRADIENT: Final = "gradient"
@@ -60,7 +66,9 @@ class Arrows:
             found = made.get(key)
             if found is not None:
                 self._calls[key] = len(self._calls) + 1
-                early_s, late_s = found[0] - came_s, ended_s - found[1]
+                # Of a call that was given up, the end at its caller says nothing.
+                early_s = found.began_s - came_s
+                late_s = ended_s - found.ended_s if found.is_answered else 0.0
                 self.backwards_s = max(self.backwards_s, early_s, late_s)
         self.calls_alone = len(made) + served - 2 * len(self._calls)
         self._starts: dict[SegmentKey, list[int]] = defaultdict(list)
@@ -88,9 +96,17 @@ class Arrows:
                 yield ArrowEnd(number, GRADIENT, is_start=True)
 
 
-def _made(workers: Sequence[WorkerEvents]) -> dict[CallKey, tuple[float, float]]:
-    """Return when calls were made and answered, by the reader's clock."""
-    found: dict[CallKey, tuple[float, float]] = {}
+class _Made(NamedTuple):
+    """When a call was made and ended, by the reader's clock."""
+
+    began_s: float
+    ended_s: float
+    is_answered: bool
+
+
+def _made(workers: Sequence[WorkerEvents]) -> dict[CallKey, _Made]:
+    """Return the calls and streams that were made."""
+    found: dict[CallKey, _Made] = {}
     for one in workers:
         me, shift_s = one.worker.incarnation, one.offset_s
         made: list[CallEnded | StreamReceived] = [*one.recent.calls]
@@ -98,7 +114,8 @@ def _made(workers: Sequence[WorkerEvents]) -> dict[CallKey, tuple[float, float]]
         for call in made:
             if call.call_id:  # else it was never sent
                 key = (me, call.to.incarnation, call.call_id)
-                found[key] = (call.began_s + shift_s, call.at_s + shift_s)
+                began_s, ended_s = call.began_s + shift_s, call.at_s + shift_s
+                found[key] = _Made(began_s, ended_s, call.outcome == OK)
     return found
 
 

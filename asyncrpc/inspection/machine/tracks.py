@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ _ORDER: Final = (
     *(s.STEPS, s.CALLS, s.STREAMS, s.COLLECTIVES, s.BUCKETS),
     *(s.SERVED, s.PRODUCED, s.PASSES, s.SEGMENTS),
 )
+# The services of asyncrpc that send messages for a step or a pass.
+_SENDERS: Final = {"optim": s.STEPS, "autograd": s.PASSES}
 _TITLES: Final = {s.CALLS: "calls of short tasks", s.SEGMENTS: "backward passes"}
 # A span, or spans of a task that lie within one, on as many lanes as overlap.
 _Unit: TypeAlias = list[list[TimelineSpan]]
@@ -55,7 +58,7 @@ def tracks_of(spans: Iterable[TimelineSpan], running: Mapping[str, str]) -> list
             known.
     """
     by_task: dict[str, list[TimelineSpan]] = defaultdict(list)
-    for span in spans:
+    for span in adopted(list(spans), running):
         by_task[span.task].append(span)
     alone = by_task.pop("", [])
     lanes = {task: nested(mine) for task, mine in by_task.items()}
@@ -68,6 +71,49 @@ def tracks_of(spans: Iterable[TimelineSpan], running: Mapping[str, str]) -> list
     for of_task in lanes.values():
         units += _units(of_task)
     return tracks + list(_shared(units))
+
+
+def adopted(
+    spans: Sequence[TimelineSpan], running: Mapping[str, str]
+) -> Iterator[TimelineSpan]:
+    """Yield spans, with the messages of a step or a pass in the task that takes it.
+
+    They are sent by tasks of asyncrpc's own, which are not named: a message belongs to
+    the only step, or pass, that lies around it, and to none if there are several.
+    """
+    holders = {group: _Holders(spans, group) for group in _SENDERS.values()}
+    for span in spans:
+        sender = _SENDERS.get(span.name.partition(".")[0])
+        is_nobodys = not span.task or (
+            _BY_ASYNCIO.fullmatch(span.task) and span.task not in running
+        )
+        task = ""
+        if span.group == s.CALLS and sender is not None and is_nobodys:
+            task = holders[sender].task_around(span)
+        yield span._replace(task=task) if task else span
+
+
+class _Holders:
+    """The spans of a kind, each of which may hold others."""
+
+    def __init__(self, spans: Iterable[TimelineSpan], group: str) -> None:
+        self._spans = sorted(
+            (one for one in spans if one.group == group), key=_by_begin
+        )
+        self._begins = [one.began_ns for one in self._spans]
+        ends = (one.ended_ns for one in self._spans)
+        self._ends = list(itertools.accumulate(ends, max))  # of it, and all before
+
+    def task_around(self, span: TimelineSpan) -> str:
+        """Return the task of the only one that overlaps a span; it holds the span."""
+        at = bisect.bisect_right(self._begins, span.began_ns) - 1
+        if at < 0 or span.ended_ns > self._spans[at].ended_ns:
+            return ""
+        begins_before_end = bisect.bisect_left(self._begins, span.ended_ns)
+        overlaps_earlier = at > 0 and self._ends[at - 1] > span.began_ns
+        if overlaps_earlier or begins_before_end > at + 1:
+            return ""
+        return self._spans[at].task
 
 
 def nested(spans: Iterable[TimelineSpan]) -> list[list[TimelineSpan]]:

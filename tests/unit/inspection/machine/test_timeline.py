@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrpc.ids import MessageId, WorkerId
@@ -288,6 +288,11 @@ class TestClocks:
         ]
         assert Timeline(workers, zero_s=0.0).backwards_s == wrong_s
 
+    def test_a_call_that_was_given_up_may_be_served_for_longer(self) -> None:
+        given_up = call(10.0, 13.0)._replace(outcome="cancelled")
+        workers = [worker(A, calls=[given_up]), worker(B, served=[served(11.0, 99.0)])]
+        assert Timeline(workers, zero_s=0.0).backwards_s == 0.0
+
 
 def test_memory_is_added_up_and_links_are_moments() -> None:
     events = told(
@@ -400,6 +405,7 @@ def workers(draw: st.DrawFn, who: WorkerId, other: WorkerId) -> WorkerEvents:
     )
 
 
+@settings(max_examples=40)
 @given(workers(A, B), workers(B, A), st.integers(0, 10**15))
 def test_anything_is_drawn_by_the_rules_of_the_format_and_nothing_is_lost(
     a: WorkerEvents, b: WorkerEvents, shift_ns: int

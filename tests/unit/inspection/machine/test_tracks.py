@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrpc.inspection.machine.spans import CALLS, STEPS, TimelineSpan
-from asyncrpc.inspection.machine.tracks import OWN_MAX, nested, rows_for, tracks_of
+from asyncrpc.inspection.machine.spans import CALLS, PASSES, STEPS, TimelineSpan
+from asyncrpc.inspection.machine.tracks import (
+    OWN_MAX,
+    adopted,
+    nested,
+    rows_for,
+    tracks_of,
+)
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=60)
 
@@ -58,6 +65,36 @@ def test_what_ends_later_lies_on_another_lane() -> None:
 def test_one_after_the_other_is_within_nothing() -> None:
     spans = [span(0, 5), span(5, 5), span(5, 9)]
     assert len(nested(spans)) == 1
+
+
+def message(began: int, ended: int, name: str = "optim.commit on b") -> TimelineSpan:
+    return span(began, ended, task="Task-9", group=CALLS)._replace(name=name)
+
+
+@pytest.mark.parametrize(
+    ("around", "sent", "task"),
+    [
+        ([span(0, 9)], message(0, 9), "t"),
+        ([span(0, 9)], message(3, 10), "Task-9"),  # it ends later
+        ([span(0, 9)], message(3, 4, "add on b"), "Task-9"),  # a call of the program
+        ([span(0, 9), span(2, 5, task="u")], message(6, 7), "Task-9"),
+        ([span(0, 9), span(8, 12, task="u")], message(6, 9), "Task-9"),  # both overlap
+        ([span(0, 9), span(9, 12, task="u")], message(6, 9), "t"),
+        ([span(0, 9, group=PASSES)], message(6, 9), "Task-9"),  # of no step
+        ([span(0, 9, group=PASSES)], message(6, 9, "autograd.advance on b"), "t"),
+        ([], message(6, 9), "Task-9"),
+    ],
+)
+def test_messages_of_a_step_lie_within_it(
+    around: list[TimelineSpan], sent: TimelineSpan, task: str
+) -> None:
+    (found,) = [one for one in adopted([*around, sent], {}) if one.group == CALLS]
+    assert found.task == task
+
+
+def test_a_task_that_runs_keeps_its_messages() -> None:
+    sent = message(3, 4)
+    assert sent in adopted([span(0, 9), sent], {"Task-9": "main"})
 
 
 def test_many_tasks_share_tracks_beyond_a_limit() -> None:
