@@ -26,6 +26,7 @@ from asyncrpc.trace.events import (
     StreamReceived,
     StreamSent,
     TraceEvent,
+    call_label,
     outcome_of,
 )
 from asyncrpc.trace.recorder import FlightRecorder
@@ -55,5 +56,6 @@ __all__ = [
     "StreamSent",
     "Subscription",
     "TraceEvent",
+    "call_label",
     "outcome_of",
 ]

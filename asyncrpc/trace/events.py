@@ -340,5 +340,10 @@ def outcome_of(error: BaseException | None) -> str:
 
 
 def call_label(call_id: int, caller: str) -> str:
-    """Return what tells a call from the others that its callee serves."""
+    """Return what tells a call from the others that its callee serves.
+
+    Args:
+        call_id: of the connection.
+        caller: name of the worker that made it.
+    """
     return f"call {call_id} of {caller}"
