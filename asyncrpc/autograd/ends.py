@@ -54,5 +54,13 @@ class PassEnds:
     def _note_end(self, one: Pass, *, commit: bool) -> None:
         recorder = self._recorder
         recorder.passes.record(
-            (recorder.now_s(), one.began_s, one.ids.context_id, one.root, commit)
+            (
+                recorder.now_s(),
+                one.began_s,
+                one.ids.context_id,
+                one.root,
+                commit,
+                one.ids.pass_id.number,
+                one.task,
+            )
         )

@@ -43,6 +43,7 @@ from asyncrpc.errors import (
     BackwardTimeoutError,
 )
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
+from asyncrpc.runtime.calls.current_task import task_here
 
 
 class RootPasses:
@@ -93,6 +94,7 @@ class RootPasses:
         ids = PassIds(context_id, pass_id)
         one = state.join_pass(pass_id, self._me.name, keeping)
         self._ends.note_begun(one)
+        one.task = task_here(asyncio.get_running_loop())
         limit = asyncio.timeout_at(None if deadline is None else deadline.at_s)
         try:
             _add_roots(one, roots, given, is_fast=is_fast)

@@ -42,6 +42,7 @@ from asyncrpc.autograd.participant import PassParticipant
 from asyncrpc.autograd.ports import Devices, Directory, Links, Threads
 from asyncrpc.autograd.requests import PassRequests
 from asyncrpc.autograd.root import RootPasses
+from asyncrpc.autograd.segment_events import SegmentEvents
 from asyncrpc.autograd.state import ContextState
 from asyncrpc.autograd.waits import PassWaits
 from asyncrpc.autograd.work import PassWork
@@ -115,7 +116,8 @@ class AutogradService:
         self._crossings = Crossings(number, contexts, worker.loop)
         self._lifetime = ContextLifetime(number, contexts, worker, worker)
         requests = PassRequests(number, contexts, directory, worker, worker)
-        work = PassWork(number, self.engine, requests, worker)
+        events = SegmentEvents(worker.recorder)
+        work = PassWork(number, self.engine, requests, worker, events)
         ends = PassEnds(number, contexts, directory, worker.pool, worker.recorder)
         waits = PassWaits(me, directory)
         self._root = RootPasses(me, contexts, worker, work=work, ends=ends, waits=waits)

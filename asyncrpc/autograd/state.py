@@ -234,6 +234,7 @@ class Pass:
         wave: what is running.
         flow: gradients on their way through the graph.
         began_s: when this worker began to take part, by its clock; 0: not noted yet.
+        task: name of the task that began it here; empty if another worker did.
         arrived: gradients that have arrived and have not entered the graph.
         new: received tensors that were reached; their senders do not know yet.
         going_back: what goes with the answer to the worker that waits for it; or None.
@@ -265,6 +266,7 @@ class Pass:
         "region",
         "root",
         "state",
+        "task",
         "tasks",
         "wave",
     )
@@ -279,6 +281,7 @@ class Pass:
     ) -> None:
         self.ids = PassIds(state.id, pass_id)
         self.began_s = 0.0
+        self.task = ""
         self.state = state
         self.root = root
         self.keeping = keeping

@@ -14,9 +14,11 @@ from asyncrpc.autograd.messages import PassAnswer
 from asyncrpc.autograd.placing import on_devices_of
 from asyncrpc.autograd.ports import Threads
 from asyncrpc.autograd.requests import PassRequests
+from asyncrpc.autograd.segment_events import SegmentEvents
 from asyncrpc.autograd.state import ABORTED, Pass
 from asyncrpc.errors import AutogradError
 from asyncrpc.ids import Incarnation
+from asyncrpc.trace import outcome_of
 
 # The answer to who is not the first to ask: others hear the reports.
 NOTHING_NEW: Final = PassAnswer([], [], [], [], None)
@@ -26,7 +28,12 @@ class PassWork:
     """Runs the parts that passes have of this worker's graph."""
 
     def __init__(
-        self, me: Incarnation, engine: Engine, requests: PassRequests, threads: Threads
+        self,
+        me: Incarnation,
+        engine: Engine,
+        requests: PassRequests,
+        threads: Threads,
+        events: SegmentEvents,
     ) -> None:
         """Prepare to run.
 
@@ -35,11 +42,13 @@ class PassWork:
             engine: runs segments of the graph.
             requests: take on what comes out.
             threads: run the engine.
+            events: keep how segments end.
         """
         self._me = me
         self._engine = engine
         self._requests = requests
         self._threads = threads
+        self._events = events
         self._runner = Runner(threads, engine.lock)
 
     async def work(self, one: Pass, asked_by: Incarnation | None = None) -> PassAnswer:
@@ -103,7 +112,9 @@ class PassWork:
             ready = set(leaves_of(segment.nodes)[1])
             later = [leaf for leaf in one.new if leaf not in ready]
             self._requests.send(one, later, [], {})
-        starts = [(one.edges[key], one.arrived.pop(key)) for key in segment.starts]
+        arrived = {key: one.arrived.pop(key) for key in segment.starts}
+        event = self._events.begin(one, len(segment.nodes), arrived)
+        starts = [(one.edges[key], gradient) for key, gradient in arrived.items()]
         entering = [gradient for _, gradient in starts if gradient is not None]
         prepared = partial(
             prepare, segment, starts, one.region, one.flow, one.keeping
@@ -111,7 +122,12 @@ class PassWork:
         run = await on_devices_of(self._threads, entering, prepared)
         leaving = run.straight_through()
         if leaving is None:
-            leaving = await self._run(run)
+            try:
+                leaving = await self._run(run)
+            except BaseException as error:  # a hook of the user's may exit
+                event.end((), outcome_of(error))
+                raise
+        event.end(leaving)
         one.check()
         self._requests.send(one, [], run.received, leaving)
         return True

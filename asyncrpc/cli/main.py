@@ -19,8 +19,9 @@ from asyncrpc.cli.doctor import add_doctor
 from asyncrpc.cli.launch import Command, run_command
 from asyncrpc.cli.looking import add_calls, add_stacks, add_status, add_why
 from asyncrpc.cli.manifest.targets import add_manifest
-from asyncrpc.cli.recorded import add_dump, add_timeline
+from asyncrpc.cli.recorded import add_dump
 from asyncrpc.cli.refs import add_refs
+from asyncrpc.cli.timeline import add_timeline
 from asyncrpc.cli.top import add_top
 from asyncrpc.cli.torch_dump import add_torch_dump
 from asyncrpc.errors import AuthenticationError, ConnectError, UsageError

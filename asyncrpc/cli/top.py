@@ -26,9 +26,7 @@ from asyncrpc.inspection.machine.rates import (
     by_function,
     rates_of,
 )
-from asyncrpc.inspection.machine.timeline import (
-    WorkerEvents,
-)
+from asyncrpc.inspection.machine.spans import WorkerEvents
 from asyncrpc.inspection.observer import Observer
 
 WINDOW_S: Final = 5.0  # that rates are over

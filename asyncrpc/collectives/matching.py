@@ -34,6 +34,7 @@ from asyncrpc.errors import (
     WorkerLostError,
 )
 from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.calls.current_task import task_here
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.messages import Notice
 from asyncrpc.runtime.ports import PeerLink, ask
@@ -121,7 +122,8 @@ class Matching:
         if isinstance(operation, CollectiveFailure):
             if self.machine.operations.begun > number:  # of a lost group nothing begins
                 now_s = self.worker.recorder.now_s()
-                self.note_end(number, descriptor, now_s, operation)
+                task = task_here(self.loop)
+                self.note_end(number, descriptor, now_s, operation, task)
             raise error_of(operation)
         run = CollectiveRun(self, operation)
         self.runs[operation.number] = run
@@ -154,8 +156,9 @@ class Matching:
         what: Descriptor,
         began_s: float,
         failure: CollectiveFailure | None,
+        task: str,
     ) -> None:
-        """Note that a collective has ended here."""
+        """Note that a collective has ended here, which a task began."""
         recorder = self.worker.recorder
         recorder.collectives.record(
             (
@@ -170,6 +173,7 @@ class Matching:
                 what.shape,
                 OK if failure is None else outcome_of(error_of(failure)),
                 self.id,
+                task,
             )
         )
 
@@ -344,6 +348,7 @@ class CollectiveRun:
         number: of the collective in its group.
         head: of it on the board.
         began_s: when it began here.
+        task: name of the task that began it.
     """
 
     def __init__(
@@ -361,6 +366,7 @@ class CollectiveRun:
         self._waiter: asyncio.Future[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self.began_s = matching.worker.recorder.now_s()
+        self.task = task_here(matching.loop)
 
     @property
     def label(self) -> str:
@@ -540,7 +546,7 @@ class CollectiveRun:
             timer.cancel()
         self.matching.end(self)
         what, failure = self.operation.descriptor, self.operation.failure
-        self.matching.note_end(self.number, what, self.began_s, failure)
+        self.matching.note_end(self.number, what, self.began_s, failure, self.task)
 
     def _ask(self) -> None:
         """Tell the others which collective this rank waits in."""

@@ -29,6 +29,7 @@ from asyncrpc.ddp.passes import Backward, PassConfig
 from asyncrpc.ddp.recreatable_group import RecreatableGroup
 from asyncrpc.ddp.threads import run_beside
 from asyncrpc.errors import CollectiveError, UsageError
+from asyncrpc.runtime.calls.current_task import task_here
 from asyncrpc.runtime.calls.foreign_futures import when_done
 from asyncrpc.serde import text_of, words_of
 
@@ -212,7 +213,8 @@ class Exchange:
     ) -> None:
         recorder = self.group.parts.recorder
         nbytes = 0 if reduced is None or reduced.is_sparse else reduced.nbytes
-        recorder.buckets.record((recorder.now_s(), began_s, bucket, nbytes))
+        task = task_here(self.loop)
+        recorder.buckets.record((recorder.now_s(), began_s, bucket, nbytes, task))
 
     # --- buckets ---------------------------------------------------------------------
 

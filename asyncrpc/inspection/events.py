@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from asyncrpc.trace.events import (
     BackwardPassEnded,
+    BackwardSegmentEnded,
     BucketReduced,
     CallEnded,
     CallServed,
@@ -20,22 +21,37 @@ from asyncrpc.trace.events import (
 )
 
 
+class NamedTask(NamedTuple):
+    """A task that runs.
+
+    Attributes:
+        name: of the task.
+        coroutine: name of what it runs.
+    """
+
+    name: str
+    coroutine: str
+
+
 class RecentEvents(NamedTuple):
     """The last events of one worker; fields as those of `trace.FlightRecorder`.
 
     Attributes:
         now_s: the time by its clock, that of all events.
         wall_ns: the same moment, in nanoseconds since 1970.
+        tasks: those that run now, and that these events name.
     """
 
     now_s: float
     wall_ns: int
+    tasks: list[NamedTask]
     calls: list[CallEnded]
     served: list[CallServed]
     received: list[StreamReceived]
     sent: list[StreamSent]
     references: list[ReferenceChanged]
     passes: list[BackwardPassEnded]
+    segments: list[BackwardSegmentEnded]
     steps: list[OptimizerStepEnded]
     collectives: list[CollectiveEnded]
     buckets: list[BucketReduced]
@@ -44,4 +60,4 @@ class RecentEvents(NamedTuple):
     memory: list[MemoryChanged]
 
 
-KIND_NAMES: Final = RecentEvents._fields[2:]
+KIND_NAMES: Final = RecentEvents._fields[3:]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from asyncrpc.clock import Clock
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.inspection.group import ANSWER_S, AsksWorkers, GroupAnswers, ask_all
-from asyncrpc.inspection.machine.timeline import WorkerEvents
+from asyncrpc.inspection.machine.spans import WorkerEvents
 from asyncrpc.inspection.messages import (
     ListReferences,
     ReadClock,
@@ -31,6 +31,7 @@ async def events_of(
     names: Sequence[str] = (),
     kinds: Sequence[str] = (),
     newest_max: int = RECENT_MAX,
+    told: Callable[[], None] = lambda: None,
 ) -> GroupAnswers[WorkerEvents]:
     """Ask the workers of a group for their last events.
 
@@ -40,6 +41,7 @@ async def events_of(
         names: of the workers to ask; empty: all.
         kinds: of events, as fields of `RecentEvents`; empty: all.
         newest_max: events of each kind.
+        told: called as each has told its own.
 
     Raises:
         ConnectError: no worker answers there, even at its door.
@@ -53,8 +55,9 @@ async def events_of(
     async def ask(asks: AsksWorkers, member: Member) -> WorkerEvents:
         offset_s, error_s = await _clock_of(asks, member)
         recent = await asks.ask(member, question, timeout_s=EVENTS_S)
+        told()
         worker = WorkerId(member.name, Incarnation(member.incarnation))
-        return WorkerEvents(worker, recent, offset_s, error_s)
+        return WorkerEvents(worker, recent, offset_s, error_s, member.rank)
 
     return await ask_all(observer, address, ask, names=names)
 

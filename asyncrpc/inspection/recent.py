@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, Final
 
 from asyncrpc.clock import wall_ns
 from asyncrpc.errors import UsageError
-from asyncrpc.inspection.events import KIND_NAMES, RecentEvents
+from asyncrpc.inspection.events import KIND_NAMES, NamedTask, RecentEvents
 from asyncrpc.trace import RECENT_MAX, FlightRecorder
+
+TASKS_MAX: Final = 1000  # that are named; a timeline has far fewer tracks
 
 
 def recent_events(
-    recorder: FlightRecorder, kinds: Sequence[str] = (), newest_max: int = RECENT_MAX
+    recorder: FlightRecorder,
+    loop: asyncio.AbstractEventLoop,
+    kinds: Sequence[str] = (),
+    newest_max: int = RECENT_MAX,
 ) -> RecentEvents:
     """Return what a worker remembers.
 
     Args:
         recorder: of the worker.
+        loop: of the worker, whose tasks are named.
         kinds: fields of `RecentEvents`; empty: all.
         newest_max: events of each kind, the newest.
 
@@ -35,4 +44,22 @@ def recent_events(
         name: getattr(recorder, name).recent[-newest_max:] if name in wanted else []
         for name in KIND_NAMES
     }
-    return RecentEvents(recorder.now_s(), wall_ns(), **found)
+    tasks = _tasks_of(loop, found.values())
+    return RecentEvents(recorder.now_s(), wall_ns(), tasks, **found)
+
+
+def _tasks_of(
+    loop: asyncio.AbstractEventLoop, kinds: Iterable[Iterable[Any]]
+) -> list[NamedTask]:
+    """Return the tasks of a loop that events name, and what they run."""
+    named = {getattr(event, "task", "") for events in kinds for event in events}
+    running = (task for task in asyncio.all_tasks(loop) if task.get_name() in named)
+    return [
+        NamedTask(task.get_name(), _coroutine_of(task))
+        for task in islice(running, TASKS_MAX)
+    ]
+
+
+def _coroutine_of(task: asyncio.Task[Any]) -> str:
+    name = getattr(task.get_coro(), "__qualname__", "")  # another's class may have none
+    return name if type(name) is str else ""

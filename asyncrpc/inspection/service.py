@@ -180,10 +180,10 @@ class InspectionService:
         return self._worker.recorder.now_s()
 
     async def _on_events(self, _: PeerLink, asked: TakeEvents) -> RecentEvents:
-        recorder = self._worker.recorder
+        recorder, loop = self._worker.recorder, self._worker.loop
         return await _in_thread(
-            self._worker.loop,
-            lambda: recent_events(recorder, asked.kinds, asked.newest_max),
+            loop,
+            lambda: recent_events(recorder, loop, asked.kinds, asked.newest_max),
         )
 
     async def _on_references(

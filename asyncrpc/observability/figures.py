@@ -170,7 +170,7 @@ class WorkerFigures:
 
     def _fold_calls(self, events: Events) -> None:
         spent = _Grouped(list)
-        for at_s, began_s, to, function, _, outcome, sent, received in events:
+        for at_s, began_s, to, function, _, outcome, sent, received, _ in events:
             spent[function, outcome].append(at_s - began_s)
             if sent:  # most calls have no buffers: they cost one look here
                 self._requests.at(function).observe((sent,))
@@ -193,7 +193,7 @@ class WorkerFigures:
             self._queued.at(function).observe(values)
 
     def _fold_received(self, events: Events) -> None:
-        for at_s, began_s, _, function, _, outcome, items in events:
+        for at_s, began_s, _, function, _, outcome, items, _ in events:
             stream = self._received.at(function, _error(outcome))
             stream.observe((at_s - began_s,))
             self._received_items.at(function).observe((items,))
@@ -210,20 +210,20 @@ class WorkerFigures:
             self._references.at(change).value += 1
 
     def _fold_passes(self, events: Events) -> None:
-        for at_s, began_s, _, _, is_committed in events:
+        for at_s, began_s, _, _, is_committed, *_ in events:
             outcome = "committed" if is_committed else "dropped"
             self._passes.at(outcome).observe((at_s - began_s,))
 
     def _fold_steps(self, events: Events) -> None:
-        for at_s, began_s, optimizer, _, outcome in events:
+        for at_s, began_s, optimizer, _, outcome, _ in events:
             self._steps.at(optimizer, outcome).observe((at_s - began_s,))
 
     def _fold_collectives(self, events: Events) -> None:
-        for at_s, began_s, _, operation, *_, outcome in events:
+        for at_s, began_s, _, operation, *_, outcome, _, _ in events:
             self._collectives.at(operation, outcome).observe((at_s - began_s,))
 
     def _fold_buckets(self, events: Events) -> None:
-        for at_s, began_s, _, nbytes in events:
+        for at_s, began_s, _, nbytes, _ in events:
             self._buckets.at().observe((at_s - began_s,))
             self._bucket_bytes.at().value += nbytes
 

@@ -40,6 +40,7 @@ from asyncrpc.optim.groups import Parameters, group_of, groups_of, owners_of
 from asyncrpc.optim.owners import Owners
 from asyncrpc.optim.per_owner import PerOwnerOptimizer
 from asyncrpc.optim.step import Closure, StepOptions, StepResult
+from asyncrpc.runtime.calls.current_task import task_here
 from asyncrpc.runtime.worker import current_parts
 from asyncrpc.trace import OK, outcome_of
 
@@ -235,7 +236,10 @@ class DistributedOptimizer:
     def _note_step(self, began_s: float, outcome: str) -> None:
         recorder, owners = self._worker.recorder, self._owners.listed
         names = tuple(owner.name for owner in owners)
-        recorder.steps.record((recorder.now_s(), began_s, self._name, names, outcome))
+        task = task_here(self._worker.loop)
+        recorder.steps.record(
+            (recorder.now_s(), began_s, self._name, names, outcome, task)
+        )
 
     def _what_a_step_takes(self) -> str:
         if isinstance(self._engine, GatheredOptimizer):

@@ -13,6 +13,7 @@ from asyncrpc.trace.events import (
     KINDS,
     OK,
     BackwardPassEnded,
+    BackwardSegmentEnded,
     BucketReduced,
     CallEnded,
     CallServed,
@@ -25,6 +26,7 @@ from asyncrpc.trace.events import (
     StreamReceived,
     StreamSent,
     TraceEvent,
+    call_label,
     outcome_of,
 )
 from asyncrpc.trace.recorder import FlightRecorder
@@ -38,6 +40,7 @@ __all__ = [
     "OK",
     "RECENT_MAX",
     "BackwardPassEnded",
+    "BackwardSegmentEnded",
     "BucketReduced",
     "CallEnded",
     "CallServed",
@@ -53,5 +56,6 @@ __all__ = [
     "StreamSent",
     "Subscription",
     "TraceEvent",
+    "call_label",
     "outcome_of",
 ]

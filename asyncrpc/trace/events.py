@@ -2,16 +2,20 @@
 
 The first field of each is `at_s`, when it was noted.  An `outcome` is `OK`,
 "cancelled", or the name of the class of the error.
+
+A `task` is the name of a task or a thread; or, if it belongs to the function of a call
+that this worker served, the `call_label` of the call; or empty: it belonged to none.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple, TypeAlias
 
-from asyncrpc.ids import ContextId, RRefId, WorkerId
+from asyncrpc.ids import ContextId, MessageId, RRefId, WorkerId
 
 OK: Final = "ok"
 CANCELLED: Final = "cancelled"
+MESSAGES_MAX: Final = 32  # that one backward segment names at each end
 
 
 class CallEnded(NamedTuple):
@@ -26,6 +30,7 @@ class CallEnded(NamedTuple):
         outcome: how it ended.
         bytes_sent: of buffers (tensors, arrays, long byte strings) of the request.
         bytes_received: of buffers of the answer.
+        task: that made it.
     """
 
     at_s: float
@@ -36,6 +41,7 @@ class CallEnded(NamedTuple):
     outcome: str
     bytes_sent: int
     bytes_received: int
+    task: str
 
 
 class CallServed(NamedTuple):
@@ -72,6 +78,7 @@ class StreamReceived(NamedTuple):
         call_id: of the connection to the producer.
         outcome: how it ended.
         items: how many have come.
+        task: that asked for it.
     """
 
     at_s: float
@@ -81,6 +88,7 @@ class StreamReceived(NamedTuple):
     call_id: int
     outcome: str
     items: int
+    task: str
 
 
 class StreamSent(NamedTuple):
@@ -128,6 +136,8 @@ class BackwardPassEnded(NamedTuple):
         context_id: in which it ran.
         root: name of the worker that began it.
         is_committed: whether its gradients count.
+        pass_number: of the worker that began it.
+        task: that began it here; empty: another worker began it.
     """
 
     at_s: float
@@ -135,6 +145,39 @@ class BackwardPassEnded(NamedTuple):
     context_id: ContextId
     root: str
     is_committed: bool
+    pass_number: int
+    task: str
+
+
+class BackwardSegmentEnded(NamedTuple):
+    """A part of this worker's graph has run in a backward pass.
+
+    Gradients enter it for tensors that this worker has sent in a message, and leave it
+    for tensors that it has received in one; both workers know the message by its id.
+
+    Attributes:
+        at_s: when.
+        began_s: when all of its gradients were there.
+        context_id: of the pass.
+        root: name of the worker that began the pass.
+        pass_number: of that worker.
+        nodes: of the graph.
+        fed_by: the messages whose tensors' gradients entered, `MESSAGES_MAX` at most.
+        feeds: the messages whose tensors' gradients left, as many.
+        left_out: messages that are in neither, because there were too many.
+        outcome: how it ended.
+    """
+
+    at_s: float
+    began_s: float
+    context_id: ContextId
+    root: str
+    pass_number: int
+    nodes: int
+    fed_by: tuple[MessageId, ...]
+    feeds: tuple[MessageId, ...]
+    left_out: int
+    outcome: str
 
 
 class OptimizerStepEnded(NamedTuple):
@@ -146,6 +189,7 @@ class OptimizerStepEnded(NamedTuple):
         optimizer: name of its class.
         owners: names of the workers that have its parameters.
         outcome: `OK`, "skipped" if it was applied nowhere, or as in others.
+        task: that took it.
     """
 
     at_s: float
@@ -153,6 +197,7 @@ class OptimizerStepEnded(NamedTuple):
     optimizer: str
     owners: tuple[str, ...]
     outcome: str
+    task: str
 
 
 class CollectiveEnded(NamedTuple):
@@ -170,6 +215,7 @@ class CollectiveEnded(NamedTuple):
         shape: of the tensor; None if ranks may differ.
         outcome: how it ended.
         group_id: the number by which the ranks of the group know it.
+        task: that began it.
     """
 
     at_s: float
@@ -183,6 +229,7 @@ class CollectiveEnded(NamedTuple):
     shape: tuple[int, ...] | None
     outcome: str
     group_id: int
+    task: str
 
 
 class BucketReduced(NamedTuple):
@@ -193,12 +240,14 @@ class BucketReduced(NamedTuple):
         began_s: when it was full.
         bucket: its place, from 0.
         nbytes: of its gradients; 0 if they are sparse.
+        task: that reduced it.
     """
 
     at_s: float
     began_s: float
     bucket: int
     nbytes: int
+    task: str
 
 
 class LinkChanged(NamedTuple):
@@ -255,6 +304,7 @@ TraceEvent: TypeAlias = (
     | StreamSent
     | ReferenceChanged
     | BackwardPassEnded
+    | BackwardSegmentEnded
     | OptimizerStepEnded
     | CollectiveEnded
     | BucketReduced
@@ -270,6 +320,7 @@ KINDS: Final[tuple[type[TraceEvent], ...]] = (
     StreamSent,
     ReferenceChanged,
     BackwardPassEnded,
+    BackwardSegmentEnded,
     OptimizerStepEnded,
     CollectiveEnded,
     BucketReduced,
@@ -286,3 +337,13 @@ def outcome_of(error: BaseException | None) -> str:
     # By its type: an error's own attributes may lie.
     kind = type(error)
     return CANCELLED if kind.__name__ == "CancelledError" else kind.__name__
+
+
+def call_label(call_id: int, caller: str) -> str:
+    """Return what tells a call from the others that its callee serves.
+
+    Args:
+        call_id: of the connection.
+        caller: name of the worker that made it.
+    """
+    return f"call {call_id} of {caller}"

@@ -10,6 +10,7 @@ from asyncrpc.clock import Clock
 from asyncrpc.trace.events import (
     KINDS,
     BackwardPassEnded,
+    BackwardSegmentEnded,
     BucketReduced,
     CallEnded,
     CallServed,
@@ -41,6 +42,7 @@ class FlightRecorder:
         sent: streams that it produced.
         references: values here that others refer to.
         passes: backward passes.
+        segments: parts of this worker's graph that ran in them.
         steps: of optimizers.
         collectives: over groups.
         buckets: of gradients.
@@ -57,6 +59,7 @@ class FlightRecorder:
         self.sent = EventRing(StreamSent)
         self.references = EventRing(ReferenceChanged)
         self.passes = EventRing(BackwardPassEnded)
+        self.segments = EventRing(BackwardSegmentEnded)
         self.steps = EventRing(OptimizerStepEnded)
         self.collectives = EventRing(CollectiveEnded)
         self.buckets = EventRing(BucketReduced)

@@ -30,6 +30,14 @@ class RunningCall(Protocol):
     is_cancelled: bool
     pool: ThreadPool
 
+    @property
+    def is_running(self) -> bool:
+        """Return whether its function has not ended."""
+
+    @property
+    def label(self) -> str:
+        """Return what tells it from the other calls that its worker serves."""
+
 
 # A `Worker`: a class that these modules must not know.
 current_worker_var: Final[ContextVar[Any]] = ContextVar("asyncrpc_worker", default=None)

@@ -40,6 +40,7 @@ class CallEnds:
                 outcome,
                 0 if moved is None else moved.bytes_sent,
                 0 if moved is None else moved.bytes_received,
+                call.task,
             )
         )
 
@@ -54,6 +55,7 @@ class CallEnds:
                 stream.call_id,
                 outcome,
                 stream.received,
+                stream.task,
             )
         )
 

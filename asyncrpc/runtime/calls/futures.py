@@ -81,6 +81,7 @@ class CallFuture(asyncio.Future[T], Generic[T]):
     device_map: DeviceMap | None = None  # of the arguments; results come back by it
     moved: CallStats | None = None  # None: no bytes of buffers
     span: CallSpan | None = None  # what a trace shows of it, if one does
+    task: str = ""  # name of the task that made it; see `trace.CallEnded`
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ from asyncrpc.runtime.options import LimitOptions
 from asyncrpc.runtime.ports import Scheduler
 from asyncrpc.runtime.threads import ThreadPool
 from asyncrpc.trace import FlightRecorder
+from asyncrpc.trace.events import call_label
 
 if TYPE_CHECKING:
     from torch.autograd import profiler
@@ -77,7 +78,13 @@ class CallHost(Scheduler, Protocol):
 
 
 class AnswersCalls(Protocol):
-    """Sends the answers of calls to their caller."""
+    """Sends the answers of calls to their caller.
+
+    Attributes:
+        caller: its name.
+    """
+
+    caller: str
 
     def answer(self, inbound: InboundCall, value: Any) -> None:
         """Send a function's result, or keep it where it is to stay."""
@@ -214,6 +221,16 @@ class InboundCall:
     def function_name(self) -> str:
         """Return the function's name, for people; empty if it could not be read."""
         return self.target.name if self.target is not None else ""
+
+    @property
+    def is_running(self) -> bool:
+        """See `RunningCall`."""
+        return self.target is not None
+
+    @property
+    def label(self) -> str:
+        """See `RunningCall`; from what `CallServed` tells, it is made again."""
+        return call_label(self.call_id, self.responder.caller)
 
     def run(self, target: Target, args: list[Any], kwargs: dict[str, Any]) -> None:
         """Start the function; the answer follows when it ends."""

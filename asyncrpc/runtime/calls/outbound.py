@@ -19,6 +19,7 @@ from asyncrpc.errors import (
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.common_arguments import CommonArguments
 from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
+from asyncrpc.runtime.calls.current_task import task_here
 from asyncrpc.runtime.calls.deferred import PendingBuffers
 from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.futures import CallFuture
@@ -364,9 +365,11 @@ class OutboundCalls:
         return call
 
     def _service_call(self, name: str) -> CallFuture[Any]:
-        return CallFuture(
+        call: CallFuture[Any] = CallFuture(
             loop=self._loop, function=name, to=self._to, began_s=self._now_s()
         )
+        call.task = task_here(self._loop)
+        return call
 
     def tell(self, notice: Notice, *, at_once: bool = False) -> None:
         """Send a message to a part of the peer, with the next one or in the next turn.

@@ -97,7 +97,11 @@ class AnswersOver(MessageSender, Protocol):
 
 
 class Responder:
-    """Sends what the calls of one peer end with."""
+    """Sends what the calls of one peer end with.
+
+    Attributes:
+        caller: name of the peer.
+    """
 
     def __init__(
         self,
@@ -124,6 +128,7 @@ class Responder:
         self._references = host.references
         self._errors = host.error_encoder
         self._ends = ServedEnds(link.peer, host.recorder)
+        self.caller = link.peer.name
         self.writable = connection.writable
         # Asked for in every answer.
         self._encode = messages.encode

@@ -89,6 +89,7 @@ class StreamReceiver:
         to: name of the producer.
         call_id: of the call that asked for it.
         began_s: when it was asked for, by the clock of the worker.
+        task: name of the task that asked for it.
         request_bytes: of its buffers, if they are many: see `credit`.
         pins: what must live until the producer has answered.
         device_map: of the arguments; items come back by it.
@@ -106,6 +107,7 @@ class StreamReceiver:
         *,
         items_max: int,
         began_s: float,
+        task: str = "",
     ) -> None:
         """Receive a stream.
 
@@ -115,12 +117,14 @@ class StreamReceiver:
             to: name of the producer.
             items_max: how far the producer may run ahead.
             began_s: when it was asked for, by the clock of the worker.
+            task: name of the task that asks for it.
         """
         self.link = link
         self.function = function
         self.to = to
         self.call_id = 0
         self.began_s = began_s
+        self.task = task
         self.request_bytes = 0
         self.pins: Any = None
         self.device_map: DeviceMap | None = None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.calls import streams
 from asyncrpc.runtime.calls.context import effective_deadline
+from asyncrpc.runtime.calls.current_task import task_here
 from asyncrpc.runtime.calls.tracing import stream_trace, with_span
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions
 
@@ -215,6 +216,7 @@ class Peer:
                 self.name,
                 items_max=calls.options.limits.stream_items_max,
                 began_s=calls.now_s(),
+                task=task_here(calls.loop),
             )
             if trace is not None:
                 trace.stream, meta = stream, with_span(meta, trace.span)

@@ -21,6 +21,7 @@ from asyncrpc.errors import (
 )
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
+from asyncrpc.runtime.calls.current_task import task_here, thread_here
 from asyncrpc.runtime.calls.destination import Destination
 from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.futures import CallFuture, call_site
@@ -306,11 +307,14 @@ class CallStarter:
             if threading.get_ident() != self.thread_id:
                 if running_loop() is not None:
                     self.lifecycle.check_on_loop("a call")
+                call.task = thread_here()
                 meta = meta or {}
                 self.loop.call_soon_threadsafe(
                     self._begin_later, call, target, values, timeout_s, meta, on_link
                 )
                 return
+            if not call.task:
+                call.task = task_here(self.loop)
             if timeout_s is UNSET:
                 timeout_s = self.options.rpc_timeout_s
             if timeout_s is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import asyncrpc
 from asyncrpc import Options, Worker, autograd, trace
 from asyncrpc.cli.main import main
 from asyncrpc.testing import ProcessCluster
+from tests.unit.inspection.machine.timelines import check
 
 SECRET: Final = "a secret of this test"
 OPTIONS: Final = Options(secret=SECRET, drain_timeout_s=0.0)
@@ -23,6 +25,21 @@ OPTIONS: Final = Options(secret=SECRET, drain_timeout_s=0.0)
 
 def twice(value: torch.Tensor) -> torch.Tensor:
     return value * 2
+
+
+def relay_here(value: int) -> int:
+    found: int = asyncrpc.rpc_sync("trainer", abs, args=(value,))
+    return found
+
+
+async def relay(value: int) -> int:
+    """Call the caller: once, in a thread, and in a task of its own."""
+    peer = asyncrpc.current_worker().peer("trainer")
+    once = await peer.call(abs, value)
+    more = await asyncio.gather(
+        asyncio.to_thread(relay_here, value), peer.call(abs, value)
+    )
+    return once + sum(more)
 
 
 async def count(items: int) -> Any:
@@ -69,28 +86,106 @@ async def run(
     return status, told.out, told.err
 
 
+def tracks_of(events: list[dict[str, Any]], who: str) -> dict[str, list[str]]:
+    """Return the spans of each track of a worker, by the title of the track."""
+    (pid,) = [
+        one["pid"]
+        for one in events
+        if one["name"] == "process_name" and one["args"]["name"].endswith(who)
+    ]
+    found: dict[str, list[str]] = {}
+    for one in events:
+        if one["pid"] == pid and one["name"] == "thread_name":
+            spans = [
+                span["name"]
+                for span in events
+                if span["ph"] == "X" and span["tid"] == one["tid"]
+            ]
+            found[one["args"]["name"]] = spans
+    return found
+
+
+def ends_of_arrows(events: list[dict[str, Any]], phase: str, name: str) -> set[int]:
+    found = [one["id"] for one in events if one["ph"] == phase and one["name"] == name]
+    assert len(found) == len(set(found))
+    return set(found)
+
+
+@pytest.mark.parametrize("name", ["timeline.json", "timeline.json.gz"])
 async def test_a_timeline_has_both_ends_and_arrows(
-    trainer: Worker, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    trainer: Worker, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
 ) -> None:
-    path = tmp_path / "timeline.json"
+    path = tmp_path / name
     status, _, told = await run(
         capsys, "timeline", trainer.addresses[0], "-o", str(path)
     )
     assert status == 0
     assert "2 workers" in told
-    events = json.loads(path.read_text())["traceEvents"]
+    assert "one clock" in told
+    assert "apart" not in told
+    read = gzip.decompress if name.endswith(".gz") else bytes
+    events = json.loads(read(path.read_bytes()))["traceEvents"]
+    check(events)
     names = {one["name"] for one in events if one["ph"] == "X"}
-    assert {"twice", "divmod: ZeroDivisionError", "count", "backward pass"} <= names
-    started = {one["id"] for one in events if one["ph"] == "s"}
-    ended = {one["id"] for one in events if one["ph"] == "f"}
-    assert started == ended != set()
+    assert {"twice on ps", "twice", "count on ps", "count"} <= names
+    assert {"divmod on ps: ZeroDivisionError", "divmod: ZeroDivisionError"} <= names
+    assert ends_of_arrows(events, "s", "call")
+    assert ends_of_arrows(events, "f", "call")
+
+
+async def test_a_task_has_its_track_and_a_function_holds_what_it_calls(
+    trainer: Worker, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    peer, path = trainer.peer("ps"), tmp_path / "timeline.json"
+    has_called, is_drawn = asyncio.Event(), asyncio.Event()
+
+    async def evaluate() -> None:
+        for _ in range(3):
+            await peer.call(relay, 2)
+        has_called.set()
+        await is_drawn.wait()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(evaluate(), name="evaluation")
+        await has_called.wait()
+        await run(capsys, "timeline", trainer.addresses[0], "-o", str(path))
+        is_drawn.set()
+    events = json.loads(path.read_text())["traceEvents"]
+    check(events)
+    mine = tracks_of(events, "trainer")
+    assert mine[f"evaluation: {evaluate.__name__}"] == ["relay on ps"] * 3
+    there = tracks_of(events, "ps")
+    below = [
+        spans[place + 1]
+        for spans in there.values()
+        for place, name in enumerate(spans)
+        if name == "relay"
+    ]
+    assert below == ["abs on trainer"] * 3
+    # In threads of functions, and in tasks that a function gathers.
+    shown = [one for spans in there.values() for one in spans]
+    assert shown.count("abs on trainer") == 9
+
+
+async def test_gradients_have_arrows_to_the_segment_that_takes_them(
+    trainer: Worker, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "timeline.json"
+    await run(capsys, "timeline", trainer.addresses[0], "-o", str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    there = tracks_of(events, "ps")
+    assert there["backward passes"] == ["backward pass", "backward"]
+    starts = ends_of_arrows(events, "s", "gradient")
+    # One pass: from the loss to the function, and back to the leaf.
+    assert len(starts) == 2
+    assert starts == ends_of_arrows(events, "f", "gradient")
 
 
 async def test_a_timeline_goes_beside_a_profile(
     trainer: Worker, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with torch.profiler.profile() as profile:
-        await train(trainer)
+        await asyncio.gather(train(trainer), train(trainer))
     source, both = tmp_path / "profile.json", tmp_path / "both.json"
     profile.export_chrome_trace(str(source))
     await run(
@@ -100,13 +195,22 @@ async def test_a_timeline_goes_beside_a_profile(
     )
     merged = json.loads(both.read_text())
     spans = [one for one in merged["traceEvents"] if one["ph"] == "X"]
-    profiled = [one for one in spans if one.get("cat") == "user_annotation"]
-    ours = [one for one in spans if one["name"] == "twice" and one["cat"] == "calls"]
+    shown = [one for one in spans if "rpc_async#twice" in one["name"]]
+    ours = [one for one in spans if one["name"] == "twice on ps"]
+    assert len(shown) == 2
     # The profiler's own range of the same call lies where ours does.
-    shown = [one for one in profiled if "twice" in one["name"]]
-    assert ours
-    assert shown
-    assert abs(ours[-1]["ts"] - shown[-1]["ts"]) < 60e6
+    for its, one in zip(by_begin(shown), by_begin(ours)[-2:], strict=True):
+        assert abs(its["ts"] - one["ts"]) < 60e6
+    assert not {one["pid"] for one in shown} & {one["pid"] for one in ours}
+    check(spans_of_calls(spans))
+
+
+def by_begin(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(spans, key=lambda one: (one["ts"], -one["dur"]))
+
+
+def spans_of_calls(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return by_begin([one for one in spans if one["name"].startswith("rpc_")])
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}"])

@@ -27,6 +27,7 @@ _OF_TRACE: Final = {
     "trace.FlightRecorder.subscribe": "the worker makes and calls it",
     "trace.FlightRecorder.close": "the worker makes and calls it",
     "trace.outcome_of": "the worker makes and calls it",
+    "trace.call_label": "names what CallServed tells; any number and text will do",
     "trace.Subscription": "made by Worker.subscribe; see tests/unit/trace",
     "trace.Subscription.take": "made by Worker.subscribe; see tests/unit/trace",
     "trace.Subscription.__anext__": "made by Worker.subscribe; see tests/unit/trace",

@@ -12,7 +12,7 @@ from asyncrpc.observability.series import (
     OUTCOMES_MAX,
     SERIES_MAX,
 )
-from asyncrpc.trace import OK, FlightRecorder
+from asyncrpc.trace import OK, CollectiveEnded, FlightRecorder
 
 B = WorkerId("b", Incarnation(2))
 
@@ -32,7 +32,7 @@ def call(
     to: WorkerId = B,
     bytes_sent: int = 0,
 ) -> None:
-    fields = (10.0 + spent_s, 10.0, to, function, 1, outcome, bytes_sent, 0)
+    fields = (10.0 + spent_s, 10.0, to, function, 1, outcome, bytes_sent, 0, "t")
     recorder.calls.record(fields)
 
 
@@ -109,9 +109,10 @@ def test_ten_thousand_methods_and_errors_have_a_bounded_number_of_series() -> No
         call(recorder, name, error)
         recorder.served.record((13.0, 10.0, 12.0, B, name, 1, error))
         recorder.sent.record((13.0, 10.0, B, name, 1, error, 3))
-        recorder.received.record((13.0, 10.0, B, name, 1, error, 3))
-        recorder.collectives.record((1.0, 0.0, "g", name, 0, 0, (), "", None, error))
-        recorder.steps.record((1.0, 0.0, name, (), error))
+        recorder.received.record((13.0, 10.0, B, name, 1, error, 3, "t"))
+        made = (1.0, 0.0, "g", name, 0, 0, (), "", None, error, 7, "t")
+        recorder.collectives.record(made)
+        recorder.steps.record((1.0, 0.0, name, (), error, "t"))
     series_max = SERIES_MAX + OUTCOMES_MAX + 2
     snapshot = figures.snapshot()
     assert max(len(series) for series in snapshot.values()) <= series_max
@@ -122,7 +123,7 @@ def test_ten_thousand_methods_and_errors_have_a_bounded_number_of_series() -> No
 
 def test_streams_count_their_time_and_items() -> None:
     recorder, figures = listening()
-    recorder.received.record((12.0, 10.0, B, "s", 1, OK, 7))
+    recorder.received.record((12.0, 10.0, B, "s", 1, OK, 7, "t"))
     recorder.sent.record((13.0, 10.0, B, "s", 1, "cancelled", 3))
     assert found(figures, d.CLIENT_STREAM_DURATION)["s", ""].total == 2.0
     assert found(figures, d.CLIENT_STREAM_ITEMS)["s",].total == 7
@@ -133,13 +134,16 @@ def test_streams_count_their_time_and_items() -> None:
 def test_training_counts_by_what_was_done_and_how_it_ended() -> None:
     recorder, figures = listening()
     context = ContextId(Incarnation(1), 1)
-    recorder.passes.record((2.0, 1.0, context, "a", True))
-    recorder.passes.record((2.0, 1.0, context, "a", False))
-    recorder.steps.record((2.0, 1.0, "SGD", ("b",), "skipped"))
+    recorder.passes.record((2.0, 1.0, context, "a", True, 1, "t"))
+    recorder.passes.record((2.0, 1.0, context, "a", False, 2, "t"))
+    recorder.steps.record((2.0, 1.0, "SGD", ("b",), "skipped", "t"))
     recorder.collectives.record(
-        (2.0, 1.0, "group", "all_reduce", 0, 0, ("a", "b"), "float32", (2,), OK)
+        CollectiveEnded(
+            *(2.0, 1.0, "group", "all_reduce", 0, 0, ("a", "b"), "float32", (2,)),
+            *(OK, 7, "t"),
+        )
     )
-    recorder.buckets.record((1.5, 1.0, 0, 4096))
+    recorder.buckets.record((1.5, 1.0, 0, 4096, "t"))
     assert counts(figures, d.PASS_DURATION) == {("committed",): 1, ("dropped",): 1}
     assert counts(figures, d.STEP_DURATION) == {("SGD", "skipped"): 1}
     assert counts(figures, d.COLLECTIVE_DURATION) == {("all_reduce", OK): 1}

@@ -15,14 +15,24 @@ from prometheus_client import openmetrics, parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from asyncrpc import LocalRendezvous, UsageError, Worker, observability
-from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.ids import ContextId, Incarnation, WorkerId
 from asyncrpc.observability.definitions import (
     DEFINITIONS,
     MetricDefinition,
     MetricKind,
 )
 from asyncrpc.observability.lag_sampler import LagSampler
-from asyncrpc.trace import OK
+from asyncrpc.trace import (
+    OK,
+    BackwardPassEnded,
+    BucketReduced,
+    CallEnded,
+    CallServed,
+    CollectiveEnded,
+    OptimizerStepEnded,
+    StreamReceived,
+    StreamSent,
+)
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 parsed_openmetrics: Any = openmetrics_parser.text_string_to_metric_families
@@ -39,16 +49,26 @@ def all_noted(worker: Worker) -> None:
     """Let one event of each kind have happened."""
     recorder = worker.parts.recorder
     b = WorkerId('b"\\\n', Incarnation(2))
-    recorder.calls.record((2.0, 1.0, b, 'f"\\\n<lambda>', 1, OK, 5000, 5000))
-    recorder.calls.record((2.0, 1.0, b, "g", 2, "RemoteError", 0, 0))
-    recorder.served.record((2.0, 1.0, 1.5, b, "f", 1, OK))
-    recorder.received.record((2.0, 1.0, b, "s", 1, OK, 7))
-    recorder.sent.record((2.0, 1.0, b, "s", 1, OK, 7))
+    context = ContextId(Incarnation(1), 1)
+    odd = 'f"\\\n<lambda>'
+    recorder.calls.record(CallEnded(2.0, 1.0, b, odd, 1, OK, 5000, 5000, "t"))
+    recorder.calls.record(CallEnded(2.0, 1.0, b, "g", 2, "RemoteError", 0, 0, "t"))
+    recorder.served.record(CallServed(2.0, 1.0, 1.5, b, "f", 1, OK))
+    recorder.received.record(StreamReceived(2.0, 1.0, b, "s", 1, OK, 7, "t"))
+    recorder.sent.record(StreamSent(2.0, 1.0, b, "s", 1, OK, 7))
     recorder.references.record((1.0, (1, 1), "made"))
-    recorder.passes.record((2.0, 1.0, (1, 1), "a", True))
-    recorder.steps.record((2.0, 1.0, "SGD", (), OK))
-    recorder.collectives.record((2.0, 1.0, "g", "barrier", 0, 0, (), "", None, OK))
-    recorder.buckets.record((2.0, 1.0, 0, 64))
+    recorder.passes.record(
+        BackwardPassEnded(
+            *(2.0, 1.0, context, "a"), is_committed=True, pass_number=1, task="t"
+        )
+    )
+    recorder.steps.record(OptimizerStepEnded(2.0, 1.0, "SGD", (), OK, "t"))
+    recorder.collectives.record(
+        CollectiveEnded(
+            *(2.0, 1.0, "g", "barrier", 0, 0, ("a",), "", None, OK, 7, "t"),
+        )
+    )
+    recorder.buckets.record(BucketReduced(2.0, 1.0, 0, 64, "t"))
     recorder.links.record((1.0, b, "opened", ""))
     recorder.membership.record((1.0, b, "joined"))
     recorder.memory.record((1.0, "slab", "taken", 64))

@@ -17,11 +17,13 @@ PEER = WorkerId("b", Incarnation(2))
 
 
 def recent(**events: list[Any]) -> RecentEvents:
-    return RecentEvents(100.0, 0, **{name: events.get(name, []) for name in KIND_NAMES})
+    return RecentEvents(
+        100.0, 0, [], **{name: events.get(name, []) for name in KIND_NAMES}
+    )
 
 
 def call(at_s: float, took_s: float = 0.01, outcome: str = "ok") -> CallEnded:
-    return CallEnded(at_s, at_s - took_s, PEER, "add", 1, outcome, 300, 200)
+    return CallEnded(at_s, at_s - took_s, PEER, "add", 1, outcome, 300, 200, "")
 
 
 def test_counts_what_ended_in_the_window() -> None:
