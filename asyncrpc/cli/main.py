@@ -21,6 +21,7 @@ from asyncrpc.cli.looking import add_calls, add_stacks, add_status, add_why
 from asyncrpc.cli.manifest.targets import add_manifest
 from asyncrpc.cli.recorded import add_dump, add_timeline
 from asyncrpc.cli.refs import add_refs
+from asyncrpc.cli.runs.command import add_runs
 from asyncrpc.cli.top import add_top
 from asyncrpc.cli.torch_dump import add_torch_dump
 from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
@@ -74,6 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="start N processes of a script"))
+    add_runs(commands.add_parser("runs", help="list the runs that are under way"))
     add_doctor(commands.add_parser("doctor", help="show what env:// finds here"))
     add_why(commands.add_parser("why", help="say why a group does not go on"))
     add_stacks(commands.add_parser("stacks", help="show what its tasks wait for"))

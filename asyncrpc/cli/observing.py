@@ -6,19 +6,17 @@ import argparse
 import asyncio
 import json
 import math
-import os
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
+from asyncrpc.cli.runs.finding import ADDRESS_VARIABLE, entrance
 from asyncrpc.cli.table import lines_of
 from asyncrpc.errors import UsageError
 from asyncrpc.inspection.observer import Observer
 from asyncrpc.inspection.records import NoAnswer
-from asyncrpc.runtime.options import Options
 
-ADDRESS_VARIABLE: Final = "ASYNCRPC_ADDRESS"
 TROUBLE: Final = 1  # exit status: not all is well
 
 Look = Callable[[Observer, str, argparse.Namespace], Awaitable[int]]
@@ -35,7 +33,14 @@ def add_observing(parser: argparse.ArgumentParser, look: Look) -> None:
         "address",
         nargs="?",
         metavar="ADDRESS",
-        help=f"of any worker, as tcp://host:port (default: ${ADDRESS_VARIABLE})",
+        help=f"of any worker, as tcp://host:port (default: ${ADDRESS_VARIABLE}, else"
+        " your only run of `asyncrpc run` on this host)",
+    )
+    parser.add_argument(
+        "--run",
+        metavar="ID",
+        help="the workers of this run of `asyncrpc run`: its name, the beginning of"
+        " it, or the number of its process; see `asyncrpc runs`",
     )
     parser.add_argument(
         "--worker",
@@ -49,12 +54,10 @@ def add_observing(parser: argparse.ArgumentParser, look: Look) -> None:
 
 
 async def _observe(arguments: argparse.Namespace, look: Look) -> int:
-    address = arguments.address or os.environ.get(ADDRESS_VARIABLE)
-    if not address:
-        raise UsageError(
-            f"ADDRESS is missing: give that of any worker, or set {ADDRESS_VARIABLE}"
-        )
-    async with Observer(Options().with_environment()) as observer:
+    # In a thread: it looks at files.
+    found = await asyncio.to_thread(entrance, arguments)
+    async with Observer(found.options) as observer:
+        address = await found.address_for(observer)
         return await look(observer, address, arguments)
 
 
