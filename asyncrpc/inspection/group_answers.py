@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from asyncrpc.clock import Clock
+from asyncrpc.checkup.machine.findings import Finding
+from asyncrpc.clock import NS_PER_S, Clock, wall_ns
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.inspection.group import ANSWER_S, AsksWorkers, GroupAnswers, ask_all
 from asyncrpc.inspection.machine.timeline import WorkerEvents
@@ -13,6 +14,7 @@ from asyncrpc.inspection.messages import (
     ListReferences,
     ReadClock,
     ReferencesSeen,
+    TakeCheckup,
     TakeEvents,
 )
 from asyncrpc.inspection.observer import Observer
@@ -93,5 +95,37 @@ async def references_of(
 
     async def ask(asks: AsksWorkers, member: Member) -> ReferencesSeen:
         return await asks.ask(member, question, timeout_s=ANSWER_S)
+
+    return await ask_all(observer, address, ask, names=names)
+
+
+class WorkerCheckup(NamedTuple):
+    """What a worker finds of itself, and how its wall's clock differs from ours.
+
+    Attributes:
+        findings: of each check.
+        ahead_s: by how much its wall's clock is ahead of that of this host.
+        error_s: by how much that may be wrong; 0: the worker is on this host.
+    """
+
+    findings: list[Finding]
+    ahead_s: float
+    error_s: float
+
+
+async def checkups_of(
+    observer: Observer, address: str, *, names: Sequence[str] = ()
+) -> GroupAnswers[WorkerCheckup]:
+    """Ask the workers of a group to check themselves; else as `events_of`."""
+
+    async def ask(asks: AsksWorkers, member: Member) -> WorkerCheckup:
+        offset_s, error_s = await _clock_of(asks, member)
+        seen = await asks.ask(member, TakeCheckup(), timeout_s=ANSWER_S)
+        if not error_s:  # the same clock
+            return WorkerCheckup(seen.findings, 0.0, 0.0)
+        # What our wall's clock shows at the moment of zero of our monotonic one.
+        ours_s = wall_ns() / NS_PER_S - Clock().now_s()
+        theirs_s = seen.wall_ns / NS_PER_S - (seen.clock_s + offset_s)
+        return WorkerCheckup(seen.findings, theirs_s - ours_s, error_s)
 
     return await ask_all(observer, address, ask, names=names)

@@ -23,16 +23,19 @@ from asyncrpc.inspection.group import GroupView
 from asyncrpc.inspection.histories import CollectiveHistory, history_of
 from asyncrpc.inspection.messages import (
     SERVICE,
+    CheckupSeen,
     ListReferences,
     LookBeside,
     ReadClock,
     ReferencesSeen,
     SeenBeside,
+    TakeCheckup,
     TakeEvents,
     TakeSnapshot,
     TellCollectives,
 )
 from asyncrpc.inspection.recent import recent_events
+from asyncrpc.inspection.own_checkup import circumstances_of, own_checkup
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
 from asyncrpc.inspection.run_note import RunNoteFile
 from asyncrpc.inspection.stalls import LOOKS, StallWatch
@@ -126,6 +129,7 @@ class InspectionService:
             answers(ReadClock, self._on_clock, is_for_observers=True),
             answers(TakeEvents, self._on_events, is_for_observers=True),
             answers(ListReferences, self._on_references, is_for_observers=True),
+            answers(TakeCheckup, self._on_checkup, is_for_observers=True),
         )
 
     def _take(
@@ -196,6 +200,12 @@ class InspectionService:
         self, _: PeerLink, asked: ListReferences
     ) -> ReferencesSeen:
         return self._references(min(asked.oldest_max, REFERENCES_MAX))
+
+    async def _on_checkup(self, _: PeerLink, _asked: TakeCheckup) -> CheckupSeen:
+        found = circumstances_of(self._worker, self._members())
+        return await _in_thread(
+            self._worker.loop, lambda: own_checkup(found, self._worker.recorder)
+        )
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Do nothing: it keeps nothing of peers."""

@@ -33,7 +33,7 @@ SECRET: Final = "secret"  # noqa: S105  (the name of a file)
 UNNAMED: Final = ".new-"  # how a directory begins that is not ready
 _VERSION: Final = 1
 _SAME_NAME_MAX: Final = 9  # in other containers, whose processes have the same numbers
-_STEM_MAX: Final = 24
+_STEM_MAX: Final = 16  # the name is typed, and a table shows it whole
 _PRIVATE_FILE: Final = 0o600
 _PRIVATE_DIRECTORY: Final = 0o700
 
