@@ -222,9 +222,7 @@ def _numbers(lines: Iterable[str]) -> dict[str, int]:
 def _quota(folder: Path) -> float | None:
     words = text_of(folder / "cpu.max").split()
     if not words:
-        words = [
-            text_of(folder / f"cpu.cfs_{one}_us") for one in ("quota", "period")
-        ]
+        words = [text_of(folder / f"cpu.cfs_{one}_us") for one in ("quota", "period")]
     with contextlib.suppress(ValueError):
         quota, period = map(int, words)
         if quota > 0 and period > 0:

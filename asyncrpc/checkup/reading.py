@@ -70,7 +70,6 @@ class Circumstances:
         is_debug: whether that is in debug mode.
         workers: of the group.
         workers_here: of it, on this host.
-        trouble: what is wrong with the options that the environment sets.
     """
 
     options: Options
@@ -78,7 +77,6 @@ class Circumstances:
     is_debug: bool = False
     workers: int = 1
     workers_here: int = 1
-    trouble: str = ""
 
 
 def gather(found: Circumstances, environ: Mapping[str, str]) -> ProcessFacts:
@@ -117,7 +115,7 @@ def _versions() -> VersionFacts:
     wanted, requirements = "", []
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         metadata = importlib.metadata.metadata(DISTRIBUTION)
-        wanted = str(metadata.get("Requires-Python") or "")
+        wanted = metadata["Requires-Python"] or ""
         requirements = importlib.metadata.requires(DISTRIBUTION) or []
     return VersionFacts(
         # The package imports this one: it is there, and cannot be imported from here.
@@ -266,12 +264,11 @@ def wall_clock() -> tuple[bool | None, float | None]:
 def _network(found: Circumstances, environ: Mapping[str, str]) -> NetworkFacts:
     given = found.options.network
     advertised: tuple[str, ...] = ()
-    trouble = found.trouble
-    if not trouble:
-        try:
-            advertised = tuple(map(str, host_addresses(given.interface)))
-        except UsageError as error:
-            trouble = str(error)
+    trouble = ""
+    try:
+        advertised = tuple(map(str, host_addresses(given.interface)))
+    except UsageError as error:
+        trouble = str(error)
     chosen_by = ""
     if given.interface:
         is_set = environ.get(INTERFACE_VARIABLE) == given.interface

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from asyncrpc import __version__
-from asyncrpc.cli.doctor import add_doctor
+from asyncrpc.cli.doctor.command import add_doctor
 from asyncrpc.cli.launch import Command, run_command
 from asyncrpc.cli.looking import add_calls, add_stacks, add_status, add_why
 from asyncrpc.cli.manifest.targets import add_manifest
@@ -28,6 +28,7 @@ from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
 
 DISTRIBUTION: Final = "asyncrpc-torch"
 _EXIT_USAGE: Final = 2  # as argparse does
+_EXIT_PIPE: Final = 141  # as a shell reports SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,6 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (AuthenticationError, ConnectError, UsageError) as error:
         print(f"asyncrpc {arguments.command}: {error}", file=sys.stderr)
         return _EXIT_USAGE
+    except BrokenPipeError:
+        # `asyncrpc status | head`: the reader has enough.  What is left in the buffer
+        # goes nowhere, also when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _EXIT_PIPE
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -76,7 +82,11 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="start N processes of a script"))
     add_runs(commands.add_parser("runs", help="list the runs that are under way"))
-    add_doctor(commands.add_parser("doctor", help="show what env:// finds here"))
+    add_doctor(
+        commands.add_parser(
+            "doctor", help="check this host, or a group, and say what to do"
+        )
+    )
     add_why(commands.add_parser("why", help="say why a group does not go on"))
     add_stacks(commands.add_parser("stacks", help="show what its tasks wait for"))
     add_calls(commands.add_parser("calls", help="list its calls"))

@@ -29,6 +29,13 @@ def add_observing(parser: argparse.ArgumentParser, look: Look) -> None:
         parser: of the verb.
         look: does what the verb does; returns the exit status.
     """
+    add_group(parser)
+    parser.add_argument("--json", action="store_true", help="write JSON")
+    parser.set_defaults(act=lambda given: asyncio.run(_observe(given, look)))
+
+
+def add_group(parser: argparse.ArgumentParser) -> None:
+    """Describe the options that say which workers are meant."""
     parser.add_argument(
         "address",
         nargs="?",
@@ -49,8 +56,6 @@ def add_observing(parser: argparse.ArgumentParser, look: Look) -> None:
         metavar="NAME",
         help="only this one; may be repeated",
     )
-    parser.add_argument("--json", action="store_true", help="write JSON")
-    parser.set_defaults(act=lambda given: asyncio.run(_observe(given, look)))
 
 
 async def _observe(arguments: argparse.Namespace, look: Look) -> int:

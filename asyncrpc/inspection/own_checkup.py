@@ -23,9 +23,7 @@ class CheckedWorker(Inspected, Protocol):
     options: Options
 
 
-def circumstances_of(
-    worker: CheckedWorker, records: Iterable[Record]
-) -> Circumstances:
+def circumstances_of(worker: CheckedWorker, records: Iterable[Record]) -> Circumstances:
     """Return what is known of a worker; called on its loop.
 
     Args:

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from asyncrpc.inspection.collecting import Identity
+from asyncrpc.runtime.ports import Identity
 from asyncrpc.watch import pulse
 
 logger = logging.getLogger("asyncrpc")
@@ -68,8 +68,12 @@ def started_at(pid: int) -> int:
 def note_of(identity: Identity, addresses: Sequence[str]) -> RunNote:
     """Return the note of a worker of this process."""
     return RunNote(
-        *(identity.name, identity.rank, os.getpid(), started_at(os.getpid())),
-        *(identity.incarnation, tuple(addresses[:_ADDRESSES_MAX])),
+        name=identity.name,
+        rank=identity.rank,
+        pid=os.getpid(),
+        started=started_at(os.getpid()),
+        incarnation=identity.incarnation,
+        addresses=tuple(addresses[:_ADDRESSES_MAX]),
     )
 
 
@@ -77,9 +81,14 @@ def read_note(text: bytes) -> RunNote | None:
     """Return the note in a file; None if the file is not a note."""
     try:
         found: Any = json.loads(text)
-        addresses = tuple(map(str, found["addresses"]))
-        numbers = [int(found[one]) for one in ("rank", "pid", "started", "incarnation")]
-        return RunNote(str(found["name"]), *numbers, addresses)
+        return RunNote(
+            name=str(found["name"]),
+            rank=int(found["rank"]),
+            pid=int(found["pid"]),
+            started=int(found["started"]),
+            incarnation=int(found["incarnation"]),
+            addresses=tuple(map(str, found["addresses"])),
+        )
     except (ValueError, KeyError, TypeError):
         return None
 

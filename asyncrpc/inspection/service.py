@@ -34,8 +34,8 @@ from asyncrpc.inspection.messages import (
     TakeSnapshot,
     TellCollectives,
 )
-from asyncrpc.inspection.recent import recent_events
 from asyncrpc.inspection.own_checkup import circumstances_of, own_checkup
+from asyncrpc.inspection.recent import recent_events
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
 from asyncrpc.inspection.run_note import RunNoteFile
 from asyncrpc.inspection.stalls import LOOKS, StallWatch

@@ -126,7 +126,7 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryFacts:
-    """/dev/shm.
+    """The file system of shared memory, /dev/shm.
 
     Attributes:
         size: in bytes; None: it does not exist.

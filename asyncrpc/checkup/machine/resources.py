@@ -13,6 +13,7 @@ from asyncrpc.checkup.machine.facts import (
 )
 from asyncrpc.checkup.machine.findings import Finding, note, ok, wrong
 
+_SHM: Final = "/dev/shm"  # noqa: S108  (the kernel's)
 _KIB: Final = 1 << 10
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
@@ -34,8 +35,10 @@ def size_of(count: int) -> str:
     """Return a number of bytes for people."""
     for unit, size in (("GiB", _GIB), ("MiB", _MIB), ("KiB", _KIB)):
         if count >= size:
-            return f"{count / size:.3g} {unit}" if count < 1000 * size else (
-                f"{count // size} {unit}"
+            return (
+                f"{count / size:.3g} {unit}"
+                if count < 1000 * size
+                else (f"{count // size} {unit}")
             )
     return f"{count} bytes"
 
@@ -117,21 +120,21 @@ def check_files(facts: FileFacts) -> Iterator[Finding]:
 
 
 def check_shared_memory(facts: SharedMemoryFacts) -> Iterator[Finding]:
-    """Check /dev/shm."""
+    """Check the file system of shared memory."""
     if facts.size is None:
-        yield note("/dev/shm", "does not exist", SHM_ADVICE)
+        yield note(_SHM, "does not exist", SHM_ADVICE)
         return
     found = f"{size_of(facts.size)}, {size_of(facts.free)} free"
     if not facts.is_writable:
         advice = f"this user may not write there: {SHM_ADVICE}"
-        yield note("/dev/shm", f"{found}, read-only", advice)
+        yield note(_SHM, f"{found}, read-only", advice)
     elif facts.size < SHARED_MEMORY_WANTED_BYTES:
-        yield note("/dev/shm", found, f"it is small: {SHM_ADVICE}")
+        yield note(_SHM, found, f"it is small: {SHM_ADVICE}")
     elif facts.free < (1 - _FULL) * facts.size:
         advice = "remove what dead programs have left there: `ls -l /dev/shm`"
-        yield note("/dev/shm", f"{found}: nearly full", advice)
+        yield note(_SHM, f"{found}: nearly full", advice)
     else:
-        yield ok("/dev/shm", found)
+        yield ok(_SHM, found)
 
 
 def check_pages(facts: PageFacts) -> Iterator[Finding]:

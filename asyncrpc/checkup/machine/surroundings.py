@@ -19,7 +19,9 @@ from asyncrpc.checkup.machine.findings import Finding, note, ok, wrong
 QUICK_SOURCES: Final = frozenset(
     {"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "timebase"}
 )
-_LATE_S: Final = 0.1  # of a wall's clock: logs of two hosts do not fit together any more
+_LATE_S: Final = (
+    0.1  # of a wall's clock: logs of two hosts do not fit together any more
+)
 _MTU_MIN: Final = 1280  # of IPv6
 _SECRET_BYTES_MIN: Final = 16
 _ADMINS_ONLY: Final = 2  # of Yama's scopes: from here on only root attaches
@@ -84,15 +86,11 @@ def check_network(facts: NetworkFacts) -> Iterator[Finding]:
 
 
 def _of_choice(facts: NetworkFacts, outside: list[str]) -> Finding:
-    names = {
-        address: one.name for one in facts.interfaces for address in one.addresses
-    }
+    names = {address: one.name for one in facts.interfaces for address in one.addresses}
     first = outside[0]
     versions = {"IPv6" if ":" in one else "IPv4" for one in outside}
     found = f"{names.get(first, '?')} {first} ({' and '.join(sorted(versions))})"
-    others = sorted(
-        {names.get(one, "?") for one in outside} - {names.get(first, "?")}
-    )
+    others = sorted({names.get(one, "?") for one in outside} - {names.get(first, "?")})
     if facts.chosen_by:
         return ok("interface", f"{found}, by {facts.chosen_by}")
     if others and not facts.is_one_host:
