@@ -70,6 +70,7 @@ class Circumstances:
         is_debug: whether that is in debug mode.
         workers: of the group.
         workers_here: of it, on this host.
+        is_one_host: whether these are all; None: it is not known.
     """
 
     options: Options
@@ -77,6 +78,7 @@ class Circumstances:
     is_debug: bool = False
     workers: int = 1
     workers_here: int = 1
+    is_one_host: bool | None = None
 
 
 def gather(found: Circumstances, environ: Mapping[str, str]) -> ProcessFacts:
@@ -277,7 +279,7 @@ def _network(found: Circumstances, environ: Mapping[str, str]) -> NetworkFacts:
         interfaces=_interfaces(),
         advertised=advertised,
         chosen_by=chosen_by,
-        is_one_host=found.workers == found.workers_here,
+        is_one_host=found.is_one_host,
         trouble=trouble,
     )
 

@@ -37,6 +37,7 @@ def circumstances_of(worker: CheckedWorker, records: Iterable[Record]) -> Circum
         is_debug=worker.loop.get_debug(),
         workers=max(1, len(hosts)),
         workers_here=max(1, hosts.count(HOST_ID)),
+        is_one_host=set(hosts) <= {HOST_ID},
     )
 
 

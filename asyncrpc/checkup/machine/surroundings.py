@@ -93,14 +93,17 @@ def _of_choice(facts: NetworkFacts, outside: list[str]) -> Finding:
     others = sorted({names.get(one, "?") for one in outside} - {names.get(first, "?")})
     if facts.chosen_by:
         return ok("interface", f"{found}, by {facts.chosen_by}")
-    if others and not facts.is_one_host:
-        return note(
-            "interface",
-            f"{found}, then {', '.join(others)}",
-            "workers try the addresses in this order: if another interface is meant, "
-            f"name it, as in ASYNCRPC_INTERFACE={others[0]}",
-        )
-    return ok("interface", found)
+    if not others:
+        return ok("interface", found)
+    found = f"{found}, then {', '.join(others)}"
+    if facts.is_one_host:
+        return ok("interface", found)
+    return note(
+        "interface",
+        found,
+        "workers try the addresses in this order: if another interface is meant, "
+        f"name it, as in ASYNCRPC_INTERFACE={others[0]}",
+    )
 
 
 def _of_packets(facts: NetworkFacts, first: str) -> Iterator[Finding]:
@@ -145,10 +148,10 @@ def check_tracing(facts: TracingFacts) -> Iterator[Finding]:
     if scope is None or not scope or (facts.is_root and scope <= _ADMINS_ONLY):
         yield ok("debuggers", "may attach (py-spy, gdb)")
         return
-    who = "root may attach" if scope <= _ADMINS_ONLY else "none may attach"
+    who = "only root" if scope <= _ADMINS_ONLY else "no process"
     yield note(
         "debuggers",
-        f"only {who} (ptrace_scope {scope})" if scope <= _ADMINS_ONLY else who,
+        f"{who} may attach (ptrace_scope {scope})",
         "`asyncrpc why` looks without them; where it advises `py-spy dump`, run that "
         "as root",
     )

@@ -8,7 +8,12 @@ from typing import NamedTuple
 from asyncrpc.checkup.machine.checks import check_all
 from asyncrpc.checkup.machine.findings import CheckState, Finding
 from asyncrpc.checkup.reading import Circumstances, gather
-from asyncrpc.cli.doctor.placement import Diagnosis, diagnose, host_facts
+from asyncrpc.cli.doctor.placement import (
+    Diagnosis,
+    diagnose,
+    host_facts,
+    is_one_host,
+)
 from asyncrpc.environment import LaunchPlacement, resolve
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.host import LAUNCHER_PID
@@ -55,7 +60,9 @@ def _circumstances(
     if isinstance(options, UsageError):  # without what is wrong with them
         interface = environ.get(INTERFACE_VARIABLE) or None
         options = Options(network=NetworkOptions(interface=interface))
-    workers = placement.world_size or 1
     return Circumstances(
-        options, workers=workers, workers_here=placement.local_world_size or 1
+        options,
+        workers=placement.world_size or 1,
+        workers_here=placement.local_world_size or 1,
+        is_one_host=is_one_host(placement) if placement.world_size else None,
     )

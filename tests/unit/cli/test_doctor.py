@@ -36,7 +36,10 @@ name              worker2  derived from SLURM_PROCID=2                       Slu
 a worker can start here by env://"""
 
 
-def test_a_table_shows_every_value_with_its_origin() -> None:
+def test_a_table_shows_every_value_with_its_origin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     found = as_text(diagnose(captured.SLURM_STEP, WELL)).splitlines()
     table = found[2:13]
     for column in ("value", "from", "launcher"):
@@ -44,6 +47,17 @@ def test_a_table_shows_every_value_with_its_origin() -> None:
         assert all(row[at - 1] == " " and row[at] != " " for row in table)
     words = [" ".join(row.split()) for row in found]
     assert words == [" ".join(row.split()) for row in TABLE.splitlines()]
+
+
+def test_what_does_not_fit_goes_on_in_the_next_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    long = {**captured.SLURM_STEP, "ASYNCRPC_RUN_ID": "Q" * 120}
+    found = as_text(diagnose(long, WELL))
+    assert max(map(len, found.splitlines())) <= 80
+    assert found.count("Q") == 240
+    assert "…" not in found
 
 
 def test_the_launchers_around_are_named() -> None:
