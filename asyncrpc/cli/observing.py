@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, Final
 
 from asyncrpc.cli.runs.finding import ADDRESS_VARIABLE, entrance
-from asyncrpc.cli.table import lines_of
+from asyncrpc.cli.table import UNCUT, columns_here, lines_of
 from asyncrpc.errors import UsageError
 from asyncrpc.inspection.observer import Observer
 from asyncrpc.inspection.records import NoAnswer
@@ -92,11 +92,14 @@ def check_workers(wanted: Sequence[str], members: Collection[str]) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]], nothing: str) -> None:
-    """Print a table, or say that it is empty."""
+    """Print a table, or say that it is empty; say what was cut."""
     if len(rows) == 1:
         print(nothing)
-    else:
-        print("\n".join(lines_of(rows)))
+        return
+    lines = lines_of(rows)
+    print("\n".join(lines))
+    if lines != lines_of(rows, width=UNCUT):
+        print(f"cut to {columns_here()} columns; --json has all of it", file=sys.stderr)
 
 
 def print_silent(silent: Mapping[str, NoAnswer]) -> None:

@@ -15,6 +15,7 @@ from asyncrpc.cli.observing import (
     add_observing,
     check_workers,
     plain,
+    print_json,
     print_silent,
     silent_records,
 )
@@ -35,8 +36,8 @@ def add_dump(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of `asyncrpc dump`."""
     parser.description = (
         "Write all that a group tells into a file: the tasks, threads and calls of "
-        "each worker, and its last events.  The exit code is 0 if all have told it, "
-        "else 1."
+        "each worker, and its last events.  It is JSON with --json and without.  The "
+        "exit code is 0 if all have told it, else 1."
     )
     parser.add_argument(
         "-o",
@@ -59,7 +60,8 @@ def add_timeline(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write the last events of a group as a timeline for ui.perfetto.dev or "
         "Chrome's about:tracing, with arrows from calls to functions.  The exit code "
-        "is 0 if all have told theirs, else 1."
+        "is 0 if all have told theirs, else 1.  With --json, what was written is told "
+        "as JSON."
     )
     parser.add_argument(
         "-o",
@@ -117,6 +119,11 @@ async def _timeline(observer: Observer, address: str, given: argparse.Namespace)
     spans = sum(one["ph"] == "X" for one in events)
     arrows = sum(one["ph"] == "f" for one in events)
     error_s = max((one.error_s for one in workers), default=0.0)
+    if given.json:
+        told = {"file": given.output, "workers": len(workers), "spans": spans}
+        told |= {"arrows": arrows, "clock_error_s": error_s}
+        print_json({**told, "silent": silent_records(found.silent)})
+        return TROUBLE if found.silent else 0
     clocks = f"clocks to within {error_s * 1e6:.0f} us" if error_s else "one clock"
     print(
         f"{given.output}: {len(workers)} workers, {spans} spans, {arrows} arrows, "

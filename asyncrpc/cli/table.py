@@ -9,6 +9,7 @@ from itertools import chain, repeat, zip_longest
 from typing import Final
 
 NARROWEST: Final = 8  # to which a column may be cut
+UNCUT: Final = 1 << 30  # as the width of a table that is shown whole
 _GAP: Final = "  "
 
 

@@ -30,6 +30,7 @@ from asyncrpc.checkup.machine.findings import CheckState, Finding
 from asyncrpc.checkup.machine.resources import size_of
 from asyncrpc.checkup.machine.software import meets
 
+SHM_NAME = "/dev/shm"  # noqa: S108  (the kernel's)
 OK, NOTE, WRONG = CheckState
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -179,23 +180,23 @@ CASES: list[tuple[Check, Any, str, CheckState, str, str]] = [
         *(resources.check_files, replace(FILES, files_max=64, opened=60)),
         *("open files", WRONG, "64 (RLIMIT_NOFILE), 60 open", "ulimit"),
     ),
-    (resources.check_shared_memory, SHM, "/dev/shm", OK, "16 GiB, 15 GiB free", ""),
+    (resources.check_shared_memory, SHM, SHM_NAME, OK, "16 GiB, 15 GiB free", ""),
     (
         *(resources.check_shared_memory, SharedMemoryFacts(None)),
-        *("/dev/shm", NOTE, "does not exist", "--shm-size=1g"),
+        *(SHM_NAME, NOTE, "does not exist", "--shm-size=1g"),
     ),
     (
         resources.check_shared_memory,
         SharedMemoryFacts(64 * MIB, 64 * MIB, is_writable=True),
-        *("/dev/shm", NOTE, "64 MiB", "it is small: .*--shm-size=1g"),
+        *(SHM_NAME, NOTE, "64 MiB", "it is small: .*--shm-size=1g"),
     ),
     (
         *(resources.check_shared_memory, replace(SHM, free=0)),
-        *("/dev/shm", NOTE, "nearly full", "ls -l /dev/shm"),
+        *(SHM_NAME, NOTE, "nearly full", "ls -l /dev/shm"),
     ),
     (
         *(resources.check_shared_memory, replace(SHM, is_writable=False)),
-        *("/dev/shm", NOTE, "read-only", "may not write"),
+        *(SHM_NAME, NOTE, "read-only", "may not write"),
     ),
     (resources.check_pages, PAGES, "huge pages", OK, "private madvise", ""),
     (resources.check_pages, PageFacts(), "huge pages", OK, "has none", ""),
@@ -332,7 +333,7 @@ def test_a_check(  # noqa: PLR0917  (a row of the table)
     ],
 )
 def test_versions_are_compared_by_their_numbers(
-    version: str, wanted: str, is_met: bool
+    version: str, wanted: str, *, is_met: bool
 ) -> None:
     assert meets(version, wanted) == is_met
 

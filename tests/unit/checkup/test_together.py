@@ -58,9 +58,10 @@ def test_clocks_of_other_hosts_are_compared_within_their_error() -> None:
             "late": (-3.0, 0.001),
         }
     )
-    assert shown(rows) == [
-        *(("clock offset", OK, f"{ahead} s ahead of this host's, to within {error} s", w)
-          for ahead, error, w in (("0.05", "0.001", "near"), ("0.3", "0.25", "unsure"))),
-        ("clock offset", NOTE, "3 s behind this host's, to within 0.001 s", "late"),
-    ]  # fmt: skip
+    near, unsure, late = rows
+    assert (near.state, near.workers) == (OK, ("near",))
+    assert near.found == "0.05 s ahead of this host's, to within 0.001 s"
+    assert (unsure.state, unsure.workers) == (OK, ("unsure",))
+    assert (late.state, late.workers) == (NOTE, ("late",))
+    assert late.found == "3 s behind this host's, to within 0.001 s"
     assert [bool(one.advice) for one in rows] == [False, False, True]
