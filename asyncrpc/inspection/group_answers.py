@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from asyncrpc.checkup.machine.findings import Finding
+from asyncrpc.checkup.machine.findings import CheckFinding
 from asyncrpc.clock import NS_PER_S, Clock, wall_ns
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.inspection.group import ANSWER_S, AsksWorkers, GroupAnswers, ask_all
@@ -108,7 +108,7 @@ class WorkerCheckup(NamedTuple):
         error_s: by how much that may be wrong; 0: the worker is on this host.
     """
 
-    findings: list[Finding]
+    findings: list[CheckFinding]
     ahead_s: float
     error_s: float
 

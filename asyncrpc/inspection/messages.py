@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from asyncrpc.checkup.machine.findings import Finding
+from asyncrpc.checkup.machine.findings import CheckFinding
 from asyncrpc.ids import RRefId
 from asyncrpc.inspection.events import RecentEvents
 from asyncrpc.inspection.histories import CollectiveHistory
@@ -135,7 +135,7 @@ class CheckupSeen(NamedTuple):
         wall_ns: nanoseconds since 1970 by the clock of its wall, at the same moment.
     """
 
-    findings: list[Finding]
+    findings: list[CheckFinding]
     clock_s: float
     wall_ns: int
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncrpc.checkup.machine.facts import ProcessFacts
-from asyncrpc.checkup.machine.findings import Finding
+from asyncrpc.checkup.machine.findings import CheckFinding
 from asyncrpc.checkup.machine.resources import (
     check_files,
     check_memory,
@@ -24,7 +24,7 @@ from asyncrpc.checkup.machine.surroundings import (
 )
 
 
-def check_all(facts: ProcessFacts) -> list[Finding]:
+def check_all(facts: ProcessFacts) -> list[CheckFinding]:
     """Return what all checks find, in the order of a table."""
     return [
         *check_versions(facts.versions),

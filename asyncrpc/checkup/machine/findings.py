@@ -16,7 +16,7 @@ class CheckState(enum.Enum):
     WRONG = "wrong"  # it fails, or lets others in
 
 
-class Finding(NamedTuple):
+class CheckFinding(NamedTuple):
     """What a check has found.
 
     Attributes:
@@ -32,16 +32,16 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-def ok(check: str, found: str) -> Finding:
+def ok(check: str, found: str) -> CheckFinding:
     """Return that all is well."""
-    return Finding(check, CheckState.OK, found)
+    return CheckFinding(check, CheckState.OK, found)
 
 
-def note(check: str, found: str, advice: str) -> Finding:
+def note(check: str, found: str, advice: str) -> CheckFinding:
     """Return what could be better."""
-    return Finding(check, CheckState.NOTE, found, advice)
+    return CheckFinding(check, CheckState.NOTE, found, advice)
 
 
-def wrong(check: str, found: str, advice: str) -> Finding:
+def wrong(check: str, found: str, advice: str) -> CheckFinding:
     """Return what fails."""
-    return Finding(check, CheckState.WRONG, found, advice)
+    return CheckFinding(check, CheckState.WRONG, found, advice)

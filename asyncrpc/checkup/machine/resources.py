@@ -11,7 +11,7 @@ from asyncrpc.checkup.machine.facts import (
     PageFacts,
     SharedMemoryFacts,
 )
-from asyncrpc.checkup.machine.findings import Finding, note, ok, wrong
+from asyncrpc.checkup.machine.findings import CheckFinding, note, ok, wrong
 
 _SHM: Final = "/dev/shm"  # noqa: S108  (the kernel's)
 _KIB: Final = 1 << 10
@@ -47,7 +47,7 @@ def _limit(count: int | None) -> str:
     return "no limit" if count is None else size_of(count)
 
 
-def check_memory(facts: MemoryFacts) -> Iterator[Finding]:
+def check_memory(facts: MemoryFacts) -> Iterator[CheckFinding]:
     """Check the memory of the host, and the limits of cgroup and process."""
     yield _of_host(facts)
     yield from _of_cgroup(facts)
@@ -63,7 +63,7 @@ def check_memory(facts: MemoryFacts) -> Iterator[Finding]:
     yield ok("locked memory", f"{_limit(facts.locked)} (RLIMIT_MEMLOCK)")
 
 
-def _of_host(facts: MemoryFacts) -> Finding:
+def _of_host(facts: MemoryFacts) -> CheckFinding:
     if facts.total is None or facts.available is None:
         return ok("memory", "unknown here")
     found = f"{size_of(facts.available)} of {size_of(facts.total)} available"
@@ -72,7 +72,7 @@ def _of_host(facts: MemoryFacts) -> Finding:
     return ok("memory", found)
 
 
-def _of_cgroup(facts: MemoryFacts) -> Iterator[Finding]:
+def _of_cgroup(facts: MemoryFacts) -> Iterator[CheckFinding]:
     if facts.kills:
         yield note(
             "memory kills",
@@ -99,7 +99,7 @@ def _of_cgroup(facts: MemoryFacts) -> Iterator[Finding]:
         yield ok("memory limit", found)
 
 
-def check_files(facts: FileFacts) -> Iterator[Finding]:
+def check_files(facts: FileFacts) -> Iterator[CheckFinding]:
     """Check how many files may be open, against the workers of the group."""
     wanted = max(FILES_WANTED, FILES_OF_ITS_OWN + FILES_PER_WORKER * facts.workers)
     used = "" if facts.opened is None else f", {facts.opened} open"
@@ -119,7 +119,7 @@ def check_files(facts: FileFacts) -> Iterator[Finding]:
     yield (wrong if is_full else note)("open files", found, advice)
 
 
-def check_shared_memory(facts: SharedMemoryFacts) -> Iterator[Finding]:
+def check_shared_memory(facts: SharedMemoryFacts) -> Iterator[CheckFinding]:
     """Check the file system of shared memory."""
     if facts.size is None:
         yield note(_SHM, "does not exist", SHM_ADVICE)
@@ -137,7 +137,7 @@ def check_shared_memory(facts: SharedMemoryFacts) -> Iterator[Finding]:
         yield ok(_SHM, found)
 
 
-def check_pages(facts: PageFacts) -> Iterator[Finding]:
+def check_pages(facts: PageFacts) -> Iterator[CheckFinding]:
     """Check huge pages."""
     if not facts.private and not facts.reserved:
         yield ok("huge pages", "this kernel has none")

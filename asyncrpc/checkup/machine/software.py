@@ -14,7 +14,7 @@ from asyncrpc.checkup.machine.facts import (
     TimeoutFacts,
     VersionFacts,
 )
-from asyncrpc.checkup.machine.findings import Finding, note, ok, wrong
+from asyncrpc.checkup.machine.findings import CheckFinding, note, ok, wrong
 
 _CONDITION: Final = re.compile(r"\s*(>=|<=|==|!=|~=|>|<)\s*([0-9][^\s,]*)\s*")
 UVLOOP: Final = "uvloop"
@@ -55,7 +55,7 @@ def _holds(ours: tuple[int, ...], sign: str, theirs: tuple[int, ...]) -> bool:
     }[sign]
 
 
-def check_versions(facts: VersionFacts) -> Iterator[Finding]:
+def check_versions(facts: VersionFacts) -> Iterator[CheckFinding]:
     """Check the interpreter, torch and the packages that asyncrpc asks for."""
     yield ok("asyncrpc", facts.asyncrpc)
     if meets(facts.python, facts.python_wanted):
@@ -72,7 +72,7 @@ def check_versions(facts: VersionFacts) -> Iterator[Finding]:
         yield ok("extras", f"not installed: {names}")
 
 
-def _check_library(one: LibraryFacts, built_with: tuple[str, ...]) -> Finding:
+def _check_library(one: LibraryFacts, built_with: tuple[str, ...]) -> CheckFinding:
     # A package index may hold no newer one for this platform.
     install = f"pip install '{one.name}{one.wanted}'"
     if not one.version:
@@ -89,7 +89,7 @@ def _check_library(one: LibraryFacts, built_with: tuple[str, ...]) -> Finding:
     return wrong(one.name, found, f"asyncrpc asks for {one.wanted}: {install}")
 
 
-def check_loop(facts: LoopFacts) -> Iterator[Finding]:
+def check_loop(facts: LoopFacts) -> Iterator[CheckFinding]:
     """Check which event loop runs."""
     if facts.is_debug:
         yield note(
@@ -109,7 +109,7 @@ def check_loop(facts: LoopFacts) -> Iterator[Finding]:
         )
 
 
-def check_threads(facts: ThreadFacts) -> Iterator[Finding]:
+def check_threads(facts: ThreadFacts) -> Iterator[CheckFinding]:
     """Check whether the threads of all workers here have processors to run on."""
     here = max(1, facts.workers_here)
     room = facts.cores
@@ -139,7 +139,7 @@ def check_threads(facts: ThreadFacts) -> Iterator[Finding]:
         yield ok("threads", found)
 
 
-def check_timeouts(facts: TimeoutFacts) -> Iterator[Finding]:
+def check_timeouts(facts: TimeoutFacts) -> Iterator[CheckFinding]:
     """Tell the times of a worker."""
     call = "no limit" if facts.call is None else f"{facts.call:g} s"
     stall = "not logged" if facts.stall_after is None else f"{facts.stall_after:g} s"

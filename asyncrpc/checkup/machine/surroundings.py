@@ -12,7 +12,7 @@ from asyncrpc.checkup.machine.facts import (
     SecretFacts,
     TracingFacts,
 )
-from asyncrpc.checkup.machine.findings import Finding, note, ok, wrong
+from asyncrpc.checkup.machine.findings import CheckFinding, note, ok, wrong
 
 # To read the time takes some 20 ns by these, in the process itself; by others a system
 # call and a device, a microsecond and more.
@@ -27,7 +27,7 @@ _SECRET_BYTES_MIN: Final = 16
 _ADMINS_ONLY: Final = 2  # of Yama's scopes: from here on only root attaches
 
 
-def check_clocks(facts: ClockFacts) -> Iterator[Finding]:
+def check_clocks(facts: ClockFacts) -> Iterator[CheckFinding]:
     """Check what the clocks are read from, and whether the wall's is kept right."""
     if not facts.source:
         yield ok("monotonic clock", "its source is not told here")
@@ -46,7 +46,7 @@ def check_clocks(facts: ClockFacts) -> Iterator[Finding]:
     yield _of_wall(facts)
 
 
-def _of_wall(facts: ClockFacts) -> Finding:
+def _of_wall(facts: ClockFacts) -> CheckFinding:
     error = "" if facts.error_s is None else f", within {_seconds(facts.error_s)}"
     if facts.is_synchronised is None:
         return ok("wall clock", "whether it is synchronised is not told here")
@@ -67,7 +67,7 @@ def _seconds(count: float) -> str:
     return f"{count:.2g} s" if count >= 1 else f"{count * 1e3:.2g} ms"
 
 
-def check_network(facts: NetworkFacts) -> Iterator[Finding]:
+def check_network(facts: NetworkFacts) -> Iterator[CheckFinding]:
     """Check at which addresses others reach this host."""
     if facts.trouble:
         yield wrong("interface", "none is chosen", facts.trouble)
@@ -85,7 +85,7 @@ def check_network(facts: NetworkFacts) -> Iterator[Finding]:
     yield from _of_packets(facts, outside[0])
 
 
-def _of_choice(facts: NetworkFacts, outside: list[str]) -> Finding:
+def _of_choice(facts: NetworkFacts, outside: list[str]) -> CheckFinding:
     names = {address: one.name for one in facts.interfaces for address in one.addresses}
     first = outside[0]
     versions = {"IPv6" if ":" in one else "IPv4" for one in outside}
@@ -106,7 +106,7 @@ def _of_choice(facts: NetworkFacts, outside: list[str]) -> Finding:
     )
 
 
-def _of_packets(facts: NetworkFacts, first: str) -> Iterator[Finding]:
+def _of_packets(facts: NetworkFacts, first: str) -> Iterator[CheckFinding]:
     for one in facts.interfaces:
         if first in one.addresses and one.mtu is not None:
             found = f"{one.mtu} bytes on {one.name}"
@@ -122,7 +122,7 @@ def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
-def check_secrets(facts: SecretFacts) -> Iterator[Finding]:
+def check_secrets(facts: SecretFacts) -> Iterator[CheckFinding]:
     """Check what proves who a worker is, and who can read it."""
     tls = "TLS" if facts.has_tls else "no TLS"
     if facts.secret_bytes is None:
@@ -142,7 +142,7 @@ def check_secrets(facts: SecretFacts) -> Iterator[Finding]:
             yield ok(one.what, f"{one.path}: only its owner can read it")
 
 
-def check_tracing(facts: TracingFacts) -> Iterator[Finding]:
+def check_tracing(facts: TracingFacts) -> Iterator[CheckFinding]:
     """Check whether a debugger may look into the process."""
     scope = facts.ptrace_scope
     if scope is None or not scope or (facts.is_root and scope <= _ADMINS_ONLY):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from asyncrpc.checkup.machine.findings import CheckState, Finding
+from asyncrpc.checkup.machine.findings import CheckFinding, CheckState
 
 _LATE_S: Final = (
     0.1  # of a wall's clock: logs of two hosts do not fit together any more
@@ -39,7 +39,7 @@ class GroupFinding(NamedTuple):
     workers: tuple[str, ...]
 
 
-def together(found: Mapping[str, Sequence[Finding]]) -> list[GroupFinding]:
+def together(found: Mapping[str, Sequence[CheckFinding]]) -> list[GroupFinding]:
     """Return what the workers of a group find, equal findings as one.
 
     Of a check that is well on several workers, whose words differ, those of the first
@@ -53,9 +53,9 @@ def together(found: Mapping[str, Sequence[Finding]]) -> list[GroupFinding]:
 
 
 def _of_check(
-    check: str, found: Mapping[str, Sequence[Finding]]
+    check: str, found: Mapping[str, Sequence[CheckFinding]]
 ) -> Iterator[GroupFinding]:
-    alike: dict[Finding, list[str]] = {}
+    alike: dict[CheckFinding, list[str]] = {}
     for name, each in found.items():
         for one in each:
             if one.check == check:
@@ -75,7 +75,7 @@ def _of_check(
             yield _row(one, names)
 
 
-def _row(one: Finding, names: Sequence[str]) -> GroupFinding:
+def _row(one: CheckFinding, names: Sequence[str]) -> GroupFinding:
     return GroupFinding(one.check, one.state, one.found, one.advice, tuple(names))
 
 

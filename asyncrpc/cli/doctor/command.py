@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
-from asyncrpc.checkup.machine.findings import CheckState, Finding
+from asyncrpc.checkup.machine.findings import CheckFinding, CheckState
 from asyncrpc.checkup.machine.together import GroupFinding
 from asyncrpc.cli.doctor.group import GroupFound, ask_group, group_meant
 from asyncrpc.cli.doctor.here import HereFound, look_here
@@ -105,7 +105,7 @@ def _who(one: GroupFinding, everybody: Sequence[str]) -> str:
     return f"{named} and {more} more" if more > 0 else named
 
 
-def _advice(findings: Sequence[Finding] | Sequence[GroupFinding]) -> list[str]:
+def _advice(findings: Sequence[CheckFinding] | Sequence[GroupFinding]) -> list[str]:
     lines: list[str] = []
     for one in findings:
         if one.state is not CheckState.OK:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from asyncrpc.checkup.machine.checks import check_all
-from asyncrpc.checkup.machine.findings import CheckState, Finding
+from asyncrpc.checkup.machine.findings import CheckFinding, CheckState
 from asyncrpc.checkup.reading import Circumstances, gather
 from asyncrpc.cli.doctor.placement import (
     Diagnosis,
@@ -29,7 +29,7 @@ class HereFound(NamedTuple):
     """
 
     diagnosis: Diagnosis
-    findings: list[Finding]
+    findings: list[CheckFinding]
 
     @property
     def is_wrong(self) -> bool:

@@ -26,7 +26,7 @@ from asyncrpc.checkup.machine.facts import (
     TracingFacts,
     VersionFacts,
 )
-from asyncrpc.checkup.machine.findings import CheckState, Finding
+from asyncrpc.checkup.machine.findings import CheckFinding, CheckState
 from asyncrpc.checkup.machine.resources import size_of
 from asyncrpc.checkup.machine.software import meets
 
@@ -58,7 +58,7 @@ def key(problem: str) -> SecretFacts:
     return replace(SECRETS, has_tls=True, files=(file,))
 
 
-Check = Callable[[Any], Iterable[Finding]]
+Check = Callable[[Any], Iterable[CheckFinding]]
 CASES: list[tuple[Check, Any, str, CheckState, str, str]] = [
     # check, facts, name, state, words of what is found, words of the advice
     (software.check_versions, VERSIONS, "asyncrpc", OK, "0.1", ""),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncrpc.checkup.machine.findings import CheckState, Finding, note, ok, wrong
+from asyncrpc.checkup.machine.findings import CheckFinding, CheckState, note, ok, wrong
 from asyncrpc.checkup.machine.together import GroupFinding, check_walls, together
 
 OK, NOTE, WRONG = CheckState
@@ -23,7 +23,7 @@ def test_what_all_find_is_one_row() -> None:
 def test_who_finds_what_fails_is_named() -> None:
     bad = wrong("secret file", "mode 0644", "chmod 600")
     small = note("memory", "1 GiB", "use less")
-    found: dict[str, list[Finding]] = {
+    found: dict[str, list[CheckFinding]] = {
         "a": [ok("memory", "9 GiB")],
         "b": [small, bad],
         "c": [ok("memory", "8 GiB")],
