@@ -11,6 +11,7 @@ from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.inspection.group import ANSWER_S, AsksWorkers, GroupAnswers, ask_all
 from asyncrpc.inspection.machine.timeline import WorkerEvents
 from asyncrpc.inspection.messages import (
+    CheckupSeen,
     ListReferences,
     ReadClock,
     ReferencesSeen,
@@ -113,6 +114,21 @@ class WorkerCheckup(NamedTuple):
     error_s: float
 
 
+def wall_ahead_s(
+    seen: CheckupSeen, offset_s: float, *, wall_s: float, clock_s: float
+) -> float:
+    """Return by how much the wall's clock of a worker is ahead of ours, in seconds.
+
+    Args:
+        seen: by the worker, with both of its clocks.
+        offset_s: to add to its clock to get ours.
+        wall_s: what our wall's clock shows.
+        clock_s: what our clock shows at the same moment.
+    """
+    ours_s = wall_s - (clock_s - (seen.clock_s + offset_s))  # when theirs was read
+    return seen.wall_ns / NS_PER_S - ours_s
+
+
 async def checkups_of(
     observer: Observer, address: str, *, names: Sequence[str] = ()
 ) -> GroupAnswers[WorkerCheckup]:
@@ -123,9 +139,9 @@ async def checkups_of(
         seen = await asks.ask(member, TakeCheckup(), timeout_s=ANSWER_S)
         if not error_s:  # the same clock
             return WorkerCheckup(seen.findings, 0.0, 0.0)
-        # What our wall's clock shows at the moment of zero of our monotonic one.
-        ours_s = wall_ns() / NS_PER_S - Clock().now_s()
-        theirs_s = seen.wall_ns / NS_PER_S - (seen.clock_s + offset_s)
-        return WorkerCheckup(seen.findings, theirs_s - ours_s, error_s)
+        ahead_s = wall_ahead_s(
+            seen, offset_s, wall_s=wall_ns() / NS_PER_S, clock_s=Clock().now_s()
+        )
+        return WorkerCheckup(seen.findings, ahead_s, error_s)
 
     return await ask_all(observer, address, ask, names=names)
