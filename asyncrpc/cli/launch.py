@@ -120,10 +120,10 @@ def _enter(
 ) -> RunEntry | None:
     """Make the directory by which others find the run; None if that is impossible."""
     path = _secret_file(inherited)
-    record = record_of(
-        command.arguments, nprocs=command.nprocs, began_s=now_s(), secret_file=path
-    )
     try:
+        record = record_of(
+            command.arguments, nprocs=command.nprocs, began_s=now_s(), secret_file=path
+        )
         place = make_place(places_here(inherited))
         sweep(place)
         return RunEntry(place, record, None if path else secret)

@@ -108,7 +108,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Start N processes of a script on this host.  Each finds RANK, WORLD_SIZE, "
         "MASTER_ADDR and the rest as under torchrun, and one secret for all.  The "
-        "first failure stops the others, and its exit code is ours."
+        "first failure stops the others, and its exit code is ours.  Meanwhile "
+        "`asyncrpc status`, `why` and the like find its workers without an address."
     )
     parser.set_defaults(act=_run)
     parser.add_argument("--nproc", type=int, default=1, metavar="N", help="how many")

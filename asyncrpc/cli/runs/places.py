@@ -51,7 +51,8 @@ def places(environ: Mapping[str, str], user: int, temporary: Path) -> list[RunPl
     """
     named = environ.get(DIRECTORY_VARIABLE)
     if named:
-        return [RunPlace(Path(named).resolve(), DIRECTORY_VARIABLE)]
+        # What the user names may be a link; `Path.resolve` raises at a loop of them.
+        return [RunPlace(Path(os.path.realpath(named)), DIRECTORY_VARIABLE)]
     session = environ.get(SESSION_VARIABLE) or f"/run/user/{user}"
     return [
         RunPlace(Path(session) / "asyncrpc", SESSION_VARIABLE),

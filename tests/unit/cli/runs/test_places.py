@@ -51,6 +51,18 @@ def test_a_place_that_is_named_is_the_only_one(tmp_path: Path) -> None:
         make_place(places(environ, os.geteuid(), tmp_path))
 
 
+def test_a_place_that_is_named_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    environ = {"ASYNCRPC_RUN_DIR": str(tmp_path / "link")}
+    made = make_place(places(environ, os.geteuid(), tmp_path))
+    assert made.path == tmp_path / "runs"
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    environ = {"ASYNCRPC_RUN_DIR": str(tmp_path / "loop")}
+    with pytest.raises(UsageError, match="loop"):
+        make_place(places(environ, os.geteuid(), tmp_path))
+
+
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o720, 0o702, 0o1777])
 def test_where_others_can_write_nothing_is_put(tmp_path: Path, mode: int) -> None:
     (tmp_path / "runs").mkdir()
