@@ -133,8 +133,9 @@ class RunEntry:
         unnamed = place.path / f"{UNNAMED}{os.getpid()}-{os.urandom(4).hex()}"
         unnamed.mkdir(mode=_PRIVATE_DIRECTORY)
         self.path = unnamed
-        self._locks = [_locked(unnamed / LOCK)]
+        self._locks: list[int] = []
         try:
+            self._locks.append(_locked(unnamed / LOCK))
             self._keep_from_cleaners()
             _write_private(unnamed / RECORD, record.as_json().encode())
             if secret is not None:
