@@ -18,7 +18,13 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from asyncrpc.cli.output import LinePrefixer, PrefixingReader, rank_prefix
+from asyncrpc.cli.runs.command import now_s, places_here
+from asyncrpc.cli.runs.entry import RunEntry, record_of, warn
+from asyncrpc.cli.runs.listing import sweep
+from asyncrpc.cli.runs.places import make_place
 from asyncrpc.clock import Clock
+from asyncrpc.errors import UsageError
+from asyncrpc.inspection.run_note import ENTRY_VARIABLE
 from asyncrpc.multiprocessing.environment import (
     SECRET_FILE_VARIABLE,
     SECRET_VARIABLE,
@@ -99,7 +105,38 @@ async def run_command(command: Command, inherited: Mapping[str, str]) -> int:
         _environment(command, inherited, rank, store.port, secret)
         for rank in range(command.nprocs)
     ]
-    return await _LaunchRun(command).until_ended(environments)
+    entry = await asyncio.to_thread(_enter, command, inherited, secret)
+    try:
+        for one in environments:  # an inherited one is of the run around this one
+            one[ENTRY_VARIABLE] = str(entry.path) if entry else ""
+        return await _LaunchRun(command).until_ended(environments)
+    finally:
+        if entry is not None:
+            await asyncio.to_thread(entry.remove)
+
+
+def _enter(
+    command: Command, inherited: Mapping[str, str], secret: str
+) -> RunEntry | None:
+    """Make the directory by which others find the run; None if that is impossible."""
+    path = _secret_file(inherited)
+    try:
+        record = record_of(
+            command.arguments, nprocs=command.nprocs, began_s=now_s(), secret_file=path
+        )
+        place = make_place(places_here(inherited))
+        sweep(place)
+        return RunEntry(place, record, None if path else secret)
+    except (OSError, UsageError) as error:
+        warn(error)
+        return None
+
+
+def _secret_file(inherited: Mapping[str, str]) -> str:
+    """Return the file that each process reads the secret from, if they do."""
+    if inherited.get(SECRET_VARIABLE):
+        return ""
+    return inherited.get(SECRET_FILE_VARIABLE) or ""
 
 
 def _environment(
@@ -108,8 +145,7 @@ def _environment(
     told = process_environment(
         rank=rank, nprocs=command.nprocs, secret=secret, store_port=port
     )
-    if inherited.get(SECRET_FILE_VARIABLE) and not inherited.get(SECRET_VARIABLE):
-        # Each process reads the file.
+    if _secret_file(inherited):  # each process reads it
         told = {k: v for k, v in told.items() if not k.startswith(SECRET_VARIABLE)}
     threads = str(threads_each(command.nprocs, command.threads, "--threads"))
     if command.threads is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -64,7 +65,7 @@ def add_stacks(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of `asyncrpc stacks`."""
     parser.description = (
         "Show the tasks and threads of a group, with their stacks and what each waits "
-        "for."
+        "for.  The exit code is 0 if all workers have told theirs, else 1."
     )
     parser.add_argument(
         "--internal", action="store_true", help="asyncrpc's own tasks and threads too"
@@ -74,7 +75,11 @@ def add_stacks(parser: argparse.ArgumentParser) -> None:
 
 def add_calls(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of `asyncrpc calls`."""
-    parser.description = "List the calls of a group that are not answered."
+    parser.description = (
+        "List the calls of a group that are not answered, the oldest first, and what "
+        "becomes of each where it is served.  The exit code is 0 if all workers have "
+        "told theirs, else 1."
+    )
     _add_common(parser, _calls)
 
 
@@ -99,6 +104,27 @@ def _add_common(parser: argparse.ArgumentParser, show: Show) -> None:
     add_observing(parser, look)
 
 
+def _status_of(view: GroupView) -> int:
+    return TROUBLE if view.silent else 0
+
+
+def _not_told(view: GroupView) -> dict[str, Any]:
+    """Return for JSON what is not told: by whom, and how many tasks and calls."""
+    left_out = {
+        name: one.left_out for name, one in view.snapshots.items() if one.left_out
+    }
+    return {"left_out": left_out, "silent": silent_records(view.silent)}
+
+
+def _print_left_out(view: GroupView) -> None:
+    for name, one in sorted(view.snapshots.items()):
+        if one.left_out:
+            print(
+                f"{name} has {one.left_out} more tasks and calls than it tells",
+                file=sys.stderr,
+            )
+
+
 # --- why -----------------------------------------------------------------------------
 
 
@@ -109,7 +135,7 @@ def _why(view: GroupView, arguments: argparse.Namespace) -> int:
         print_json(
             {
                 "hangs": [_hang_record(view, one) for one in found],
-                "silent": silent_records(view.silent),
+                **_not_told(view),
             }
         )
         return TROUBLE if found or view.silent else 0
@@ -122,7 +148,8 @@ def _why(view: GroupView, arguments: argparse.Namespace) -> int:
     for line in unnamed_troubles(graph, found):
         print(line)
     if len(found) > _LISTED_MAX:
-        print(f"and {len(found) - _LISTED_MAX} more")
+        print(f"and {len(found) - _LISTED_MAX} more; all: --json")
+    _print_left_out(view)
     if not found and not view.silent:
         print(f"nothing waits longer than {duration(arguments.after)}")
         return 0
@@ -151,14 +178,16 @@ def _stacks(view: GroupView, arguments: argparse.Namespace) -> int:
         print_json(
             {
                 "workers": [plain(one) for one in view.snapshots.values()],
-                "silent": silent_records(view.silent),
+                **_not_told(view),
             }
         )
-        return 0
+        return _status_of(view)
     for name, snapshot in sorted(view.snapshots.items()):
         print(f"{name}, process {snapshot.pid}")
+        hidden = 0
         for actor in snapshot.actors:
             if actor.is_internal and not arguments.internal:
+                hidden += 1
                 continue
             print(f"  {actor.kind.value} {actor.name}")
             for frame in actor.frames:
@@ -166,10 +195,11 @@ def _stacks(view: GroupView, arguments: argparse.Namespace) -> int:
             what = actor.wait.what or actor.wait.kind.value
             verb = "runs" if actor.wait.kind is WaitKind.RUNS else "waits for"
             print(f"    {verb} {what}")
-        if snapshot.left_out:
-            print(f"  and {snapshot.left_out} more")
+        if hidden:
+            print(f"  and {hidden} of asyncrpc's own; --internal shows them")
+    _print_left_out(view)
     print_silent(view.silent)
-    return 0
+    return _status_of(view)
 
 
 def _calls(view: GroupView, arguments: argparse.Namespace) -> int:
@@ -187,10 +217,10 @@ def _calls(view: GroupView, arguments: argparse.Namespace) -> int:
                     {**plain(call), "from": name, "state": states.get(call.key, "")}
                     for name, call in made
                 ],
-                "silent": silent_records(view.silent),
+                **_not_told(view),
             }
         )
-        return 0
+        return _status_of(view)
     rows = [("age", "from", "to", "function", "there")]
     rows += [
         (
@@ -203,8 +233,9 @@ def _calls(view: GroupView, arguments: argparse.Namespace) -> int:
         for name, call in made
     ]
     print_table(rows, "no call is under way")
+    _print_left_out(view)
     print_silent(view.silent)
-    return 0
+    return _status_of(view)
 
 
 def _states(view: GroupView) -> dict[CallKey, str]:
@@ -239,7 +270,8 @@ def _status(view: GroupView, arguments: argparse.Namespace) -> int:
                         **figures[one.name],
                     }
                     for one in shown
-                ]
+                ],
+                **_not_told(view),
             }
         )
     else:
@@ -248,6 +280,7 @@ def _status(view: GroupView, arguments: argparse.Namespace) -> int:
             shown_figures = [str(it or "") for it in figures[one.name].values()]
             rows.append((str(one.rank), one.name, *shown_figures, states[one.name]))
         print_table(rows, "no worker is known")
+        _print_left_out(view)
     return 0 if all(one == RUNS for one in states.values()) else TROUBLE
 
 

@@ -15,12 +15,13 @@ from typing import Final
 import torch
 
 from asyncrpc import __version__
-from asyncrpc.cli.doctor import add_doctor
+from asyncrpc.cli.doctor.command import add_doctor
 from asyncrpc.cli.launch import Command, run_command
 from asyncrpc.cli.looking import add_calls, add_stacks, add_status, add_why
 from asyncrpc.cli.manifest.targets import add_manifest
 from asyncrpc.cli.recorded import add_dump
 from asyncrpc.cli.refs import add_refs
+from asyncrpc.cli.runs.command import add_runs
 from asyncrpc.cli.timeline import add_timeline
 from asyncrpc.cli.top import add_top
 from asyncrpc.cli.torch_dump import add_torch_dump
@@ -28,6 +29,7 @@ from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
 
 DISTRIBUTION: Final = "asyncrpc-torch"
 _EXIT_USAGE: Final = 2  # as argparse does
+_EXIT_PIPE: Final = 141  # as a shell reports SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,6 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (AuthenticationError, ConnectError, UsageError) as error:
         print(f"asyncrpc {arguments.command}: {error}", file=sys.stderr)
         return _EXIT_USAGE
+    except BrokenPipeError:
+        # `asyncrpc status | head`: the reader has enough.  What is left in the buffer
+        # goes nowhere, also when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _EXIT_PIPE
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -75,7 +82,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="start N processes of a script"))
-    add_doctor(commands.add_parser("doctor", help="show what env:// finds here"))
+    add_runs(commands.add_parser("runs", help="list the runs that are under way"))
+    add_doctor(
+        commands.add_parser(
+            "doctor", help="check this host, or a group, and say what to do"
+        )
+    )
     add_why(commands.add_parser("why", help="say why a group does not go on"))
     add_stacks(commands.add_parser("stacks", help="show what its tasks wait for"))
     add_calls(commands.add_parser("calls", help="list its calls"))
@@ -97,7 +109,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Start N processes of a script on this host.  Each finds RANK, WORLD_SIZE, "
         "MASTER_ADDR and the rest as under torchrun, and one secret for all.  The "
-        "first failure stops the others, and its exit code is ours."
+        "first failure stops the others, and its exit code is ours.  Meanwhile "
+        "`asyncrpc status`, `why` and the like find its workers without an address."
     )
     parser.set_defaults(act=_run)
     parser.add_argument("--nproc", type=int, default=1, metavar="N", help="how many")

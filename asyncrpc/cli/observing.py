@@ -6,19 +6,17 @@ import argparse
 import asyncio
 import json
 import math
-import os
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
-from asyncrpc.cli.table import lines_of
+from asyncrpc.cli.runs.finding import ADDRESS_VARIABLE, entrance
+from asyncrpc.cli.table import UNCUT, columns_here, lines_of
 from asyncrpc.errors import UsageError
 from asyncrpc.inspection.observer import Observer
 from asyncrpc.inspection.records import NoAnswer
-from asyncrpc.runtime.options import Options
 
-ADDRESS_VARIABLE: Final = "ASYNCRPC_ADDRESS"
 TROUBLE: Final = 1  # exit status: not all is well
 
 Look = Callable[[Observer, str, argparse.Namespace], Awaitable[int]]
@@ -31,11 +29,25 @@ def add_observing(parser: argparse.ArgumentParser, look: Look) -> None:
         parser: of the verb.
         look: does what the verb does; returns the exit status.
     """
+    add_group(parser)
+    parser.add_argument("--json", action="store_true", help="write JSON")
+    parser.set_defaults(act=lambda given: asyncio.run(_observe(given, look)))
+
+
+def add_group(parser: argparse.ArgumentParser) -> None:
+    """Describe the options that say which workers are meant."""
     parser.add_argument(
         "address",
         nargs="?",
         metavar="ADDRESS",
-        help=f"of any worker, as tcp://host:port (default: ${ADDRESS_VARIABLE})",
+        help=f"of any worker, as tcp://host:port (default: ${ADDRESS_VARIABLE}, else"
+        " your only run of `asyncrpc run` on this host)",
+    )
+    parser.add_argument(
+        "--run",
+        metavar="ID",
+        help="the workers of this run of `asyncrpc run`: its name, the beginning of"
+        " it, or the number of its process; see `asyncrpc runs`",
     )
     parser.add_argument(
         "--worker",
@@ -44,17 +56,13 @@ def add_observing(parser: argparse.ArgumentParser, look: Look) -> None:
         metavar="NAME",
         help="only this one; may be repeated",
     )
-    parser.add_argument("--json", action="store_true", help="write JSON")
-    parser.set_defaults(act=lambda given: asyncio.run(_observe(given, look)))
 
 
 async def _observe(arguments: argparse.Namespace, look: Look) -> int:
-    address = arguments.address or os.environ.get(ADDRESS_VARIABLE)
-    if not address:
-        raise UsageError(
-            f"ADDRESS is missing: give that of any worker, or set {ADDRESS_VARIABLE}"
-        )
-    async with Observer(Options().with_environment()) as observer:
+    # In a thread: it looks at files.
+    found = await asyncio.to_thread(entrance, arguments)
+    async with Observer(found.options) as observer:
+        address = await found.address_for(observer)
         return await look(observer, address, arguments)
 
 
@@ -84,11 +92,14 @@ def check_workers(wanted: Sequence[str], members: Collection[str]) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]], nothing: str) -> None:
-    """Print a table, or say that it is empty."""
+    """Print a table, or say that it is empty; say what was cut."""
     if len(rows) == 1:
         print(nothing)
-    else:
-        print("\n".join(lines_of(rows)))
+        return
+    lines = lines_of(rows)
+    print("\n".join(lines))
+    if lines != lines_of(rows, width=UNCUT):
+        print(f"cut to {columns_here()} columns; --json has all of it", file=sys.stderr)
 
 
 def print_silent(silent: Mapping[str, NoAnswer]) -> None:

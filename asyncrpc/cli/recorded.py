@@ -29,8 +29,8 @@ def add_dump(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of `asyncrpc dump`."""
     parser.description = (
         "Write all that a group tells into a file: the tasks, threads and calls of "
-        "each worker, and its last events.  The exit code is 0 if all have told it, "
-        "else 1."
+        "each worker, and its last events.  It is JSON with --json and without.  The "
+        "exit code is 0 if all have told it, else 1."
     )
     parser.add_argument(
         "-o",

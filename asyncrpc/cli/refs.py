@@ -27,7 +27,7 @@ def add_refs(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of `asyncrpc refs`."""
     parser.description = (
         "List the remote references of a group: who has the value, who holds it, and "
-        "for how long."
+        "for how long.  The exit code is 0 if all workers have told theirs, else 1."
     )
     parser.add_argument(
         "--max",

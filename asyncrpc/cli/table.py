@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat, zip_longest
 from typing import Final
 
 NARROWEST: Final = 8  # to which a column may be cut
@@ -11,7 +13,9 @@ UNCUT: Final = 1 << 30  # as the width of a table that is shown whole
 _GAP: Final = "  "
 
 
-def lines_of(rows: Sequence[Sequence[str]], *, width: int | None = None) -> list[str]:
+def lines_of(
+    rows: Sequence[Sequence[str]], *, width: int | None = None, wraps: bool = False
+) -> list[str]:
     """Return rows as lines, each column as wide as its widest cell.
 
     Cells that do not fit are cut, the widest column first.
@@ -19,20 +23,36 @@ def lines_of(rows: Sequence[Sequence[str]], *, width: int | None = None) -> list
     Args:
         rows: the first is the heading.
         width: characters of a line; None: those of the terminal, 80 if it is none.
+        wraps: whether a cell that does not fit goes on in the next line instead.
     """
     if not rows:
         return []
-    room = width or shutil.get_terminal_size((80, 24)).columns
+    room = width or columns_here()
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     gaps = len(_GAP) * (len(widths) - 1)
     while sum(widths) + gaps > room and max(widths) > NARROWEST:
         widths[widths.index(max(widths))] -= 1
+    shown = chain.from_iterable(map(_wrapped, rows, repeat(widths))) if wraps else rows
     return [
         _GAP.join(
             _cut(cell, wide).ljust(wide) for cell, wide in zip(row, widths, strict=True)
         ).rstrip()
-        for row in rows
+        for row in shown
     ]
+
+
+def columns_here() -> int:
+    """Return the characters of a line of the terminal; 80 if there is none."""
+    return shutil.get_terminal_size((80, 24)).columns
+
+
+def _wrapped(row: Sequence[str], widths: Sequence[int]) -> Iterator[Sequence[str]]:
+    """Yield a row as several, none of whose cells has to be cut."""
+    cells = [
+        textwrap.wrap(cell, wide, break_on_hyphens=False)
+        for cell, wide in zip(row, widths, strict=True)
+    ]
+    yield from zip_longest(*cells, fillvalue="")
 
 
 def _cut(text: str, width: int) -> str:

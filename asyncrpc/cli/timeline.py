@@ -16,7 +16,9 @@ from asyncrpc.cli.observing import (
     TROUBLE,
     add_observing,
     check_workers,
+    print_json,
     print_silent,
+    silent_records,
 )
 from asyncrpc.clock import NS_PER_S, Clock, wall_ns
 from asyncrpc.errors import UsageError
@@ -45,7 +47,7 @@ def add_timeline(parser: argparse.ArgumentParser) -> None:
         "Write the last events of a group as a timeline for ui.perfetto.dev or "
         "Chrome's about:tracing: a track for each task, arrows from calls to functions "
         "and from gradient to gradient.  The exit code is 0 if all have told theirs, "
-        "else 1."
+        "else 1.  With --json, what was written is told as JSON."
     )
     parser.add_argument(
         "-o",
@@ -73,6 +75,10 @@ async def _timeline(observer: Observer, address: str, given: argparse.Namespace)
         zero_wall_ns = wall_ns() - round((Clock().now_s() - zero_s) * NS_PER_S)
         timeline = _made(workers, zero_s, profile, zero_wall_ns)
         await asyncio.to_thread(_write, given.output, timeline, profile, show)
+    if given.json:
+        silent = silent_records(found.silent)
+        print_json({**_record(given.output, timeline, len(workers)), "silent": silent})
+        return TROUBLE if found.silent else 0
     print(f"{given.output}: {_summary(timeline, len(workers))}", file=sys.stderr)
     for line in _left_out(timeline):
         print(line, file=sys.stderr)
@@ -186,6 +192,20 @@ def _summary(timeline: Timeline, workers: int) -> str:
         f"{_counted(workers, 'worker')}, {_counted(timeline.spans, 'span')}, "
         f"{_counted(timeline.arrows, 'arrow')}, {clocks}; open it in ui.perfetto.dev"
     )
+
+
+def _record(path: str, timeline: Timeline, workers: int) -> dict[str, Any]:
+    """Return the same for JSON, with what is not in it."""
+    return {
+        "file": path,
+        "workers": workers,
+        "spans": timeline.spans,
+        "arrows": timeline.arrows,
+        "clock_error_s": timeline.error_s,
+        "backwards_s": timeline.backwards_s,
+        "full": list(timeline.full),
+        "calls_alone": timeline.calls_alone,
+    }
 
 
 def _counted(count: int, what: str) -> str:

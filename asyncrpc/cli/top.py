@@ -39,7 +39,8 @@ def add_top(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of `asyncrpc top`."""
     parser.description = (
         f"Show how fast each worker of a group works, over the last {WINDOW_S:g} s, "
-        "until Ctrl-C."
+        "until Ctrl-C.  Once only with --once, with --json, or where the output is no "
+        "terminal; then the exit code is 0 if all have told theirs, else 1."
     )
     parser.add_argument(
         "--once", action="store_true", help="show it once, and do not go on"

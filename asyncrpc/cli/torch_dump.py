@@ -20,8 +20,8 @@ from asyncrpc.cli.observing import (
     add_observing,
     check_workers,
     print_json,
+    print_table,
 )
-from asyncrpc.cli.table import lines_of
 from asyncrpc.errors import UsageError
 from asyncrpc.inspection.group import GroupView, view_of
 from asyncrpc.inspection.histories import CollectiveHistory
@@ -168,7 +168,7 @@ def _tell(
         under_way = sum(not one["retired"] for one in entries)
         counts = str(len(entries)), str(under_way)
         rows.append((str(rank), dump["host_name"], *counts, str(paths[rank])))
-    print("\n".join(lines_of(rows)))
+    print_table(rows, "no rank has a file")
     for name, snapshot in sorted(view.snapshots.items()):
         if snapshot.blocked_for_s:
             print(

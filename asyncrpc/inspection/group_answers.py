@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from asyncrpc.clock import Clock
+from asyncrpc.checkup.machine.findings import CheckFinding
+from asyncrpc.clock import NS_PER_S, Clock, wall_ns
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.inspection.group import ANSWER_S, AsksWorkers, GroupAnswers, ask_all
 from asyncrpc.inspection.machine.spans import WorkerEvents
 from asyncrpc.inspection.messages import (
+    CheckupSeen,
     ListReferences,
     ReadClock,
     ReferencesSeen,
+    TakeCheckup,
     TakeEvents,
 )
 from asyncrpc.inspection.observer import Observer
@@ -96,5 +99,52 @@ async def references_of(
 
     async def ask(asks: AsksWorkers, member: Member) -> ReferencesSeen:
         return await asks.ask(member, question, timeout_s=ANSWER_S)
+
+    return await ask_all(observer, address, ask, names=names)
+
+
+class WorkerCheckup(NamedTuple):
+    """What a worker finds of itself, and how its wall's clock differs from ours.
+
+    Attributes:
+        findings: of each check.
+        ahead_s: by how much its wall's clock is ahead of that of this host.
+        error_s: by how much that may be wrong; 0: the worker is on this host.
+    """
+
+    findings: list[CheckFinding]
+    ahead_s: float
+    error_s: float
+
+
+def wall_ahead_s(
+    seen: CheckupSeen, offset_s: float, *, wall_s: float, clock_s: float
+) -> float:
+    """Return by how much the wall's clock of a worker is ahead of ours, in seconds.
+
+    Args:
+        seen: by the worker, with both of its clocks.
+        offset_s: to add to its clock to get ours.
+        wall_s: what our wall's clock shows.
+        clock_s: what our clock shows at the same moment.
+    """
+    ours_s = wall_s - (clock_s - (seen.clock_s + offset_s))  # when theirs was read
+    return seen.wall_ns / NS_PER_S - ours_s
+
+
+async def checkups_of(
+    observer: Observer, address: str, *, names: Sequence[str] = ()
+) -> GroupAnswers[WorkerCheckup]:
+    """Ask the workers of a group to check themselves; else as `events_of`."""
+
+    async def ask(asks: AsksWorkers, member: Member) -> WorkerCheckup:
+        offset_s, error_s = await _clock_of(asks, member)
+        seen = await asks.ask(member, TakeCheckup(), timeout_s=ANSWER_S)
+        if not error_s:  # the same clock
+            return WorkerCheckup(seen.findings, 0.0, 0.0)
+        ahead_s = wall_ahead_s(
+            seen, offset_s, wall_s=wall_ns() / NS_PER_S, clock_s=Clock().now_s()
+        )
+        return WorkerCheckup(seen.findings, ahead_s, error_s)
 
     return await ask_all(observer, address, ask, names=names)

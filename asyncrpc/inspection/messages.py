@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from asyncrpc.checkup.machine.findings import CheckFinding
 from asyncrpc.ids import RRefId
 from asyncrpc.inspection.events import RecentEvents
 from asyncrpc.inspection.histories import CollectiveHistory
@@ -123,3 +124,22 @@ class ListReferences(Request[ReferencesSeen]):
     """
 
     oldest_max: int
+
+
+class CheckupSeen(NamedTuple):
+    """What a worker finds of its own process and host.
+
+    Attributes:
+        findings: of each check.
+        clock_s: its clock, as `ReadClock` has it.
+        wall_ns: nanoseconds since 1970 by the clock of its wall, at the same moment.
+    """
+
+    findings: list[CheckFinding]
+    clock_s: float
+    wall_ns: int
+
+
+@message(SERVICE, "checkup")
+class TakeCheckup(Request[CheckupSeen]):
+    """Ask what the checks of `asyncrpc doctor` find in the receiver's process."""

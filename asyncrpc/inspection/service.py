@@ -23,17 +23,21 @@ from asyncrpc.inspection.group import GroupView
 from asyncrpc.inspection.histories import CollectiveHistory, history_of
 from asyncrpc.inspection.messages import (
     SERVICE,
+    CheckupSeen,
     ListReferences,
     LookBeside,
     ReadClock,
     ReferencesSeen,
     SeenBeside,
+    TakeCheckup,
     TakeEvents,
     TakeSnapshot,
     TellCollectives,
 )
+from asyncrpc.inspection.own_checkup import circumstances_of, own_checkup
 from asyncrpc.inspection.recent import recent_events
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
+from asyncrpc.inspection.run_note import RunNoteFile
 from asyncrpc.inspection.stalls import LOOKS, StallWatch
 from asyncrpc.inspection.within import InnerLook, LinkedPeers
 from asyncrpc.runtime.extensions import Service
@@ -106,6 +110,7 @@ class InspectionService:
         self._references = references
         self._ages: WaitAges | None = None
         self.stalls: StallWatch | None = None
+        self._note = RunNoteFile(worker.identity)
         self._door = LocalDoor(
             worker,
             take=self._take,
@@ -124,6 +129,7 @@ class InspectionService:
             answers(ReadClock, self._on_clock, is_for_observers=True),
             answers(TakeEvents, self._on_events, is_for_observers=True),
             answers(ListReferences, self._on_references, is_for_observers=True),
+            answers(TakeCheckup, self._on_checkup, is_for_observers=True),
         )
 
     def _take(
@@ -138,13 +144,17 @@ class InspectionService:
         return self._worker.membership.table.records
 
     def on_listening(self, addresses: Sequence[str]) -> None:
-        """Open the door for those of this host, and watch for stalls."""
+        """Let those of this host find the worker, and watch for stalls."""
         after_s = self._worker.options.stall_after_s
         sample_s = SAMPLE_S if after_s is None else min(SAMPLE_S, after_s / LOOKS)
         self._ages = WaitAges(self._worker.loop, sample_s=sample_s)
         self._ages.start()
         if is_supported:
             self._door.open(addresses)
+        if self._note.is_wanted:
+            self._worker.start_task(
+                _in_thread(self._worker.loop, lambda: self._note.write(addresses))
+            )
         if after_s is not None and after_s < math.inf:
             ports = _WatchedWorker(self._worker, self._take)
             self.stalls = StallWatch(ports, self._ages, after_s)
@@ -191,6 +201,12 @@ class InspectionService:
     ) -> ReferencesSeen:
         return self._references(min(asked.oldest_max, REFERENCES_MAX))
 
+    async def _on_checkup(self, _: PeerLink, _asked: TakeCheckup) -> CheckupSeen:
+        found = circumstances_of(self._worker, self._members())
+        return await _in_thread(
+            self._worker.loop, lambda: own_checkup(found, self._worker.recorder)
+        )
+
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Do nothing: it keeps nothing of peers."""
 
@@ -201,6 +217,8 @@ class InspectionService:
         self._door.close()
         if self._ages is not None:
             self._ages.stop()
+        if self._note.is_wanted:
+            await _in_thread(self._worker.loop, self._note.remove)
 
 
 class _WatchedWorker:

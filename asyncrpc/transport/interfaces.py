@@ -85,6 +85,11 @@ def host_addresses(interface: str | None = None) -> list[IPAddress]:
     return list(dict.fromkeys(one.address for one in ranked))
 
 
+def usable_addresses() -> list[HostAddress]:
+    """List all addresses of this host with their interfaces, in no order."""
+    return list(_usable())
+
+
 def _patterns(text: str) -> list[Callable[[HostAddress], bool]]:
     """Read what chooses addresses.
 

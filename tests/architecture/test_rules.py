@@ -33,6 +33,8 @@ UNFINISHED = re.compile(r"\b(TO" + "DO|FIX" + "ME|X" + r"XX)\b")
 # Where the environment may be read: the command line, what a program is started with,
 # and the defaults of arguments that a caller can give instead.
 MAY_READ_ENVIRONMENT = {
+    "asyncrpc/inspection/own_checkup.py",  # it checks what a worker was given
+    "asyncrpc/inspection/run_note.py",  # names the directory of `asyncrpc run`
     "asyncrpc/multiprocessing/child.py",
     "asyncrpc/runtime/devices/pjrt.py",  # torch_xla is configured by it
     "asyncrpc/runtime/options.py",

@@ -138,13 +138,11 @@ async def test_mistakes(
     trainer: Worker, asyncrpc: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = trainer.addresses[0]
-    assert await asyncrpc("why") == (
-        2,
-        (
-            "asyncrpc why: ADDRESS is missing: give that of any worker, or set "
-            "ASYNCRPC_ADDRESS\n"
-        ),
-    )
+    monkeypatch.setenv("ASYNCRPC_RUN_DIR", "/nowhere")
+    status, printed = await asyncrpc("why")
+    assert status == 2
+    assert "no run of yours is under way on this host (looked in /nowhere)" in printed
+    assert "give the ADDRESS of any worker" in printed
     assert await asyncrpc("stacks", address, "--worker", "x") == (
         2,
         "asyncrpc stacks: there is no worker 'x'; known: ps, trainer\n",

@@ -235,7 +235,9 @@ async def ask_wrongly(link: Link, service: str, method: str, example: Any) -> No
         refused += bool(said)
         is_blamed = "worker 'a' sent" in said and f"'{service}.{method}'" in said
         assert is_blamed or not said, said
-    assert refused >= len(JUNK) - 2 or method in {"ping", "members"}
+    # A message without fields may be any array: what follows its fields is ignored.
+    has_fields = example != [] and method not in {"ping", "members"}
+    assert refused >= len(JUNK) - 2 or not has_fields
     for value in spoiled(example):
         await refuse(link, service, method, value)
     for _ in range(2):

@@ -100,6 +100,7 @@ def examples(attacker: Worker, victim: Worker) -> dict[tuple[str, str], Any]:
         ("inspection", "clock"): [],
         ("inspection", "events"): [["calls"], 10],
         ("inspection", "references"): [10],
+        ("inspection", "checkup"): [],
         ("inspection", "beside"): [STRANGER, ["tcp://127.0.0.1:1"]],
         **_of_groups(),
     }

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from asyncrpc.cli.doctor import HostFacts, as_json, as_text, diagnose
+from asyncrpc.cli.doctor.placement import HostFacts, as_record, as_text, diagnose
 from asyncrpc.cli.main import main
 from tests.unit.environment import captured
 
 WELL = HostFacts(
     has_secret=True,
     addresses=("10.0.0.2", "127.0.0.1"),
-    shared_memory_bytes=1 << 34,
-    files_max=1 << 20,
 )
 
 TABLE = """\
@@ -37,7 +36,10 @@ name              worker2  derived from SLURM_PROCID=2                       Slu
 a worker can start here by env://"""
 
 
-def test_a_table_shows_every_value_with_its_origin() -> None:
+def test_a_table_shows_every_value_with_its_origin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     found = as_text(diagnose(captured.SLURM_STEP, WELL)).splitlines()
     table = found[2:13]
     for column in ("value", "from", "launcher"):
@@ -47,15 +49,26 @@ def test_a_table_shows_every_value_with_its_origin() -> None:
     assert words == [" ".join(row.split()) for row in TABLE.splitlines()]
 
 
+def test_what_does_not_fit_goes_on_in_the_next_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    long = {**captured.SLURM_STEP, "ASYNCRPC_RUN_ID": "Q" * 120}
+    found = as_text(diagnose(long, WELL))
+    assert max(map(len, found.splitlines())) <= 80
+    assert found.count("Q") == 240
+    assert "…" not in found
+
+
 def test_the_launchers_around_are_named() -> None:
     said = as_text(diagnose({**captured.SLURM_STEP, **captured.TORCHRUN}, WELL))
     assert said.splitlines()[0] == "started by torchrun, inside Slurm"
 
 
 def test_programs_read_json() -> None:
-    found = json.loads(as_json(diagnose(captured.OPEN_MPI, WELL)))
+    found = as_record(diagnose(captured.OPEN_MPI, WELL))
     assert found["launcher"] == "Open MPI"
-    assert found["problems"] == found["warnings"] == []
+    assert found["problems"] == found["warnings"] == ()
     assert found["values"][0] == {
         "field": "rank",
         "value": 1,
@@ -99,8 +112,6 @@ def _matches(text: str, words: str) -> None:
     [
         ({"has_secret": False}, "no secret: .*ASYNCRPC_SECRET"),
         ({"addresses": ("127.0.0.1", "::1")}, "no address but loopback"),
-        ({"shared_memory_bytes": 64 << 20}, "shm has 64 MiB.*--shm-size"),
-        ({"files_max": 1024}, "may open 1024 files: 4 workers may need 4096"),
     ],
 )
 def test_what_may_go_wrong_later_is_a_warning(
@@ -125,9 +136,7 @@ def _fields(facts: HostFacts) -> dict[str, object]:
 def test_workers_of_one_host_need_no_secret_and_no_network(
     environ: Mapping[str, str],
 ) -> None:
-    facts = HostFacts(
-        has_secret=False, addresses=(), shared_memory_bytes=None, files_max=1 << 20
-    )
+    facts = HostFacts(has_secret=False, addresses=())
     assert diagnose(environ, facts, launcher_pid=1).warnings == ()
 
 
@@ -159,10 +168,13 @@ def test_the_options_of_the_environment_are_checked() -> None:
 
 
 def test_the_exit_code_says_whether_a_worker_could_start(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
-    for name in captured.every_name():
+    for name in (*captured.every_name(), "ASYNCRPC_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ASYNCRPC_RUN_DIR", str(tmp_path))
     assert main(["doctor"]) == 1
     assert "problem: env:// does not find" in capsys.readouterr().out
     for name, text in captured.TORCHRUN.items():

@@ -1,4 +1,4 @@
-"""`asyncrpc doctor`: what `env://` finds here, from where, and what is missing.
+"""What `env://` finds in this process, from where, and what is missing.
 
 What this process can see is gathered first; `diagnose` then decides, from the variables
 and these facts alone.
@@ -6,34 +6,20 @@ and these facts alone.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ipaddress
-import json
-import os
-import resource
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from asyncrpc.cli.table import UNCUT, lines_of
+from asyncrpc.cli.table import columns_here, lines_of
 from asyncrpc.environment import LaunchPlacement, LaunchValue, read_all, resolve
 from asyncrpc.environment.torchrun import BY_HAND
 from asyncrpc.environment.values import Field, spoken
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.host import LAUNCHER_PID
 from asyncrpc.runtime.options import Options
 from asyncrpc.transport.interfaces import host_addresses
-
-_MIB: Final = 1 << 20
-# Docker and Kubernetes give 64 MiB unless they are asked for more.
-SHARED_MEMORY_WANTED_BYTES: Final = 1 << 30
-FILES_WANTED: Final = 4096
-_FILES_PER_WORKER: Final = 8  # a connection with its lanes, and what is dialed again
-_FILES_OF_ITS_OWN: Final = 256
-_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (the kernel's)
-_NOT_READY: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +29,11 @@ class HostFacts:
     Attributes:
         has_secret: whether a secret is set.
         addresses: at which others may reach this host, best first.
-        shared_memory_bytes: size of /dev/shm; None where it does not exist.
-        files_max: how many files this process may open.
         trouble: what is wrong with the options that the environment sets.
     """
 
     has_secret: bool
     addresses: tuple[str, ...]
-    shared_memory_bytes: int | None
-    files_max: int
     trouble: str = ""
 
 
@@ -74,40 +56,19 @@ class Diagnosis:
     warnings: tuple[str, ...]
 
 
-def add_doctor(parser: argparse.ArgumentParser) -> None:
-    """Describe the command line of `asyncrpc doctor`."""
-    parser.description = (
-        "Show which launcher started this process, and its place among the others with "
-        "the variable that each value comes from.  Run it under the launcher, as in "
-        "`srun asyncrpc doctor`.  The exit code is 0 if a worker could start by env:// "
-        "here, else 1."
-    )
-    parser.set_defaults(act=_doctor)
-    parser.add_argument("--json", action="store_true", help="write JSON")
+def host_facts(options: Options | UsageError) -> HostFacts:
+    """Look at this process and its host.
 
-
-def _doctor(arguments: argparse.Namespace) -> int:
-    found = diagnose(os.environ, gather(os.environ), launcher_pid=LAUNCHER_PID)
-    print(as_json(found) if arguments.json else as_text(found))
-    return _NOT_READY if found.problems else 0
-
-
-def gather(environ: Mapping[str, str]) -> HostFacts:
-    """Look at this process and its host."""
-    has_secret, trouble = False, ""
-    addresses: tuple[str, ...] = ()
+    Args:
+        options: that the environment sets, or what is wrong with them.
+    """
+    if isinstance(options, UsageError):
+        return HostFacts(has_secret=False, addresses=(), trouble=str(options))
     try:
-        options = Options().with_environment(environ)
-        has_secret = options.secret is not None
-        addresses = tuple(map(str, host_addresses(options.network.interface)))
+        found = host_addresses(options.network.interface)
     except UsageError as error:
-        trouble = str(error)
-    size = None
-    with contextlib.suppress(OSError):
-        found = os.statvfs(_SHARED_MEMORY)
-        size = found.f_frsize * found.f_blocks
-    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return HostFacts(has_secret, addresses, size, files_max, trouble)
+        return HostFacts(has_secret=False, addresses=(), trouble=str(error))
+    return HostFacts(options.secret is not None, tuple(map(str, found)))
 
 
 def diagnose(
@@ -123,7 +84,7 @@ def diagnose(
         return Diagnosis("", (), values, tuple(problems), ())
     problems += _missing(placement)
     values = tuple(placement.values[one] for one in Field if one in placement.values)
-    warnings = (*_of_network(placement, facts), *_of_limits(placement, facts))
+    warnings = tuple(_of_network(placement, facts))
     return Diagnosis(
         placement.launcher, placement.outer, values, tuple(problems), warnings
     )
@@ -154,7 +115,7 @@ def _missing(placement: LaunchPlacement) -> Iterable[str]:
 
 def _of_network(placement: LaunchPlacement, facts: HostFacts) -> Iterable[str]:
     """Return what keeps workers of other hosts away."""
-    if facts.trouble or _is_one_host(placement):
+    if facts.trouble or is_one_host(placement):
         return
     if not facts.has_secret:
         yield (
@@ -169,25 +130,8 @@ def _of_network(placement: LaunchPlacement, facts: HostFacts) -> Iterable[str]:
         )
 
 
-def _of_limits(placement: LaunchPlacement, facts: HostFacts) -> Iterable[str]:
-    """Return which limits of this process or host are low."""
-    size = facts.shared_memory_bytes
-    if size is not None and size < SHARED_MEMORY_WANTED_BYTES:
-        yield (
-            f"{_SHARED_MEMORY} has {size // _MIB} MiB: large tensors between workers "
-            "of a host then pass through sockets; mount a memory volume there (Docker: "
-            "--shm-size=1g; Kubernetes: an emptyDir with medium Memory)"
-        )
-    workers = placement.world_size or 1
-    wanted = max(FILES_WANTED, _FILES_OF_ITS_OWN + _FILES_PER_WORKER * workers)
-    if facts.files_max < wanted:
-        yield (
-            f"this process may open {facts.files_max} files: {workers} workers may "
-            f"need {wanted}; raise the limit by `ulimit -n {wanted}`"
-        )
-
-
-def _is_one_host(placement: LaunchPlacement) -> bool:
+def is_one_host(placement: LaunchPlacement) -> bool:
+    """Return whether all workers are on one host, as far as is known."""
     if placement.host is not None and _is_loopback(placement.host):
         return True
     size = placement.world_size
@@ -201,7 +145,7 @@ def _is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-def as_json(found: Diagnosis) -> str:
+def as_record(found: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis for programs."""
     values: list[dict[str, Any]] = [
         {
@@ -213,14 +157,13 @@ def as_json(found: Diagnosis) -> str:
         }
         for one in found.values
     ]
-    record = {
+    return {
         "launcher": found.launcher,
         "outer": found.outer,
         "values": values,
         "problems": found.problems,
         "warnings": found.warnings,
     }
-    return json.dumps(record, indent=2)
 
 
 def as_text(found: Diagnosis) -> str:
@@ -241,13 +184,25 @@ def as_text(found: Diagnosis) -> str:
     if rows:
         lines += [
             "",
-            *lines_of([("what", "value", "from", "launcher"), *rows], width=UNCUT),
+            *lines_of([("what", "value", "from", "launcher"), *rows], wraps=True),
         ]
     for title, texts in (("problem", found.problems), ("warning", found.warnings)):
-        lines += ["", *(f"{title}: {text}" for text in texts)] if texts else []
+        for text in texts:
+            lines += ["", *paragraph(f"{title}: {text}")]
     if not found.problems:
         lines += ["", "a worker can start here by env://"]
     return "\n".join(lines)
+
+
+def paragraph(text: str) -> list[str]:
+    """Return a text as lines, all but the first indented."""
+    return textwrap.wrap(
+        text,
+        columns_here(),
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _left(found: Diagnosis) -> str:

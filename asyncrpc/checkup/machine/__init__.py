@@ -1,0 +1,1 @@
+"""The checks: each a function of plain facts."""

@@ -1,0 +1,290 @@
+"""What is read of a process and its host, before anything is judged.
+
+None stands for what this system does not tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryFacts:
+    """A package that asyncrpc asks for.
+
+    Attributes:
+        name: of it.
+        version: that is installed; empty: none.
+        wanted: what asyncrpc asks for, as in `>=2.6`; empty: anything.
+        extra: the extra that asks for it; empty: every asyncrpc does.
+    """
+
+    name: str
+    version: str
+    wanted: str
+    extra: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFacts:
+    """What runs.
+
+    Attributes:
+        asyncrpc: its version.
+        python: version of the interpreter.
+        python_wanted: what asyncrpc asks for.
+        built_with: what torch was built with, as in `CUDA 12.8`.
+        libraries: that asyncrpc asks for.
+    """
+
+    asyncrpc: str
+    python: str
+    python_wanted: str
+    built_with: tuple[str, ...]
+    libraries: tuple[LibraryFacts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopFacts:
+    """The event loop.
+
+    Attributes:
+        kind: its module, as in `uvloop`.
+        is_running: whether it is that of a worker, or else what `asyncrpc.run` makes.
+        has_uvloop: whether uvloop can be imported.
+        is_debug: whether it is in asyncio's debug mode.
+    """
+
+    kind: str
+    is_running: bool
+    has_uvloop: bool
+    is_debug: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadFacts:
+    """Threads and processors.
+
+    Attributes:
+        cores: that this process may use.
+        quota_cores: processor time that its cgroup may use, in cores; None: no limit.
+        torch_threads: that torch uses for one operation.
+        omp: OMP_NUM_THREADS, if it is set.
+        pool_threads: of a worker, for plain functions.
+        workers_here: that share this host.
+    """
+
+    cores: int
+    quota_cores: float | None
+    torch_threads: int
+    omp: str
+    pool_threads: int
+    workers_here: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    """Memory and its limits, in bytes.
+
+    Attributes:
+        total: of the host.
+        available: of it.
+        limit: of the cgroup; None: none.
+        used: by the cgroup, what can be given back left out; None: unknown.
+        kills: how many of its processes the kernel has killed for memory.
+        address_space: limit of this process; None: none.
+        locked: how much of it may be locked; None: no limit.
+        shared_limit: that a worker may share with its peers.
+    """
+
+    total: int | None = None
+    available: int | None = None
+    limit: int | None = None
+    used: int | None = None
+    kills: int | None = None
+    address_space: int | None = None
+    locked: int | None = None
+    shared_limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """Open files.
+
+    Attributes:
+        files_max: that this process may open; None: no limit.
+        hard_max: to which it may raise that; None: no limit.
+        opened: that it has open; None: unknown.
+        workers: of the group.
+    """
+
+    files_max: int | None
+    hard_max: int | None
+    opened: int | None
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryFacts:
+    """The file system of shared memory, /dev/shm.
+
+    Attributes:
+        size: in bytes; None: it does not exist.
+        free: of it, in bytes.
+        is_writable: whether this process may write there.
+    """
+
+    size: int | None
+    free: int = 0
+    is_writable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PageFacts:
+    """Huge pages.
+
+    Attributes:
+        private: transparent ones, of memory of a process: `always`, `madvise` or
+            `never`; empty: this kernel has none.
+        shared: the same of shared memory, as in `advise`.
+        reserved: how many are set aside.
+        free: of those.
+        page_bytes: size of such a page.
+    """
+
+    private: str = ""
+    shared: str = ""
+    reserved: int = 0
+    free: int = 0
+    page_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClockFacts:
+    """Clocks.
+
+    Attributes:
+        source: what the monotonic clock is read from, as in `tsc`; empty: unknown.
+        available: what else it could be.
+        is_synchronised: whether the wall's clock is kept right; None: unknown.
+        error_s: by how much the kernel says that it may be wrong; None: unknown.
+    """
+
+    source: str = ""
+    available: tuple[str, ...] = ()
+    is_synchronised: bool | None = None
+    error_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InterfaceFacts:
+    """A network interface.
+
+    Attributes:
+        name: of it.
+        addresses: that can be used.
+        mtu: bytes of a packet; None: unknown.
+    """
+
+    name: str
+    addresses: tuple[str, ...]
+    mtu: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFacts:
+    """How this host is reached.
+
+    Attributes:
+        interfaces: that have an address, loopback left out.
+        advertised: addresses that a worker tells its peers, the best first.
+        chosen_by: what has chosen them, as in `ASYNCRPC_INTERFACE=ib0`; empty: nothing.
+        is_one_host: whether all workers are on this host; None: unknown.
+        trouble: why no address is chosen; empty: some are.
+    """
+
+    interfaces: tuple[InterfaceFacts, ...]
+    advertised: tuple[str, ...]
+    chosen_by: str = ""
+    is_one_host: bool | None = None
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateFileFacts:
+    """A file that others must not read.
+
+    Attributes:
+        what: names it.
+        path: of it.
+        problem: what is wrong; empty: nothing.
+    """
+
+    what: str
+    path: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class SecretFacts:
+    """What proves who a worker is.
+
+    Attributes:
+        secret_bytes: how long the secret is; None: there is none.
+        origin: what gave it, as in `ASYNCRPC_SECRET`.
+        has_tls: whether connections are encrypted.
+        files: with secrets or private keys.
+    """
+
+    secret_bytes: int | None
+    origin: str
+    has_tls: bool
+    files: tuple[PrivateFileFacts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TracingFacts:
+    """Who may look into a process from outside.
+
+    Attributes:
+        ptrace_scope: of the kernel's Yama; None: it has none.
+        is_root: whether this process is root's.
+    """
+
+    ptrace_scope: int | None
+    is_root: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutFacts:
+    """Times of a worker, in seconds; None: no limit.
+
+    Attributes:
+        call: of a call without one of its own.
+        rendezvous: until all have come.
+        lost_after: that a peer may be silent.
+        stall_after: after which a stall is logged.
+    """
+
+    call: float | None
+    rendezvous: float
+    lost_after: float
+    stall_after: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """All of it, of one process."""
+
+    versions: VersionFacts
+    loop: LoopFacts
+    threads: ThreadFacts
+    memory: MemoryFacts
+    files: FileFacts
+    shared_memory: SharedMemoryFacts
+    pages: PageFacts
+    clocks: ClockFacts
+    network: NetworkFacts
+    secrets: SecretFacts
+    tracing: TracingFacts
+    timeouts: TimeoutFacts

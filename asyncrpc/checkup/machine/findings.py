@@ -1,0 +1,47 @@
+"""What a check has found."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, NamedTuple
+
+from asyncrpc.runtime.schema import EnumName
+
+
+class CheckState(enum.Enum):
+    """How well it is."""
+
+    OK = "ok"
+    NOTE = "note"  # it works, and could be better, or may fail later
+    WRONG = "wrong"  # it fails, or lets others in
+
+
+class CheckFinding(NamedTuple):
+    """What a check has found.
+
+    Attributes:
+        check: its name.
+        state: how well it is.
+        found: in a few words.
+        advice: what to do; empty: nothing.
+    """
+
+    check: str
+    state: Annotated[CheckState, EnumName(CheckState)]
+    found: str
+    advice: str = ""
+
+
+def ok(check: str, found: str) -> CheckFinding:
+    """Return that all is well."""
+    return CheckFinding(check, CheckState.OK, found)
+
+
+def note(check: str, found: str, advice: str) -> CheckFinding:
+    """Return what could be better."""
+    return CheckFinding(check, CheckState.NOTE, found, advice)
+
+
+def wrong(check: str, found: str, advice: str) -> CheckFinding:
+    """Return what fails."""
+    return CheckFinding(check, CheckState.WRONG, found, advice)

@@ -1,0 +1,127 @@
+"""What the workers of a group find of themselves, asked by the doctor."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncrpc.checkup.machine.findings import CheckState
+from asyncrpc.checkup.machine.together import GroupFinding, check_walls, together
+from asyncrpc.cli.doctor.here import HereFound
+from asyncrpc.cli.observing import check_workers, plain, silent_records
+from asyncrpc.cli.runs.command import places_here
+from asyncrpc.cli.runs.finding import (
+    ADDRESS_VARIABLE,
+    GroupEntrance,
+    entrance,
+    entrance_of,
+)
+from asyncrpc.cli.runs.listing import list_runs
+from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
+from asyncrpc.inspection.group_answers import WorkerCheckup, checkups_of
+from asyncrpc.inspection.observer import Observer
+from asyncrpc.inspection.records import NoAnswer
+
+
+@dataclass(slots=True)
+class GroupFound:
+    """What was found.
+
+    Attributes:
+        name: of the run, or an address.
+        checkups: by worker.
+        silent: about workers that tell nothing.
+        trouble: why no worker could be asked; empty: some were.
+    """
+
+    name: str
+    checkups: dict[str, WorkerCheckup] = field(default_factory=dict)
+    silent: dict[str, NoAnswer] = field(default_factory=dict)
+    trouble: str = ""
+
+    @property
+    def findings(self) -> list[GroupFinding]:
+        """Return what the workers find, as one table."""
+        found = {name: one.findings for name, one in self.checkups.items()}
+        clocks = {
+            name: (one.ahead_s, one.error_s) for name, one in self.checkups.items()
+        }
+        return [*together(found), *check_walls(clocks)]
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether a worker tells nothing, or a check has found what fails."""
+        return bool(self.trouble or self.silent) or any(
+            one.state is CheckState.WRONG for one in self.findings
+        )
+
+    def as_record(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return {
+            "name": self.name,
+            "trouble": self.trouble,
+            "findings": [plain(one) for one in self.findings],
+            "workers": {
+                name: {
+                    "checks": [plain(one) for one in found.findings],
+                    "clock": {"ahead_s": found.ahead_s, "error_s": found.error_s},
+                }
+                for name, found in self.checkups.items()
+            },
+            "silent": silent_records(self.silent),
+        }
+
+
+def group_meant(
+    given: argparse.Namespace, here: HereFound, environ: Mapping[str, str]
+) -> GroupEntrance | None:
+    """Return the group to ask, if one is meant; blocks this thread.
+
+    Where a launcher has started this process, it is to tell of its own place, and only
+    a group that is named is meant.
+
+    Raises:
+        UsageError: more than one group is meant, or none by what is named.
+    """
+    is_named = bool(given.address or given.run or given.worker)
+    if given.here:
+        if is_named:
+            raise UsageError("--here does not go with ADDRESS, --run or --worker")
+        return None
+    if is_named:
+        return entrance(given, environ)
+    if not here.diagnosis.problems:
+        return None
+    if environ.get(ADDRESS_VARIABLE):
+        return entrance(given, environ)
+    runs = [one for one in list_runs(places_here(environ)).runs if one.is_here]
+    is_one = len(runs) == 1 and bool(runs[0].notes)
+    return entrance_of(runs[0], environ) if is_one else None
+
+
+async def ask_group(meant: GroupEntrance, given: argparse.Namespace) -> GroupFound:
+    """Ask the workers of a group.
+
+    Raises:
+        UsageError: the group has no worker of a name that was given.
+
+    Cancellation:
+        All connections are closed.
+    """
+    found = GroupFound(meant.run.id if meant.run else meant.address)
+    try:
+        async with Observer(meant.options) as observer:
+            address = await meant.address_for(observer)
+            told = await checkups_of(observer, address, names=given.worker)
+    except (AuthenticationError, ConnectError) as error:
+        found.trouble = str(error)
+        return found
+    check_workers(given.worker, told.members)
+    ranks = {name: (one.rank, name) for name, one in told.members.items()}
+    for name in sorted(told.answers, key=lambda one: ranks[one]):
+        found.checkups[name] = told.answers[name]
+    wanted = given.worker or told.silent
+    found.silent = {name: one for name, one in told.silent.items() if name in wanted}
+    return found

@@ -1,0 +1,147 @@
+"""Where an observer enters a group: at an address, or at a worker of a run."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from asyncrpc.cli.runs.choosing import choose
+from asyncrpc.cli.runs.command import now_s, places_here
+from asyncrpc.cli.runs.listing import LiveRun, is_stopped, list_runs
+from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
+from asyncrpc.inspection.door import look_beside, names_of
+from asyncrpc.inspection.machine.wording import duration
+from asyncrpc.inspection.observer import Observer
+from asyncrpc.inspection.records import NoAnswer
+from asyncrpc.inspection.run_note import ENTRY_VARIABLE, RunNote
+from asyncrpc.runtime.options import Options
+
+ADDRESS_VARIABLE: Final = "ASYNCRPC_ADDRESS"
+_TRIED_MAX: Final = 8  # workers of a run that are tried; each may take seconds
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEntrance:
+    """How a group is entered.
+
+    Attributes:
+        options: the secret of the group.
+        address: of a worker; empty: one of the run's.
+        run: whose workers are asked; None: an address is given.
+    """
+
+    options: Options
+    address: str = ""
+    run: LiveRun | None = None
+
+    async def address_for(self, observer: Observer) -> str:
+        """Return the address of a worker that answers.
+
+        Raises:
+            ConnectError: none of the run does, or none listens yet.
+            AuthenticationError: the workers have another secret than the run.
+
+        Cancellation:
+            Nothing is left open.
+        """
+        if self.run is None:
+            return self.address
+        return await _address_in(self.run, observer)
+
+
+def entrance(
+    arguments: argparse.Namespace, environ: Mapping[str, str] = os.environ
+) -> GroupEntrance:
+    """Return the group that a command means; blocks this thread.
+
+    ADDRESS or --run comes first, then the variable with an address, then the run that
+    this process is a part of, then the only run of this user.
+
+    Raises:
+        UsageError: no group is meant, or more than one.
+    """
+    if arguments.address and arguments.run:
+        raise UsageError("give ADDRESS or --run, not both")
+    address = arguments.address
+    if not address and not arguments.run:
+        address = environ.get(ADDRESS_VARIABLE)
+    if address:
+        return GroupEntrance(Options().with_environment(environ), address)
+    return entrance_of(_run_meant(arguments.run, environ), environ)
+
+
+def _run_meant(wanted: str | None, environ: Mapping[str, str]) -> LiveRun:
+    listing = list_runs(places_here(environ))
+    own = Path(environ.get(ENTRY_VARIABLE) or "")
+    if wanted is None:
+        for one in listing.runs:
+            if one.path == own:
+                return one
+    return choose(listing, wanted, now_s())
+
+
+def entrance_of(run: LiveRun, environ: Mapping[str, str]) -> GroupEntrance:
+    """Return how the group of a run is entered.
+
+    Raises:
+        UsageError: the secret cannot be read, or no worker listens yet.
+    """
+    if not run.notes:
+        age = duration(max(0.0, now_s() - run.record.began_s))
+        raise UsageError(
+            f"run {run.id} has no worker that listens (yet): it began {age} ago; see "
+            "what it prints"
+        )
+    secret = run.secret_path
+    given = Options(secret_file=str(secret)) if secret else Options()
+    return GroupEntrance(given.with_environment(environ), run=run)
+
+
+async def _address_in(run: LiveRun, observer: Observer) -> str:
+    places = await asyncio.to_thread(_places, run)
+    if not places:
+        raise ConnectError(f"the workers of run {run.id} listen nowhere")
+    problems: list[Exception] = []
+    for _, address in places:
+        try:
+            (await observer.connect(address)).close()
+        except (ConnectError, AuthenticationError) as error:
+            problems.append(error)
+        else:
+            return address
+    for note, address in places:
+        names = names_of(note.incarnation, [address])
+        found = await asyncio.to_thread(look_beside, names)
+        if not isinstance(found, NoAnswer):
+            return address
+    raise _none_answers(run, [note for note, _ in places], problems)
+
+
+def _places(run: LiveRun) -> list[tuple[RunNote, str]]:
+    """Return workers with an address each, those that a signal has stopped last."""
+    able = sorted(run.notes, key=lambda one: run.is_here and is_stopped(one))
+    return [(one, _best(one.addresses)) for one in able if one.addresses][:_TRIED_MAX]
+
+
+def _best(addresses: Sequence[str]) -> str:
+    """Return the address that needs no network, if there is one."""
+    return min(addresses, key=lambda one: not one.startswith("uds:"))
+
+
+def _none_answers(
+    run: LiveRun, tried: Sequence[RunNote], problems: Sequence[Exception]
+) -> Exception:
+    names = ", ".join(one.name for one in tried)
+    if all(isinstance(one, AuthenticationError) for one in problems):
+        return AuthenticationError(
+            f"the workers of run {run.id} ({names}) have another secret than the run: "
+            "set ASYNCRPC_SECRET to theirs, and give the ADDRESS of one"
+        )
+    return ConnectError(
+        f"no worker of run {run.id} answers: tried {names}; the first: {problems[0]}"
+    )

@@ -1,0 +1,166 @@
+"""The runs of a user that are under way, and the sweep of those that are not."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from asyncrpc.cli.runs.entry import (
+    LOCK,
+    RECORD,
+    SECRET,
+    UNNAMED,
+    RunRecord,
+    read_record,
+)
+from asyncrpc.cli.runs.places import (
+    RunPlace,
+    problem_of_directory,
+    read_own,
+    trouble_with,
+)
+from asyncrpc.inspection.run_note import NOTES, RunNote, read_note
+from asyncrpc.runtime.host import HOST_ID
+from asyncrpc.watch import pulse
+
+RUNS_MAX: Final = 1000  # of one place; what is beyond is not looked at
+NOTES_MAX: Final = 4096  # of one run
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """A run that is under way.
+
+    Attributes:
+        path: of its directory.
+        record: what runs.
+        notes: of its workers that listen, by rank; of this host, of live ones only.
+    """
+
+    path: Path
+    record: RunRecord
+    notes: tuple[RunNote, ...]
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+        return self.path.name
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this host runs it, and not another host or container."""
+        return self.record.host_id == HOST_ID
+
+    @property
+    def secret_path(self) -> Path | None:
+        """Where its secret is; None: its workers have none."""
+        if self.record.secret_file:
+            return Path(self.record.secret_file)
+        own = self.path / SECRET
+        return own if own.exists() else None
+
+
+@dataclass(slots=True)
+class RunListing:
+    """What was found in all places.
+
+    Attributes:
+        runs: that are under way, the oldest first.
+        looked_at: the places.
+        problems: why places were passed over.
+    """
+
+    runs: list[LiveRun] = field(default_factory=list)
+    looked_at: list[RunPlace] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def list_runs(choices: Sequence[RunPlace]) -> RunListing:
+    """List the runs under way, and remove what dead ones have left."""
+    listing = RunListing(looked_at=list(choices))
+    for place in choices:
+        try:
+            problem = trouble_with(place)
+        except OSError:  # it is not there
+            continue
+        if problem is not None:
+            listing.problems.append(problem)
+            continue
+        listing.runs += _runs_in(place.path)
+    listing.runs.sort(key=lambda one: one.record.began_s)
+    return listing
+
+
+def sweep(place: RunPlace) -> None:
+    """Remove what dead runs have left in a place."""
+    for path in _directories(place.path):
+        is_alive(path)
+
+
+def _runs_in(place: Path) -> Iterator[LiveRun]:
+    for path in _directories(place):
+        if path.name.startswith(UNNAMED) or not is_alive(path):
+            continue
+        record = read_record(read_own(path / RECORD) or b"")
+        if record is not None:
+            is_here = record.host_id == HOST_ID
+            yield LiveRun(path, record, _notes(path / NOTES, is_here=is_here))
+
+
+def _directories(place: Path) -> Iterator[Path]:
+    with suppress(OSError), os.scandir(place) as entries:
+        for count, entry in enumerate(entries):
+            if count >= RUNS_MAX:
+                return
+            with suppress(OSError):
+                found = entry.stat(follow_symlinks=False)
+                if problem_of_directory(found, os.geteuid()) is None:
+                    yield Path(entry.path)
+
+
+def is_alive(path: Path) -> bool:
+    """Return whether the launcher of a run lives; if not, remove its directory."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        lock = os.open(path / LOCK, flags)
+    except OSError:  # it is being made or removed, or it is not a run
+        return False
+    with closing(os.fdopen(lock, "rb+", buffering=0)):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        with suppress(OSError):  # else another process looks: that one removes it
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        return False
+
+
+def _notes(folder: Path, *, is_here: bool) -> tuple[RunNote, ...]:
+    found = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for count, entry in enumerate(entries):
+            if count >= NOTES_MAX:
+                break
+            if entry.name.endswith(".json"):
+                note = read_note(read_own(Path(entry.path)) or b"")
+                if note is not None and not (is_here and _has_ended(note)):
+                    found.append(note)
+    return tuple(sorted(found, key=lambda one: (one.rank, one.name)))
+
+
+def _has_ended(note: RunNote) -> bool:
+    if not note.started:  # the kernel does not say when processes were started
+        return pulse.is_gone(note.pid)
+    return pulse.state_of(note.pid, note.started) == pulse.GONE
+
+
+def is_stopped(note: RunNote) -> bool:
+    """Return whether a signal has stopped the process of a worker of this host."""
+    return pulse.state_of(note.pid, note.started) == pulse.STOPPED

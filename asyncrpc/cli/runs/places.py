@@ -1,0 +1,130 @@
+"""Where the run directories of a user are, and whether nobody else can change them.
+
+What lies there is believed: addresses to connect to, and a secret to prove.  So a
+directory must belong to its user and be writable by nobody else, and each file that is
+read must belong to the user as well.  Nothing is followed through a symbolic link.
+
+Source: the XDG Base Directory Specification, of XDG_RUNTIME_DIR.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from asyncrpc.errors import UsageError
+
+DIRECTORY_VARIABLE: Final = "ASYNCRPC_RUN_DIR"
+SESSION_VARIABLE: Final = "XDG_RUNTIME_DIR"
+FILE_BYTES_MAX: Final = 64 << 10  # of a record or a note
+_PRIVATE: Final = 0o700
+
+
+class RunPlace(NamedTuple):
+    """A directory that may hold run directories.
+
+    Attributes:
+        path: of it.
+        origin: what says so, for errors.
+    """
+
+    path: Path
+    origin: str
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+def places(environ: Mapping[str, str], user: int, temporary: Path) -> list[RunPlace]:
+    """Return where the runs of a user may be, the best place first.
+
+    A run uses the first that can be written; who looks for runs looks in all, for the
+    run may have been started without the variables of a session.
+
+    Args:
+        environ: may name a place.
+        user: whose runs.
+        temporary: the directory for temporary files.
+    """
+    named = environ.get(DIRECTORY_VARIABLE)
+    if named:
+        # What the user names may be a link; `Path.resolve` raises at a loop of them.
+        return [RunPlace(Path(os.path.realpath(named)), DIRECTORY_VARIABLE)]
+    session = environ.get(SESSION_VARIABLE) or f"/run/user/{user}"
+    return [
+        RunPlace(Path(session) / "asyncrpc", SESSION_VARIABLE),
+        RunPlace(
+            temporary / f"asyncrpc-runs-{user}", "the directory for temporary files"
+        ),
+    ]
+
+
+def problem_of_directory(found: os.stat_result, user: int) -> str | None:
+    """Return why a directory is no place for runs; None: it is one.
+
+    Args:
+        found: what the system says of it, of a link itself.
+        user: whose runs.
+    """
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISDIR(found.st_mode):
+        return "is not a directory"
+    if found.st_uid != user:
+        return f"belongs to user {found.st_uid}, not to you (user {user})"
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"has mode {mode:04o}, so that others can write there: chmod 700"
+    return None
+
+
+def trouble_with(place: RunPlace) -> str | None:
+    """Return why a place cannot be used, or None.
+
+    Raises:
+        FileNotFoundError: it is not there.
+    """
+    problem = problem_of_directory(place.path.lstat(), os.geteuid())
+    return None if problem is None else f"{place} {problem}"
+
+
+def make_place(choices: list[RunPlace]) -> RunPlace:
+    """Return the first place that a run can be written to; make it if it is not there.
+
+    Raises:
+        UsageError: there is none; it says why, of each.
+    """
+    problems = []
+    for place in choices:
+        try:
+            is_named = place.origin == DIRECTORY_VARIABLE
+            place.path.mkdir(mode=_PRIVATE, parents=is_named, exist_ok=True)
+            problem = trouble_with(place)
+        except OSError as error:
+            problem = f"{place} cannot be made: {error.strerror or error}"
+        if problem is None and not os.access(place.path, os.W_OK | os.X_OK):
+            problem = f"{place} cannot be written to"
+        if problem is None:
+            return place
+        problems.append(problem)
+    raise UsageError("; ".join(problems))
+
+
+def read_own(path: Path) -> bytes | None:
+    """Return a small file of this user; None if it is not one, or not there."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        opened = os.open(path, flags)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(opened)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            return None
+        text = os.read(opened, FILE_BYTES_MAX + 1)
+        return text if len(text) <= FILE_BYTES_MAX else None
+    except OSError:
+        return None
+    finally:
+        os.close(opened)

@@ -1,0 +1,143 @@
+"""A worker's note for `asyncrpc run`: who it is, and where it listens.
+
+`asyncrpc run` makes a directory for each run and names it in the environment of the
+processes.  Each worker writes a file there when it listens, and removes it when it
+ends, so that who looks at the run needs no address.  No worker depends on it: where the
+directory is gone or full, there is no note.
+
+A worker that was killed leaves its note.  So it holds the process and when that was
+started, by which readers pass over it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from asyncrpc.runtime.ports import Identity
+from asyncrpc.watch import pulse
+
+logger = logging.getLogger("asyncrpc")
+
+ENTRY_VARIABLE: Final = "ASYNCRPC_RUN_ENTRY"
+NOTES: Final = "workers"  # the directory of the notes in that of the run
+_ADDRESSES_MAX: Final = 16
+
+
+class RunNote(NamedTuple):
+    """What a worker tells.
+
+    Attributes:
+        name: of the worker.
+        rank: of it; -1: it has none.
+        pid: of its process.
+        started: when that was started, in the kernel's ticks since boot; 0: unknown.
+        incarnation: of the worker.
+        addresses: where it listens.
+    """
+
+    name: str
+    rank: int
+    pid: int
+    started: int
+    incarnation: int
+    addresses: tuple[str, ...]
+
+    def as_json(self) -> str:
+        """Return the content of the file."""
+        return json.dumps(self._asdict())
+
+
+def started_at(pid: int) -> int:
+    """Return when a process was started, in the kernel's ticks since boot.
+
+    0 if that cannot be found out: the process has ended, or this is not Linux.
+    """
+    try:
+        return pulse.started_at(pid)
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def note_of(identity: Identity, addresses: Sequence[str]) -> RunNote:
+    """Return the note of a worker of this process."""
+    return RunNote(
+        name=identity.name,
+        rank=identity.rank,
+        pid=os.getpid(),
+        started=started_at(os.getpid()),
+        incarnation=identity.incarnation,
+        addresses=tuple(addresses[:_ADDRESSES_MAX]),
+    )
+
+
+def read_note(text: bytes) -> RunNote | None:
+    """Return the note in a file; None if the file is not a note."""
+    try:
+        found: Any = json.loads(text)
+        return RunNote(
+            name=str(found["name"]),
+            rank=int(found["rank"]),
+            pid=int(found["pid"]),
+            started=int(found["started"]),
+            incarnation=int(found["incarnation"]),
+            addresses=tuple(map(str, found["addresses"])),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+class RunNoteFile:
+    """The file of one worker's note."""
+
+    def __init__(
+        self, identity: Identity, environ: Mapping[str, str] = os.environ
+    ) -> None:
+        """Prepare it.
+
+        Args:
+            identity: of the worker.
+            environ: names the directory of the run, if a run started this process.
+        """
+        entry = environ.get(ENTRY_VARIABLE)
+        self._identity = identity
+        self._folder = Path(entry) / NOTES if entry else None
+        self._lock = threading.Lock()
+        self._is_removed = False
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a run waits for the note."""
+        return self._folder is not None
+
+    @property
+    def _path(self) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{self._identity.incarnation:016x}.json"
+
+    def write(self, addresses: Sequence[str]) -> None:
+        """Write the note, unless it has been removed; blocks this thread."""
+        unnamed = self._path.with_suffix(".new")
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        with self._lock:
+            if self._is_removed:
+                return
+            try:
+                with os.fdopen(os.open(unnamed, flags, 0o600), "w") as file:
+                    file.write(note_of(self._identity, addresses).as_json())
+                unnamed.rename(self._path)
+            except OSError as error:
+                unnamed.unlink(missing_ok=True)
+                logger.debug("no note for `asyncrpc run`: %s", error)
+
+    def remove(self) -> None:
+        """Remove it; blocks this thread."""
+        with self._lock, contextlib.suppress(OSError):
+            self._is_removed = True
+            self._path.unlink(missing_ok=True)

@@ -1,0 +1,166 @@
+"""The verbs find the group of `asyncrpc run` without an address: real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from asyncrpc.cli.main import main
+
+REPOSITORY = Path(__file__).parents[3]
+LIMIT_S: Final = 120.0  # that only a failure reaches
+WORK = """
+import asyncio, asyncrpc
+async def main():
+    async with asyncrpc.Worker() as worker:
+        await worker.barrier()
+        print("up", flush=True)
+        await asyncio.Event().wait()
+asyncrpc.run(main())
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the runs of a test are, and nothing else that would name a group."""
+    folder = tmp_path / "runs"
+    monkeypatch.setenv("ASYNCRPC_RUN_DIR", str(folder))
+    for name in ("ASYNCRPC_ADDRESS", "ASYNCRPC_SECRET", "ASYNCRPC_SECRET_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+@contextlib.contextmanager
+def run_of(
+    folder: Path, name: str, nprocs: int, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a run; go on when its workers listen."""
+    script = folder / f"{name}.py"
+    script.write_text(WORK)
+    command = (sys.executable, "-m", "asyncrpc", "run", f"--nproc={nprocs}")
+    with subprocess.Popen(
+        [*command, str(script)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            for _ in range(nprocs):
+                assert process.stdout.readline().endswith("up\n")
+            yield process
+        finally:
+            process.terminate()
+            process.wait(LIMIT_S)
+
+
+class Told:
+    """Runs a command here, and returns its status and what it prints."""
+
+    def __init__(self, printed: pytest.CaptureFixture[str]) -> None:
+        self._printed = printed
+
+    def __call__(self, *arguments: str) -> tuple[int, str]:
+        self._printed.readouterr()
+        status = main(arguments)
+        found = self._printed.readouterr()
+        return status, found.out + found.err
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    return Told(capsys)
+
+
+def test_the_only_run_is_found_by_every_verb(
+    tmp_path: Path, place: Path, told: Told
+) -> None:
+    assert told("runs")[0] == 1
+    with run_of(tmp_path, "train", 2) as launcher:
+        name = f"train-{launcher.pid}"
+        status, printed = told("status")
+        assert status == 0
+        assert [line.split()[1] for line in printed.splitlines()] == [
+            *("name", "worker0", "worker1")
+        ]
+        for verb in (("why",), ("top", "--once"), ("calls",), ("refs",), ("stacks",)):
+            status, printed = told(*verb)
+            assert status == 0, printed
+        status, printed = told("doctor")
+        assert f"2 workers of {name} say of themselves" in printed
+        status, printed = told("doctor", "--here")
+        assert "say of themselves" not in printed
+        status, printed = told("runs", "--json")
+        (run,) = json.loads(printed)["runs"]
+        assert (status, run["run"], run["nprocs"]) == (0, name, 2)
+        assert [one["name"] for one in run["workers"]] == ["worker0", "worker1"]
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_one_of_several_runs_is_chosen_and_a_killed_one_forgotten(
+    tmp_path: Path, place: Path, told: Told
+) -> None:
+    with (
+        run_of(tmp_path, "train", 1) as train,
+        run_of(tmp_path, "evaluate", 1) as evaluate,
+    ):
+        status, printed = told("status")
+        assert status == 2
+        assert "2 runs of yours are under way; choose one by --run:\nrun " in printed
+        assert max(map(len, printed.splitlines())) <= 80
+        for wanted in ("train", str(train.pid), f"train-{train.pid}"):
+            status, printed = told("status", "--run", wanted, "--json")
+            assert status == 0
+            assert len(json.loads(printed)["workers"]) == 1
+        # It cannot remove anything, and the kernel ends its processes with it.
+        train.send_signal(signal.SIGKILL)
+        train.wait(LIMIT_S)
+        assert len(list(place.iterdir())) == 2
+        assert told("status")[0] == 0
+        assert [one.name for one in place.iterdir()] == [f"evaluate-{evaluate.pid}"]
+        status, printed = told("status", "--run", str(train.pid))
+        assert status == 2
+        assert f"--run '{train.pid}' names no run" in printed
+
+
+@pytest.mark.slow
+def test_the_workers_secret_may_be_in_a_file(tmp_path: Path, told: Told) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("a secret in a file\n")
+    secret.chmod(0o600)
+    with run_of(tmp_path, "train", 1, ASYNCRPC_SECRET_FILE=str(secret)):
+        assert told("status")[0] == 0
+        secret.chmod(0o644)
+        status, printed = told("status")
+        assert status == 2
+        assert "has mode 0644" in printed
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_no_directory_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "hello.py").write_text("print('hello')")
+    ended = subprocess.run(
+        [sys.executable, "-m", "asyncrpc", "run", str(tmp_path / "hello.py")],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "ASYNCRPC_RUN_DIR": str(tmp_path / "file"),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout == "hello\n"
+    assert ended.stderr.startswith("asyncrpc run: warning: no run directory (")

@@ -1,0 +1,79 @@
+"""Which run is meant, and what is said if none or several are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from asyncrpc.cli.runs.choosing import choose, table_of
+from asyncrpc.cli.runs.entry import RunRecord
+from asyncrpc.cli.runs.listing import LiveRun, RunListing
+from asyncrpc.cli.runs.places import RunPlace
+from asyncrpc.errors import UsageError
+from asyncrpc.runtime.host import HOST_ID
+
+NOW_S = 1000.0
+
+
+def a_run(name: str, pid: int, *, host_id: str = HOST_ID, age_s: float = 41) -> LiveRun:
+    command = (f"{name}.py", "--data", "/a/long/path" * 9)
+    record = RunRecord(pid, "node7", host_id, command, "/", 4, NOW_S - age_s)
+    return LiveRun(Path(f"/r/{name}-{pid}"), record, ())
+
+
+TRAIN, TEST = a_run("train", 17), a_run("test", 170)
+THERE = a_run("there", 18, host_id="another")
+
+
+def listed(*runs: LiveRun) -> RunListing:
+    return RunListing(list(runs), [RunPlace(Path("/r"), "")], [])
+
+
+def test_the_only_run_of_this_host_is_meant() -> None:
+    assert choose(listed(TRAIN, THERE), None, NOW_S) is TRAIN
+
+
+@pytest.mark.parametrize(
+    ("wanted", "run"),
+    [
+        ("train-17", TRAIN),
+        ("17", TRAIN),  # and not the one whose process begins so
+        ("170", TEST),
+        ("te", TEST),
+        ("tr", TRAIN),
+        ("there", THERE),
+    ],
+)
+def test_a_run_is_named_in_several_ways(wanted: str, run: LiveRun) -> None:
+    assert choose(listed(TRAIN, TEST, THERE), wanted, NOW_S) is run
+
+
+@pytest.mark.parametrize(
+    ("listing", "wanted", "words"),
+    [
+        (listed(TRAIN, TEST), None, r"2 runs .*--run:\nrun .*\ntrain-17 .* 41 s "),
+        (listed(TRAIN, TEST), "t", "'t' names more than one run; .*\nrun"),
+        (listed(TRAIN, TEST), "x", "'x' names no run; .*\nrun"),
+        (listed(TRAIN, THERE), "18", "'18' names no run"),
+        (listed(), None, r"no run .* \(looked in /r\).*ADDRESS of any worker"),
+        (listed(), "x", "there is no run 'x': no run of yours"),
+        (listed(THERE), None, "there-18 is of another host or container"),
+    ],
+)
+def test_what_is_not_clear_is_refused_with_what_there_is(
+    listing: RunListing, wanted: str | None, words: str
+) -> None:
+    with pytest.raises(UsageError) as raised:
+        choose(listing, wanted, NOW_S)
+    assert re.search(words, str(raised.value)), raised.value
+
+
+def test_the_table_fits_and_shows_names_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    longest = a_run("a" * 16, 4194304)
+    lines = table_of([longest, TRAIN, THERE], NOW_S).splitlines()
+    assert max(map(len, lines)) == 80
+    assert lines[1].split()[:5] == ["a" * 16 + "-4194304", "4194304", "41", "s", "0/4"]
+    assert "another host or" in lines[3]
