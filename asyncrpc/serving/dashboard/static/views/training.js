@@ -1,0 +1,121 @@
+// Training: passes, optimizer steps, buckets of gradients, and a pipeline's bubble.
+
+import {
+  ageColumn, bytesColumn, countColumn, latencyColumn, rateColumn, stateColumn, textColumn,
+  workerColumn,
+} from "../cells.js";
+import { element } from "../dom.js";
+import { StageSpans } from "../spans.js";
+import { DataTable } from "../table.js";
+import { Refusal, viewOf } from "./parts.js";
+
+const COLUMNS = [
+  workerColumn("worker", "Worker", 18),
+  rateColumn("passes_per_s", "Passes/s", "Backward passes per second"),
+  rateColumn("steps_per_s", "Steps/s", "Optimizer steps per second"),
+  rateColumn("collectives_per_s", "Collectives/s", "Collectives per second", { width: 14 }),
+  latencyColumn("backward_p50_s", "Backward p50", "Half of the backward passes take at most", { width: 15 }),
+  latencyColumn("step_p50_s", "Step p50", "Half of the optimizer steps take at most", { width: 12 }),
+];
+
+const PASSES = [
+  workerColumn("worker", "Worker", 18),
+  textColumn("pass", "Pass", 24),
+  stateColumn("state", "State", 14),
+  ageColumn("age_s", "Age"),
+  latencyColumn("took_s", "Took"),
+];
+
+const BUCKETS = [
+  workerColumn("worker", "Worker", 18),
+  countColumn("bucket", "Bucket"),
+  countColumn("parameters", "Parameters", null, { width: 12 }),
+  bytesColumn("bytes", "Size"),
+  stateColumn("state", "State", 16),
+  latencyColumn("took_s", "Took"),
+];
+
+class Training {
+  title = "Training";
+  #refusal = new Refusal();
+  #table;
+  #passes;
+  #buckets;
+  #spans = new StageSpans();
+  #noSpans = element(
+    "p", { class: "empty" },
+    "No stage of a pipeline was seen. Once a pipeline runs a step, what each of its " +
+      "stages did stands here on one axis of time; the gaps are the bubble.",
+  );
+
+  constructor(page) {
+    this.#table = new DataTable({
+      page,
+      name: "training",
+      caption: "Workers",
+      columns: COLUMNS,
+      keyOf: (row) => row.worker,
+      isAsked: true,
+      empty: "No worker trains. A worker stands here once it runs a backward pass or a step.",
+      why: "they did not tell in time.",
+    });
+    this.#passes = new DataTable({
+      page,
+      name: "passes",
+      caption: "Backward passes",
+      columns: PASSES,
+      keyOf: (row) => `${row.worker} ${row.pass}`,
+      empty: "No backward pass over several workers was seen.",
+      why: "workers tell of the last ones.",
+    });
+    this.#buckets = new DataTable({
+      page,
+      name: "buckets",
+      caption: "Buckets of gradients",
+      columns: BUCKETS,
+      keyOf: (row) => `${row.worker} ${row.bucket}`,
+      empty: "No bucket was reduced. They stand here once a data parallel module trains.",
+      why: "workers tell of the last ones.",
+    });
+    this.element = viewOf(
+      this.title,
+      null,
+      this.#refusal.element,
+      this.#table.element,
+      element(
+        "section", { class: "table", "aria-labelledby": "bubble-title" },
+        element("h2", { id: "bubble-title" }, "Pipeline"),
+        this.#spans.element,
+        this.#noSpans,
+      ),
+      this.#passes.element,
+      this.#buckets.element,
+    );
+  }
+
+  show(look) {
+    this.#refusal.show(null);
+    this.#table.show(look);
+    this.#spans.show(look.pipeline ?? []);
+    this.#noSpans.hidden = !this.#spans.element.hidden;
+    this.#passes.show(look.passes ?? []);
+    const buckets = look.rows.flatMap((row) =>
+      (row.buckets ?? []).map((bucket) => ({ worker: row.worker, ...bucket })),
+    );
+    this.#buckets.show(buckets);
+  }
+
+  follow() {
+    for (const table of [this.#table, this.#passes, this.#buckets]) table.follow();
+  }
+
+  refuse(why) {
+    this.#refusal.show(why);
+  }
+}
+
+export const training = {
+  title: "Training",
+  asks: () => "training",
+  make: (page) => new Training(page),
+};
