@@ -49,13 +49,23 @@ def add_observing(parser: argparse.ArgumentParser, look: Look) -> None:
 
 
 async def _observe(arguments: argparse.Namespace, look: Look) -> int:
-    address = arguments.address or os.environ.get(ADDRESS_VARIABLE)
+    address = address_of(arguments)
+    async with Observer(Options().with_environment()) as observer:
+        return await look(observer, address, arguments)
+
+
+def address_of(arguments: argparse.Namespace) -> str:
+    """Return the address of the worker to begin with.
+
+    Raises:
+        UsageError: it is given neither as an argument nor in the environment.
+    """
+    address: str | None = arguments.address or os.environ.get(ADDRESS_VARIABLE)
     if not address:
         raise UsageError(
             f"ADDRESS is missing: give that of any worker, or set {ADDRESS_VARIABLE}"
         )
-    async with Observer(Options().with_environment()) as observer:
-        return await look(observer, address, arguments)
+    return address
 
 
 def seconds(text: str) -> float:

@@ -279,6 +279,7 @@ class GroupLook:
         self._question = TakeSnapshot(is_thorough)
         self._with_collectives = with_collectives
         self._room = asyncio.Semaphore(AT_ONCE)
+        self._answered: dict[str, None] = {}  # a set, but ordered
         self.members: dict[str, Member] = {}
         self.snapshots: dict[str, WorkerSnapshot] = {}
         self.silent: dict[str, NoAnswer] = {}
@@ -303,6 +304,7 @@ class GroupLook:
     def take(self, snapshot: WorkerSnapshot) -> None:
         """Take what a worker has told."""
         self.snapshots[snapshot.name] = snapshot
+        self._answered[snapshot.name] = None
 
     def take_look(self, found: Look) -> None:
         """Take what a worker has told at its door."""
@@ -324,6 +326,21 @@ class GroupLook:
             for member in wanted:
                 if member.name in self.silent:
                     group.create_task(self._another_way(member))
+
+    async def find_out(
+        self, silent: Mapping[str, NoAnswer], answered: Iterable[str]
+    ) -> None:
+        """Look another way at members that have not answered something else.
+
+        Args:
+            silent: what is known of them, by name.
+            answered: names of members that have.
+        """
+        self.silent.update(silent)
+        self._answered.update(dict.fromkeys(answered))
+        async with asyncio.TaskGroup() as group:
+            for name in silent:
+                group.create_task(self._another_way(self.members[name]))
 
     async def _one(self, member: Member) -> None:
         async with self._room:
@@ -368,7 +385,7 @@ class GroupLook:
         """Return the members on the host of another one that have answered."""
         return [
             one
-            for one in map(self.members.get, self.snapshots)
+            for one in map(self.members.get, self._answered)
             if one is not None and one.host_id == member.host_id
         ]
 

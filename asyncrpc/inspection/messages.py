@@ -8,6 +8,7 @@ from asyncrpc.ids import RRefId
 from asyncrpc.inspection.events import RecentEvents
 from asyncrpc.inspection.histories import CollectiveHistory
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
+from asyncrpc.inspection.summaries import WorkerSummary
 from asyncrpc.runtime.messages import Request, message
 
 SERVICE: Final = "inspection"
@@ -41,6 +42,11 @@ class TakeSnapshot(Request[WorkerSnapshot]):
 @message(SERVICE, "collectives")
 class TellCollectives(Request[CollectiveHistory]):
     """Ask for the collectives of the receiver: the last ones, and those under way."""
+
+
+@message(SERVICE, "summary")
+class TellSummary(Request[WorkerSummary]):
+    """Ask the receiver for itself in a few numbers, which it works out at once."""
 
 
 @message(SERVICE, "beside")

@@ -31,10 +31,13 @@ from asyncrpc.inspection.messages import (
     TakeEvents,
     TakeSnapshot,
     TellCollectives,
+    TellSummary,
 )
 from asyncrpc.inspection.recent import recent_events
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
 from asyncrpc.inspection.stalls import LOOKS, StallWatch
+from asyncrpc.inspection.summaries import WorkerSummary
+from asyncrpc.inspection.summarizing import SummarizedWorker, summary_of
 from asyncrpc.inspection.within import InnerLook, LinkedPeers
 from asyncrpc.runtime.extensions import Service
 from asyncrpc.runtime.links.sidecar import Sidecar
@@ -56,7 +59,7 @@ def no_references(_oldest_max: int) -> ReferencesSeen:
     return ReferencesSeen([], 0)
 
 
-class InspectedWorker(Inspected, Protocol):
+class InspectedWorker(Inspected, SummarizedWorker, Protocol):
     """The parts of a worker that is looked at.
 
     Attributes:
@@ -105,6 +108,7 @@ class InspectionService:
         self._worker = worker
         self._references = references
         self._ages: WaitAges | None = None
+        self._since_s = worker.recorder.now_s()
         self.stalls: StallWatch | None = None
         self._door = LocalDoor(
             worker,
@@ -120,6 +124,7 @@ class InspectionService:
         return (
             answers(TakeSnapshot, self._on_snapshot, is_for_observers=True),
             answers(TellCollectives, self._on_collectives, is_for_observers=True),
+            answers(TellSummary, self._on_summary, is_for_observers=True),
             answers(LookBeside, self._on_beside, is_for_observers=True),
             answers(ReadClock, self._on_clock, is_for_observers=True),
             answers(TakeEvents, self._on_events, is_for_observers=True),
@@ -139,6 +144,7 @@ class InspectionService:
 
     def on_listening(self, addresses: Sequence[str]) -> None:
         """Open the door for those of this host, and watch for stalls."""
+        self._since_s = self._worker.recorder.now_s()
         after_s = self._worker.options.stall_after_s
         sample_s = SAMPLE_S if after_s is None else min(SAMPLE_S, after_s / LOOKS)
         self._ages = WaitAges(self._worker.loop, sample_s=sample_s)
@@ -168,6 +174,17 @@ class InspectionService:
         self, _: PeerLink, __: TellCollectives
     ) -> CollectiveHistory:
         return await _in_thread(self._worker.loop, lambda: history_of(self._worker))
+
+    async def _on_summary(self, _: PeerLink, __: TellSummary) -> WorkerSummary:
+        now_s = self._worker.recorder.now_s
+        asked_s = now_s()
+        await asyncio.sleep(0)  # one turn of the loop
+        return summary_of(
+            self._worker,
+            running_s=now_s() - self._since_s,
+            lag_s=now_s() - asked_s,
+            tasks=0 if self._ages is None else self._ages.tasks,
+        )
 
     async def _on_beside(self, _: PeerLink, asked: LookBeside) -> SeenBeside:
         names = names_of(asked.incarnation, asked.addresses)

@@ -1,0 +1,284 @@
+"""Looks at a group again and again: over connections that stay, one round at a time.
+
+A round asks every member one thing.  Workers that do not answer hold it up for
+`LATE_S` at most; their questions go on beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+from asyncrpc.errors import AsyncRpcError, ConnectError
+from asyncrpc.inspection.group import ANSWER_S, GroupLook
+from asyncrpc.inspection.machine.asking import AskingPlan
+from asyncrpc.inspection.machine.wording import blocked
+from asyncrpc.inspection.observer import Observed, Observer
+from asyncrpc.inspection.records import NoAnswer, Trouble
+from asyncrpc.inspection.within import LinkedPeers, LinkQuestions
+from asyncrpc.runtime.members import Member
+from asyncrpc.runtime.membership.messages import AskMembers
+from asyncrpc.runtime.messages import Request
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+AT_ONCE: Final = 32  # workers that are asked together
+LATE_S: Final = 0.5  # until then a round waits for a worker
+MEMBERS_S: Final = 10.0  # between two questions for the members
+TRIES_MAX: Final = 8  # members that are asked for the members
+_NOT_YET: Final = NoAnswer(Trouble.SILENT, "it has been asked just now")
+
+
+class GroupQuestions(Protocol):
+    """What carries questions to a group again and again; an `AsksWorkers`.
+
+    Attributes:
+        secret: of the group, for the watches of workers that do not answer.
+    """
+
+    @property
+    def secret(self) -> bytes | None:
+        """Return the secret of the group, if it has one."""
+
+    async def members(self) -> list[Member]:
+        """Return who there is.
+
+        Raises:
+            AsyncRpcError: no worker can be asked.
+        """
+
+    async def ask(self, member: Member, request: Request[T], *, timeout_s: float) -> T:
+        """See `AsksWorkers`."""
+
+    def close(self) -> None:
+        """End the connections that were made for it."""
+
+
+class ObserverQuestions:
+    """Asks as an observer, over connections that stay open; a `GroupQuestions`."""
+
+    def __init__(self, observer: Observer, address: str) -> None:
+        """Describe the group.
+
+        Args:
+            observer: who asks.
+            address: of any member.
+        """
+        self._observer = observer
+        self._address = address
+        self._observed: dict[str, Observed] = {}
+        self._members: list[Member] = []
+        self._asked_s = -MEMBERS_S
+        self.secret = observer.secret
+
+    async def members(self) -> list[Member]:
+        """See `GroupQuestions`."""
+        now_s = asyncio.get_running_loop().time()
+        if self._members and now_s - self._asked_s < MEMBERS_S:
+            return self._members
+        self._members = await self._ask_members()
+        self._asked_s = now_s
+        self._forget_others()
+        return self._members
+
+    async def _ask_members(self) -> list[Member]:
+        problem: Exception | None = None
+        for observed in await self._ways():
+            try:
+                records = await observed.ask(AskMembers(), timeout_s=ANSWER_S)
+            except (AsyncRpcError, TimeoutError) as error:
+                problem = error
+                continue
+            return [one.member for one in records if one.is_alive]
+        raise ConnectError(
+            f"no worker tells who is in the group: {str(problem) or 'not in time'}"
+        ) from problem
+
+    async def _ways(self) -> list[Observed]:
+        """Return connections to ask for the members: open ones first."""
+        found = [
+            one for one in self._observed.values() if not one.connection.ended.done()
+        ]
+        if found:
+            return found[:TRIES_MAX]
+        observed = await self._observer.connect(self._address)
+        self._observed[observed.hello.name] = observed
+        return [observed]
+
+    def _forget_others(self) -> None:
+        lives = {one.name: one.incarnation for one in self._members}
+        for name, observed in list(self._observed.items()):
+            if lives.get(name) != observed.hello.incarnation:
+                self._observed.pop(name).close()
+
+    async def ask(self, member: Member, request: Request[T], *, timeout_s: float) -> T:
+        """See `AsksWorkers`."""
+        observed = self._observed.get(member.name)
+        if observed is None or observed.connection.ended.done():
+            observed = await self._observer.connect(member)
+            other = self._observed.get(member.name)
+            if other is not None and not other.connection.ended.done():
+                observed.close()  # another question has connected meanwhile
+                observed = other
+            self._observed[member.name] = observed
+        return await observed.ask(request, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """End the connections."""
+        for one in self._observed.values():
+            one.close()
+        self._observed.clear()
+
+
+class InnerQuestions(LinkQuestions):
+    """Asks over the links of a worker; a `GroupQuestions`."""
+
+    def __init__(self, peers: LinkedPeers, secret: bytes | None) -> None:
+        """Ask from within a worker.
+
+        Args:
+            peers: of the worker.
+            secret: of the group.
+        """
+        super().__init__(peers)
+        self.secret = secret
+
+    async def members(self) -> list[Member]:
+        """See `GroupQuestions`."""
+        return self._peers.members
+
+    def close(self) -> None:
+        """Do nothing: the links are the worker's."""
+
+
+class Round(NamedTuple, Generic[R]):
+    """What a group has told.
+
+    Attributes:
+        members: by name.
+        told: what was made of the answers, by name.
+        silent: about the others, by name.
+    """
+
+    members: dict[str, Member]
+    told: dict[str, R]
+    silent: dict[str, NoAnswer]
+
+
+class StartsTasks(Protocol):
+    """Owns tasks, and ends them."""
+
+    def start_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run a coroutine as a task."""
+
+
+class GroupPoll(Generic[T, R]):
+    """One question that a group is asked again and again."""
+
+    def __init__(
+        self,
+        questions: GroupQuestions,
+        tasks: StartsTasks,
+        question: Callable[[int], Request[T]],
+        take: Callable[[Member, T], R],
+    ) -> None:
+        """Prepare to ask.
+
+        Args:
+            questions: carries the questions.
+            tasks: owns those that go on beside a round.
+            question: returns what to ask in a group of so many members.
+            take: makes of an answer what is kept of it.
+        """
+        self._questions = questions
+        self._tasks = tasks
+        self._question = question
+        self._take = take
+        self._plan = AskingPlan()
+        self._members: dict[str, Member] = {}
+        self._told: dict[str, R] = {}
+        self._silent: dict[str, NoAnswer] = {}
+
+    async def look(self, names: frozenset[str] = frozenset()) -> Round[R]:
+        """Ask everybody once, but who has not answered of late.
+
+        Args:
+            names: of the workers to ask; empty: all.
+
+        Raises:
+            AsyncRpcError: no worker can be asked.
+
+        Cancellation:
+            No further worker is asked.
+        """
+        members = await self._questions.members()
+        self._know({one.name: one for one in members if not names or one.name in names})
+        loop = asyncio.get_running_loop()
+        due = iter(self._plan.due(self._members, loop.time()))
+        request = self._question(len(self._members))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(AT_ONCE):
+                group.create_task(self._lane(due, request))
+        silent = dict(self._silent)
+        for name in self._members:
+            if name not in self._told:
+                silent.setdefault(name, _NOT_YET)
+        return Round(dict(self._members), dict(self._told), silent)
+
+    def _know(self, members: dict[str, Member]) -> None:
+        """Forget who is no member any more, or has begun anew."""
+        for name, known in self._members.items():
+            now = members.get(name)
+            if now is None or now.incarnation != known.incarnation:
+                self._told.pop(name, None)
+                self._silent.pop(name, None)
+        self._members = members
+
+    async def _lane(self, due: Iterator[str], request: Request[T]) -> None:
+        for name in due:
+            self._plan.on_asked(name)
+            asked = self._tasks.start_task(self._ask(self._members[name], request))
+            await asyncio.wait((asked,), timeout=LATE_S)
+
+    async def _ask(self, member: Member, request: Request[T]) -> None:
+        name = member.name
+        try:
+            answer = await self._questions.ask(member, request, timeout_s=ANSWER_S)
+        except TimeoutError:
+            await self._on_silence(member, "")
+        except AsyncRpcError as error:
+            await self._on_silence(member, str(error))
+        else:
+            self._plan.on_answer(name)
+            if self._is_member(member):
+                self._silent.pop(name, None)
+                self._told[name] = self._take(member, answer)
+        finally:
+            self._plan.on_end(name)
+
+    def _is_member(self, member: Member) -> bool:
+        known = self._members.get(member.name)
+        return known is not None and known.incarnation == member.incarnation
+
+    async def _on_silence(self, member: Member, words: str) -> None:
+        found = await self._why(member, NoAnswer(Trouble.SILENT, words))
+        self._plan.on_silence(member.name, asyncio.get_running_loop().time())
+        if self._is_member(member):
+            self._told.pop(member.name, None)
+            self._silent[member.name] = found
+
+    async def _why(self, member: Member, silent: NoAnswer) -> NoAnswer:
+        """Find out why a worker has not answered."""
+        look = GroupLook(
+            self._questions, secret=self._questions.secret, is_thorough=False
+        )
+        look.members = dict(self._members) | {member.name: member}
+        await look.find_out({member.name: silent}, self._told)
+        snapshot = look.snapshots.get(member.name)
+        if snapshot is None:
+            return look.silent.get(member.name, silent)
+        if snapshot.blocked_for_s:
+            return NoAnswer(Trouble.BLOCKED, blocked(snapshot))
+        return silent
