@@ -1,0 +1,67 @@
+"""Tests of the dashboard's pages: a real browser, and groups of real workers.
+
+The browser and the group that most tests look at are kept for the session; a test that
+changes its group has one of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from tests.browser.groups import ShownGroup, running
+from tests.browser.pages import DashboardPage, sign_in
+
+CHROMIUM: Final = "/usr/bin/chromium"
+
+Open = Callable[..., DashboardPage]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    # Chromium's own sandbox needs a user that is not root.
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownGroup]:
+    """A group that does something of every kind; it is not to be changed."""
+    with running("busy", tmp_path_factory.mktemp("busy")) as group:
+        yield group
+
+
+@pytest.fixture
+def calm(tmp_path: Path) -> Iterator[ShownGroup]:
+    """A group that does nothing."""
+    with running("calm", tmp_path) as group:
+        yield group
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Open]:
+    """Opens pages, signed in; checks each at the end."""
+    with ExitStack() as stack:
+
+        def open_page(
+            group: ShownGroup | str, *, is_signed_in: bool = True, **given: Any
+        ) -> DashboardPage:
+            url = group if isinstance(group, str) else group.url
+            context = browser.new_context(**given)
+            stack.callback(context.close)
+            if is_signed_in:
+                sign_in(context, url)
+            page = DashboardPage(context, url)
+            stack.callback(page.check)
+            return page
+
+        yield open_page
