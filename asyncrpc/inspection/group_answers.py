@@ -9,13 +9,9 @@ from asyncrpc.clock import Clock
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.inspection.group import ANSWER_S, AsksWorkers, GroupAnswers, ask_all
 from asyncrpc.inspection.machine.timeline import WorkerEvents
-from asyncrpc.inspection.messages import (
-    ListReferences,
-    ReadClock,
-    ReferencesSeen,
-    TakeEvents,
-)
+from asyncrpc.inspection.messages import ListReferences, ReadClock, TakeEvents
 from asyncrpc.inspection.observer import Observer
+from asyncrpc.inspection.reference_records import ReferencesSeen
 from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.members import Member
 from asyncrpc.trace import RECENT_MAX

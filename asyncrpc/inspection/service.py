@@ -12,6 +12,13 @@ from typing import Any, Final, Protocol, TypeVar
 from asyncrpc.ids import WorkerId
 from asyncrpc.inspection.ages import SAMPLE_S, WaitAges
 from asyncrpc.inspection.collecting import Inspected, snapshot_of
+from asyncrpc.inspection.collective_records import CollectiveHistory
+from asyncrpc.inspection.details import (
+    CALLS_MAX,
+    CallsSeen,
+    TrainingSeen,
+    WorkerDetails,
+)
 from asyncrpc.inspection.door import (
     LocalDoor,
     is_supported,
@@ -20,24 +27,34 @@ from asyncrpc.inspection.door import (
 )
 from asyncrpc.inspection.events import RecentEvents
 from asyncrpc.inspection.group import GroupView
-from asyncrpc.inspection.histories import CollectiveHistory, history_of
+from asyncrpc.inspection.histories import history_of
 from asyncrpc.inspection.messages import (
     SERVICE,
+    ListCalls,
     ListReferences,
     LookBeside,
     ReadClock,
-    ReferencesSeen,
     SeenBeside,
     TakeEvents,
     TakeSnapshot,
     TellCollectives,
+    TellDetails,
+    TellLastCollectives,
     TellSummary,
+    TellTraining,
 )
 from asyncrpc.inspection.recent import recent_events
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
+from asyncrpc.inspection.reference_records import ReferencesSeen
 from asyncrpc.inspection.stalls import LOOKS, StallWatch
 from asyncrpc.inspection.summaries import WorkerSummary
-from asyncrpc.inspection.summarizing import SummarizedWorker, summary_of
+from asyncrpc.inspection.summarizing import summary_of
+from asyncrpc.inspection.telling import (
+    TellingWorker,
+    calls_of,
+    details_of,
+    training_of,
+)
 from asyncrpc.inspection.within import InnerLook, LinkedPeers
 from asyncrpc.runtime.extensions import Service
 from asyncrpc.runtime.links.sidecar import Sidecar
@@ -46,6 +63,7 @@ from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import Route, answers
 from asyncrpc.runtime.threads import outcome_to
+from asyncrpc.trace import RECENT_MAX
 
 T = TypeVar("T")
 
@@ -59,7 +77,7 @@ def no_references(_oldest_max: int) -> ReferencesSeen:
     return ReferencesSeen([], 0)
 
 
-class InspectedWorker(Inspected, SummarizedWorker, Protocol):
+class InspectedWorker(Inspected, TellingWorker, Protocol):
     """The parts of a worker that is looked at.
 
     Attributes:
@@ -125,6 +143,10 @@ class InspectionService:
             answers(TakeSnapshot, self._on_snapshot, is_for_observers=True),
             answers(TellCollectives, self._on_collectives, is_for_observers=True),
             answers(TellSummary, self._on_summary, is_for_observers=True),
+            answers(ListCalls, self._on_calls, is_for_observers=True),
+            answers(TellTraining, self._on_training, is_for_observers=True),
+            answers(TellDetails, self._on_details, is_for_observers=True),
+            answers(TellLastCollectives, self._on_last, is_for_observers=True),
             answers(LookBeside, self._on_beside, is_for_observers=True),
             answers(ReadClock, self._on_clock, is_for_observers=True),
             answers(TakeEvents, self._on_events, is_for_observers=True),
@@ -184,6 +206,23 @@ class InspectionService:
             running_s=now_s() - self._since_s,
             lag_s=now_s() - asked_s,
             tasks=0 if self._ages is None else self._ages.tasks,
+        )
+
+    async def _on_calls(self, _: PeerLink, asked: ListCalls) -> CallsSeen:
+        return calls_of(self._worker, min(asked.oldest_max, CALLS_MAX))
+
+    async def _on_training(self, _: PeerLink, asked: TellTraining) -> TrainingSeen:
+        return training_of(self._worker, asked.newest_max)
+
+    async def _on_details(self, _: PeerLink, __: TellDetails) -> WorkerDetails:
+        return details_of(self._worker)
+
+    async def _on_last(
+        self, _: PeerLink, asked: TellLastCollectives
+    ) -> CollectiveHistory:
+        ended_max = min(asked.ended_max, RECENT_MAX)
+        return await _in_thread(
+            self._worker.loop, lambda: history_of(self._worker, ended_max=ended_max)
         )
 
     async def _on_beside(self, _: PeerLink, asked: LookBeside) -> SeenBeside:

@@ -7,15 +7,15 @@ A round asks every member one thing.  Workers that do not answer hold it up for
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from asyncrpc.errors import AsyncRpcError, ConnectError
 from asyncrpc.inspection.group import ANSWER_S, GroupLook
 from asyncrpc.inspection.machine.asking import AskingPlan
 from asyncrpc.inspection.machine.wording import blocked
 from asyncrpc.inspection.observer import Observed, Observer
-from asyncrpc.inspection.records import NoAnswer, Trouble
+from asyncrpc.inspection.records import NoAnswer, Trouble, WorkerSnapshot
 from asyncrpc.inspection.within import LinkedPeers, LinkQuestions
 from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.membership.messages import AskMembers
@@ -26,9 +26,11 @@ R = TypeVar("R")
 
 AT_ONCE: Final = 32  # workers that are asked together
 LATE_S: Final = 0.5  # until then a round waits for a worker
+FIRST_S: Final = 5.0  # likewise, of which nothing is known yet
 MEMBERS_S: Final = 10.0  # between two questions for the members
 TRIES_MAX: Final = 8  # members that are asked for the members
-_NOT_YET: Final = NoAnswer(Trouble.SILENT, "it has been asked just now")
+# Of a worker that has been asked for the first time, and may still answer.
+NOT_YET: Final = NoAnswer(Trouble.SILENT, "it has been asked just now")
 
 
 class GroupQuestions(Protocol):
@@ -157,14 +159,18 @@ class Round(NamedTuple, Generic[R]):
     """What a group has told.
 
     Attributes:
-        members: by name.
+        workers: how many members there are.
+        members: that were asked, by name.
         told: what was made of the answers, by name.
         silent: about the others, by name.
+        blocked: what those of them look like whose loop is blocked, by name.
     """
 
+    workers: int
     members: dict[str, Member]
     told: dict[str, R]
     silent: dict[str, NoAnswer]
+    blocked: dict[str, WorkerSnapshot]
 
 
 class StartsTasks(Protocol):
@@ -174,14 +180,25 @@ class StartsTasks(Protocol):
         """Run a coroutine as a task."""
 
 
+# Asks one member of a group of so many.
+Question: TypeAlias = Callable[[GroupQuestions, Member, int], Awaitable[T]]
+
+
+def asking(request: Request[T]) -> Question[T]:
+    """Return what asks each member one thing."""
+    return lambda questions, member, _: questions.ask(
+        member, request, timeout_s=ANSWER_S
+    )
+
+
 class GroupPoll(Generic[T, R]):
-    """One question that a group is asked again and again."""
+    """Something that a group is asked again and again."""
 
     def __init__(
         self,
         questions: GroupQuestions,
         tasks: StartsTasks,
-        question: Callable[[int], Request[T]],
+        question: Question[T],
         take: Callable[[Member, T], R],
     ) -> None:
         """Prepare to ask.
@@ -189,7 +206,7 @@ class GroupPoll(Generic[T, R]):
         Args:
             questions: carries the questions.
             tasks: owns those that go on beside a round.
-            question: returns what to ask in a group of so many members.
+            question: asks one member of a group of so many.
             take: makes of an answer what is kept of it.
         """
         self._questions = questions
@@ -200,12 +217,11 @@ class GroupPoll(Generic[T, R]):
         self._members: dict[str, Member] = {}
         self._told: dict[str, R] = {}
         self._silent: dict[str, NoAnswer] = {}
+        self._blocked: dict[str, WorkerSnapshot] = {}
+        self._asked: dict[str, asyncio.Task[None]] = {}
 
-    async def look(self, names: frozenset[str] = frozenset()) -> Round[R]:
+    async def look(self) -> Round[R]:
         """Ask everybody once, but who has not answered of late.
-
-        Args:
-            names: of the workers to ask; empty: all.
 
         Raises:
             AsyncRpcError: no worker can be asked.
@@ -214,38 +230,53 @@ class GroupPoll(Generic[T, R]):
             No further worker is asked.
         """
         members = await self._questions.members()
-        self._know({one.name: one for one in members if not names or one.name in names})
+        self._know({one.name: one for one in members})
         loop = asyncio.get_running_loop()
         due = iter(self._plan.due(self._members, loop.time()))
-        request = self._question(len(self._members))
         async with asyncio.TaskGroup() as group:
             for _ in range(AT_ONCE):
-                group.create_task(self._lane(due, request))
+                group.create_task(self._lane(due))
+        await self._until_known()
         silent = dict(self._silent)
         for name in self._members:
             if name not in self._told:
-                silent.setdefault(name, _NOT_YET)
-        return Round(dict(self._members), dict(self._told), silent)
+                silent.setdefault(name, NOT_YET)
+        return Round(dict(self._members), dict(self._told), silent, dict(self._blocked))
 
     def _know(self, members: dict[str, Member]) -> None:
         """Forget who is no member any more, or has begun anew."""
         for name, known in self._members.items():
             now = members.get(name)
             if now is None or now.incarnation != known.incarnation:
-                self._told.pop(name, None)
-                self._silent.pop(name, None)
+                self._forget(name)
         self._members = members
 
-    async def _lane(self, due: Iterator[str], request: Request[T]) -> None:
+    def _forget(self, name: str) -> None:
+        self._told.pop(name, None)
+        self._silent.pop(name, None)
+        self._blocked.pop(name, None)
+
+    async def _lane(self, due: Iterator[str]) -> None:
         for name in due:
             self._plan.on_asked(name)
-            asked = self._tasks.start_task(self._ask(self._members[name], request))
+            asked = self._tasks.start_task(self._ask(self._members[name]))
+            self._asked[name] = asked
             await asyncio.wait((asked,), timeout=LATE_S)
 
-    async def _ask(self, member: Member, request: Request[T]) -> None:
-        name = member.name
+    async def _until_known(self) -> None:
+        """Wait for workers of which nothing is known yet: longer than for others."""
+        unknown = [
+            asked
+            for name, asked in self._asked.items()
+            if name not in self._told and name not in self._silent
+        ]
+        if unknown:
+            await asyncio.wait(unknown, timeout=FIRST_S)
+
+    async def _ask(self, member: Member) -> None:
+        name, size = member.name, len(self._members)
         try:
-            answer = await self._questions.ask(member, request, timeout_s=ANSWER_S)
+            answer = await self._question(self._questions, member, size)
         except TimeoutError:
             await self._on_silence(member, "")
         except AsyncRpcError as error:
@@ -253,10 +284,11 @@ class GroupPoll(Generic[T, R]):
         else:
             self._plan.on_answer(name)
             if self._is_member(member):
-                self._silent.pop(name, None)
+                self._forget(name)
                 self._told[name] = self._take(member, answer)
         finally:
             self._plan.on_end(name)
+            self._asked.pop(name, None)
 
     def _is_member(self, member: Member) -> bool:
         known = self._members.get(member.name)
@@ -265,20 +297,23 @@ class GroupPoll(Generic[T, R]):
     async def _on_silence(self, member: Member, words: str) -> None:
         found = await self._why(member, NoAnswer(Trouble.SILENT, words))
         self._plan.on_silence(member.name, asyncio.get_running_loop().time())
-        if self._is_member(member):
-            self._told.pop(member.name, None)
+        if not self._is_member(member):
+            return
+        self._forget(member.name)
+        if isinstance(found, NoAnswer):
             self._silent[member.name] = found
+        else:
+            self._silent[member.name] = NoAnswer(Trouble.BLOCKED, blocked(found))
+            self._blocked[member.name] = found
 
-    async def _why(self, member: Member, silent: NoAnswer) -> NoAnswer:
-        """Find out why a worker has not answered."""
+    async def _why(self, member: Member, silent: NoAnswer) -> NoAnswer | WorkerSnapshot:
+        """Find out why a worker has not answered; if it is blocked, how it looks."""
         look = GroupLook(
             self._questions, secret=self._questions.secret, is_thorough=False
         )
         look.members = dict(self._members) | {member.name: member}
         await look.find_out({member.name: silent}, self._told)
         snapshot = look.snapshots.get(member.name)
-        if snapshot is None:
-            return look.silent.get(member.name, silent)
-        if snapshot.blocked_for_s:
-            return NoAnswer(Trouble.BLOCKED, blocked(snapshot))
-        return silent
+        if snapshot is not None and snapshot.blocked_for_s:
+            return snapshot
+        return look.silent.get(member.name, silent)

@@ -88,9 +88,9 @@ def summary_of(
         lag_s: how long its loop took for one turn.
         tasks: of its loop.
     """
-    recent = _newest(worker.recorder)
+    recent = newest_events(worker.recorder)
     links = worker.directory.links
-    told = _links(links, recent)
+    told = [one for _, one in link_summaries(links, recent, LINKS_MAX)]
     references = worker.references
     return WorkerSummary(
         os.getpid(),
@@ -124,7 +124,8 @@ def resident_bytes() -> int:
         os.close(descriptor)
 
 
-def _newest(recorder: FlightRecorder) -> RecentEvents:
+def newest_events(recorder: FlightRecorder) -> RecentEvents:
+    """Return the events of the last seconds that rates are made of."""
     now_s = recorder.now_s()
     found = {
         name: getattr(recorder, name).newest(now_s - WINDOW_S, EVENTS_MAX)
@@ -139,7 +140,9 @@ def _median(events: Sequence[Any]) -> float:
     return percentile(sorted(one.at_s - one.began_s for one in events), 0.5)
 
 
-def _links(links: Sequence[Any], recent: RecentEvents) -> list[LinkSummary]:
+def link_summaries(
+    links: Sequence[Any], recent: RecentEvents, at_most: int
+) -> list[tuple[Any, LinkSummary]]:
     """Return the busiest links: those with most calls, ended or not."""
     ended = defaultdict[str, list[CallEnded]](list)
     for call in recent.calls:
@@ -153,8 +156,8 @@ def _links(links: Sequence[Any], recent: RecentEvents) -> list[LinkSummary]:
     if len(recent.calls) == EVENTS_MAX:  # older ones were not gone through
         over_s = max(recent.now_s - recent.calls[0].at_s, 1e-9)
     return [
-        _link(link, ended.get(link.peer.name, ()), over_s)
-        for link in heapq.nlargest(LINKS_MAX, links, key=work)
+        (link, _link(link, ended.get(link.peer.name, ()), over_s))
+        for link in heapq.nlargest(at_most, links, key=work)
     ]
 
 

@@ -10,7 +10,7 @@ TOKEN_CHARACTERS_MIN: Final = 16  # of base64, 96 bits: nobody guesses that
 
 
 def check_token(token: object) -> None:
-    """Raise UsageError for what is no token; it is not shown: it may be nearly right."""
+    """Refuse what is no token; it is not shown: it may be nearly right."""
     wanted = f"at least {TOKEN_CHARACTERS_MIN} printable characters of ASCII"
     if not isinstance(token, str):
         raise UsageError(f"token must be {wanted}, not a {type(token).__name__}")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 FIRST_PAUSE_S: Final = 2.0
-PAUSE_MAX_S: Final = 30.0
+PAUSE_MAX_S: Final = 8.0
 
 
 class AskingPlan:
@@ -31,7 +31,7 @@ class AskingPlan:
         return frozenset(self._asking)
 
     def due(self, names: Iterable[str], now_s: float) -> list[str]:
-        """Return which workers of a group are to be asked now; the others are forgotten.
+        """Return which members are to be asked now; who is no member is forgotten.
 
         Args:
             names: of all members.

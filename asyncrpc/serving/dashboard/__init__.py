@@ -1,4 +1,4 @@
-"""A dashboard of a group: its workers, calls, references, training and hangs, as a page.
+"""A dashboard of a group: its workers, calls, training and hangs, as a page.
 
 It only looks.  A page asks again and again, by server-sent events; one look is shared
 by all who look, and nobody is asked while no browser is there.

@@ -139,9 +139,7 @@ def refused(gate: Gate) -> web.Response:
     """Return the answer to a request of nobody."""
     if gate.takes == "nothing":
         return _refusal(401, _LOCAL_ONLY)
-    return _refusal(
-        401, "sign in, or send the token as 'Authorization: Bearer TOKEN'"
-    )
+    return _refusal(401, "sign in, or send the token as 'Authorization: Bearer TOKEN'")
 
 
 def _refusal(

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from asyncrpc.errors import AsyncRpcError, UnknownWorkerError, UsageError
+from asyncrpc.errors import AsyncRpcError, UsageError
 from asyncrpc.serving.dashboard.access import Access, refused
-from asyncrpc.serving.dashboard.look import Seen, SharedLook, in_slices
+from asyncrpc.serving.dashboard.look import NotFoundError, Seen, SharedLook, in_slices
 from asyncrpc.serving.dashboard.machine.answers import heading_of
 from asyncrpc.serving.dashboard.machine.query import ViewQuery, read_query
 from asyncrpc.serving.dashboard.machine.sessions import Gate
@@ -87,7 +87,7 @@ class DashboardApplication:
         await self._close_views()
 
     async def _to_directory(self, request: web.Request) -> web.StreamResponse:
-        """Lead to the same path with a slash at its end, which links are relative to."""
+        """Lead to the same path with a slash, which links are relative to."""
         last = request.path.rpartition("/")[2]
         if not last:  # mounted at the root, where there is no path without a slash
             return await self._page(request)
@@ -109,7 +109,8 @@ class DashboardApplication:
         if self._access.session_of(request) is None:
             return refused(self._gate)
         view, query = await self._asked(request)
-        seen = await view.look_for(query).newest()
+        look = await view.look_for(query)
+        seen = await look.newest()
         if seen.digest is None:
             return web.json_response({"error": seen.trouble}, status=503)
         return web.json_response(await self._answer(view, query, seen), dumps=_dumps)
@@ -119,7 +120,7 @@ class DashboardApplication:
         if session is None:
             return refused(self._gate)
         view, query = await self._asked(request)
-        look = view.look_for(query)
+        look = await view.look_for(query)
         first = await look.newest()
         if (why := self._streams.refusal(session)) != "":
             return web.json_response({"error": why}, status=429)
@@ -132,7 +133,7 @@ class DashboardApplication:
         views = await self._open_views()
         view = views.get(request.match_info["view"])
         if view is None:
-            raise _NotFoundError(f"there is no such view; there are {', '.join(views)}")
+            raise NotFoundError(f"there is no such view; there are {', '.join(views)}")
         query = read_query(
             request.query.items(), keys=view.keys, sort=view.sort, is_up=view.is_up
         )
@@ -175,10 +176,6 @@ class _Follower:
         return "look", await self._answer(seen)
 
 
-class _NotFoundError(Exception):
-    """Something that is asked for does not exist."""
-
-
 @web.middleware
 async def _errors_as_json(
     request: web.Request,
@@ -186,7 +183,7 @@ async def _errors_as_json(
 ) -> web.StreamResponse:
     try:
         return await handler(request)
-    except (_NotFoundError, UnknownWorkerError) as error:
+    except NotFoundError as error:
         return web.json_response({"error": str(error)}, status=404)
     except UsageError as error:
         return web.json_response({"error": str(error)}, status=400)

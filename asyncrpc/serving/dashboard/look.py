@@ -12,14 +12,18 @@ from typing import Generic, NamedTuple, TypeVar
 
 from asyncrpc.clock import NS_PER_S, wall_ns
 from asyncrpc.errors import AsyncRpcError
+from asyncrpc.inspection.machine.slices import Slices
 from asyncrpc.inspection.records import NoAnswer
 from asyncrpc.inspection.standing import Round
 from asyncrpc.runtime.tasks import Tasks
-from asyncrpc.serving.dashboard.machine.paging import Slices
 
 T = TypeVar("T")
 R = TypeVar("R")
 D = TypeVar("D")
+
+
+class NotFoundError(Exception):
+    """Something that is asked for does not exist; the text is for people."""
 
 
 class Seen(NamedTuple, Generic[D]):
@@ -103,15 +107,14 @@ class SharedLook(Generic[R, D]):
         number = 1 if self._seen is None else self._seen.number + 1
         try:
             found = await self._ask()
-        except (AsyncRpcError, TimeoutError) as error:
+        except (AsyncRpcError, NotFoundError, TimeoutError) as error:
             at_s, took_s = wall_ns() / NS_PER_S, loop.time() - self._began_s
             text = str(error) or "no worker has answered in time"
             self._seen = Seen(number, at_s, took_s, 0, {}, None, text)
             return
         at_s, took_s = wall_ns() / NS_PER_S, loop.time() - self._began_s
         digest = await in_slices(self._digest(at_s, found))
-        workers = len(found.members)
-        self._seen = Seen(number, at_s, took_s, workers, found.silent, digest)
+        self._seen = Seen(number, at_s, took_s, found.workers, found.silent, digest)
 
 
 async def in_slices(work: Slices[T]) -> T:

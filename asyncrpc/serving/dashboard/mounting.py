@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
@@ -20,7 +20,17 @@ from asyncrpc.runtime.tasks import Tasks
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.dashboard.application import DashboardApplication
 from asyncrpc.serving.dashboard.machine.sessions import Gate
-from asyncrpc.serving.dashboard.views import DashboardView, ViewContext, views_of
+from asyncrpc.serving.dashboard.views import (
+    CallsView,
+    CollectivesView,
+    DashboardView,
+    HangsView,
+    OverviewView,
+    ReferencesView,
+    TrainingView,
+    ViewContext,
+)
+from asyncrpc.serving.dashboard.worker_view import WorkerView
 from asyncrpc.serving.tokens import check_token
 
 EVERY_S: Final = 2.0
@@ -132,6 +142,21 @@ def _application(
     return DashboardApplication(gate, views.get, views.close, every_s).make()
 
 
+def _views_of(context: ViewContext) -> dict[str, DashboardView]:
+    """Return all views, by name."""
+    overview = OverviewView(context)
+    made: tuple[DashboardView, ...] = (
+        overview,
+        WorkerView(context, overview),
+        CallsView(context),
+        ReferencesView(context),
+        TrainingView(context),
+        CollectivesView(context),
+        HangsView(context),
+    )
+    return {one.name: one for one in made}
+
+
 class _OpenedViews:
     """The views of one application, from the first request on."""
 
@@ -153,10 +178,8 @@ class _OpenedViews:
         """
         if self._context is None:
             questions, tasks = self._make_questions(), Tasks(loop_for("dashboard"))
-            self._context = ViewContext(
-                questions, tasks, self._every_s, self._after_s
-            )
-            self._views = views_of(self._context)
+            self._context = ViewContext(questions, tasks, self._every_s, self._after_s)
+            self._views = _views_of(self._context)
         return self._views
 
     async def close(self) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices
 from asyncrpc.inspection.records import NoAnswer, Trouble
 from asyncrpc.inspection.summaries import LinkSummary, WorkerSummary
 from asyncrpc.serving.dashboard.machine.history import Moment
 from asyncrpc.serving.dashboard.machine.numbers import known, known_bytes
-from asyncrpc.serving.dashboard.machine.paging import SLICE_ROWS, Row, Slices
+from asyncrpc.serving.dashboard.machine.paging import Row
 
 MATRIX_MAX: Final = 32  # rows and columns
 BUSY_S: Final = 0.1  # that a turn of an event loop takes
@@ -79,8 +80,8 @@ def totals_of(rows: Iterable[Row]) -> Slices[dict[str, Any]]:
     references, worst_s = 0, list[float]()
     processes: dict[tuple[Any, Any], int] = {}
     for place, row in enumerate(rows, 1):
-        if not place % SLICE_ROWS:
-            yield SLICE_ROWS
+        if not place % SLICE_MAX:
+            yield SLICE_MAX
         if row["made_per_s"] is None:
             continue
         for name in sums:

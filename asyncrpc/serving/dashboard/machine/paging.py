@@ -2,24 +2,21 @@
 
 A group of a thousand workers has ten thousands of rows.  To sort them at once would
 hold an event loop for longer than it may be held; so the work is a generator, which
-yields after each slice of `SLICE_ROWS`.  Whoever drives it does something else between
+yields after each slice of `SLICE_MAX`.  Whoever drives it does something else between
 two slices.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
+from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices, parts_of
 from asyncrpc.serving.dashboard.machine.query import ViewQuery
 
 Row: TypeAlias = Mapping[str, Any]
-T = TypeVar("T")
-
-# Rows that are handled between two yields: half a millisecond.
-SLICE_ROWS: Final = 500
 
 
 class RowsPage(NamedTuple):
@@ -36,11 +33,6 @@ class RowsPage(NamedTuple):
     first: int
 
 
-# Work that is done in slices: yields how many rows it has handled since, and returns
-# what came of it.
-Slices: TypeAlias = Generator[int, None, T]
-
-
 def page_of(
     rows: Iterable[Row], query: ViewQuery, owners: tuple[str, ...] = ("worker",)
 ) -> Slices[RowsPage]:
@@ -53,8 +45,7 @@ def page_of(
     """
     runs: list[list[tuple[_Rank, Row]]] = []
     total = 0
-    it = iter(rows)
-    while part := list(islice(it, SLICE_ROWS)):
+    for part in parts_of(rows):
         run = [
             (_rank(row, query), row) for row in part if _is_wanted(row, query, owners)
         ]
@@ -65,8 +56,8 @@ def page_of(
         yield len(part)
     begin = (query.page - 1) * query.per_page
     ordered = _merged(runs)
-    for passed in range(0, min(begin, total), SLICE_ROWS):
-        count = min(SLICE_ROWS, begin - passed)
+    for passed in range(0, min(begin, total), SLICE_MAX):
+        count = min(SLICE_MAX, begin - passed)
         yield sum(1 for _ in islice(ordered, count))
     found = [row for _, row in islice(ordered, query.per_page)]
     return RowsPage(found, total, begin + 1 if found else 0)
@@ -110,7 +101,7 @@ def _rank(row: Row, query: ViewQuery) -> _Rank:
 
 
 def _is_wanted(row: Row, query: ViewQuery, owners: tuple[str, ...]) -> bool:
-    if query.workers and not any(row.get(one) in query.workers for one in owners):
+    if query.workers and query.workers.isdisjoint(_names_in(row, owners)):
         return False
     if not query.find:
         return True
@@ -119,3 +110,13 @@ def _is_wanted(row: Row, query: ViewQuery, owners: tuple[str, ...]) -> bool:
         for value in row.values()
         if isinstance(value, str)
     )
+
+
+def _names_in(row: Row, owners: tuple[str, ...]) -> Iterator[str]:
+    """Yield the names of workers that a row has."""
+    for one in owners:
+        value = row.get(one)
+        if isinstance(value, str):
+            yield value
+        elif value is not None:
+            yield from value

@@ -101,9 +101,7 @@ class Attempts:
             self._failed.popitem(last=False)
 
     def _recent(self, address: str, now_s: float) -> list[float]:
-        return [
-            at for at in self._failed.get(address, ()) if at > now_s - FAILURES_S
-        ]
+        return [at for at in self._failed.get(address, ()) if at > now_s - FAILURES_S]
 
 
 class Sessions:
