@@ -241,7 +241,13 @@ class GroupPoll(Generic[T, R]):
         for name in self._members:
             if name not in self._told:
                 silent.setdefault(name, NOT_YET)
-        return Round(dict(self._members), dict(self._told), silent, dict(self._blocked))
+        return Round(
+            len(self._members),
+            dict(self._members),
+            dict(self._told),
+            silent,
+            dict(self._blocked),
+        )
 
     def _know(self, members: dict[str, Member]) -> None:
         """Forget who is no member any more, or has begun anew."""
