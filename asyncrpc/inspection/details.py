@@ -192,7 +192,7 @@ class LinkDetails(NamedTuple):
         transport: scheme of its connection; empty while it has none.
         lanes: further connections for large payloads.
         in_flight: calls over it that are not answered.
-        served: calls that came over it and are not answered.
+        calls_served: that came over it and are not answered.
         calls_per_s: calls over it that ended in the last seconds.
         bytes_per_s: of their buffers.
         p50_s: median of their time; nan if there were none.
@@ -203,7 +203,7 @@ class LinkDetails(NamedTuple):
     transport: str
     lanes: Count
     in_flight: Count
-    served: Count
+    calls_served: Count
     calls_per_s: float
     bytes_per_s: float
     p50_s: float

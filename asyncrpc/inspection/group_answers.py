@@ -7,10 +7,11 @@ from typing import Final
 
 from asyncrpc.clock import Clock
 from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.inspection.group import ANSWER_S, AsksWorkers, GroupAnswers, ask_all
+from asyncrpc.inspection.group import AsksWorkers, GroupAnswers, ask_all
 from asyncrpc.inspection.machine.timeline import WorkerEvents
 from asyncrpc.inspection.messages import ListReferences, ReadClock, TakeEvents
 from asyncrpc.inspection.observer import Observer
+from asyncrpc.inspection.questions import ANSWER_S
 from asyncrpc.inspection.reference_records import ReferencesSeen
 from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.members import Member

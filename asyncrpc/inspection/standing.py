@@ -10,15 +10,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from asyncrpc.errors import AsyncRpcError, ConnectError
-from asyncrpc.inspection.group import ANSWER_S, GroupLook
+from asyncrpc.errors import AsyncRpcError
+from asyncrpc.inspection.group import GroupLook
 from asyncrpc.inspection.machine.asking import AskingPlan
 from asyncrpc.inspection.machine.wording import blocked
-from asyncrpc.inspection.observer import Observed, Observer
+from asyncrpc.inspection.questions import ANSWER_S
 from asyncrpc.inspection.records import NoAnswer, Trouble, WorkerSnapshot
 from asyncrpc.inspection.within import LinkedPeers, LinkQuestions
 from asyncrpc.runtime.members import Member
-from asyncrpc.runtime.membership.messages import AskMembers
 from asyncrpc.runtime.messages import Request
 
 T = TypeVar("T")
@@ -27,8 +26,6 @@ R = TypeVar("R")
 AT_ONCE: Final = 32  # workers that are asked together
 LATE_S: Final = 0.5  # until then a round waits for a worker
 FIRST_S: Final = 5.0  # likewise, of which nothing is known yet
-MEMBERS_S: Final = 10.0  # between two questions for the members
-TRIES_MAX: Final = 8  # members that are asked for the members
 # Of a worker that has been asked for the first time, and may still answer.
 NOT_YET: Final = NoAnswer(Trouble.SILENT, "it has been asked just now")
 
@@ -56,82 +53,6 @@ class GroupQuestions(Protocol):
 
     def close(self) -> None:
         """End the connections that were made for it."""
-
-
-class ObserverQuestions:
-    """Asks as an observer, over connections that stay open; a `GroupQuestions`."""
-
-    def __init__(self, observer: Observer, address: str) -> None:
-        """Describe the group.
-
-        Args:
-            observer: who asks.
-            address: of any member.
-        """
-        self._observer = observer
-        self._address = address
-        self._observed: dict[str, Observed] = {}
-        self._members: list[Member] = []
-        self._asked_s = -MEMBERS_S
-        self.secret = observer.secret
-
-    async def members(self) -> list[Member]:
-        """See `GroupQuestions`."""
-        now_s = asyncio.get_running_loop().time()
-        if self._members and now_s - self._asked_s < MEMBERS_S:
-            return self._members
-        self._members = await self._ask_members()
-        self._asked_s = now_s
-        self._forget_others()
-        return self._members
-
-    async def _ask_members(self) -> list[Member]:
-        problem: Exception | None = None
-        for observed in await self._ways():
-            try:
-                records = await observed.ask(AskMembers(), timeout_s=ANSWER_S)
-            except (AsyncRpcError, TimeoutError) as error:
-                problem = error
-                continue
-            return [one.member for one in records if one.is_alive]
-        raise ConnectError(
-            f"no worker tells who is in the group: {str(problem) or 'not in time'}"
-        ) from problem
-
-    async def _ways(self) -> list[Observed]:
-        """Return connections to ask for the members: open ones first."""
-        found = [
-            one for one in self._observed.values() if not one.connection.ended.done()
-        ]
-        if found:
-            return found[:TRIES_MAX]
-        observed = await self._observer.connect(self._address)
-        self._observed[observed.hello.name] = observed
-        return [observed]
-
-    def _forget_others(self) -> None:
-        lives = {one.name: one.incarnation for one in self._members}
-        for name, observed in list(self._observed.items()):
-            if lives.get(name) != observed.hello.incarnation:
-                self._observed.pop(name).close()
-
-    async def ask(self, member: Member, request: Request[T], *, timeout_s: float) -> T:
-        """See `AsksWorkers`."""
-        observed = self._observed.get(member.name)
-        if observed is None or observed.connection.ended.done():
-            observed = await self._observer.connect(member)
-            other = self._observed.get(member.name)
-            if other is not None and not other.connection.ended.done():
-                observed.close()  # another question has connected meanwhile
-                observed = other
-            self._observed[member.name] = observed
-        return await observed.ask(request, timeout_s=timeout_s)
-
-    def close(self) -> None:
-        """End the connections."""
-        for one in self._observed.values():
-            one.close()
-        self._observed.clear()
 
 
 class InnerQuestions(LinkQuestions):

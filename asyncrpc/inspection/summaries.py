@@ -51,8 +51,8 @@ class WorkerSummary(NamedTuple):
         slab_bytes: memory that it shares with peers of its host.
         references: values that it keeps for references.
         tasks: of its event loop, at the last sample of them.
-        made: its calls that are not answered.
-        served: the calls that it serves.
+        calls_made: those that are not answered.
+        calls_served: those that it serves.
         links: the busiest.
         links_left_out: how many there are besides.
     """
@@ -69,7 +69,7 @@ class WorkerSummary(NamedTuple):
     slab_bytes: Count
     references: Count
     tasks: Count
-    made: Count
-    served: Count
+    calls_made: Count
+    calls_served: Count
     links: list[LinkSummary]
     links_left_out: Count

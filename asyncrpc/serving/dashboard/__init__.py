@@ -9,6 +9,7 @@ by all who look, and nobody is asked while no browser is there.
     streams        server-sent events
     access         sessions and tokens
     application    paths
+    files          the page, from memory
     mounting       for a worker, or for an observer
     static/        the page
 """

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
 
 from asyncrpc.errors import AsyncRpcError, UsageError
 from asyncrpc.serving.dashboard.access import Access, refused
+from asyncrpc.serving.dashboard.files import PAGE, PageFiles
 from asyncrpc.serving.dashboard.look import NotFoundError, Seen, SharedLook, in_slices
 from asyncrpc.serving.dashboard.machine.answers import heading_of
 from asyncrpc.serving.dashboard.machine.query import ViewQuery, read_query
@@ -22,7 +22,6 @@ from asyncrpc.serving.dashboard.machine.sessions import Gate
 from asyncrpc.serving.dashboard.streams import EventStreams
 from asyncrpc.serving.dashboard.views import DashboardView
 
-STATIC: Final = Path(__file__).parent / "static"
 _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (
@@ -60,6 +59,7 @@ class DashboardApplication:
         self._open_views = open_views
         self._close_views = close_views
         self._every_s = every_s
+        self._files = PageFiles()
         self._streams = EventStreams()
 
     def make(self) -> web.Application:
@@ -73,7 +73,7 @@ class DashboardApplication:
         app.router.add_post("/logout", self._sign_out)
         add("/api/{view}", self._look)
         add("/api/{view}/live", self._live)
-        app.router.add_static("/static", STATIC)
+        add("/static/{name:.+}", self._file)
         app.on_response_prepare.append(_add_headers)
         app.on_shutdown.append(self._end_streams)
         app.cleanup_ctx.append(self._cleaned_up)
@@ -94,7 +94,10 @@ class DashboardApplication:
         raise web.HTTPPermanentRedirect(f"{last}/")
 
     async def _page(self, _: web.Request) -> web.StreamResponse:
-        return web.FileResponse(STATIC / "index.html")
+        return await self._files.response(PAGE)
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        return await self._files.response(request.match_info["name"])
 
     async def _sign_out(self, request: web.Request) -> web.StreamResponse:
         session = self._access.session_of(request)

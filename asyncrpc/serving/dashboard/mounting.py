@@ -10,11 +10,8 @@ from aiohttp import web
 from asyncrpc.arguments import check_duration, check_kind, wrong
 from asyncrpc.errors import NotStartedError, UsageError
 from asyncrpc.inspection.observer import Observer
-from asyncrpc.inspection.standing import (
-    GroupQuestions,
-    InnerQuestions,
-    ObserverQuestions,
-)
+from asyncrpc.inspection.questions import ObserverQuestions
+from asyncrpc.inspection.standing import GroupQuestions, InnerQuestions
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.tasks import Tasks
 from asyncrpc.runtime.worker import Worker

@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from asyncrpc.clock import NS_PER_S
 from asyncrpc.inspection.collective_records import CollectiveHistory
 from asyncrpc.inspection.details import CallsSeen
-from asyncrpc.inspection.group import ANSWER_S
 from asyncrpc.inspection.machine.slices import Slices
 from asyncrpc.inspection.messages import (
     ListCalls,
@@ -19,6 +18,7 @@ from asyncrpc.inspection.messages import (
     TellSummary,
     TellTraining,
 )
+from asyncrpc.inspection.questions import ANSWER_S
 from asyncrpc.inspection.records import WorkerSnapshot
 from asyncrpc.inspection.reference_records import ReferencesSeen
 from asyncrpc.inspection.standing import (

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Final
 
 from asyncrpc.errors import AsyncRpcError, UsageError
-from asyncrpc.inspection.group import ANSWER_S
 from asyncrpc.inspection.machine.slices import Slices
 from asyncrpc.inspection.messages import (
     TakeEvents,
@@ -16,6 +15,7 @@ from asyncrpc.inspection.messages import (
     TellDetails,
     TellSummary,
 )
+from asyncrpc.inspection.questions import ANSWER_S
 from asyncrpc.inspection.records import NoAnswer, Trouble
 from asyncrpc.inspection.standing import Round
 from asyncrpc.runtime.members import Member

@@ -235,7 +235,8 @@ async def ask_wrongly(link: Link, service: str, method: str, example: Any) -> No
         refused += bool(said)
         is_blamed = "worker 'a' sent" in said and f"'{service}.{method}'" in said
         assert is_blamed or not said, said
-    assert refused >= len(JUNK) - 2 or method in {"ping", "members"}
+    # A message without fields takes every array: what follows its fields is ignored.
+    assert refused >= len(JUNK) - 2 or example in ([], None), method
     for value in spoiled(example):
         await refuse(link, service, method, value)
     for _ in range(2):

@@ -49,7 +49,7 @@ def row_of(name: str, rank: int, told: WorkerSummary) -> Row:
         "slab_bytes": told.slab_bytes,
         "references": told.references,
         "tasks": told.tasks,
-        "calls_under_way": told.made,
+        "calls_under_way": told.calls_made,
     }
 
 

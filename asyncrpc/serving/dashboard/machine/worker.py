@@ -143,7 +143,7 @@ def _link(one: LinkDetails) -> dict[str, Any]:
         "transport": one.transport or None,
         "lanes": one.lanes,
         "in_flight": one.in_flight,
-        "served": one.served,
+        "served": one.calls_served,
         "calls_per_s": one.calls_per_s,
         "bytes_per_s": one.bytes_per_s,
         "p50_s": known(one.p50_s),
