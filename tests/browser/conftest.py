@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from tests.browser.groups import ShownGroup, running
-from tests.browser.pages import DashboardPage, sign_in
+from tests.browser.pages import HANGS_MS, DashboardPage, sign_in
 
 CHROMIUM: Final = "/usr/bin/chromium"
 
@@ -27,6 +27,7 @@ Open = Callable[..., DashboardPage]
 def browser() -> Iterator[Browser]:
     # Chromium's own sandbox needs a user that is not root.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    expect.set_options(timeout=HANGS_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         yield browser

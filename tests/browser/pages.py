@@ -97,9 +97,7 @@ class DashboardPage:
 
     def wait_for_look(self) -> None:
         """Wait until the page shows a look of what it was asked for."""
-        expect(self.page.locator("main[aria-busy=false]")).to_be_attached(
-            timeout=HANGS_MS
-        )
+        expect(self.page.locator("main[aria-busy=false]")).to_be_attached()
 
     def wait_for(self, condition: str) -> None:
         """Wait for a look, `look`, of which an expression in JavaScript is true."""

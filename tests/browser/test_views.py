@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import Open
 from tests.browser.groups import ShownGroup
-from tests.browser.pages import HANGS_MS, VIEWS
+from tests.browser.pages import VIEWS
 from tests.browser.programs import HELD, ODD
 
 # Columns of the overview, with how the page writes them.
@@ -19,7 +19,7 @@ NUMBERS = {
     "failed_per_s": ("Calls failed per second", "rate"),
     "p50_s": ("Half of the calls made take at most", "latency"),
     "p99_s": ("99 of 100 calls made take at most", "latency"),
-    "bytes_per_s": ("Bytes sent and received per second", "traffic"),
+    "bytes_per_s": ("Bytes of the calls made per second", "traffic"),
     "memory_bytes": ("Memory of the process", "bytes"),
     "tasks": ("Tasks", "count"),
     "calls_under_way": ("Calls under way", "count"),
@@ -118,8 +118,9 @@ def test_who_holds_references(busy: ShownGroup, open_page: Open) -> None:
 def test_training(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.open("training")
-    expect(page.page.locator(".stage")).to_have_count(2, timeout=HANGS_MS)
+    expect(page.page.locator(".stage")).to_have_count(2)
     page.wait_for("look.rows.some((row) => row.buckets.length)")
+    page.wait_for("look.passes.length > 0 && look.steps.length > 0")
     look = page.stop()
     stages = page.page.locator(".stage-name").all_inner_texts()
     assert stages == ["Stage 0, ps", "Stage 1, trainer"]
@@ -130,7 +131,12 @@ def test_training(busy: ShownGroup, open_page: Open) -> None:
     for row in look["rows"]:
         passes = page.written("rate", row["passes_per_s"])
         assert shown[row["worker"]]["Backward passes per second"] == passes
-    assert {row["Worker"] for row in page.rows("Buckets")} <= set(busy.pids)
+    buckets = page.rows("Buckets")
+    assert {row["Worker"] for row in buckets} == {"ps", "trainer", "web"}
+    assert {row["Size"] for row in buckets} == {page.written("bytes", 4 * 5)}
+    assert {row["Begun by"] for row in page.rows("Backward passes")} == {"web"}
+    assert page.rows("Optimizer steps")[0]["Optimizer"] == "SGD"
+    assert page.rows("Optimizer steps")[0]["Parameters on"] == "ps, trainer"
 
 
 def test_collectives(busy: ShownGroup, open_page: Open) -> None:

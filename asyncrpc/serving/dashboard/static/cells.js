@@ -93,7 +93,7 @@ export function stateColumn(key = "state", label = "State", width = 12, more = {
 }
 
 /** A first line, and the other lines on demand. */
-export function linesColumn(key, label, width = 40, more = {}) {
+export function linesColumn(key, label, width = 40, leftOutKey = null) {
   return {
     key,
     label,
@@ -101,15 +101,15 @@ export function linesColumn(key, label, width = 40, more = {}) {
     isSorted: false,
     make: () =>
       element("details", { class: "lines" }, element("summary"), element("pre")),
-    show: (place, row) => showLines(place, row[key] ?? []),
-    ...more,
+    show: (place, row) => showLines(place, row[key] ?? [], row[leftOutKey] ?? 0),
   };
 }
 
-function showLines(place, lines) {
+function showLines(place, lines, leftOut) {
   const [summary, rest] = place.children;
   setText(summary, lines[0] ?? "–");
-  setText(rest, lines.slice(1).join("\n"));
+  const more = leftOut ? [`and ${count(leftOut)} more`] : [];
+  setText(rest, [...lines.slice(1), ...more].join("\n"));
   place.classList.toggle("alone", lines.length < 2);
 }
 

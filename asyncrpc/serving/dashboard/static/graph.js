@@ -2,8 +2,8 @@
 // the arrow keys follow the waits, and Enter, or a click, shows what a node does.
 
 import { drawn, element, KeyedList, setAttribute, setText } from "./dom.js";
-import { age } from "./format.js";
-import { layOut } from "./layers.js";
+import { age, count } from "./format.js";
+import { inLines, layOut, partsOf } from "./layers.js";
 import { workerAddress } from "./route.js";
 
 const NODE_WIDTH = 232;
@@ -18,6 +18,7 @@ export class WaitGraph {
   #edges = [];
   #cycle = new Set();
   #fault = null;
+  #alike = new Map(); // by first node: how many parts more that look the same
   #chosen = null;
   #current = null; // the node that Tab leads to
   #lines = drawn("svg", { "aria-hidden": "true" });
@@ -55,10 +56,15 @@ export class WaitGraph {
   }
 
   /** Show `nodes` and `edges`, with the ids of a cycle, and of who is at fault. */
-  show({ nodes, edges, cycle, at_fault: fault }) {
-    this.#nodes = nodes;
+  show({ nodes: told, edges, cycle, at_fault: fault }) {
+    const all = new Set(told.map((node) => node.id));
+    const inside = edges.filter((edge) => all.has(edge.from) && all.has(edge.to));
+    const parts = onceEach(partsOf(told, inside), new Set([...cycle, fault]));
+    const nodes = parts.flatMap((part) => part.nodes);
     const known = new Set(nodes.map((node) => node.id));
-    this.#edges = edges.filter((edge) => known.has(edge.from) && known.has(edge.to));
+    this.#nodes = nodes;
+    this.#edges = parts.flatMap((part) => part.edges);
+    this.#alike = new Map(parts.map((part) => [part.nodes[0].id, part.alike]));
     this.#cycle = new Set(cycle);
     this.#fault = fault;
     if (!known.has(this.#chosen)) this.#chosen = null;
@@ -83,15 +89,17 @@ export class WaitGraph {
       element("code"),
       element("span", { class: "since" }),
       element("strong"),
+      element("span", { class: "alike" }),
     );
     box.style.width = `${NODE_WIDTH}px`;
     return box;
   }
 
   #fillBox(box, node) {
-    const [who, label, since, verdict] = box.children;
+    const [who, label, since, verdict, alike] = box.children;
     setText(who, [node.worker, node.kind].filter(Boolean).join(" · "));
-    setText(label, node.label ?? "");
+    setText(label, shortLabel(node));
+    setText(alike, this.#alikeWords(node.id));
     setText(since, this.#waitLine(node));
     setText(verdict, this.#verdict(node.id));
     setAttribute(box, "data-role", this.#role(node.id));
@@ -105,8 +113,14 @@ export class WaitGraph {
     const own = this.#edges.filter((edge) => edge.from === node.id);
     const whats = [...new Set(own.map((edge) => edge.label).filter(Boolean))].map(plain);
     const since = node.age_s == null ? "" : age(node.age_s);
+    if (node.trouble) return [node.trouble, since].filter(Boolean).join(", ");
     if (!own.length) return since;
     return ["waits", since, whats.length ? `for ${whats.join("; ")}` : ""].filter(Boolean).join(" ");
+  }
+
+  #alikeWords(id) {
+    const alike = this.#alike.get(id) ?? 0;
+    return alike ? `and ${count(alike)} more alike, not drawn` : "";
   }
 
   #role(id) {
@@ -123,9 +137,10 @@ export class WaitGraph {
       .filter((edge) => edge.from === node.id)
       .map((edge) => this.#waitWords(edge));
     const parts = [
-      [node.worker, node.kind, node.label].filter(Boolean).join(" "),
+      nameOf(node),
       node.age_s == null ? null : `for ${age(node.age_s)}`,
       this.#verdict(node.id),
+      this.#alikeWords(node.id),
       ...waits,
     ];
     return parts.filter(Boolean).join(", ");
@@ -133,7 +148,7 @@ export class WaitGraph {
 
   #waitWords(edge) {
     const to = this.#nodes.find((node) => node.id === edge.to);
-    const words = [to.worker, to.label].filter(Boolean).join(" ");
+    const words = nameOf(to);
     return edge.label ? `${plain(edge.label)}: ${words}` : `waits for ${words}`;
   }
 
@@ -146,38 +161,43 @@ export class WaitGraph {
       width: NODE_WIDTH,
       height: this.#boxes.node(id).offsetHeight,
     }));
-    const shape = JSON.stringify([nodes, this.#edges, [...this.#cycle], this.#fault]);
+    const room = this.element.clientWidth;
+    const shape = JSON.stringify([nodes, this.#edges, [...this.#cycle], this.#fault, room]);
     if (shape === this.#shape) return;
     this.#shape = shape;
-    const found = layOut(nodes, this.#edges, GAPS);
-    const side = LANE * (found.turned.size + 1);
-    const width = found.width + 2 * MARGIN.x + (found.turned.size ? side : 0);
-    const height = found.height + 2 * MARGIN.y;
-    this.#canvas.style.width = `${width}px`;
-    this.#canvas.style.height = `${height}px`;
-    setAttribute(this.#lines, "width", width);
-    setAttribute(this.#lines, "height", height);
-    for (const { id } of nodes) {
-      const { x, y } = found.places.get(id);
-      const { style } = this.#boxes.node(id);
-      style.left = `${x + MARGIN.x}px`;
-      style.top = `${y + MARGIN.y}px`;
-    }
-    this.#drawEdges(found);
+    const found = partsOf(nodes, this.#edges).map((part) => ({
+      ...part,
+      ...layOut(part.nodes, part.edges, GAPS),
+    }));
+    const sizes = found.map(sizeOf);
+    const lines = inLines(sizes, { width: room, gap: GAPS.gapX / 2 });
+    this.#canvas.style.width = `${lines.width}px`;
+    this.#canvas.style.height = `${lines.height}px`;
+    setAttribute(this.#lines, "width", lines.width);
+    setAttribute(this.#lines, "height", lines.height);
+    const ways = found.map((part, at) => this.#placePart(part, lines.places[at]));
+    this.#lines.replaceChildren(drawn("defs", {}, tip("tip"), tip("tip-cycle")), ...ways);
   }
 
-  #drawEdges(found) {
+  #placePart(part, { x, y }) {
+    for (const { id } of part.nodes) {
+      const place = part.places.get(id);
+      const { style } = this.#boxes.node(id);
+      style.left = `${x + place.x + MARGIN.x}px`;
+      style.top = `${y + place.y + MARGIN.y}px`;
+    }
     let turns = 0;
-    const lines = this.#edges.map((edge) => {
-      const isTurned = found.turned.has(edge) || edge.from === edge.to;
+    const ways = part.edges.map((edge) => {
+      const isTurned = part.turned.has(edge) || edge.from === edge.to;
       const isIn = this.#cycle.has(edge.from) && this.#cycle.has(edge.to);
+      const kinds = ["edge", isIn && "cycle", edge.is_sure === false && "unsure"];
       return drawn("path", {
-        d: isTurned ? upwards(edge, found, (turns += 1)) : downwards(edge, found),
-        class: isIn ? "edge cycle" : "edge",
+        d: isTurned ? upwards(edge, part, (turns += 1)) : downwards(edge, part),
+        class: kinds.filter(Boolean).join(" "),
         "marker-end": `url(#${isIn ? "tip-cycle" : "tip"})`,
       });
     });
-    this.#lines.replaceChildren(drawn("defs", {}, tip("tip"), tip("tip-cycle")), ...lines);
+    return drawn("g", { transform: `translate(${x} ${y})` }, ways);
   }
 
   // --- pointer and keys ------------------------------------------------------------
@@ -229,7 +249,7 @@ export class WaitGraph {
     const text = JSON.stringify([node.id, lines]);
     if (this.#panel.dataset.shown === text) return;
     this.#panel.dataset.shown = text;
-    const name = [node.worker, node.kind, node.label].filter(Boolean).join(" ");
+    const name = nameOf(node);
     this.#panel.replaceChildren(
       element("h3", {}, name),
       element("pre", { tabindex: 0, "aria-label": `What ${name} does` }, lines),
@@ -243,6 +263,46 @@ export class WaitGraph {
 
 /** Words without the marks of code. */
 const plain = (words) => words.replaceAll("`", "");
+
+/** A node's label, without its kind in front, and without the marks of code. */
+function shortLabel({ kind, label }) {
+  const words = plain(label ?? "");
+  return kind && words.startsWith(`${kind} `) ? words.slice(kind.length + 1) : words;
+}
+
+/** What a node is called: "ps task evict". */
+export function nameOf(node) {
+  return [node.worker, node.kind, shortLabel(node)].filter(Boolean).join(" ");
+}
+
+/** Of parts that look the same the first, with the number of the others; those of the
+ * verdict stay. */
+function onceEach(parts, verdict) {
+  const found = new Map();
+  for (const part of parts) {
+    const isKept = part.nodes.some((node) => verdict.has(node.id));
+    const look = isKept ? part.nodes[0].id : lookOf(part);
+    const first = found.get(look);
+    if (first == null) found.set(look, { ...part, alike: 0 });
+    else first.alike += 1;
+  }
+  return [...found.values()];
+}
+
+function lookOf({ nodes, edges }) {
+  const number = new Map(nodes.map((node, at) => [node.id, at]));
+  return JSON.stringify([
+    nodes.map((node) => [node.worker, node.kind, node.label, node.trouble]),
+    edges.map((edge) => [number.get(edge.from), number.get(edge.to), edge.label, edge.is_sure]),
+  ]);
+}
+
+/** The room that a part needs, with that for edges upwards. */
+function sizeOf({ width, height, edges, turned }) {
+  const turns = edges.filter((edge) => turned.has(edge) || edge.from === edge.to).length;
+  const side = turns ? LANE * (turns + 1) : 0;
+  return { width: width + 2 * MARGIN.x + side, height: height + 2 * MARGIN.y };
+}
 
 /** From the bottom of a node to the top of one below it. */
 function downwards(edge, { places, ways }) {

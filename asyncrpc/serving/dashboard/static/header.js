@@ -56,7 +56,7 @@ export class GroupState {
         "li",
         {},
         element("a", { href: workerAddress(one.worker) }, one.worker),
-        ` ${[one.trouble, one.why].filter(Boolean).join(": ")}`,
+        ` ${one.why ?? one.trouble}`,
       ),
     );
     if (look.silent_left_out) {
@@ -79,7 +79,7 @@ export class GroupState {
     const back = [...before].filter((name) => !names.has(name));
     if (lost.length) {
       const more = lost.length > 1 ? `, and ${lost.length - 1} more` : "";
-      say(`${lost[0].worker} does not answer: ${lost[0].trouble}${more}`);
+      say(`${lost[0].worker} tells nothing: ${lost[0].why ?? lost[0].trouble}${more}`);
     } else if (back.length) {
       say(`${back[0]} is silent no more`);
     }

@@ -28,6 +28,52 @@ export function layOut(nodes, edges, { gapX, gapY }) {
   return { places, bottoms, ways, width, height, turned };
 }
 
+/** The parts of a graph that no edge joins, in the order of their first nodes. */
+export function partsOf(nodes, edges) {
+  const near = new Map(nodes.map(({ id }) => [id, []]));
+  for (const { from, to } of edges) {
+    near.get(from).push(to);
+    near.get(to).push(from);
+  }
+  const partOf = new Map();
+  const parts = [];
+  for (const { id } of nodes) {
+    if (partOf.has(id)) continue;
+    const open = [id];
+    partOf.set(id, parts.length);
+    for (let at = open.pop(); at != null; at = open.pop()) {
+      for (const other of near.get(at)) {
+        if (partOf.has(other)) continue;
+        partOf.set(other, parts.length);
+        open.push(other);
+      }
+    }
+    parts.push({ nodes: [], edges: [] });
+  }
+  for (const node of nodes) parts[partOf.get(node.id)].nodes.push(node);
+  for (const edge of edges) parts[partOf.get(edge.from)].edges.push(edge);
+  return parts;
+}
+
+/** Put boxes of {width, height} in lines; returns the place of each, and the whole. */
+export function inLines(boxes, { width, gap }) {
+  const whole = { width: 0, height: 0 };
+  let [x, y, tallest] = [0, 0, 0];
+  const places = boxes.map((box) => {
+    if (x > 0 && x + box.width > width) {
+      y += tallest + gap;
+      [x, tallest] = [0, 0];
+    }
+    const place = { x, y };
+    x += box.width + gap;
+    tallest = Math.max(tallest, box.height);
+    whole.width = Math.max(whole.width, x - gap);
+    whole.height = Math.max(whole.height, y + tallest);
+    return place;
+  });
+  return { places, ...whole };
+}
+
 /** Edges that close a cycle, as one meets them from the first node on. */
 function backEdges(nodes, edges) {
   const from = groupBy(edges, (edge) => edge.from);

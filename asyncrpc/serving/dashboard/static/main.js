@@ -48,7 +48,9 @@ const live = new LiveLook({
   },
   state(state) {
     freshness.enter(state);
-    if (state.kind === "refused") shown?.view.refuse?.(state.why);
+    if (state.kind !== "refused") return;
+    shown?.view.refuse?.(state.why);
+    main.setAttribute("aria-busy", "false");
   },
   signIn(terms) {
     if (shown?.key === "login") return;

@@ -2,7 +2,7 @@
 // keys go from cell to cell, and the line below says what the cell is about.
 
 import { element, setAttribute, setText } from "./dom.js";
-import { count, latency, rate, traffic } from "./format.js";
+import { count, counted, latency, rate, traffic } from "./format.js";
 import { workerAddress } from "./route.js";
 import { shapeOf, toneOf } from "./states.js";
 
@@ -59,7 +59,9 @@ export class LinkMatrix {
     this.#empty.hidden = workers.length > 1;
     this.#scroll.hidden = this.#line.hidden = this.#legend.hidden = workers.length < 2;
     setText(this.#empty, "One worker has no link. With a second one, its links stand here.");
-    const rest = `${count(leftOut)} workers of this page left out: a matrix has at most 32.`;
+    const rest =
+      `${counted(leftOut, "worker")} left out: the matrix has those of this page of the ` +
+      "table, and 32 at most.";
     setText(this.#note, leftOut ? rest : "");
     this.#note.hidden = !leftOut;
   }

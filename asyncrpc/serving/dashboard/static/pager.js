@@ -3,7 +3,7 @@
 import { element, setAttribute, setText } from "./dom.js";
 import { count } from "./format.js";
 
-const CHOICES = [25, 50, 100, 200];
+const CHOICES = [10, 25, 50, 100, 200];
 const USUAL = 50;
 
 /** Buttons for the first, previous, next and last page; hidden if one page has all. */
@@ -53,7 +53,7 @@ export class Pager {
     const pages = Math.max(1, Math.ceil(total / perPage));
     const page = first ? Math.floor((first - 1) / perPage) + 1 : 1;
     this.#at = { page, pages };
-    const rows = `${count(first)}–${count(first + shown - 1)} of ${count(total)}`;
+    const rows = `${count(first)} to ${count(first + shown - 1)} of ${count(total)}`;
     setText(this.#words, rows);
     for (const [node, isOpen] of this.#buttons) {
       setAttribute(node, "aria-disabled", isOpen(this.#at) ? null : "true");

@@ -1,7 +1,7 @@
 // What each stage of a pipeline did, as spans on one axis of time: the gaps are the bubble.
 
 import { drawn, element, KeyedList, setAttribute, setText } from "./dom.js";
-import { latency, share } from "./format.js";
+import { count, counted, latency, share } from "./format.js";
 import { workerAddress } from "./route.js";
 
 const WIDE = 1000; // units of the drawing; the page stretches it
@@ -41,7 +41,8 @@ export class StageSpans {
     this.element = element("div", {}, this.#legend, this.#rows, this.#scale);
   }
 
-  show(stages) {
+  /** Show stages, and what is known of the step that they belong to. */
+  show(stages, step) {
     const shares = sharesOf(stages);
     this.element.hidden = shares == null;
     if (shares == null) return;
@@ -59,7 +60,15 @@ export class StageSpans {
         element("span", {}, element("span", { class: "swatch idle" }), " idle: the bubble"),
       );
     }
-    setText(this.#scale, `From the first span to the last: ${latency(shares.length)}.`);
+    setText(this.#scale, [
+      step == null ? null : `Step ${count(step.number)}, schedule ${step.schedule}.`,
+      `From the first span to the last: ${latency(shares.length)}.`,
+      step?.bubble == null ? null : `Bubble: ${share(step.bubble)} of all stages' time.`,
+      step?.left_out ? `${counted(step.left_out, "stage")} left out.` : null,
+      step?.is_of_one_clock === false
+        ? "The clocks of its workers are not known to agree: stages may be shifted."
+        : null,
+    ].filter(Boolean).join(" "));
   }
 }
 

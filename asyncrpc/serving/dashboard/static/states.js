@@ -21,6 +21,10 @@ const STATES = {
   runs: ["dot", "good"],
   failed: ["cross", "bad"],
   done: ["dot", "calm"],
+  ok: ["dot", "good"],
+  live: ["dot", "good"],
+  waits: ["ring", "calm"],
+  "under way": ["half", "calm"],
 };
 
 /** The shape of a state. */

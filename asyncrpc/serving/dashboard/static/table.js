@@ -10,7 +10,8 @@ import { count } from "./format.js";
 import { Pager } from "./pager.js";
 
 const PER_PAGE = 50;
-const STRETCH = 1.6; // so much wider than it must be a table may get
+const BROAD = 24; // a first column wider than this moves along on a small screen
+const STRETCH = 1.6; // so much wider than it must be a table may get that ends in a number
 const FIND_AFTER_MS = 250;
 let made = 0;
 
@@ -33,9 +34,11 @@ export class DataTable {
   #find = null;
   #whole = []; // the rows of a table that is not asked for
 
-  /** Options: page, name, caption, columns, keyOf, empty, isAsked, canFind, level. */
+  /** Options: page, name, caption, columns, keyOf, empty, isAsked, canFind, level, perPage. */
   constructor(options) {
-    this.#options = { canFind: options.isAsked, level: 2, keyOf: (row) => row.key, ...options };
+    this.#options = {
+      canFind: options.isAsked, level: 2, perPage: PER_PAGE, keyOf: (row) => row.key, ...options,
+    };
     this.#columns = options.columns;
     this.#rows = new KeyedList(this.#body, () => this.#makeRow(), (row, item) => this.#change(row, item));
     this.#pager = new Pager(options.caption, (changes) => this.#go(changes));
@@ -63,7 +66,7 @@ export class DataTable {
   #show({ rows, total, first, left_out: leftOut, sort, order }) {
     this.#rows.show(rows, this.#options.keyOf);
     this.#mark(sort, order);
-    const perPage = Number(this.#given("per_page")) || PER_PAGE;
+    const perPage = Number(this.#given("per_page")) || this.#options.perPage;
     this.#pager.show({ total, first, shown: rows.length, perPage });
     setText(this.#amount, count(total));
     const found = this.#given("find");
@@ -80,7 +83,7 @@ export class DataTable {
     const sort = this.#given("sort") ?? this.#options.sort;
     const order = this.#given("order") ?? this.#options.order ?? "up";
     const sorted = sort ? ordered(rows, sort, order) : rows;
-    const perPage = Number(this.#given("per_page")) || PER_PAGE;
+    const perPage = Number(this.#given("per_page")) || this.#options.perPage;
     const pages = Math.max(1, Math.ceil(rows.length / perPage));
     const at = Math.min(pages, Math.max(1, Number(this.#given("page")) || 1));
     const from = (at - 1) * perPage;
@@ -157,8 +160,9 @@ export class DataTable {
       this.#body,
     );
     const width = this.#columns.reduce((sum, column) => sum + column.width, 0);
+    table.classList.toggle("broad", this.#columns[0].width > BROAD);
     table.style.minWidth = `${width}ch`;
-    table.style.maxWidth = `${STRETCH * width}ch`;
+    if (this.#columns.at(-1).isNumber) table.style.maxWidth = `${STRETCH * width}ch`;
     return element("div", { class: "scroll", role: "region" }, table);
   }
 

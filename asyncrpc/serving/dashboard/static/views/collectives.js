@@ -1,18 +1,19 @@
 // Collectives: under way, and the last ones.
 
 import {
-  ageColumn, bytesColumn, countColumn, stateColumn, textColumn,
+  ageColumn, bytesColumn, countColumn, latencyColumn, stateColumn, textColumn,
 } from "../cells.js";
-import { element, setText } from "../dom.js";
-import { counted, ranks } from "../format.js";
+import { element, setAttribute, setText } from "../dom.js";
+import { count, ranks, some } from "../format.js";
 import { listed } from "./listed.js";
+
+const NAMED_MAX = 3;
 
 /** Who has come: in words, for a set of ranks may be large. */
 const came = {
   key: "came",
   label: "Came",
   width: 16,
-  isSorted: false,
   text: (row) => ranks(row.came),
 };
 
@@ -20,14 +21,21 @@ const missing = {
   key: "missing",
   label: "Missing",
   width: 24,
-  isSorted: false,
   make: () => element("span", { class: "state" }),
   show: (place, row) => {
-    const none = !row.missing?.length;
-    place.dataset.tone = none ? "calm" : "warn";
-    setText(place, none ? "none" : `${ranks(row.missing)}: ${counted(row.missing.length, "rank")}`);
+    setAttribute(place, "data-tone", row.missing.length ? "warn" : "calm");
+    const parts = [row.missing.length || !row.unknown.length ? absent(row) : null];
+    if (row.unknown.length) parts.push(`${ranks(row.unknown)} tell nothing`);
+    if (row.ranks_left_out) parts.push(`${count(row.ranks_left_out)} left out`);
+    setText(place, parts.filter(Boolean).join("; "));
   },
 };
+
+/** The ranks that have not come, with the names of their workers. */
+function absent({ missing: absentRanks, workers }) {
+  const names = absentRanks.map((rank) => workers[rank]).filter(Boolean);
+  return names.length ? `${ranks(absentRanks)} (${some(names, NAMED_MAX)})` : ranks(absentRanks);
+}
 
 export const collectives = listed({
   title: "Collectives",
@@ -42,7 +50,9 @@ export const collectives = listed({
     came,
     missing,
     ageColumn("age_s", "Age"),
+    latencyColumn("took_s", "Took"),
     bytesColumn("bytes", "Size", "Bytes of a rank"),
+    textColumn("at", "Where", 28, { isSorted: false }),
   ],
   keyOf: (row) => `${row.group} ${row.sequence}`,
   empty:

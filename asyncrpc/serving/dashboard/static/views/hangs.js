@@ -3,13 +3,13 @@
 import { ageColumn, textColumn } from "../cells.js";
 import { element, setText } from "../dom.js";
 import { counted } from "../format.js";
-import { WaitGraph } from "../graph.js";
+import { nameOf, WaitGraph } from "../graph.js";
 import { DataTable } from "../table.js";
 import { Refusal, viewOf } from "./parts.js";
 
 const COLUMNS = [
   textColumn("who", "Who waits", 32),
-  textColumn("label", "How", 32),
+  textColumn("label", "How", 32, { text: (row) => plain(row.label ?? "–") }),
   textColumn("whom", "For whom", 32),
   ageColumn("age_s", "Since"),
 ];
@@ -72,9 +72,19 @@ class Hangs {
     this.#rest.hidden = look.nodes.length === 0;
     if (look.nodes.length) this.#graph.show(look);
     this.#table.show(waitsOf(look));
-    const leftOut = look.left_out ?? 0;
-    this.#note.hidden = leftOut === 0;
-    setText(this.#note, `${counted(leftOut, "task or thread", "tasks and threads")} left out: they are not on the way to the verdict.`);
+    this.#showLeftOut(look);
+  }
+
+  #showLeftOut({ left_out: waits = 0, sentences_left_out: sentences = 0 }) {
+    const parts = [
+      waits
+        ? `${counted(waits, "task or thread", "tasks and threads")} left out: they are not on ` +
+          "the way to the verdict."
+        : null,
+      sentences ? `${counted(sentences, "more sentence")} left out.` : null,
+    ].filter(Boolean);
+    this.#note.hidden = parts.length === 0;
+    setText(this.#note, parts.join(" "));
   }
 
   #showSentences(sentences) {
@@ -82,7 +92,13 @@ class Hangs {
     if (this.#sentences.dataset.shown === text) return;
     this.#sentences.dataset.shown = text;
     this.#sentences.hidden = sentences.length === 0;
-    this.#sentences.replaceChildren(...sentences.map((one) => element("li", {}, ...marked(one))));
+    const times = new Map();
+    for (const one of sentences) times.set(one, (times.get(one) ?? 0) + 1);
+    const items = [...times].map(([one, number]) => {
+      const again = number > 1 ? [" ", element("span", { class: "times" }, `(${number} times)`)] : [];
+      return element("li", {}, marked(one), again);
+    });
+    this.#sentences.replaceChildren(...items);
   }
 
   follow() {
@@ -95,6 +111,8 @@ class Hangs {
   }
 }
 
+const plain = (words) => words.replaceAll("`", "");
+
 /** A sentence, with what stands between backticks as code. */
 function marked(sentence) {
   return sentence
@@ -105,10 +123,7 @@ function marked(sentence) {
 
 function waitsOf({ nodes, edges }) {
   const byId = new Map(nodes.map((node) => [node.id, node]));
-  const name = (id) => {
-    const node = byId.get(id);
-    return [node?.worker, node?.kind, node?.label].filter(Boolean).join(" ");
-  };
+  const name = (id) => nameOf(byId.get(id));
   return edges
     .filter((edge) => byId.has(edge.from) && byId.has(edge.to))
     .map((edge) => ({

@@ -20,7 +20,7 @@ const COLUMNS = [
   rateColumn("failed_per_s", "Failed/s", "Calls failed per second"),
   latencyColumn("p50_s", "p50", "Half of the calls made take at most"),
   latencyColumn("p99_s", "p99", "99 of 100 calls made take at most"),
-  trafficColumn("bytes_per_s", "Traffic", "Bytes sent and received per second"),
+  trafficColumn("bytes_per_s", "Traffic", "Bytes of the calls made per second"),
   latencyColumn("lag_s", "Loop lag", "How late the event loop is"),
   countColumn("calls_under_way", "Under way", "Calls under way", { width: 11 }),
   countColumn("tasks", "Tasks", null, { width: 8 }),

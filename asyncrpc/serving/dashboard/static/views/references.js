@@ -1,7 +1,16 @@
 // References, and who holds them.
 
-import { ageColumn, codeColumn, countColumn, workerColumn, workersColumn } from "../cells.js";
+import {
+  ageColumn, codeColumn, countColumn, stateColumn, workerColumn, workersColumn,
+} from "../cells.js";
+import { showState } from "../states.js";
 import { listed } from "./listed.js";
+
+/** The state, and whose word it is if the owner tells nothing. */
+function showWord(place, row) {
+  const isSure = row.is_owners_word !== false;
+  showState(place, row.state, isSure ? row.state : `${row.state}, says a holder`);
+}
 
 export const references = listed({
   title: "References",
@@ -17,6 +26,9 @@ export const references = listed({
     ageColumn("age_s", "Age"),
     workersColumn("holders", "Held by", "holders_left_out", 32),
     countColumn("local_users", "Handles", "Python objects that refer to it at its owner"),
+    countColumn("lent", "Lent", "Copies on their way between two others"),
+    workerColumn("creator", "Made by", 16),
+    stateColumn("state", "State", 12, { show: showWord }),
   ],
   keyOf: (row) => `${row.owner} ${row.reference}`,
   empty:

@@ -1,8 +1,8 @@
 // Training: passes, optimizer steps, buckets of gradients, and a pipeline's bubble.
 
 import {
-  ageColumn, bytesColumn, countColumn, latencyColumn, rateColumn, stateColumn, textColumn,
-  workerColumn,
+  ageColumn, bytesColumn, codeColumn, countColumn, latencyColumn, rateColumn, stateColumn,
+  textColumn, workerColumn, workersColumn,
 } from "../cells.js";
 import { element } from "../dom.js";
 import { StageSpans } from "../spans.js";
@@ -20,7 +20,17 @@ const COLUMNS = [
 
 const PASSES = [
   workerColumn("worker", "Worker", 18),
-  textColumn("pass", "Pass", 24),
+  workerColumn("root", "Begun by", 18),
+  textColumn("context", "Context", 22),
+  stateColumn("state", "State", 14),
+  ageColumn("age_s", "Age"),
+  latencyColumn("took_s", "Took"),
+];
+
+const STEPS = [
+  workerColumn("worker", "Worker", 18),
+  codeColumn("optimizer", "Optimizer", 18),
+  workersColumn("owners", "Parameters on", "owners_left_out", 28),
   stateColumn("state", "State", 14),
   ageColumn("age_s", "Age"),
   latencyColumn("took_s", "Took"),
@@ -29,10 +39,9 @@ const PASSES = [
 const BUCKETS = [
   workerColumn("worker", "Worker", 18),
   countColumn("bucket", "Bucket"),
-  countColumn("parameters", "Parameters", null, { width: 12 }),
   bytesColumn("bytes", "Size"),
-  stateColumn("state", "State", 16),
-  latencyColumn("took_s", "Took"),
+  rateColumn("per_s", "Reduced/s", "Reductions per second", { width: 12 }),
+  latencyColumn("p50_s", "p50", "Half of the reductions take at most"),
 ];
 
 class Training {
@@ -40,6 +49,7 @@ class Training {
   #refusal = new Refusal();
   #table;
   #passes;
+  #steps;
   #buckets;
   #spans = new StageSpans();
   #noSpans = element(
@@ -64,9 +74,24 @@ class Training {
       name: "passes",
       caption: "Backward passes",
       columns: PASSES,
-      keyOf: (row) => `${row.worker} ${row.pass}`,
-      empty: "No backward pass over several workers was seen.",
-      why: "workers tell of the last ones.",
+      keyOf: (row) => `${row.worker} ${row.context} ${row.root}`,
+      perPage: 10,
+      empty:
+        "No backward pass over several workers was seen. One stands here once a program " +
+        "calls autograd.backward in a context.",
+      why: "only the last ones are shown.",
+    });
+    this.#steps = new DataTable({
+      page,
+      name: "steps",
+      caption: "Optimizer steps",
+      columns: STEPS,
+      keyOf: (row) => `${row.worker} ${row.optimizer}`,
+      perPage: 10,
+      empty:
+        "No step of a distributed optimizer was seen. One stands here once a program " +
+        "awaits its step.",
+      why: "only the last ones are shown.",
     });
     this.#buckets = new DataTable({
       page,
@@ -89,6 +114,7 @@ class Training {
         this.#noSpans,
       ),
       this.#passes.element,
+      this.#steps.element,
       this.#buckets.element,
     );
   }
@@ -96,9 +122,10 @@ class Training {
   show(look) {
     this.#refusal.show(null);
     this.#table.show(look);
-    this.#spans.show(look.pipeline ?? []);
+    this.#spans.show(look.pipeline, look.pipeline_step);
     this.#noSpans.hidden = !this.#spans.element.hidden;
-    this.#passes.show(look.passes ?? []);
+    this.#passes.show({ rows: look.passes, left_out: look.passes_left_out });
+    this.#steps.show({ rows: look.steps, left_out: look.steps_left_out });
     const buckets = look.rows.flatMap((row) =>
       (row.buckets ?? []).map((bucket) => ({ worker: row.worker, ...bucket })),
     );
@@ -106,7 +133,7 @@ class Training {
   }
 
   follow() {
-    for (const table of [this.#table, this.#passes, this.#buckets]) table.follow();
+    for (const table of [this.#table, this.#passes, this.#steps, this.#buckets]) table.follow();
   }
 
   refuse(why) {
