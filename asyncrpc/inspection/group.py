@@ -358,7 +358,7 @@ class GroupLook:
         return [
             one
             for one in map(self.members.get, self._answered)
-            if one is not None and one.host_id == member.host_id
+            if one is not None and one.host_id == member.host_id != ""
         ]
 
     async def _ask_watch(self, member: Member) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from asyncrpc.errors import AsyncRpcError, UsageError
+from asyncrpc.errors import AsyncRpcError, NotStartedError, UsageError
 from asyncrpc.serving.dashboard.access import Access, refused
 from asyncrpc.serving.dashboard.files import PAGE, PageFiles
 from asyncrpc.serving.dashboard.look import NotFoundError, Seen, SharedLook, in_slices
@@ -188,6 +188,8 @@ async def _errors_as_json(
         return await handler(request)
     except NotFoundError as error:
         return web.json_response({"error": str(error)}, status=404)
+    except NotStartedError as error:  # of the program, not of who asks
+        return web.json_response({"error": str(error)}, status=503)
     except UsageError as error:
         return web.json_response({"error": str(error)}, status=400)
     except AsyncRpcError as error:

@@ -114,7 +114,7 @@ export class WaitGraph {
     const whats = [...new Set(own.map((edge) => edge.label).filter(Boolean))].map(plain);
     const since = node.age_s == null ? "" : age(node.age_s);
     if (node.trouble) return [node.trouble, since].filter(Boolean).join(", ");
-    if (!own.length) return since;
+    if (!own.length) return [plain(node.detail?.[0] ?? ""), since].filter(Boolean).join(", ");
     return ["waits", since, whats.length ? `for ${whats.join("; ")}` : ""].filter(Boolean).join(" ");
   }
 

@@ -119,6 +119,7 @@ export class LiveLook {
     }
   }
 
+  /** The state changes, or `retryAt` comes nearer. */
   #enter(state) {
     this.#state = state;
     this.#told.state(state);

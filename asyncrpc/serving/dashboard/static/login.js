@@ -12,6 +12,7 @@ const NAMES = {
 
 /** Return a form; `onSignedIn` is called when it has succeeded. */
 export function loginForm(terms, onSignedIn) {
+  if (terms.takes === "nothing") return refusal(terms.why);
   const canProve = globalThis.crypto?.subtle != null;
   const input = element("input", {
     id: "login-word",
@@ -42,6 +43,16 @@ export function loginForm(terms, onSignedIn) {
     else input.select();
   });
   return form;
+}
+
+/** There is nothing to sign in by. */
+function refusal(why) {
+  return element(
+    "section",
+    { class: "login" },
+    element("h1", { tabindex: -1 }, "You may not look"),
+    element("p", { role: "alert" }, why ?? "The server does not say why."),
+  );
 }
 
 function note(canProve, terms) {
@@ -93,11 +104,6 @@ export async function signOut() {
 }
 
 /** Offer to end the session, if there is one to end. */
-export async function offerLeave(button) {
-  try {
-    const terms = await askTerms();
-    button.hidden = !terms.signed_in || terms.takes === "nothing";
-  } catch {
-    button.hidden = true;
-  }
+export function offerLeave(button, terms) {
+  button.hidden = !terms?.signed_in || terms.takes === "nothing";
 }

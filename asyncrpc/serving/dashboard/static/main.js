@@ -2,7 +2,7 @@
 
 import { element } from "./dom.js";
 import { Freshness, GroupState, say, ViewLinks } from "./header.js";
-import { LiveLook } from "./live.js";
+import { askTerms, LiveLook } from "./live.js";
 import { loginForm, offerLeave, signOut } from "./login.js";
 import { changed, parse, write } from "./route.js";
 import { calls } from "./views/calls.js";
@@ -17,6 +17,7 @@ const VIEWS = { overview, worker, calls, references, training, collectives, hang
 const ASKED = ["sort", "order", "page", "per_page", "find"]; // of the server
 
 const main = document.getElementById("main");
+const leave = document.getElementById("leave");
 const links = new ViewLinks(VIEWS);
 const group = new GroupState();
 const freshness = new Freshness();
@@ -52,17 +53,26 @@ const live = new LiveLook({
     shown?.view.refuse?.(state.why);
     main.setAttribute("aria-busy", "false");
   },
-  signIn(terms) {
-    if (shown?.key === "login") return;
-    const form = loginForm(terms, () => {
-      offerLeave(document.getElementById("leave"));
-      shown = null;
-      follow();
-    });
-    put({ key: "login", asked: null, view: {} }, form, "Sign in");
-    form.querySelector("input").focus();
-  },
+  signIn,
 });
+
+/** Ask who looks; then show what the address names. */
+function signIn(terms) {
+  offerLeave(leave, terms);
+  if (shown?.key === "login") return;
+  const form = loginForm(terms, start);
+  put({ key: "login", asked: null, view: {} }, form, "Sign in");
+  form.querySelector("input, h1").focus();
+}
+
+/** Show what the address names, if the server lets one look. */
+async function start() {
+  shown = null;
+  const terms = await askTerms().catch(() => null); // then the stream will say why
+  offerLeave(leave, terms);
+  if (terms == null || terms.signed_in) follow();
+  else signIn(terms);
+}
 
 /** Show what the address names. */
 function follow() {
@@ -122,24 +132,23 @@ function onPause(event) {
 }
 
 async function onLeave() {
+  live.watch(null);
   await signOut();
-  shown = null;
-  follow();
+  await start();
 }
 
 /** Going back and forth tells both, or either. */
 function onAddress() {
-  if (location.hash !== followed) follow();
+  if (location.hash !== followed && shown?.key !== "login") follow();
 }
 
 addEventListener("hashchange", onAddress);
 addEventListener("popstate", onAddress);
 document.getElementById("pause").addEventListener("click", onPause);
-document.getElementById("leave").addEventListener("click", onLeave);
+leave.addEventListener("click", onLeave);
 document.getElementById("retry").addEventListener("click", () => live.retryNow());
 document.getElementById("skip").addEventListener("click", (event) => {
   event.preventDefault(); // the part behind the # says which view is shown
   main.focus();
 });
-offerLeave(document.getElementById("leave"));
-follow();
+start();
