@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.browser.programs import SECRET
+from tests.browser.programs import SECRET, TOKEN
 
 HANGS_S: Final = 300.0  # to start processes that import torch, on a busy machine
 LOOK_AGAIN_S: Final = 0.05
@@ -74,3 +74,28 @@ def while_it_runs(
         assert process.poll() is None, f"the program has ended: {process.returncode}"
         assert time.monotonic() < until, "the program does not come up"
         time.sleep(LOOK_AGAIN_S)
+
+
+@contextlib.contextmanager
+def served_from_outside(
+    group: ShownGroup, port: int = 0
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `asyncrpc dashboard`; yield its process and the address of its page."""
+    command = [sys.executable, "-m", "asyncrpc", "dashboard", group.address]
+    with subprocess.Popen(
+        [*command, "--port", str(port), "--every", "0.5"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={
+            **os.environ,
+            "ASYNCRPC_SECRET": SECRET,
+            "ASYNCRPC_DASHBOARD_TOKEN": TOKEN,
+        },
+    ) as process:
+        assert process.stdout is not None
+        try:
+            url = process.stdout.readline().strip()
+            assert url, "the program has ended"
+            yield process, url
+        finally:
+            process.terminate()

@@ -64,6 +64,23 @@ async def wait_oddly() -> None:
     await asyncio.create_task(asyncio.Event().wait(), name=ODD)
 
 
+table: Final = asyncio.Lock()
+
+
+async def evict() -> None:
+    async with table:
+        await asyncrpc.rpc_async("web", rows, timeout_s=None)
+
+
+async def rows() -> None:
+    await asyncrpc.rpc_async("ps", apply, timeout_s=None)
+
+
+async def apply() -> None:
+    async with table:
+        pass
+
+
 async def train() -> None:
     """Be one rank of a data parallel module, until the call is cancelled."""
     worker = asyncrpc.current_worker()
@@ -125,11 +142,16 @@ async def calm(worker: Worker, tasks: asyncio.TaskGroup) -> None:
     """Do nothing."""
 
 
+async def hanging(worker: Worker, tasks: asyncio.TaskGroup) -> None:
+    """Wait in a cycle of two calls and a lock."""
+    tasks.create_task(without_end("ps", evict), name="evicting")
+
+
 # By name: the workers in processes of their own, and what the group does.
 KINDS: Final[dict[str, tuple[list[str], Run]]] = {
     "busy": (["ps", "trainer", ODD], busy),
     "calm": (["ps", "trainer"], calm),
-    "hanging": (["ps"], calm),
+    "hanging": (["ps"], hanging),
 }
 
 
@@ -153,18 +175,28 @@ async def served(worker: Worker) -> AsyncIterator[str]:
 async def main(kind: str, folder: Path) -> None:
     names, run = KINDS[kind]
     options = Options(secret=SECRET, drain_timeout_s=0.0)
-    multiprocessing.set_forkserver_preload(["tests.browser.programs"])
+    multiprocessing.set_forkserver_preload(["asyncrpc.testing", "torch._dynamo"])
     cluster = ProcessCluster(names, name="web", options=options, method="forkserver")
-    told = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     async with AsyncExitStack() as stack:
         worker = await stack.enter_async_context(cluster)
         url = await stack.enter_async_context(served(worker))
         async with asyncio.TaskGroup() as tasks:
             held = await run(worker, tasks)
             pids = {name: cluster.pid(name) for name in names}
+            for name in names:
+                cluster.expect_death(name)  # a test may kill it
             tell(folder, url, worker, pids | {"web": os.getpid()})
-            await told
+            await until_told()
             raise OverError(held)
+
+
+async def until_told() -> None:
+    """Wait until the input of this program ends."""
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    await reader.read()
 
 
 class OverError(Exception):

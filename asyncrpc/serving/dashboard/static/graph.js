@@ -124,8 +124,8 @@ export class WaitGraph {
   }
 
   #role(id) {
-    if (id === this.#fault) return "fault";
-    return this.#cycle.has(id) ? "cycle" : null;
+    if (this.#cycle.has(id)) return "cycle"; // all of it is at fault
+    return id === this.#fault ? "fault" : null;
   }
 
   #verdict(id) {

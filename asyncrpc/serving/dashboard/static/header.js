@@ -39,9 +39,8 @@ export class GroupState {
     const { workers, answering, silent } = look.group;
     const words = silent
       ? `${count(answering)} of ${counted(workers, "worker")} answer, ${count(silent)} silent`
-      : workers === 1
-        ? "The one worker answers"
-        : `All ${counted(workers, "worker")} answer`;
+      : (["No worker is known", "The one worker answers", "Both workers answer"][workers] ??
+        `All ${counted(workers, "worker")} answer`);
     setText(at("group-words"), words);
     const shape = at("group").querySelector(".shape");
     setAttribute(shape, "data-shape", silent ? "cross" : "dot");

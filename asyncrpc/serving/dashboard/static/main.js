@@ -62,7 +62,7 @@ function signIn(terms) {
   if (shown?.key === "login") return;
   const form = loginForm(terms, start);
   put({ key: "login", asked: null, view: {} }, form, "Sign in");
-  form.querySelector("input, h1").focus();
+  (form.querySelector("input") ?? form.querySelector("h1")).focus();
 }
 
 /** Show what the address names, if the server lets one look. */
