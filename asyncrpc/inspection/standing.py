@@ -23,8 +23,8 @@ from asyncrpc.runtime.messages import Request
 T = TypeVar("T")
 R = TypeVar("R")
 
-AT_ONCE: Final = 32  # workers that are asked together
-LATE_S: Final = 0.5  # until then a round waits for a worker
+AT_ONCE: Final = 8  # workers that are asked together: answers of one turn of the loop
+LATE_S: Final = 0.25  # until then a round waits for a worker
 FIRST_S: Final = 5.0  # likewise, of which nothing is known yet
 # Of a worker that has been asked for the first time, and may still answer.
 NOT_YET: Final = NoAnswer(Trouble.SILENT, "it has been asked just now")
@@ -121,6 +121,8 @@ class GroupPoll(Generic[T, R]):
         tasks: StartsTasks,
         question: Question[T],
         take: Callable[[Member, T], R],
+        *,
+        at_once: int = AT_ONCE,
     ) -> None:
         """Prepare to ask.
 
@@ -129,11 +131,13 @@ class GroupPoll(Generic[T, R]):
             tasks: owns those that go on beside a round.
             question: asks one member of a group of so many.
             take: makes of an answer what is kept of it.
+            at_once: how many are asked together.
         """
         self._questions = questions
         self._tasks = tasks
         self._question = question
         self._take = take
+        self._at_once = at_once
         self._plan = AskingPlan()
         self._members: dict[str, Member] = {}
         self._told: dict[str, R] = {}
@@ -155,7 +159,7 @@ class GroupPoll(Generic[T, R]):
         loop = asyncio.get_running_loop()
         due = iter(self._plan.due(self._members, loop.time()))
         async with asyncio.TaskGroup() as group:
-            for _ in range(AT_ONCE):
+            for _ in range(self._at_once):
                 group.create_task(self._lane(due))
         await self._until_known()
         silent = dict(self._silent)

@@ -139,7 +139,7 @@ def _application(
     return DashboardApplication(gate, views.get, views.close, every_s).make()
 
 
-def _views_of(context: ViewContext) -> dict[str, DashboardView]:
+def views_by_name(context: ViewContext) -> dict[str, DashboardView]:
     """Return all views, by name."""
     overview = OverviewView(context)
     made: tuple[DashboardView, ...] = (
@@ -176,7 +176,7 @@ class _OpenedViews:
         if self._context is None:
             questions, tasks = self._make_questions(), Tasks(loop_for("dashboard"))
             self._context = ViewContext(questions, tasks, self._every_s, self._after_s)
-            self._views = _views_of(self._context)
+            self._views = views_by_name(self._context)
         return self._views
 
     async def close(self) -> None:

@@ -51,6 +51,7 @@ T = TypeVar("T")
 
 # Rows that all workers are asked for together; each is asked for its share.
 ROWS_MAX: Final = 20_000
+SNAPSHOTS_AT_ONCE: Final = 2  # to read one takes a millisecond or more
 SHARE_MIN: Final = 10
 SHARE_MAX: Final = 500
 
@@ -357,6 +358,7 @@ class HangsView:
             context.tasks,
             asking(TakeSnapshot(is_thorough)),
             same,
+            at_once=SNAPSHOTS_AT_ONCE,
         )
         digest = partial(self._digest, is_thorough=is_thorough)
         return SharedLook(context.tasks, poll.look, digest, every_s=context.every_s)

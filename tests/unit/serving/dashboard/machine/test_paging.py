@@ -46,7 +46,7 @@ def all_pages(given: list[dict[str, Any]], **query: Any) -> list[Row]:
 
 @pytest.mark.parametrize("sort", ["worker", "age_s"])
 @pytest.mark.parametrize("is_up", [True, False])
-def test_the_pages_have_all_rows_in_order(sort: str, is_up: bool) -> None:
+def test_the_pages_have_all_rows_in_order(sort: str, *, is_up: bool) -> None:
     given = rows()
     found = all_pages(given, sort=sort, is_up=is_up, per_page=200)
     assert found == sorted(given, key=lambda row: row[sort], reverse=not is_up)
@@ -62,7 +62,7 @@ def test_no_more_than_a_slice_is_done_at_once(page: int) -> None:
 
 
 @pytest.mark.parametrize("is_up", [True, False])
-def test_what_is_not_known_is_last_in_both_orders(is_up: bool) -> None:
+def test_what_is_not_known_is_last_in_both_orders(*, is_up: bool) -> None:
     given = [{"age_s": None, "worker": "x"}, *rows(3)]
     shown = finished(page_of(given, ViewQuery("age_s", is_up=is_up)))
     assert shown.rows[-1]["worker"] == "x"
@@ -83,7 +83,8 @@ def test_only_the_rows_that_are_wanted() -> None:
     owners = ("caller", "callee")
 
     def shown(**query: Any) -> list[Any]:
-        page = finished(page_of(given, ViewQuery("caller", is_up=True, **query), owners))
+        asked = ViewQuery("caller", is_up=True, **query)
+        page = finished(page_of(given, asked, owners))
         assert page.total == len(page.rows)
         return [row["caller"] for row in page.rows]
 
