@@ -121,7 +121,7 @@ def test_small_tables_are_sorted_by_their_own_names(
     page = open_page(busy)
     page.open("worker/web")
     table = page.table("Links")
-    head = table.get_by_role("columnheader", name="Peer")
+    head = table.get_by_role("columnheader", name="Peer", exact=True)
     head.get_by_role("button").click()
     ends = table.locator("tbody th")
     expect(ends.first).to_have_text(ODD)

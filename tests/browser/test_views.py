@@ -91,7 +91,7 @@ def test_a_worker(busy: ShownGroup, open_page: Open) -> None:
     (told,) = (one for one in look["functions"] if one["function"] == name)
     per_s = functions[name]["Calls served per second"]
     assert per_s == page.written("rate", told["per_s"])
-    assert len(page.rows("Tasks")) == min(50, len(look["tasks"]))
+    assert len(page.rows("Tasks")) == min(25, len(look["tasks"]))
     assert len(page.rows("Threads")) == len(look["threads"])
     assert {"web"} <= {row["Peer"] for row in page.rows("Links")}
     assert page.rows("What happened lately")

@@ -40,7 +40,7 @@ export class LineChart {
     setAttribute(this.#drawing, "aria-label", `${title}, over the last minutes`);
     this.element = element(
       "figure",
-      { class: "chart" },
+      { class: "chart", "aria-label": title },
       element("figcaption", {}, element("span", {}, title), this.#value, this.#when),
       this.#drawing,
     );
