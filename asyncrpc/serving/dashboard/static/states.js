@@ -23,6 +23,7 @@ const STATES = {
   done: ["dot", "calm"],
   ok: ["dot", "good"],
   live: ["dot", "good"],
+  committed: ["dot", "good"],
   waits: ["ring", "calm"],
   "under way": ["half", "calm"],
 };

@@ -11,7 +11,7 @@ import { Pager } from "./pager.js";
 
 const PER_PAGE = 50;
 const BROAD = 24; // a first column wider than this moves along on a small screen
-const STRETCH = 1.6; // so much wider than it must be a table may get that ends in a number
+const STRETCH = 2; // so much wider than it must be a table may get that ends in a number
 const FIND_AFTER_MS = 250;
 let made = 0;
 
