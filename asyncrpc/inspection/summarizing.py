@@ -25,7 +25,7 @@ from asyncrpc.runtime.ports import Identity
 from asyncrpc.trace import CallEnded, FlightRecorder
 
 WINDOW_S: Final = 5.0  # that rates are over
-EVENTS_MAX: Final = 1000  # of each kind
+EVENTS_MAX: Final = 500  # of each kind
 _KINDS: Final = ("calls", "served", "passes", "steps", "collectives")
 _STATM: Final = "/proc/self/statm"
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")

@@ -197,6 +197,7 @@ def test_silent_workers_hold_up_no_other_and_are_found_when_they_are_back() -> N
             while len((seen := await view.look.after(number)).silent) < silent:
                 number = seen.number
             assert set(seen.silent) == set(cut)
+            assert seen.digest is not None
             states = {row["worker"]: row["state"] for row in seen.digest.rows}
             assert {states[name] for name in cut} == {"silent"}
             begun_s, asked = loop.time(), questions_of(workers[1:2])

@@ -30,7 +30,7 @@ from asyncrpc.inspection.records import (
     WorkerSnapshot,
 )
 
-NODES_MAX: Final = 200  # of one slice of work: a millisecond
+NODES_MAX: Final = 100  # of one slice of work: half a millisecond
 # Waits that end by themselves, or by what no worker is asked for.
 _ENDS_ALONE: Final = frozenset(
     {
@@ -184,6 +184,7 @@ class _GraphJoiner:
             yield len(part)
         for name, snapshot in graph.snapshots.items():
             graph.edges[Node(name, what=NO_THREAD)] = tuple(_busy(snapshot))
+            yield len(snapshot.actors)
         return graph
 
     def _edges(self, node: Node, wait: Wait) -> Iterable[Edge]:
@@ -330,7 +331,10 @@ def stuck(graph: AwaitGraph) -> set[Node]:
     return finished(_stuck_in_slices(graph))
 
 
-def _stuck_in_slices(graph: AwaitGraph) -> Slices[set[Node]]:
+def _needed(
+    graph: AwaitGraph,
+) -> Slices[tuple[dict[Node, list[Node]], dict[Node, int]]]:
+    """Return who waits for each node, and for how many each one waits."""
     waiting: dict[Node, list[Node]] = {}
     missing: dict[Node, int] = {}
     for part in parts_of(graph.nodes(), NODES_MAX):
@@ -339,8 +343,18 @@ def _stuck_in_slices(graph: AwaitGraph) -> Slices[set[Node]]:
             for target in _able(graph, node):
                 waiting.setdefault(target, []).append(node)
         yield len(part)
-    free = deque(node for node, count in missing.items() if not count)
-    going = set(free)
+    return waiting, missing
+
+
+def _stuck_in_slices(graph: AwaitGraph) -> Slices[set[Node]]:
+    waiting, missing = yield from _needed(graph)
+    free, going = deque[Node](), set[Node]()
+    for some in parts_of(missing.items(), NODES_MAX):
+        free.extend(node for node, count in some if not count)
+        yield len(some)
+    for part in parts_of(tuple(free), NODES_MAX):
+        going.update(part)
+        yield len(part)
     while free:
         if not len(free) % NODES_MAX:
             yield NODES_MAX
@@ -351,7 +365,11 @@ def _stuck_in_slices(graph: AwaitGraph) -> Slices[set[Node]]:
             if missing[node] <= 0:
                 going.add(node)
                 free.append(node)
-    return {node for node in graph.nodes() if node not in going}
+    dead: set[Node] = set()
+    for part in parts_of(graph.nodes(), NODES_MAX):
+        dead.update(node for node in part if node not in going)
+        yield len(part)
+    return dead
 
 
 def _able(graph: AwaitGraph, node: Node) -> list[Node]:

@@ -20,8 +20,8 @@ WORLDS_MAX = 20_000  # there are 7,917 in the largest of these tests
 def ends_of(first: World) -> Iterator[World]:
     """Visit every world that can come of this one; return those where all is quiet.
 
-    They come as they are found, so that a wrong one is told before all are visited: with
-    a mistake in the machine there may be very many.
+    They come as they are found, so that a wrong one is told before all are visited:
+    with a mistake in the machine there may be very many.
     """
     seen = {first.key()}
     open_worlds, ends = [first], 0

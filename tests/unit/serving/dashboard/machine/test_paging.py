@@ -69,13 +69,13 @@ def test_what_is_not_known_is_last_in_both_orders(*, is_up: bool) -> None:
 
 
 def test_lists_are_sorted_by_their_length() -> None:
-    given = [{"holders": ["a", "b"]}, {"holders": []}, {"holders": ["z"]}]
+    given: list[Row] = [{"holders": ["a", "b"]}, {"holders": []}, {"holders": ["z"]}]
     shown = finished(page_of(given, ViewQuery("holders", is_up=True)))
     assert [len(row["holders"]) for row in shown.rows] == [0, 1, 2]
 
 
 def test_only_the_rows_that_are_wanted() -> None:
-    given = [
+    given: list[Row] = [
         {"caller": "a", "callee": "b", "function": "Train"},
         {"caller": "b", "callee": "c", "function": "evict"},
         {"caller": "c", "callee": "c", "function": None},
@@ -94,7 +94,10 @@ def test_only_the_rows_that_are_wanted() -> None:
 
 
 def test_a_list_of_names_counts_as_owners() -> None:
-    given = [{"owner": "a", "holders": ["b", "c"]}, {"owner": "d", "holders": []}]
+    given: list[Row] = [
+        {"owner": "a", "holders": ["b", "c"]},
+        {"owner": "d", "holders": []},
+    ]
     query = ViewQuery("owner", is_up=True, workers=frozenset({"c"}))
     shown = finished(page_of(given, query, ("owner", "holders")))
     assert [row["owner"] for row in shown.rows] == ["a"]
