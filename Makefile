@@ -20,7 +20,7 @@ tests = $(wildcard $(addprefix tests/,$(1)))
 .PHONY: help setup demo test test-deep test-all check fmt lint type arch unit property \
 	cov sim sim-nightly chaos integration mutants numerics programs conformance docs kills \
 	examples soak bench bench-peers fuzz test-cuda test-tpu test-xla \
-	test-hosts test-clusters clean
+	test-hosts test-clusters test-browser clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -114,6 +114,19 @@ $(CLUSTERS)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(CLUSTERS)
 	$(CLUSTERS)/bin/python -m pip install --quiet --disable-pip-version-check \
 		-c constraints.txt -e '.[dev,examples,peers]'
+	touch $@
+
+# The system's Chromium shows the dashboard; Playwright brings no browser of its own.
+BROWSER := .venv-browser
+
+test-browser: $(BROWSER)/.stamp ## Test the dashboard in a browser: needs Chromium
+	tests/browser/install.sh
+	$(BROWSER)/bin/python -m pytest -q $(if $(ORDER),--randomly-seed=$(ORDER)) tests/browser
+
+$(BROWSER)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(BROWSER)
+	$(BROWSER)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints.txt -e '.[dev,browser]'
 	touch $@
 
 check: lint type arch ## Lint, types, contracts

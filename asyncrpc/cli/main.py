@@ -15,6 +15,7 @@ from typing import Final
 import torch
 
 from asyncrpc import __version__
+from asyncrpc.cli.dashboard import add_dashboard
 from asyncrpc.cli.doctor.command import add_doctor
 from asyncrpc.cli.launch import Command, run_command
 from asyncrpc.cli.looking import add_calls, add_stacks, add_status, add_why
@@ -93,6 +94,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_calls(commands.add_parser("calls", help="list its calls"))
     add_status(commands.add_parser("status", help="list its workers"))
     add_top(commands.add_parser("top", help="show how fast its workers work"))
+    add_dashboard(commands.add_parser("dashboard", help="show all of it as a page"))
     add_refs(commands.add_parser("refs", help="list its remote references"))
     add_timeline(
         commands.add_parser("timeline", help="write what it did as a timeline")

@@ -34,8 +34,8 @@ def add_observing(parser: argparse.ArgumentParser, look: Look) -> None:
     parser.set_defaults(act=lambda given: asyncio.run(_observe(given, look)))
 
 
-def add_group(parser: argparse.ArgumentParser) -> None:
-    """Describe the options that say which workers are meant."""
+def add_entrance(parser: argparse.ArgumentParser) -> None:
+    """Describe the options that say which group is meant; see `entrance`."""
     parser.add_argument(
         "address",
         nargs="?",
@@ -49,6 +49,11 @@ def add_group(parser: argparse.ArgumentParser) -> None:
         help="the workers of this run of `asyncrpc run`: its name, the beginning of"
         " it, or the number of its process; see `asyncrpc runs`",
     )
+
+
+def add_group(parser: argparse.ArgumentParser) -> None:
+    """Describe the options that say which workers are meant."""
+    add_entrance(parser)
     parser.add_argument(
         "--worker",
         action="append",

@@ -18,8 +18,8 @@ from asyncrpc.cli.observing import (
 from asyncrpc.errors import UsageError
 from asyncrpc.inspection.group_answers import references_of
 from asyncrpc.inspection.machine.wording import duration
-from asyncrpc.inspection.messages import ReferenceSeen
 from asyncrpc.inspection.observer import Observer
+from asyncrpc.inspection.reference_records import ReferenceSeen
 from asyncrpc.trace import RECENT_MAX
 
 

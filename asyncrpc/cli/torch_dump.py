@@ -23,8 +23,8 @@ from asyncrpc.cli.observing import (
     print_table,
 )
 from asyncrpc.errors import UsageError
+from asyncrpc.inspection.collective_records import CollectiveHistory
 from asyncrpc.inspection.group import GroupView, view_of
-from asyncrpc.inspection.histories import CollectiveHistory
 from asyncrpc.inspection.observer import Observer
 from asyncrpc.inspection.torch_format import (
     began_before,

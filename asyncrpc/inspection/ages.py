@@ -16,7 +16,11 @@ SHARE_MAX: Final = 0.002  # of the loop's time; with very many tasks it looks le
 
 
 class WaitAges:
-    """When the tasks of one event loop began to wait."""
+    """When the tasks of one event loop began to wait.
+
+    Attributes:
+        tasks: how many there were at the last look.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, *, sample_s: float = SAMPLE_S
@@ -29,6 +33,7 @@ class WaitAges:
         """
         self._loop = loop
         self._sample_s = sample_s
+        self.tasks = 0
         # By id of the task: what it waits for, and since when.
         self._known: dict[int, tuple[weakref.ref[Any], float]] = {}
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
@@ -54,7 +59,9 @@ class WaitAges:
         """Look at all tasks now."""
         now_s, before = self._loop.time(), self._known
         known: dict[int, tuple[weakref.ref[Any], float]] = {}
-        for task in asyncio.all_tasks(self._loop):
+        tasks = asyncio.all_tasks(self._loop)
+        self.tasks = len(tasks)
+        for task in tasks:
             waiter = _waiter_of(task)
             if waiter is None:
                 continue

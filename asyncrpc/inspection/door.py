@@ -24,7 +24,7 @@ import msgpack
 
 from asyncrpc.errors import MalformedError
 from asyncrpc.inspection.collecting import Inspected
-from asyncrpc.inspection.histories import CollectiveHistory
+from asyncrpc.inspection.collective_records import CollectiveHistory
 from asyncrpc.inspection.loop_state import blocked_for_s
 from asyncrpc.inspection.records import NoAnswer, Trouble, WorkerSnapshot
 from asyncrpc.runtime.membership.messages import MemberRecord

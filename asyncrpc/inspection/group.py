@@ -12,25 +12,24 @@ from asyncrpc.errors import (
     ConnectError,
     TransportError,
 )
+from asyncrpc.inspection.collective_records import CollectiveHistory
 from asyncrpc.inspection.door import Look, look_beside, names_of
-from asyncrpc.inspection.histories import CollectiveHistory
 from asyncrpc.inspection.machine.graph import AwaitGraph, graph_of
 from asyncrpc.inspection.machine.wording import duration
 from asyncrpc.inspection.messages import LookBeside, TakeSnapshot, TellCollectives
-from asyncrpc.inspection.observer import Observed, Observer
+from asyncrpc.inspection.observer import Observer
+from asyncrpc.inspection.questions import ANSWER_S, ObserverQuestions
 from asyncrpc.inspection.records import NoAnswer, Trouble, WorkerSnapshot
 from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.links.evidence import evidence_at
 from asyncrpc.runtime.links.machine.detector import Evidence
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
 from asyncrpc.runtime.membership.machine.membership import Record
-from asyncrpc.runtime.membership.messages import AskMembers
 from asyncrpc.runtime.messages import Request
 
 T = TypeVar("T")
 
 AT_ONCE: Final = 16  # workers that are looked at together
-ANSWER_S: Final = 2.0
 RUNS: Final = "runs"
 # What the watch of a worker tells, where nobody can look closer.
 _TOLD_BY_WATCH: Final[Mapping[Evidence, tuple[Trouble, str]]] = {
@@ -137,7 +136,7 @@ async def view_of(
     Cancellation:
         All connections that were made for it are closed.
     """
-    asks = _ObserverQuestions(observer)
+    asks = ObserverQuestions(observer, address)
     look = GroupLook(
         asks,
         secret=observer.secret,
@@ -174,7 +173,7 @@ async def ask_all(
     Cancellation:
         All connections that were made for it are closed.
     """
-    asks = _ObserverQuestions(observer)
+    asks = ObserverQuestions(observer, address)
     look = GroupLook(asks, secret=observer.secret, is_thorough=False)
     answers: dict[str, T] = {}
     failed: dict[str, str] = {}
@@ -206,10 +205,10 @@ async def ask_all(
     return GroupAnswers(look.members, answers, {**silent, **look.silent})
 
 
-async def _enter(look: GroupLook, asks: _ObserverQuestions, address: str) -> None:
+async def _enter(look: GroupLook, asks: ObserverQuestions, address: str) -> None:
     """Ask the first worker who there is."""
     try:
-        records = await asks.members_at(address)
+        records = await asks.first_records()
     except AuthenticationError:
         raise
     except (TransportError, TimeoutError) as error:
@@ -222,33 +221,6 @@ async def _enter(look: GroupLook, asks: _ObserverQuestions, address: str) -> Non
         look.take_look(found)
         records = found.members
     look.know(records)
-
-
-class _ObserverQuestions:
-    """Asks as an observer, over connections of its own."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-        self._observed: dict[str, Observed] = {}
-
-    async def members_at(self, address: str) -> list[Record]:
-        """Ask the worker at an address for its group."""
-        observed = await self._observer.connect(address)
-        self._observed[observed.hello.name] = observed
-        return await observed.ask(AskMembers(), timeout_s=ANSWER_S)
-
-    async def ask(self, member: Member, request: Request[T], *, timeout_s: float) -> T:
-        """See `AsksWorkers`."""
-        observed = self._observed.get(member.name)
-        if observed is None:
-            observed = await self._observer.connect(member)
-            self._observed[member.name] = observed
-        return await observed.ask(request, timeout_s=timeout_s)
-
-    def close(self) -> None:
-        """End the connections."""
-        for one in self._observed.values():
-            one.close()
 
 
 class GroupLook:
@@ -279,6 +251,7 @@ class GroupLook:
         self._question = TakeSnapshot(is_thorough)
         self._with_collectives = with_collectives
         self._room = asyncio.Semaphore(AT_ONCE)
+        self._answered: dict[str, None] = {}  # a set, but ordered
         self.members: dict[str, Member] = {}
         self.snapshots: dict[str, WorkerSnapshot] = {}
         self.silent: dict[str, NoAnswer] = {}
@@ -303,6 +276,7 @@ class GroupLook:
     def take(self, snapshot: WorkerSnapshot) -> None:
         """Take what a worker has told."""
         self.snapshots[snapshot.name] = snapshot
+        self._answered[snapshot.name] = None
 
     def take_look(self, found: Look) -> None:
         """Take what a worker has told at its door."""
@@ -324,6 +298,21 @@ class GroupLook:
             for member in wanted:
                 if member.name in self.silent:
                     group.create_task(self._another_way(member))
+
+    async def find_out(
+        self, silent: Mapping[str, NoAnswer], answered: Iterable[str]
+    ) -> None:
+        """Look another way at members that have not answered something else.
+
+        Args:
+            silent: what is known of them, by name.
+            answered: names of members that have.
+        """
+        self.silent.update(silent)
+        self._answered.update(dict.fromkeys(answered))
+        async with asyncio.TaskGroup() as group:
+            for name in silent:
+                group.create_task(self._another_way(self.members[name]))
 
     async def _one(self, member: Member) -> None:
         async with self._room:
@@ -368,8 +357,8 @@ class GroupLook:
         """Return the members on the host of another one that have answered."""
         return [
             one
-            for one in map(self.members.get, self.snapshots)
-            if one is not None and one.host_id == member.host_id
+            for one in map(self.members.get, self._answered)
+            if one is not None and one.host_id == member.host_id != ""
         ]
 
     async def _ask_watch(self, member: Member) -> None:

@@ -8,17 +8,18 @@ from typing import Final, NamedTuple
 from asyncrpc.checkup.machine.findings import CheckFinding
 from asyncrpc.clock import NS_PER_S, Clock, wall_ns
 from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.inspection.group import ANSWER_S, AsksWorkers, GroupAnswers, ask_all
+from asyncrpc.inspection.group import AsksWorkers, GroupAnswers, ask_all
 from asyncrpc.inspection.machine.spans import WorkerEvents
 from asyncrpc.inspection.messages import (
     CheckupSeen,
     ListReferences,
     ReadClock,
-    ReferencesSeen,
     TakeCheckup,
     TakeEvents,
 )
 from asyncrpc.inspection.observer import Observer
+from asyncrpc.inspection.questions import ANSWER_S
+from asyncrpc.inspection.reference_records import ReferencesSeen
 from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.members import Member
 from asyncrpc.trace import RECENT_MAX

@@ -7,24 +7,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from asyncrpc.clock import NS_PER_S, wall_ns
 from asyncrpc.collectives.matching import CollectiveRun
 from asyncrpc.collectives.messages import SERVICE as COLLECTIVES
 from asyncrpc.collectives.service import CollectivesService
 from asyncrpc.inspection.awaits import AwaitStep, chain_of
+from asyncrpc.inspection.collective_records import (
+    CLOSED,
+    UNDER_WAY,
+    CollectiveHistory,
+    KnownGroup,
+    NotedCollective,
+)
 from asyncrpc.inspection.names import local
 from asyncrpc.inspection.recognition import is_of_library
 from asyncrpc.inspection.records import StackFrame
 from asyncrpc.inspection.threads import frame_of
 from asyncrpc.runtime.extensions import Service
 from asyncrpc.runtime.ports import Identity
-from asyncrpc.runtime.schema import Count, Number
 from asyncrpc.trace import RECENT_MAX, CollectiveEnded, FlightRecorder
 
-CLOSED: Final = -1
-UNDER_WAY: Final = 0
 _WAITING: Final = frozenset(
     one.__code__
     for one in (
@@ -34,69 +38,6 @@ _WAITING: Final = frozenset(
         CollectiveRun.until_done,
     )
 )
-
-
-class KnownGroup(NamedTuple):
-    """A group of collectives, as one of its ranks knows it.
-
-    Attributes:
-        group_id: the number by which its ranks know it.
-        label: as in errors.
-        members: names of the workers, by rank.
-        begun: how many collectives this worker has begun in it; `CLOSED`.
-    """
-
-    group_id: int
-    label: str
-    members: tuple[str, ...]
-    begun: Number
-
-
-class NotedCollective(NamedTuple):
-    """A collective that this worker has begun.
-
-    Attributes:
-        group: the place of its group among the groups.
-        number: of the collective in its group, from 0.
-        operation: name of the operation.
-        dtype: of the tensor; empty if ranks may differ.
-        shape: of the tensor; None if ranks may differ.
-        began_ns: when this worker began it, in nanoseconds since 1970.
-        ended_ns: when it ended here, likewise; `UNDER_WAY`.
-        outcome: how it ended; empty while it is under way.
-        frames: of the task that waits in it, the innermost first; empty if it is not
-            known, or has ended.
-    """
-
-    group: Count
-    number: Count
-    operation: str
-    dtype: str
-    shape: tuple[Count, ...] | None
-    began_ns: int
-    ended_ns: int
-    outcome: str
-    frames: tuple[StackFrame, ...]
-
-
-class CollectiveHistory(NamedTuple):
-    """The collectives of one worker.
-
-    Attributes:
-        name: of the worker.
-        rank: of the worker; -1 if it has none.
-        pid: of its process.
-        groups: of all these collectives, and all others that are open here.
-        collectives: in the order in which they began here.
-        is_whole: whether these are all that ever ended here.
-    """
-
-    name: str
-    rank: Number
-    pid: int
-    groups: tuple[KnownGroup, ...]
-    collectives: tuple[NotedCollective, ...]
-    is_whole: bool
 
 
 class CollectiveWorker(Protocol):

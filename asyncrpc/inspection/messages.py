@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from asyncrpc.checkup.machine.findings import CheckFinding
-from asyncrpc.ids import RRefId
+from asyncrpc.inspection.collective_records import CollectiveHistory
+from asyncrpc.inspection.details import CallsSeen, TrainingSeen, WorkerDetails
 from asyncrpc.inspection.events import RecentEvents
-from asyncrpc.inspection.histories import CollectiveHistory
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
+from asyncrpc.inspection.reference_records import ReferencesSeen
+from asyncrpc.inspection.summaries import WorkerSummary
 from asyncrpc.runtime.messages import Request, message
 
 SERVICE: Final = "inspection"
@@ -44,6 +46,49 @@ class TellCollectives(Request[CollectiveHistory]):
     """Ask for the collectives of the receiver: the last ones, and those under way."""
 
 
+@message(SERVICE, "summary")
+class TellSummary(Request[WorkerSummary]):
+    """Ask the receiver for itself in a few numbers, which it works out at once."""
+
+
+@message(SERVICE, "calls")
+class ListCalls(Request[CallsSeen]):
+    """Ask for the calls of the receiver that are under way, made and served.
+
+    Attributes:
+        oldest_max: how many, the oldest of each link.
+    """
+
+    oldest_max: int
+
+
+@message(SERVICE, "training")
+class TellTraining(Request[TrainingSeen]):
+    """Ask for the receiver's passes, optimizer steps, buckets and stages.
+
+    Attributes:
+        newest_max: how many passes and steps.
+    """
+
+    newest_max: int
+
+
+@message(SERVICE, "details")
+class TellDetails(Request[WorkerDetails]):
+    """Ask for what the receiver runs on, its options, links and functions."""
+
+
+@message(SERVICE, "last_collectives")
+class TellLastCollectives(Request[CollectiveHistory]):
+    """Ask for the collectives under way of the receiver, and few that have ended.
+
+    Attributes:
+        ended_max: how many that have ended.
+    """
+
+    ended_max: int
+
+
 @message(SERVICE, "beside")
 class LookBeside(Request[SeenBeside]):
     """Ask for those of another worker of the receiver's host, whose loop is blocked.
@@ -73,46 +118,6 @@ class TakeEvents(Request[RecentEvents]):
 
     kinds: list[str]
     newest_max: int
-
-
-class ReferenceSeen(NamedTuple):
-    """One reference, as the owner of its value sees it, or who holds it.
-
-    Attributes:
-        rref_id: of the value.
-        owner: name of the worker that has the value.
-        creator: name of the worker that made the reference.
-        is_owner: whether this is the owner's word.
-        state: as in `RRefRecord`.
-        type_name: of the value; empty while it is made, and from who holds it.
-        holders: names of those that hold it, by the owner's word.
-        handles: Python objects that refer to it.
-        lent: messages and borrowers that rely on it.
-        age_s: seconds since the worker first had it.
-    """
-
-    rref_id: RRefId
-    owner: str
-    creator: str
-    is_owner: bool
-    state: str
-    type_name: str
-    holders: list[str]
-    handles: int
-    lent: int
-    age_s: float
-
-
-class ReferencesSeen(NamedTuple):
-    """The references of one worker.
-
-    Attributes:
-        references: the oldest.
-        left_out: how many there are besides.
-    """
-
-    references: list[ReferenceSeen]
-    left_out: int
 
 
 @message(SERVICE, "references")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncrpc.inspection.messages import ReferenceSeen, ReferencesSeen
+from asyncrpc.inspection.reference_records import ReferenceSeen, ReferencesSeen
 from asyncrpc.rref.records import RRefRecord
 from asyncrpc.rref.service import RRefService
 

@@ -12,6 +12,13 @@ from typing import Any, Final, Protocol, TypeVar
 from asyncrpc.ids import WorkerId
 from asyncrpc.inspection.ages import SAMPLE_S, WaitAges
 from asyncrpc.inspection.collecting import Inspected, snapshot_of
+from asyncrpc.inspection.collective_records import CollectiveHistory
+from asyncrpc.inspection.details import (
+    CALLS_MAX,
+    CallsSeen,
+    TrainingSeen,
+    WorkerDetails,
+)
 from asyncrpc.inspection.door import (
     LocalDoor,
     is_supported,
@@ -20,25 +27,38 @@ from asyncrpc.inspection.door import (
 )
 from asyncrpc.inspection.events import RecentEvents
 from asyncrpc.inspection.group import GroupView
-from asyncrpc.inspection.histories import CollectiveHistory, history_of
+from asyncrpc.inspection.histories import history_of
 from asyncrpc.inspection.messages import (
     SERVICE,
     CheckupSeen,
+    ListCalls,
     ListReferences,
     LookBeside,
     ReadClock,
-    ReferencesSeen,
     SeenBeside,
     TakeCheckup,
     TakeEvents,
     TakeSnapshot,
     TellCollectives,
+    TellDetails,
+    TellLastCollectives,
+    TellSummary,
+    TellTraining,
 )
 from asyncrpc.inspection.own_checkup import circumstances_of, own_checkup
 from asyncrpc.inspection.recent import recent_events
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
+from asyncrpc.inspection.reference_records import ReferencesSeen
 from asyncrpc.inspection.run_note import RunNoteFile
 from asyncrpc.inspection.stalls import LOOKS, StallWatch
+from asyncrpc.inspection.summaries import WorkerSummary
+from asyncrpc.inspection.summarizing import summary_of
+from asyncrpc.inspection.telling import (
+    TellingWorker,
+    calls_of,
+    details_of,
+    training_of,
+)
 from asyncrpc.inspection.within import InnerLook, LinkedPeers
 from asyncrpc.runtime.extensions import Service
 from asyncrpc.runtime.links.sidecar import Sidecar
@@ -47,6 +67,7 @@ from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import Route, answers
 from asyncrpc.runtime.threads import outcome_to
+from asyncrpc.trace import RECENT_MAX
 
 T = TypeVar("T")
 
@@ -60,7 +81,7 @@ def no_references(_oldest_max: int) -> ReferencesSeen:
     return ReferencesSeen([], 0)
 
 
-class InspectedWorker(Inspected, Protocol):
+class InspectedWorker(Inspected, TellingWorker, Protocol):
     """The parts of a worker that is looked at.
 
     Attributes:
@@ -109,6 +130,7 @@ class InspectionService:
         self._worker = worker
         self._references = references
         self._ages: WaitAges | None = None
+        self._since_s = worker.recorder.now_s()
         self.stalls: StallWatch | None = None
         self._note = RunNoteFile(worker.identity)
         self._door = LocalDoor(
@@ -125,6 +147,11 @@ class InspectionService:
         return (
             answers(TakeSnapshot, self._on_snapshot, is_for_observers=True),
             answers(TellCollectives, self._on_collectives, is_for_observers=True),
+            answers(TellSummary, self._on_summary, is_for_observers=True),
+            answers(ListCalls, self._on_calls, is_for_observers=True),
+            answers(TellTraining, self._on_training, is_for_observers=True),
+            answers(TellDetails, self._on_details, is_for_observers=True),
+            answers(TellLastCollectives, self._on_last, is_for_observers=True),
             answers(LookBeside, self._on_beside, is_for_observers=True),
             answers(ReadClock, self._on_clock, is_for_observers=True),
             answers(TakeEvents, self._on_events, is_for_observers=True),
@@ -145,6 +172,7 @@ class InspectionService:
 
     def on_listening(self, addresses: Sequence[str]) -> None:
         """Let those of this host find the worker, and watch for stalls."""
+        self._since_s = self._worker.recorder.now_s()
         after_s = self._worker.options.stall_after_s
         sample_s = SAMPLE_S if after_s is None else min(SAMPLE_S, after_s / LOOKS)
         self._ages = WaitAges(self._worker.loop, sample_s=sample_s)
@@ -178,6 +206,34 @@ class InspectionService:
         self, _: PeerLink, __: TellCollectives
     ) -> CollectiveHistory:
         return await _in_thread(self._worker.loop, lambda: history_of(self._worker))
+
+    async def _on_summary(self, _: PeerLink, __: TellSummary) -> WorkerSummary:
+        now_s = self._worker.recorder.now_s
+        asked_s = now_s()
+        await asyncio.sleep(0)  # one turn of the loop
+        return summary_of(
+            self._worker,
+            running_s=now_s() - self._since_s,
+            lag_s=now_s() - asked_s,
+            tasks=0 if self._ages is None else self._ages.tasks,
+        )
+
+    async def _on_calls(self, _: PeerLink, asked: ListCalls) -> CallsSeen:
+        return calls_of(self._worker, min(asked.oldest_max, CALLS_MAX))
+
+    async def _on_training(self, _: PeerLink, asked: TellTraining) -> TrainingSeen:
+        return training_of(self._worker, asked.newest_max)
+
+    async def _on_details(self, _: PeerLink, __: TellDetails) -> WorkerDetails:
+        return details_of(self._worker)
+
+    async def _on_last(
+        self, _: PeerLink, asked: TellLastCollectives
+    ) -> CollectiveHistory:
+        ended_max = min(asked.ended_max, RECENT_MAX)
+        return await _in_thread(
+            self._worker.loop, lambda: history_of(self._worker, ended_max=ended_max)
+        )
 
     async def _on_beside(self, _: PeerLink, asked: LookBeside) -> SeenBeside:
         names = names_of(asked.incarnation, asked.addresses)

@@ -29,7 +29,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from asyncrpc.inspection.histories import (
+from asyncrpc.inspection.collective_records import (
     CLOSED,
     UNDER_WAY,
     CollectiveHistory,

@@ -39,10 +39,11 @@ class LinkedPeers(Protocol):
         """Return the link to a worker, connecting if need be."""
 
 
-class _LinkQuestions:
-    """Asks peers as a service of the worker does."""
+class LinkQuestions:
+    """Asks peers as a service of the worker does; an `AsksWorkers`."""
 
     def __init__(self, peers: LinkedPeers) -> None:
+        """Ask over the links of a worker, itself included."""
         self._peers = peers
 
     async def ask(self, member: Member, request: Request[T], *, timeout_s: float) -> T:
@@ -77,7 +78,7 @@ class InnerLook:
         """
         self.own = own
         self._in_thread = in_thread
-        questions = _LinkQuestions(peers)
+        questions = LinkQuestions(peers)
         self._look = GroupLook(questions, secret=secret, is_thorough=True)
         self._look.members = {one.name: one for one in peers.members}
         self._look.take(own)

@@ -35,6 +35,7 @@ from asyncrpc.nn.schedules import (
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.shared import copy_of
 from asyncrpc.runtime.worker import current_parts
+from asyncrpc.trace import StageSpan, StageStep
 
 T = TypeVar("T")
 
@@ -229,7 +230,23 @@ class StageRun:
         self._computed.set()
         if self._plan.is_training:
             await self._committed.wait()  # the driver commits, or cancels this call
+        self._note_step()
         return StageAnswer(self._spans, self.machine.held_most, self._result())
+
+    def _note_step(self) -> None:
+        """Let who looks at this worker see what the stage did."""
+        self._worker.recorder.stage_steps.append(
+            StageStep(
+                now_s(),
+                self._start_s,
+                None if self._context is None else self._context.id,
+                self._plan.number,
+                self._plan.schedule,
+                self._place.index,
+                self._place.stages,
+                tuple(StageSpan(*one) for one in self._spans),
+            )
+        )
 
     def commit(self) -> None:
         """Add the gradients to the autograd context of this moment.

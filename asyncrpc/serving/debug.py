@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 from asyncrpc.arguments import check_duration, check_kind
 from asyncrpc.errors import NotStartedError, UsageError
 from asyncrpc.runtime.worker import Worker
+from asyncrpc.serving.tokens import check_token
 
 if TYPE_CHECKING:
     from torch.distributed.debug._frontend import DebugHandler
 
-TOKEN_CHARACTERS_MIN: Final = 16  # of base64, 96 bits: nobody guesses that
 AFTER_S: Final = 10.0
 _SCHEMES: Final = ("uds://", "tcp://")
 
@@ -55,7 +55,7 @@ def debug_handler(
     Source: torch.distributed.debug of torch 2.13.
     """
     check_kind("worker", worker, Worker, "a Worker")
-    _check_token(token)
+    check_token(token)
     check_duration("after_s", after_s)
     if worker.is_closed:
         raise NotStartedError(
@@ -76,16 +76,6 @@ def debug_handler(
             f"torch 2.13: {error}"
         ) from error
     return GroupPage(_address_of(worker), options, token, after_s)
-
-
-def _check_token(token: object) -> None:
-    """Refuse what is no token; it is not shown: it may be nearly right."""
-    wanted = f"at least {TOKEN_CHARACTERS_MIN} printable characters of ASCII"
-    if not isinstance(token, str):
-        raise UsageError(f"token must be {wanted}, not a {type(token).__name__}")
-    is_plain = token.isascii() and token.isprintable()
-    if not is_plain or len(token) < TOKEN_CHARACTERS_MIN:
-        raise UsageError(f"token must be {wanted}")
 
 
 def _address_of(worker: Worker) -> str:

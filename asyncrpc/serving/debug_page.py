@@ -28,8 +28,8 @@ from torch.distributed.debug._frontend import (
 
 from asyncrpc.clock import NS_PER_S, wall_ns
 from asyncrpc.errors import AsyncRpcError
+from asyncrpc.inspection.collective_records import UNDER_WAY
 from asyncrpc.inspection.group import GroupView, view_of
-from asyncrpc.inspection.histories import UNDER_WAY
 from asyncrpc.inspection.machine.graph import find_hangs
 from asyncrpc.inspection.machine.wording import duration, sentence
 from asyncrpc.inspection.observer import Observer

@@ -31,6 +31,7 @@ from asyncrpc.trace.events import (
 )
 from asyncrpc.trace.recorder import FlightRecorder
 from asyncrpc.trace.ring import RECENT_MAX, EventRing
+from asyncrpc.trace.stage_steps import StageSpan, StageStep
 from asyncrpc.trace.subscription import ITEMS_MAX, Subscription
 
 __all__ = [
@@ -52,6 +53,8 @@ __all__ = [
     "MemoryChanged",
     "OptimizerStepEnded",
     "ReferenceChanged",
+    "StageSpan",
+    "StageStep",
     "StreamReceived",
     "StreamSent",
     "Subscription",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -24,6 +25,7 @@ from asyncrpc.trace.events import (
     StreamSent,
 )
 from asyncrpc.trace.ring import EventRing
+from asyncrpc.trace.stage_steps import STAGE_STEPS_MAX, StageStep
 from asyncrpc.trace.subscription import Subscription
 
 EVENTS_MAX: Final = 10_000_000  # that may wait for one subscriber
@@ -49,6 +51,7 @@ class FlightRecorder:
         links: connections to peers.
         membership: the members of its group.
         memory: for payloads.
+        stage_steps: of pipelines, far fewer.
     """
 
     def __init__(self) -> None:
@@ -66,6 +69,7 @@ class FlightRecorder:
         self.links = EventRing(LinkChanged)
         self.membership = EventRing(MembershipChanged)
         self.memory = EventRing(MemoryChanged)
+        self.stage_steps: deque[StageStep] = deque(maxlen=STAGE_STEPS_MAX)
         self._rings: dict[type[Any], EventRing[Any]] = {
             one.kind: one for one in vars(self).values() if isinstance(one, EventRing)
         }

@@ -44,6 +44,20 @@ class EventRing(Generic[E]):
         make = cast("Any", self.kind)._make
         return [make(fields) for fields in self._recent.copy()]
 
+    def newest(self, since_s: float, at_most: int) -> list[E]:
+        """Return the events since a moment, the oldest first; so many, the newest.
+
+        Thread safety: from any thread.
+        """
+        make = cast("Any", self.kind)._make
+        found: list[E] = []
+        for fields in reversed(self._recent.copy()):
+            if fields[0] < since_s or len(found) >= at_most:
+                break
+            found.append(make(fields))
+        found.reverse()
+        return found
+
     def add_sink(self, sink: Sink) -> None:
         """Call a function with each event from now on; it must not wait or raise."""
         self._sinks = (*self._sinks, sink)

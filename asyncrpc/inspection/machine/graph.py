@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from asyncrpc.inspection.machine.slices import Slices, finished, parts_of
 from asyncrpc.inspection.records import (
     NO_ACTOR,
     UNKNOWN_S,
@@ -29,6 +30,7 @@ from asyncrpc.inspection.records import (
     WorkerSnapshot,
 )
 
+NODES_MAX: Final = 100  # of one slice of work: half a millisecond
 # Waits that end by themselves, or by what no worker is asked for.
 _ENDS_ALONE: Final = frozenset(
     {
@@ -134,6 +136,14 @@ def graph_of(
         snapshots: of the workers that could be looked at.
         troubles: of workers that cannot go on, or have told nothing.
     """
+    return finished(graph_in_slices(snapshots, troubles))
+
+
+def graph_in_slices(
+    snapshots: Sequence[WorkerSnapshot],
+    troubles: Mapping[str, NoAnswer] | None = None,
+) -> Slices[AwaitGraph]:
+    """Join the snapshots of a group, in slices; else as `graph_of`."""
     by_name = {one.name: one for one in snapshots}
     return _GraphJoiner(AwaitGraph(by_name, dict(troubles or {}))).join()
 
@@ -148,25 +158,33 @@ class _GraphJoiner:
         self._to: dict[CallKey, str] = {}  # names of callees that told nothing
         self._coming: dict[tuple[str, str], Node] = {}  # by worker and what it waits in
         self._doing: dict[str, list[Node]] = {}  # by label
-        for name, snapshot in graph.snapshots.items():
-            for served in snapshot.served:
-                self._served[served.key] = (name, served)
-            for made in snapshot.made:
-                self._to[made.key] = made.to
-            for place, actor in enumerate(snapshot.actors):
-                if actor.wait.kind in _OF_MEMBERS:
-                    self._coming[name, actor.wait.what] = Node(name, place)
-                for label in actor.does:
-                    self._doing.setdefault(label, []).append(Node(name, place))
 
-    def join(self) -> AwaitGraph:
+    def _note(self, name: str, snapshot: WorkerSnapshot) -> None:
+        """Take note of what others may wait for at a worker."""
+        for served in snapshot.served:
+            self._served[served.key] = (name, served)
+        for made in snapshot.made:
+            self._to[made.key] = made.to
+        for place, actor in enumerate(snapshot.actors):
+            if actor.wait.kind in _OF_MEMBERS:
+                self._coming[name, actor.wait.what] = Node(name, place)
+            for label in actor.does:
+                self._doing.setdefault(label, []).append(Node(name, place))
+
+    def join(self) -> Slices[AwaitGraph]:
         graph = self._graph
-        for node in graph.nodes():
-            wait = graph.wait(node)
-            assert wait is not None
-            graph.edges[node] = tuple(self._edges(node, wait))
+        for name, snapshot in graph.snapshots.items():
+            self._note(name, snapshot)
+            yield len(snapshot.actors)
+        for part in parts_of(graph.nodes(), NODES_MAX):
+            for node in part:
+                wait = graph.wait(node)
+                assert wait is not None
+                graph.edges[node] = tuple(self._edges(node, wait))
+            yield len(part)
         for name, snapshot in graph.snapshots.items():
             graph.edges[Node(name, what=NO_THREAD)] = tuple(_busy(snapshot))
+            yield len(snapshot.actors)
         return graph
 
     def _edges(self, node: Node, wait: Wait) -> Iterable[Edge]:
@@ -310,14 +328,36 @@ def stuck(graph: AwaitGraph) -> set[Node]:
     Who runs, sleeps or waits for something outside may go on.  Who waits for others may
     if they may: all of them, or any, as the wait is.  The others cannot.
     """
+    return finished(_stuck_in_slices(graph))
+
+
+def _needed(
+    graph: AwaitGraph,
+) -> Slices[tuple[dict[Node, list[Node]], dict[Node, int]]]:
+    """Return who waits for each node, and for how many each one waits."""
     waiting: dict[Node, list[Node]] = {}
-    missing = {node: _needs(graph, node) for node in graph.nodes()}
-    for node in missing:
-        for target in _able(graph, node):
-            waiting.setdefault(target, []).append(node)
-    free = deque(node for node, count in missing.items() if not count)
-    going = set(free)
+    missing: dict[Node, int] = {}
+    for part in parts_of(graph.nodes(), NODES_MAX):
+        for node in part:
+            missing[node] = _needs(graph, node)
+            for target in _able(graph, node):
+                waiting.setdefault(target, []).append(node)
+        yield len(part)
+    return waiting, missing
+
+
+def _stuck_in_slices(graph: AwaitGraph) -> Slices[set[Node]]:
+    waiting, missing = yield from _needed(graph)
+    free, going = deque[Node](), set[Node]()
+    for some in parts_of(missing.items(), NODES_MAX):
+        free.extend(node for node, count in some if not count)
+        yield len(some)
+    for part in parts_of(tuple(free), NODES_MAX):
+        going.update(part)
+        yield len(part)
     while free:
+        if not len(free) % NODES_MAX:
+            yield NODES_MAX
         for node in waiting.get(free.popleft(), ()):
             if node in going:
                 continue
@@ -325,7 +365,11 @@ def stuck(graph: AwaitGraph) -> set[Node]:
             if missing[node] <= 0:
                 going.add(node)
                 free.append(node)
-    return {node for node in graph.nodes() if node not in going}
+    dead: set[Node] = set()
+    for part in parts_of(graph.nodes(), NODES_MAX):
+        dead.update(node for node in part if node not in going)
+        yield len(part)
+    return dead
 
 
 def _able(graph: AwaitGraph, node: Node) -> list[Node]:
@@ -381,29 +425,49 @@ def find_hangs(graph: AwaitGraph, *, after_s: float) -> list[Hang]:
         graph: the group.
         after_s: seconds that any wait may take.
     """
-    dead = stuck(graph)
-    awaited = {edge.to for edges in graph.edges.values() for edge in edges}
+    return finished(hangs_in_slices(graph, after_s=after_s))
+
+
+def hangs_in_slices(graph: AwaitGraph, *, after_s: float) -> Slices[list[Hang]]:
+    """Return what waits too long and why, in slices; else as `find_hangs`."""
+    dead = yield from _stuck_in_slices(graph)
+    awaited: set[Node] = set()
+    for part in parts_of(graph.edges.values(), NODES_MAX):
+        awaited.update(edge.to for edges in part for edge in edges)
+        yield len(part)
     by_fault: dict[Node, Hang] = {}
-    for node in graph.nodes():
-        actor = graph.actor(node)
-        assert actor is not None
-        is_late = actor.wait.for_s >= after_s and _matters(graph, node)
-        if actor.is_internal or not (node in dead or is_late):
-            continue
-        found = _follow(graph, node, dead)
-        limit_s = min(after_s, SKEW_S) if node in dead else after_s
-        if _goes_on(graph, found, limit_s):
-            continue
-        if not found.path and actor.wait.kind not in _NEVER_AT_REST:
-            continue
-        if node not in dead and _is_at_rest(graph, found):
-            continue
-        fault = min(_cycle_of(found)) if found.is_cycle else found.nodes[-1]
-        other = by_fault.get(fault)
-        if other is None or _reach(found, awaited) > _reach(other, awaited):
-            by_fault[fault] = found
+    for nodes in parts_of(graph.nodes(), NODES_MAX):
+        for node in nodes:
+            found = _hang_from(graph, node, dead, after_s)
+            if found is None:
+                continue
+            fault = min(_cycle_of(found)) if found.is_cycle else found.nodes[-1]
+            other = by_fault.get(fault)
+            if other is None or _reach(found, awaited) > _reach(other, awaited):
+                by_fault[fault] = found
+        yield len(nodes)
     different = {found.nodes: found for found in by_fault.values()}
     return sorted(different.values(), key=_weight, reverse=True)
+
+
+def _hang_from(
+    graph: AwaitGraph, node: Node, dead: set[Node], after_s: float
+) -> Hang | None:
+    """Return the way from a node that waits too long; None if it does not."""
+    actor = graph.actor(node)
+    assert actor is not None
+    is_late = actor.wait.for_s >= after_s and _matters(graph, node)
+    if actor.is_internal or not (node in dead or is_late):
+        return None
+    found = _follow(graph, node, dead)
+    limit_s = min(after_s, SKEW_S) if node in dead else after_s
+    if _goes_on(graph, found, limit_s):
+        return None
+    if not found.path and actor.wait.kind not in _NEVER_AT_REST:
+        return None
+    if node not in dead and _is_at_rest(graph, found):
+        return None
+    return found
 
 
 def _is_at_rest(graph: AwaitGraph, found: Hang) -> bool:

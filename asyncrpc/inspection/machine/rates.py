@@ -47,11 +47,19 @@ class WorkerRates(NamedTuple):
     collectives_per_s: float
 
 
-def rates_of(recent: RecentEvents, *, window_s: float) -> WorkerRates:
-    """Return the rates over the last seconds, or over less if no more is remembered."""
+def rates_of(
+    recent: RecentEvents, *, window_s: float, remembered_max: int = RECENT_MAX
+) -> WorkerRates:
+    """Return the rates over the last seconds, or over less if no more is remembered.
+
+    Args:
+        recent: the events.
+        window_s: the last seconds.
+        remembered_max: with so many of a kind, older ones may be missing.
+    """
 
     def within(events: Sequence[Any]) -> tuple[Sequence[Any], float]:
-        return _within(events, recent.now_s, window_s)
+        return _within(events, recent.now_s, window_s, remembered_max)
 
     made, made_s = within(recent.calls)
     served, served_s = within(recent.served)
@@ -66,7 +74,7 @@ def rates_of(recent: RecentEvents, *, window_s: float) -> WorkerRates:
 
 def by_function(recent: RecentEvents, *, window_s: float) -> dict[str, CallRates]:
     """Return the rates of the calls that a worker served, by their functions."""
-    served, over_s = _within(recent.served, recent.now_s, window_s)
+    served, over_s = _within(recent.served, recent.now_s, window_s, RECENT_MAX)
     by_name: dict[str, list[CallServed]] = {}
     for one in served:
         by_name.setdefault(one.function, []).append(one)
@@ -77,12 +85,12 @@ def by_function(recent: RecentEvents, *, window_s: float) -> dict[str, CallRates
 
 
 def _within(
-    events: Sequence[Any], now_s: float, window_s: float
+    events: Sequence[Any], now_s: float, window_s: float, remembered_max: int
 ) -> tuple[Sequence[Any], float]:
     """Return the events of the last seconds, and over how many seconds they are all."""
     since_s = now_s - window_s
     found = [one for one in events if one.at_s >= since_s]
-    if len(events) >= RECENT_MAX and len(found) == len(events):
+    if len(events) >= remembered_max and len(found) == len(events):
         return found, max(now_s - events[0].at_s, 1e-9)  # older ones are forgotten
     return found, window_s
 

@@ -71,7 +71,7 @@ def sentence(graph: AwaitGraph, found: Hang) -> str:
     if found.path:
         text += f" waits {waited} for " if waited else " waits for "
         hops = [
-            _hop(graph, node, edge)
+            hop(graph, node, edge)
             for node, edge in zip(found.nodes, found.path, strict=False)
         ]
         text += ", which waits for ".join(hops)
@@ -113,7 +113,7 @@ def blocked(snapshot: WorkerSnapshot) -> str:
     if snapshot.loop_actor == NO_ACTOR:
         return text
     actor = snapshot.actors[snapshot.loop_actor]
-    return f"{text}: {_actor(actor)} {_waits(actor.wait)}{_where(actor)}"
+    return f"{text}: {named(actor)} {words_of(actor.wait)}{_where(actor)}"
 
 
 def who(graph: AwaitGraph, node: Node) -> str:
@@ -121,26 +121,27 @@ def who(graph: AwaitGraph, node: Node) -> str:
     actor = graph.actor(node)
     if actor is None:
         return f"{node.worker}: {node.what}"
-    return f"{node.worker} {_actor(actor)}"
+    return f"{node.worker} {named(actor)}"
 
 
-def _actor(actor: Actor) -> str:
+def named(actor: Actor) -> str:
+    """Return a task or thread by its name or function, as in "task `evict`"."""
     given = actor.name
     is_automatic = actor.kind is ActorKind.TASK and given.startswith("Task-")
     return f"{actor.kind.value} `{actor.function if is_automatic else given}`"
 
 
-def _hop(graph: AwaitGraph, here: Node, edge: Edge) -> str:
+def hop(graph: AwaitGraph, here: Node, edge: Edge) -> str:
     """Return what one node waits for, and who has to act."""
     wait, target, actor = graph.wait(here), edge.to, graph.actor(edge.to)
     if edge.through is not None:
         return _through(target, edge.through)
     if here.what == NO_THREAD and actor is not None:
-        return f"{NO_THREAD}: {_actor(actor)}"
+        return f"{NO_THREAD}: {named(actor)}"
     if wait is None or actor is None:
         return target.worker
     if wait.kind is WaitKind.TASKS:
-        return _actor(actor)
+        return named(actor)
     if wait.members:
         more = len(graph.edges[here]) - 1
         absent = (
@@ -176,10 +177,11 @@ def _end(graph: AwaitGraph, node: Node) -> str:
     if actor is None:
         return f"waits for {node.what}"
     where = _where(actor)
-    return f"{_waits(actor.wait)}{where}"
+    return f"{words_of(actor.wait)}{where}"
 
 
-def _waits(wait: Wait) -> str:
+def words_of(wait: Wait) -> str:
+    """Return what somebody waits for, as in "waits for Lock `table`"."""
     if wait.kind is WaitKind.RUNS:
         return f"runs `{wait.what}`" if wait.what else "is about to run"
     if wait.kind is WaitKind.SLEEP:
@@ -228,5 +230,7 @@ def tree(graph: AwaitGraph, found: Hang) -> list[str]:
             continue
         lines.extend(f"{indent}    {place_of(one)}" for one in actor.frames)
         waited = duration(wait.for_s)
-        lines.append(f"{indent}    {_waits(wait)}" + (f", {waited}" if waited else ""))
+        lines.append(
+            f"{indent}    {words_of(wait)}" + (f", {waited}" if waited else "")
+        )
     return lines

@@ -396,6 +396,17 @@ USES: Final[Mapping[str, Use]] = {
         right={"worker": lambda world: world.a},
         fits={"worker": WORKERS},
     ),
+    "serving.dashboard": Use(
+        lambda _: serving.dashboard,
+        needs_worker=False,
+        right={"worker": lambda world: world.a},
+        fits={
+            "worker": WORKERS,
+            "token": {"text", "too large", "none"},
+            "every_s": DURATIONS - {"zero"},
+            "after_s": DURATIONS,
+        },
+    ),
     "serving.debug_handler": Use(
         lambda _: serving.debug_handler,
         right={"worker": lambda world: world.a, "token": lambda _: "t" * 16},

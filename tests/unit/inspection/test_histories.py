@@ -11,7 +11,8 @@ import torch
 
 from asyncrpc import Group, Worker
 from asyncrpc.errors import CollectiveError
-from asyncrpc.inspection.histories import CLOSED, UNDER_WAY, history_of
+from asyncrpc.inspection.collective_records import CLOSED, UNDER_WAY
+from asyncrpc.inspection.histories import history_of
 from asyncrpc.testing import Cluster
 from asyncrpc.trace import RECENT_MAX
 

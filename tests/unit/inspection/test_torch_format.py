@@ -11,7 +11,7 @@ import pytest
 from torch.distributed.flight_recorder.components.builder import build_db
 from torch.distributed.flight_recorder.components.config_manager import JobConfig
 
-from asyncrpc.inspection.histories import (
+from asyncrpc.inspection.collective_records import (
     CLOSED,
     UNDER_WAY,
     CollectiveHistory,

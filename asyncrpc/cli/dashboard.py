@@ -1,0 +1,129 @@
+"""`asyncrpc dashboard`: serve the dashboard of a group from outside."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ipaddress
+import os
+import signal
+from typing import Final
+
+from asyncrpc.cli.observing import add_entrance, seconds
+from asyncrpc.cli.runs.finding import entrance
+from asyncrpc.errors import UsageError
+from asyncrpc.inspection.observer import Observer
+from asyncrpc.runtime.secret_file import read_secret
+from asyncrpc.serving.dashboard import observing_dashboard
+from asyncrpc.serving.dashboard.mounting import AFTER_S, EVERY_S
+from asyncrpc.serving.listening import listening
+
+PORT: Final = 8265
+HOST: Final = "127.0.0.1"
+TOKEN_VARIABLE: Final = "ASYNCRPC_DASHBOARD_TOKEN"  # noqa: S105  (its name)
+
+
+def add_dashboard(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line of `asyncrpc dashboard`."""
+    parser.description = (
+        "Serve a page that shows a group: workers, calls, references, training, "
+        "collectives and hangs; until Ctrl-C.  Who opens it proves to know the group's "
+        "secret, or the token."
+    )
+    add_entrance(parser)
+    parser.add_argument(
+        "--host",
+        default=HOST,
+        metavar="HOST",
+        help=f"address of the interface to listen at (default: {HOST})",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=PORT,
+        metavar="PORT",
+        help=f"to listen at; 0: one that is free (default: {PORT})",
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="has a token that lets somebody look, beside the secret (default: "
+        f"${TOKEN_VARIABLE}, if it is set)",
+    )
+    parser.add_argument(
+        "--every",
+        type=seconds,
+        default=EVERY_S,
+        metavar="S",
+        help=f"seconds between two looks (default: {EVERY_S:g})",
+    )
+    parser.add_argument(
+        "--after",
+        type=seconds,
+        default=AFTER_S,
+        metavar="S",
+        help=f"seconds that a wait may take (default: {AFTER_S:g})",
+    )
+    parser.set_defaults(act=lambda given: asyncio.run(_serve(given)))
+
+
+async def _serve(given: argparse.Namespace) -> int:
+    found = await asyncio.to_thread(entrance, given)  # it looks at files
+    token = _token(given)
+    if (
+        token is None
+        and found.options.secret_bytes is None
+        and not _is_loopback(given.host)
+    ):
+        raise UsageError(
+            f"--host {given.host} would show the group to everybody: it has no secret; "
+            f"give --token-file or {TOKEN_VARIABLE}"
+        )
+    async with Observer(found.options) as observer:
+        address = await found.address_for(observer)
+        (await observer.connect(address)).close()  # says at once what is wrong
+        app = observing_dashboard(
+            observer, address, token=token, every_s=given.every, after_s=given.after
+        )
+        async with listening("asyncrpc dashboard", app, given.host, given.port) as port:
+            print(f"http://{_shown(given.host)}:{port}/", flush=True)
+            await _until_signal()
+    return 0
+
+
+def _token(given: argparse.Namespace) -> str | None:
+    if given.token_file is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    found = read_secret(given.token_file, "--token-file")
+    try:
+        return found.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"--token-file: {given.token_file!r} must hold characters of ASCII"
+        ) from error
+
+
+def _shown(host: str) -> str:
+    if host in ("", "0.0.0.0", "::"):  # noqa: S104  (all interfaces, this host's too)
+        return "localhost"
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+async def _until_signal() -> None:
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    for one in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(one, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        for one in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(one)

@@ -1,0 +1,74 @@
+"""What a worker tells of its collectives, as it travels."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from asyncrpc.inspection.records import StackFrame
+from asyncrpc.runtime.schema import Count, Number
+
+CLOSED: Final = -1
+UNDER_WAY: Final = 0
+
+
+class KnownGroup(NamedTuple):
+    """A group of collectives, as one of its ranks knows it.
+
+    Attributes:
+        group_id: the number by which its ranks know it.
+        label: as in errors.
+        members: names of the workers, by rank.
+        begun: how many collectives this worker has begun in it; `CLOSED`.
+    """
+
+    group_id: int
+    label: str
+    members: tuple[str, ...]
+    begun: Number
+
+
+class NotedCollective(NamedTuple):
+    """A collective that this worker has begun.
+
+    Attributes:
+        group: the place of its group among the groups.
+        number: of the collective in its group, from 0.
+        operation: name of the operation.
+        dtype: of the tensor; empty if ranks may differ.
+        shape: of the tensor; None if ranks may differ.
+        began_ns: when this worker began it, in nanoseconds since 1970.
+        ended_ns: when it ended here, likewise; `UNDER_WAY`.
+        outcome: how it ended; empty while it is under way.
+        frames: of the task that waits in it, the innermost first; empty if it is not
+            known, or has ended.
+    """
+
+    group: Count
+    number: Count
+    operation: str
+    dtype: str
+    shape: tuple[Count, ...] | None
+    began_ns: int
+    ended_ns: int
+    outcome: str
+    frames: tuple[StackFrame, ...]
+
+
+class CollectiveHistory(NamedTuple):
+    """The collectives of one worker.
+
+    Attributes:
+        name: of the worker.
+        rank: of the worker; -1 if it has none.
+        pid: of its process.
+        groups: of all these collectives, and all others that are open here.
+        collectives: in the order in which they began here.
+        is_whole: whether these are all that ever ended here.
+    """
+
+    name: str
+    rank: Number
+    pid: int
+    groups: tuple[KnownGroup, ...]
+    collectives: tuple[NotedCollective, ...]
+    is_whole: bool

@@ -1,0 +1,233 @@
+"""What a worker tells of one matter: its calls, its training, or all about itself."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from asyncrpc.ids import ContextId
+from asyncrpc.inspection.machine.rates import CallRates
+from asyncrpc.inspection.records import CallKey
+from asyncrpc.runtime.schema import Count
+from asyncrpc.trace.events import BackwardPassEnded, OptimizerStepEnded
+
+FUNCTIONS_MAX: Final = 100
+LINKS_MAX: Final = 200
+BUCKETS_MAX: Final = 64
+PASSES_MAX: Final = 50
+CALLS_MAX: Final = 1000
+
+SENT: Final = "sent"
+KEPT_BACK: Final = "waits for room at the callee"
+RUNS: Final = "runs"
+WAITS_FOR_THREAD: Final = "waits for a thread"
+WAITS_FOR_VALUE: Final = "waits for a referenced value"
+
+
+def context_name(context_id: ContextId | None) -> str:
+    """Return how an autograd context is named for people; empty for none."""
+    if context_id is None:
+        return ""
+    return f"{context_id.creator:016x}-{context_id.serial}"
+
+
+class CallSeen(NamedTuple):
+    """A call under way, as one of its ends sees it.
+
+    Attributes:
+        key: which one.
+        is_served: whether this is its callee.
+        other: name of the worker at the other end.
+        function: name of the function; empty if it could not be read.
+        for_s: seconds since it was made, or came.
+        state: what becomes of it here: `SENT` or `KEPT_BACK` at its caller, `RUNS`,
+            `WAITS_FOR_THREAD` or `WAITS_FOR_VALUE` at its callee.
+        is_stream: whether it sends items.
+    """
+
+    key: CallKey
+    is_served: bool
+    other: str
+    function: str
+    for_s: float
+    state: str
+    is_stream: bool
+
+
+class CallsSeen(NamedTuple):
+    """The calls of one worker that are under way.
+
+    Attributes:
+        calls: the oldest of each link.
+        left_out: how many there are besides.
+    """
+
+    calls: list[CallSeen]
+    left_out: Count
+
+
+class BucketRates(NamedTuple):
+    """How one bucket of gradients was reduced in the last seconds.
+
+    Attributes:
+        bucket: its place, from 0.
+        nbytes: of its gradients, the last time.
+        per_s: how often, a second.
+        p50_s: median of the time.
+    """
+
+    bucket: Count
+    nbytes: Count
+    per_s: float
+    p50_s: float
+
+
+class PassUnderWay(NamedTuple):
+    """A backward pass that has not ended here.
+
+    Attributes:
+        context: id of its context.
+        root: name of the worker that began it.
+        for_s: seconds that this worker has taken part.
+    """
+
+    context: str
+    root: str
+    for_s: float
+
+
+class StageSpanSeen(NamedTuple):
+    """One computation of a stage; see `StageSpan`."""
+
+    kind: str
+    chunk: Count
+    start_s: float
+    end_s: float
+
+
+class StageStepSeen(NamedTuple):
+    """One step of a pipeline at one stage; see `StageStep`."""
+
+    at_s: float
+    began_s: float
+    context: str
+    number: Count
+    schedule: str
+    stage: Count
+    stages: Count
+    spans: list[StageSpanSeen]
+
+
+class TrainingSeen(NamedTuple):
+    """The training of one worker.
+
+    Attributes:
+        now_s: the time by its clock, that of all that follows.
+        passes_per_s: backward passes in which it took part.
+        steps_per_s: optimizer steps that it asked for.
+        collectives_per_s: collectives.
+        backward_p50_s: median of its part of backward passes; nan if there were none.
+        step_p50_s: median of optimizer steps, likewise.
+        passes: that have ended, the newest last.
+        under_way: passes that have not.
+        steps: of optimizers, the newest last.
+        buckets: of gradients.
+        stages: the last step of each pipeline of which it has a stage.
+    """
+
+    now_s: float
+    passes_per_s: float
+    steps_per_s: float
+    collectives_per_s: float
+    backward_p50_s: float
+    step_p50_s: float
+    passes: list[BackwardPassEnded]
+    under_way: list[PassUnderWay]
+    steps: list[OptimizerStepEnded]
+    buckets: list[BucketRates]
+    stages: list[StageStepSeen]
+
+
+class FunctionRates(NamedTuple):
+    """How fast a worker serves one function.
+
+    Attributes:
+        function: its name; empty if it could not be read.
+        rates: of its calls in the last seconds.
+    """
+
+    function: str
+    rates: CallRates
+
+
+class NamedText(NamedTuple):
+    """Something with a name, in words.
+
+    Attributes:
+        name: of it.
+        text: what it is.
+    """
+
+    name: str
+    text: str
+
+
+class NamedBytes(NamedTuple):
+    """A kind of memory.
+
+    Attributes:
+        name: of the kind.
+        nbytes: how much there is.
+    """
+
+    name: str
+    nbytes: Count
+
+
+class LinkDetails(NamedTuple):
+    """One link of a worker.
+
+    Attributes:
+        peer: name of the worker at the other end.
+        is_broken: whether its connection has broken, and may come back.
+        transport: scheme of its connection; empty while it has none.
+        lanes: further connections for large payloads.
+        in_flight: calls over it that are not answered.
+        calls_served: that came over it and are not answered.
+        calls_per_s: calls over it that ended in the last seconds.
+        bytes_per_s: of their buffers.
+        p50_s: median of their time; nan if there were none.
+    """
+
+    peer: str
+    is_broken: bool
+    transport: str
+    lanes: Count
+    in_flight: Count
+    calls_served: Count
+    calls_per_s: float
+    bytes_per_s: float
+    p50_s: float
+
+
+class WorkerDetails(NamedTuple):
+    """All about one worker that does not change, and what only it can tell.
+
+    Attributes:
+        versions: of what it runs on.
+        addresses: at which it listens.
+        options: that are not as by default.
+        functions: that it serves, those called most first.
+        functions_left_out: how many there are besides.
+        links: the busiest.
+        links_left_out: how many there are besides.
+        memory: by kind.
+    """
+
+    versions: list[NamedText]
+    addresses: list[str]
+    options: list[NamedText]
+    functions: list[FunctionRates]
+    functions_left_out: Count
+    links: list[LinkDetails]
+    links_left_out: Count
+    memory: list[NamedBytes]

@@ -1,0 +1,34 @@
+"""Work that is done in slices, so that it holds an event loop only for a moment.
+
+It is a generator that yields after each slice how much it has done since, and returns
+what came of it.  Who drives it does something else between two slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from itertools import islice
+from typing import Final, TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+SLICE_MAX: Final = 500  # small things, such as rows: half a millisecond
+
+Slices: TypeAlias = Generator[int, None, T]
+
+
+def finished(work: Slices[T]) -> T:
+    """Do all of some work at once."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def parts_of(things: Iterable[T], at_most: int = SLICE_MAX) -> Iterable[list[T]]:
+    """Yield things in lists of so many."""
+    it = iter(things)
+    while part := list(islice(it, at_most)):
+        yield part

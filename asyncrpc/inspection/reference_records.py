@@ -1,0 +1,47 @@
+"""What a worker tells of its references, as it travels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from asyncrpc.ids import RRefId
+
+
+class ReferenceSeen(NamedTuple):
+    """One reference, as the owner of its value sees it, or who holds it.
+
+    Attributes:
+        rref_id: of the value.
+        owner: name of the worker that has the value.
+        creator: name of the worker that made the reference.
+        is_owner: whether this is the owner's word.
+        state: as in `RRefRecord`.
+        type_name: of the value; empty while it is made, and from who holds it.
+        holders: names of those that hold it, by the owner's word.
+        handles: Python objects that refer to it.
+        lent: messages and borrowers that rely on it.
+        age_s: seconds since the worker first had it.
+    """
+
+    rref_id: RRefId
+    owner: str
+    creator: str
+    is_owner: bool
+    state: str
+    type_name: str
+    holders: list[str]
+    handles: int
+    lent: int
+    age_s: float
+
+
+class ReferencesSeen(NamedTuple):
+    """The references of one worker.
+
+    Attributes:
+        references: the oldest.
+        left_out: how many there are besides.
+    """
+
+    references: list[ReferenceSeen]
+    left_out: int

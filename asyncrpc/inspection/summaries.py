@@ -1,0 +1,75 @@
+"""What a worker tells of itself in a few numbers, which it works out by itself.
+
+A group of a thousand workers is looked at every few seconds.  So an answer is small
+however much the worker does, and takes its loop less than a millisecond.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, NamedTuple
+
+from asyncrpc.inspection.machine.rates import WorkerRates
+from asyncrpc.runtime.schema import Count, integer
+
+LINKS_MAX: Final = 64  # of one worker that are told, the busiest
+UNKNOWN_BYTES: Final = -1
+
+
+class LinkSummary(NamedTuple):
+    """One link of a worker.
+
+    Attributes:
+        peer: name of the worker at the other end.
+        is_broken: whether its connection has broken, and may come back.
+        in_flight: calls over it that are not answered yet.
+        calls_per_s: calls over it that ended in the last seconds.
+        bytes_per_s: of their buffers, both ways.
+        p50_s: median of their time; nan if there were none.
+    """
+
+    peer: str
+    is_broken: bool
+    in_flight: Count
+    calls_per_s: float
+    bytes_per_s: float
+    p50_s: float
+
+
+class WorkerSummary(NamedTuple):
+    """One worker at one moment.
+
+    Attributes:
+        pid: of its process.
+        host: name of its host.
+        running_s: seconds since it was started.
+        is_draining: whether its shutdown has begun.
+        rates: how fast it works.
+        backward_p50_s: median of its part of backward passes; nan if there were none.
+        step_p50_s: median of the optimizer steps that it asked for, likewise.
+        lag_s: how long its loop took for one turn, just now.
+        memory_bytes: of its process, which other workers may share; `UNKNOWN_BYTES`.
+        slab_bytes: memory that it shares with peers of its host.
+        references: values that it keeps for references.
+        tasks: of its event loop, at the last sample of them.
+        calls_made: those that are not answered.
+        calls_served: those that it serves.
+        links: the busiest.
+        links_left_out: how many there are besides.
+    """
+
+    pid: Count
+    host: str
+    running_s: float
+    is_draining: bool
+    rates: WorkerRates
+    backward_p50_s: float
+    step_p50_s: float
+    lag_s: float
+    memory_bytes: Annotated[int, integer(-1, 1 << 62, "a number of bytes, or -1")]
+    slab_bytes: Count
+    references: Count
+    tasks: Count
+    calls_made: Count
+    calls_served: Count
+    links: list[LinkSummary]
+    links_left_out: Count

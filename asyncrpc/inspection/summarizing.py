@@ -1,0 +1,173 @@
+"""Makes the summary of a worker: on its loop, and in a fraction of a millisecond.
+
+Of each kind of event only those of the last seconds are gone through, the newest
+first, and no more than `EVENTS_MAX`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from asyncrpc.clock import wall_ns
+from asyncrpc.inspection.events import KIND_NAMES, RecentEvents
+from asyncrpc.inspection.machine.rates import percentile, rates_of
+from asyncrpc.inspection.summaries import (
+    LINKS_MAX,
+    UNKNOWN_BYTES,
+    LinkSummary,
+    WorkerSummary,
+)
+from asyncrpc.runtime.ports import Identity
+from asyncrpc.trace import CallEnded, FlightRecorder
+
+WINDOW_S: Final = 5.0  # that rates are over
+EVENTS_MAX: Final = 500  # of each kind
+_KINDS: Final = ("calls", "served", "passes", "steps", "collectives")
+_STATM: Final = "/proc/self/statm"
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class SharedBytes(Protocol):
+    """The memory that a worker shares with peers.
+
+    Attributes:
+        own_bytes: of its slabs.
+    """
+
+    @property
+    def own_bytes(self) -> int:
+        """Return the bytes of its slabs."""
+
+
+class SummarizedWorker(Protocol):
+    """The parts of a worker that a summary is made of.
+
+    Attributes:
+        recorder: has its last events.
+    """
+
+    recorder: FlightRecorder
+
+    @property
+    def identity(self) -> Identity:
+        """Who the worker is."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Return whether its shutdown has begun."""
+
+    @property
+    def active(self) -> int:
+        """How many calls it serves."""
+
+    @property
+    def references(self) -> Any:
+        """Its references; None if it can have none."""
+
+    @property
+    def memory(self) -> SharedBytes:
+        """Return the memory that it shares."""
+
+    @property
+    def directory(self) -> Any:
+        """Return the links of the worker."""
+
+
+def summary_of(
+    worker: SummarizedWorker, *, running_s: float, lag_s: float, tasks: int
+) -> WorkerSummary:
+    """Return the summary of a worker; called on its loop.
+
+    Args:
+        worker: the parts of it.
+        running_s: seconds since it was started.
+        lag_s: how long its loop took for one turn.
+        tasks: of its loop.
+    """
+    recent = newest_events(worker.recorder)
+    links = worker.directory.links
+    told = [one for _, one in link_summaries(links, recent, LINKS_MAX)]
+    references = worker.references
+    return WorkerSummary(
+        os.getpid(),
+        os.uname().nodename,
+        running_s,
+        worker.is_draining,
+        rates_of(recent, window_s=WINDOW_S, remembered_max=EVENTS_MAX),
+        _median(recent.passes),
+        _median(recent.steps),
+        lag_s,
+        resident_bytes(),
+        worker.memory.own_bytes,
+        0 if references is None else references.values_held,
+        tasks,
+        sum(len(link.pending) for link in links),
+        worker.active,
+        told,
+        max(0, len(links) - len(told)),
+    )
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process, in bytes; `UNKNOWN_BYTES`."""
+    try:
+        descriptor = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # not Linux
+        return UNKNOWN_BYTES
+    try:
+        return int(os.read(descriptor, 256).split()[1]) * _PAGE_BYTES
+    finally:
+        os.close(descriptor)
+
+
+def newest_events(recorder: FlightRecorder) -> RecentEvents:
+    """Return the events of the last seconds that rates are made of."""
+    now_s = recorder.now_s()
+    found = {
+        name: getattr(recorder, name).newest(now_s - WINDOW_S, EVENTS_MAX)
+        if name in _KINDS
+        else []
+        for name in KIND_NAMES
+    }
+    return RecentEvents(now_s, wall_ns(), **found)
+
+
+def _median(events: Sequence[Any]) -> float:
+    return percentile(sorted(one.at_s - one.began_s for one in events), 0.5)
+
+
+def link_summaries(
+    links: Sequence[Any], recent: RecentEvents, at_most: int
+) -> list[tuple[Any, LinkSummary]]:
+    """Return the busiest links: those with most calls, ended or not."""
+    ended = defaultdict[str, list[CallEnded]](list)
+    for call in recent.calls:
+        ended[call.to.name].append(call)
+
+    def work(link: Any) -> tuple[bool, int]:
+        is_broken: bool = link.connection.is_broken
+        return is_broken, len(link.pending) + len(ended.get(link.peer.name, ()))
+
+    over_s = WINDOW_S
+    if len(recent.calls) == EVENTS_MAX:  # older ones were not gone through
+        over_s = max(recent.now_s - recent.calls[0].at_s, 1e-9)
+    return [
+        (link, _link(link, ended.get(link.peer.name, ()), over_s))
+        for link in heapq.nlargest(at_most, links, key=work)
+    ]
+
+
+def _link(link: Any, ended: Sequence[CallEnded], over_s: float) -> LinkSummary:
+    nbytes = sum(one.bytes_sent + one.bytes_received for one in ended)
+    return LinkSummary(
+        link.peer.name,
+        link.connection.is_broken,
+        len(link.pending),
+        len(ended) / over_s,
+        nbytes / over_s,
+        _median(ended),
+    )

@@ -1,0 +1,189 @@
+"""Lets browsers and programs look that may: by a session, a token, or from loopback."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import math
+import os
+from typing import Any, Final
+
+from aiohttp import web
+
+from asyncrpc.clock import Clock
+from asyncrpc.serving.dashboard.machine.sessions import (
+    Attempts,
+    Gate,
+    NonceMint,
+    Sessions,
+)
+
+COOKIE: Final = "asyncrpc_dashboard"
+LOGIN_BYTES_MAX: Final = 4096
+_FORWARDED: Final = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
+_LOCAL_ONLY: Final = (
+    "this group has no secret, so its dashboard is for this host alone: give it a "
+    "token, or come from loopback, by its name localhost, without a proxy"
+)
+_now_s: Final = Clock().now_s
+
+
+class Access:
+    """Decides for requests, and answers those that sign in and out."""
+
+    def __init__(self, gate: Gate) -> None:
+        """Begin without sessions.
+
+        Args:
+            gate: knows what proves that somebody may look.
+        """
+        self._gate = gate
+        self._nonces = NonceMint(os.urandom)
+        self._sessions = Sessions(os.urandom)
+        self._attempts = Attempts()
+
+    def session_of(self, request: web.Request) -> str | None:
+        """Return whose a request is: of a session, or an address; None: of nobody."""
+        if self._gate.takes == "nothing":
+            return f"at {request.remote}" if _is_local(request) else None
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return self._bearer(request, given.strip())
+        key = request.cookies.get(COOKIE, "")
+        return key if self._sessions.use(key, _now_s()) else None
+
+    def _bearer(self, request: web.Request, given: str) -> str | None:
+        address = request.remote or ""
+        if self._attempts.wait_s(address, _now_s()):
+            return None
+        if self._gate.is_token(given):
+            return f"program at {address}"
+        self._attempts.on_failure(address, _now_s())
+        return None
+
+    def is_open(self, session: str) -> bool:
+        """Return whether a session that was open is so still."""
+        is_of_browser = not session.startswith(("at ", "program at "))
+        return not is_of_browser or self._sessions.use(session, _now_s())
+
+    # --- requests --------------------------------------------------------------------
+
+    async def state(self, request: web.Request) -> web.Response:
+        """Say whether a browser is signed in, and what it needs to be."""
+        takes = self._gate.takes
+        is_in = self.session_of(request) is not None
+        why = None if is_in or takes != "nothing" else _LOCAL_ONLY
+        return web.json_response(
+            {
+                "signed_in": is_in,
+                "takes": takes,
+                "nonce": self._nonces.make(_now_s()),
+                "why": why,
+            }
+        )
+
+    async def sign_in(self, request: web.Request) -> web.Response:
+        """Begin a session, if the proof or the token is right."""
+        if self._gate.takes == "nothing":
+            return _refusal(403, _LOCAL_ONLY)
+        address, now_s = request.remote or "", _now_s()
+        if wait_s := self._attempts.wait_s(address, now_s):
+            wait = math.ceil(wait_s)
+            return _refusal(
+                429,
+                f"too many wrong attempts; try again in {wait} s",
+                {"Retry-After": str(wait)},
+            )
+        given = await _content(request)
+        if given is None:
+            return _refusal(400, "signing in takes a JSON object of strings")
+        if not self._is_right(given, now_s):
+            self._attempts.on_failure(address, now_s)
+            return _refusal(403, f"that is not the {self._name}, or it came too late")
+        key, _ = self._sessions.open(now_s)
+        response = web.json_response({"signed_in": True})
+        # Without a path, so that it is the directory of this request as the browser
+        # sees it: the prefix of the application, whatever a proxy makes of it.
+        response.set_cookie(
+            COOKIE,
+            key,
+            path=None,  # type: ignore[arg-type]
+            httponly=True,
+            samesite="Strict",
+            secure=request.secure,
+        )
+        return response
+
+    @property
+    def _name(self) -> str:
+        takes = self._gate.takes
+        return "secret or the token" if takes == "either" else takes
+
+    def _is_right(self, given: dict[str, str], now_s: float) -> bool:
+        if "token" in given:
+            return self._gate.is_token(given["token"].strip())
+        nonce = given.get("nonce", "")
+        # Used up in any case: it is good for one attempt.
+        is_good = self._nonces.use(nonce, now_s)
+        return self._gate.is_proof(nonce, given.get("proof", "")) and is_good
+
+    async def sign_out(self, request: web.Request) -> web.Response:
+        """End the session of a browser."""
+        self._sessions.close(request.cookies.get(COOKIE, ""))
+        response = web.json_response({})
+        response.del_cookie(COOKIE, path=None)  # type: ignore[arg-type]
+        return response
+
+
+def refused(gate: Gate) -> web.Response:
+    """Return the answer to a request of nobody."""
+    if gate.takes == "nothing":
+        return _refusal(401, _LOCAL_ONLY)
+    return _refusal(401, "sign in, or send the token as 'Authorization: Bearer TOKEN'")
+
+
+def _refusal(
+    status: int, text: str, headers: dict[str, str] | None = None
+) -> web.Response:
+    return web.json_response({"error": text}, status=status, headers=headers)
+
+
+async def _content(request: web.Request) -> dict[str, str] | None:
+    """Return what a browser has sent to sign in; None if it is something else."""
+    if request.content_type != "application/json":
+        return None
+    body = bytearray()
+    async for part in request.content.iter_any():
+        body += part
+        if len(body) > LOGIN_BYTES_MAX:
+            return None
+    try:
+        found: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    is_right = isinstance(found, dict) and all(
+        isinstance(one, str) for one in found.values()
+    )
+    return found if is_right else None
+
+
+def _is_local(request: web.Request) -> bool:
+    """Return whether a request comes from this host, and from no page of another.
+
+    A page of a stranger whose name leads here sends that name as the host.
+    """
+    if any(name in request.headers for name in _FORWARDED):
+        return False
+    host = request.host.rpartition("]")[0].lstrip("[") or request.host.partition(":")[0]
+    return _is_loopback(request.remote or "") and (
+        host == "localhost" or _is_loopback(host)
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(found, "ipv4_mapped", None)
+    return bool((mapped or found).is_loopback)

@@ -1,0 +1,204 @@
+"""The application: the page, its files, and the looks as JSON and as events.
+
+It knows neither where it is mounted nor what a proxy makes of its paths: all links of
+the page are relative, and so is the one redirect.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+from aiohttp import web
+
+from asyncrpc.errors import AsyncRpcError, NotStartedError, UsageError
+from asyncrpc.serving.dashboard.access import Access, refused
+from asyncrpc.serving.dashboard.files import PAGE, PageFiles
+from asyncrpc.serving.dashboard.look import NotFoundError, Seen, SharedLook, in_slices
+from asyncrpc.serving.dashboard.machine.answers import heading_of
+from asyncrpc.serving.dashboard.machine.query import ViewQuery, read_query
+from asyncrpc.serving.dashboard.machine.sessions import Gate
+from asyncrpc.serving.dashboard.streams import EventStreams
+from asyncrpc.serving.dashboard.views import DashboardView
+
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'self'; "
+        "frame-ancestors 'none'; object-src 'none'"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+# Opens the views when they are first asked for, on the loop of the application.
+OpenViews = Callable[[], Awaitable[dict[str, DashboardView]]]
+CloseViews = Callable[[], Awaitable[None]]
+
+
+class DashboardApplication:
+    """Answers the requests of one dashboard."""
+
+    def __init__(
+        self, gate: Gate, open_views: OpenViews, close_views: CloseViews, every_s: float
+    ) -> None:
+        """Describe it.
+
+        Args:
+            gate: knows who may look.
+            open_views: returns the views; each time the same.
+            close_views: ends what goes on for them.
+            every_s: seconds between two looks.
+        """
+        self._gate = gate
+        self._access = Access(gate)
+        self._open_views = open_views
+        self._close_views = close_views
+        self._every_s = every_s
+        self._files = PageFiles()
+        self._streams = EventStreams()
+
+    def make(self) -> web.Application:
+        """Return the application."""
+        app = web.Application(middlewares=[_errors_as_json])
+        add = app.router.add_get
+        add("", self._to_directory)
+        add("/", self._page)
+        add("/login", self._access.state)
+        app.router.add_post("/login", self._access.sign_in)
+        app.router.add_post("/logout", self._sign_out)
+        add("/api/{view}", self._look)
+        add("/api/{view}/live", self._live)
+        add("/static/{name:.+}", self._file)
+        app.on_response_prepare.append(_add_headers)
+        app.on_shutdown.append(self._end_streams)
+        app.cleanup_ctx.append(self._cleaned_up)
+        return app
+
+    async def _end_streams(self, _: web.Application) -> None:
+        self._streams.close()
+
+    async def _cleaned_up(self, _: web.Application) -> AsyncIterator[None]:
+        yield
+        await self._close_views()
+
+    async def _to_directory(self, request: web.Request) -> web.StreamResponse:
+        """Lead to the same path with a slash, which links are relative to."""
+        last = request.path.rpartition("/")[2]
+        if not last:  # mounted at the root, where there is no path without a slash
+            return await self._page(request)
+        raise web.HTTPPermanentRedirect(f"{last}/")
+
+    async def _page(self, _: web.Request) -> web.StreamResponse:
+        return await self._files.response(PAGE)
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        return await self._files.response(request.match_info["name"])
+
+    async def _sign_out(self, request: web.Request) -> web.StreamResponse:
+        session = self._access.session_of(request)
+        response = await self._access.sign_out(request)
+        if session is not None:
+            self._streams.close(session)
+        return response
+
+    # --- looks -----------------------------------------------------------------------
+
+    async def _look(self, request: web.Request) -> web.StreamResponse:
+        if self._access.session_of(request) is None:
+            return refused(self._gate)
+        view, query = await self._asked(request)
+        look = await view.look_for(query)
+        seen = await look.newest()
+        if seen.digest is None:
+            return web.json_response({"error": seen.trouble}, status=503)
+        return web.json_response(await self._answer(view, query, seen), dumps=_dumps)
+
+    async def _live(self, request: web.Request) -> web.StreamResponse:
+        session = self._access.session_of(request)
+        if session is None:
+            return refused(self._gate)
+        view, query = await self._asked(request)
+        look = await view.look_for(query)
+        first = await look.newest()
+        if (why := self._streams.refusal(session)) != "":
+            return web.json_response({"error": why}, status=429)
+        follower = _Follower(look, first, lambda seen: self._answer(view, query, seen))
+        return await self._streams.run(
+            request, session, follower.next, lambda: self._access.is_open(session)
+        )
+
+    async def _asked(self, request: web.Request) -> tuple[DashboardView, ViewQuery]:
+        views = await self._open_views()
+        view = views.get(request.match_info["view"])
+        if view is None:
+            raise NotFoundError(f"there is no such view; there are {', '.join(views)}")
+        query = read_query(
+            request.query.items(), keys=view.keys, sort=view.sort, is_up=view.is_up
+        )
+        return view, query
+
+    async def _answer(
+        self, view: DashboardView, query: ViewQuery, seen: Seen[Any]
+    ) -> dict[str, Any]:
+        heading = heading_of(
+            view.name,
+            taken_at_s=seen.taken_at_s,
+            took_s=seen.took_s,
+            every_s=self._every_s,
+            workers=seen.workers,
+            silent=seen.silent,
+        )
+        return heading | await in_slices(view.show(seen, query))
+
+
+class _Follower:
+    """Follows one look for one stream."""
+
+    def __init__(
+        self,
+        look: SharedLook[Any, Any],
+        first: Seen[Any],
+        answer: Callable[[Seen[Any]], Awaitable[dict[str, Any]]],
+    ) -> None:
+        self._look = look
+        self._answer = answer
+        self._first: Seen[Any] | None = first
+        self._number = first.number
+
+    async def next(self) -> tuple[str, Any]:
+        """Return the next event: the newest look, or why there is none."""
+        seen = self._first or await self._look.after(self._number)
+        self._first, self._number = None, seen.number
+        if seen.digest is None:
+            return "trouble", {"why": seen.trouble}
+        return "look", await self._answer(seen)
+
+
+@web.middleware
+async def _errors_as_json(
+    request: web.Request,
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except NotFoundError as error:
+        return web.json_response({"error": str(error)}, status=404)
+    except NotStartedError as error:  # of the program, not of who asks
+        return web.json_response({"error": str(error)}, status=503)
+    except UsageError as error:
+        return web.json_response({"error": str(error)}, status=400)
+    except AsyncRpcError as error:
+        return web.json_response({"error": str(error)}, status=503)
+
+
+async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(_HEADERS)
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)

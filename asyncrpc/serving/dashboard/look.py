@@ -1,0 +1,132 @@
+"""One look at a group for all browsers that want it, and none if no browser does.
+
+Whoever wants a look waits for one that is newer than the last.  The first that waits
+sets a round off; the others share it.  Rounds begin `every_s` apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, NamedTuple, TypeVar
+
+from asyncrpc.clock import NS_PER_S, wall_ns
+from asyncrpc.errors import AsyncRpcError
+from asyncrpc.inspection.machine.slices import Slices
+from asyncrpc.inspection.records import NoAnswer
+from asyncrpc.inspection.standing import Round
+from asyncrpc.runtime.tasks import Tasks
+
+T = TypeVar("T")
+R = TypeVar("R")
+D = TypeVar("D")
+
+
+class NotFoundError(Exception):
+    """Something that is asked for does not exist; the text is for people."""
+
+
+class Seen(NamedTuple, Generic[D]):
+    """What one look has shown.
+
+    Attributes:
+        number: of the look, from 1.
+        taken_at_s: when it was complete, in seconds since 1970.
+        took_s: seconds that it took.
+        workers: how many members there are.
+        silent: what is known of those that have not answered, by name.
+        digest: what was made of the answers; None if there is trouble.
+        trouble: why nothing could be seen; empty: it could.
+    """
+
+    number: int
+    taken_at_s: float
+    took_s: float
+    workers: int
+    silent: dict[str, NoAnswer]
+    digest: D | None
+    trouble: str = ""
+
+
+class SharedLook(Generic[R, D]):
+    """One kind of look, shared by all who want it."""
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        ask: Callable[[], Awaitable[Round[R]]],
+        digest: Callable[[float, Round[R]], Slices[D]],
+        *,
+        every_s: float,
+    ) -> None:
+        """Prepare to look.
+
+        Args:
+            tasks: owns the rounds.
+            ask: asks the group once.
+            digest: makes of a round, and of the time, what all views of it share.
+            every_s: seconds from the begin of a round to that of the next.
+        """
+        self._tasks = tasks
+        self._ask = ask
+        self._digest = digest
+        self._every_s = every_s
+        self._seen: Seen[D] | None = None
+        self._round: asyncio.Task[None] | None = None
+        self._began_s = -every_s
+
+    async def newest(self) -> Seen[D]:
+        """Return the last look, or a new one if that is older than the period.
+
+        Cancellation:
+            A round that has begun goes on for others.
+        """
+        now_s = self._tasks.loop.time()
+        if self._seen is not None and now_s - self._began_s < self._every_s:
+            return self._seen
+        return await self.after(0 if self._seen is None else self._seen.number)
+
+    async def after(self, number: int) -> Seen[D]:
+        """Return a look that is newer than another one, by its number.
+
+        Cancellation:
+            A round that has begun goes on for others.
+        """
+        while self._seen is None or self._seen.number <= number:
+            if self._round is None or self._round.done():
+                self._round = self._tasks.start_task(self._look())
+            await asyncio.wait((self._round,))
+            if self._round.done() and not self._round.cancelled():
+                self._round.result()  # what went wrong here goes to who asked
+        return self._seen
+
+    async def _look(self) -> None:
+        loop = self._tasks.loop
+        await asyncio.sleep(max(0.0, self._began_s + self._every_s - loop.time()))
+        self._began_s = loop.time()
+        number = 1 if self._seen is None else self._seen.number + 1
+        try:
+            found = await self._ask()
+        except (AsyncRpcError, NotFoundError, TimeoutError) as error:
+            at_s, took_s = wall_ns() / NS_PER_S, loop.time() - self._began_s
+            text = str(error) or "no worker has answered in time"
+            self._seen = Seen(number, at_s, took_s, 0, {}, None, text)
+            return
+        at_s, took_s = wall_ns() / NS_PER_S, loop.time() - self._began_s
+        digest = await in_slices(self._digest(at_s, found))
+        self._seen = Seen(number, at_s, took_s, found.workers, found.silent, digest)
+
+
+async def in_slices(work: Slices[T]) -> T:
+    """Do work slice by slice; others run between two.
+
+    Cancellation:
+        The rest is not done.
+    """
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await asyncio.sleep(0)

@@ -1,0 +1,1 @@
+"""What the dashboard decides: who may look, what a view shows, in which order."""

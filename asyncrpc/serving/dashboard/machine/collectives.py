@@ -1,0 +1,132 @@
+"""The collectives of a group, joined from all of their ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from asyncrpc.inspection.collective_records import (
+    CLOSED,
+    UNDER_WAY,
+    CollectiveHistory,
+    KnownGroup,
+    NotedCollective,
+)
+from asyncrpc.inspection.machine.slices import Slices, parts_of
+from asyncrpc.inspection.machine.wording import place_of
+from asyncrpc.serving.dashboard.machine.paging import Row
+
+KEYS: Final = (
+    *("group", "sequence", "kind", "state", "came", "missing", "age_s", "took_s"),
+    *("bytes", "ranks"),
+)
+RANKS_MAX: Final = 64  # in a row
+_NS_PER_S: Final = 1e9
+_OK: Final = "ok"
+# Bytes of an element; of other types they are not known.
+_SIZES: Final = {
+    **dict.fromkeys(("float64", "int64", "complex64", "uint64"), 8),
+    **dict.fromkeys(("float32", "int32", "uint32"), 4),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+    **dict.fromkeys(("int8", "uint8", "bool"), 1),
+    "complex128": 16,
+}
+
+
+@dataclass(slots=True)
+class _Joined:
+    """One collective, as its ranks know it.
+
+    Attributes:
+        noted: by rank.
+    """
+
+    group: KnownGroup
+    number: int
+    noted: dict[int, NotedCollective] = field(default_factory=dict)
+
+
+def rows_of(told: Mapping[str, CollectiveHistory], now_ns: int) -> Slices[list[Row]]:
+    """Return a row for each collective, in slices.
+
+    Args:
+        told: by workers that have answered.
+        now_ns: the time, in nanoseconds since 1970.
+    """
+    joined: dict[tuple[int, int], _Joined] = {}
+    begun: dict[tuple[int, int], int] = {}  # by group and rank
+    for history in told.values():
+        ranks = [_rank_in(one, history.name) for one in history.groups]
+        for rank, group in zip(ranks, history.groups, strict=True):
+            begun[group.group_id, rank] = group.begun
+        for part in parts_of(history.collectives):
+            for one in part:
+                group = history.groups[one.group]
+                key = group.group_id, one.number
+                found = joined.setdefault(key, _Joined(group, one.number))
+                found.noted[ranks[one.group]] = one
+            yield len(part)
+    rows = []
+    for some in parts_of(joined.values()):
+        rows += [_row(one, told, begun, now_ns) for one in some]
+        yield len(some)
+    return rows
+
+
+def _rank_in(group: KnownGroup, name: str) -> int:
+    return group.members.index(name) if name in group.members else -1
+
+
+def _row(
+    one: _Joined,
+    told: Mapping[str, Any],
+    begun: Mapping[tuple[int, int], int],
+    now_ns: int,
+) -> Row:
+    came, missing, unknown = list[int](), list[int](), list[int]()
+    for rank, name in enumerate(one.group.members):
+        known = begun.get((one.group.group_id, rank), CLOSED)
+        if rank in one.noted or known > one.number:
+            came.append(rank)
+        elif name in told and known != CLOSED:
+            missing.append(rank)
+        else:
+            unknown.append(rank)
+    first = next(iter(one.noted.values()))
+    is_under_way = any(it.ended_ns == UNDER_WAY for it in one.noted.values())
+    began_ns = min(it.began_ns for it in one.noted.values())
+    ended_ns = max(it.ended_ns for it in one.noted.values())
+    waits = [it for it in one.noted.values() if it.ended_ns == UNDER_WAY and it.frames]
+    return {
+        "group": one.group.label,
+        "sequence": one.number,
+        "kind": first.operation,
+        "state": "under way" if is_under_way else _outcome(one),
+        "came": came[:RANKS_MAX],
+        "missing": missing[:RANKS_MAX],
+        "unknown": unknown[:RANKS_MAX],
+        "ranks": len(one.group.members),
+        "ranks_left_out": sum(
+            max(0, len(ranks) - RANKS_MAX) for ranks in (came, missing, unknown)
+        ),
+        "workers": list(one.group.members[:RANKS_MAX]),
+        "age_s": max(0.0, (now_ns - began_ns) / _NS_PER_S),
+        "took_s": None if is_under_way else (ended_ns - began_ns) / _NS_PER_S,
+        "bytes": _bytes(first),
+        "at": place_of(waits[0].frames[0]) if waits else None,
+    }
+
+
+def _outcome(one: _Joined) -> str:
+    """Return how a collective ended: well if it did so at all ranks that tell."""
+    outcomes = [it.outcome for it in one.noted.values()]
+    return next((it for it in outcomes if it != _OK), _OK)
+
+
+def _bytes(one: NotedCollective) -> int | None:
+    size = _SIZES.get(one.dtype.removeprefix("torch."))
+    if size is None or one.shape is None:
+        return None
+    return size * math.prod(one.shape)

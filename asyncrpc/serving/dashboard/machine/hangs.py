@@ -1,0 +1,128 @@
+"""Why a group does not go on, as `asyncrpc why` says it, and as a drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from asyncrpc.inspection.machine.graph import (
+    AwaitGraph,
+    Edge,
+    Hang,
+    Node,
+    graph_in_slices,
+    hangs_in_slices,
+)
+from asyncrpc.inspection.machine.slices import Slices
+from asyncrpc.inspection.machine.wording import (
+    hop,
+    named,
+    place_of,
+    sentence,
+    unnamed_troubles,
+    words_of,
+)
+from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
+
+SENTENCES_MAX: Final = 20
+NODES_MAX: Final = 200
+FRAMES_MAX: Final = 12  # of one node
+
+
+def findings_of(
+    snapshots: Sequence[WorkerSnapshot],
+    silent: Mapping[str, NoAnswer],
+    *,
+    after_s: float,
+) -> Slices[dict[str, Any]]:
+    """Return what waits too long and why, in slices.
+
+    Args:
+        snapshots: of the workers that have answered.
+        silent: what is known of the others, by name.
+        after_s: seconds that a wait may take.
+    """
+    graph = yield from graph_in_slices(snapshots, silent)
+    found = yield from hangs_in_slices(graph, after_s=after_s)
+    told = found[:SENTENCES_MAX]
+    sentences = []
+    for one in told:
+        sentences.append(sentence(graph, one))
+        yield len(one.nodes)
+    troubles = unnamed_troubles(graph, found)
+    sentences += troubles[: SENTENCES_MAX - len(sentences)]
+    return {
+        "sentences": sentences,
+        "sentences_left_out": len(found) + len(troubles) - len(sentences),
+        "after_s": after_s,
+        "is_certain": bool(told) and told[0].is_certain,
+        **_Drawing(graph).of(found),
+    }
+
+
+class _Drawing:
+    """The nodes and edges on the ways of hangs, the gravest first, within a limit."""
+
+    def __init__(self, graph: AwaitGraph) -> None:
+        self._graph = graph
+        self._ids: dict[Node, str] = {}
+        self._nodes: list[dict[str, Any]] = []
+        self._edges: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def of(self, found: Sequence[Hang]) -> dict[str, Any]:
+        left_out = 0
+        for one in found:
+            new = {node for node in one.nodes if node not in self._ids}
+            if len(self._ids) + len(new) > NODES_MAX:
+                left_out += len(new)
+                continue
+            for node in one.nodes:
+                self._add(node)
+            for node, edge in zip(one.nodes, one.path, strict=False):
+                self._tie(node, edge)
+        first = found[0] if found and found[0].nodes[0] in self._ids else None
+        return {
+            "nodes": self._nodes,
+            "edges": list(self._edges.values()),
+            "cycle": [] if first is None else self._cycle(first),
+            "at_fault": None if first is None else self._ids[first.nodes[-1]],
+            "left_out": left_out,
+        }
+
+    def _cycle(self, found: Hang) -> list[str]:
+        if not found.is_cycle:
+            return []
+        begin = found.nodes.index(found.nodes[-1])
+        return [self._ids[node] for node in found.nodes[begin:-1]]
+
+    def _tie(self, node: Node, edge: Edge) -> None:
+        ends = self._ids[node], self._ids[edge.to]
+        self._edges[ends] = {
+            "from": ends[0],
+            "to": ends[1],
+            "label": hop(self._graph, node, edge),
+            "is_sure": edge.is_sure,
+        }
+
+    def _add(self, node: Node) -> None:
+        if node in self._ids:
+            return
+        self._ids[node] = f"n{len(self._ids)}"
+        actor, wait = self._graph.actor(node), self._graph.wait(node)
+        trouble = self._graph.troubles.get(node.worker)
+        shown: dict[str, Any] = {
+            "id": self._ids[node],
+            "kind": "worker" if actor is None else actor.kind.value,
+            "worker": node.worker,
+            "label": node.what if actor is None else named(actor),
+            "age_s": None,
+            "detail": [],
+            "trouble": None if trouble is None else trouble.text,
+        }
+        if actor is not None and wait is not None:
+            shown["age_s"] = wait.for_s if wait.for_s >= 0 else None
+            frames = actor.frames[-FRAMES_MAX:]
+            shown["detail"] = [words_of(wait), *map(place_of, reversed(frames))]
+        elif trouble is not None:
+            shown["detail"] = [trouble.text]
+        self._nodes.append(shown)

@@ -1,0 +1,137 @@
+"""The overview: a row for each worker, a matrix of their links, and totals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices
+from asyncrpc.inspection.records import NoAnswer, Trouble
+from asyncrpc.inspection.summaries import LinkSummary, WorkerSummary
+from asyncrpc.serving.dashboard.machine.history import Moment
+from asyncrpc.serving.dashboard.machine.numbers import known, known_bytes
+from asyncrpc.serving.dashboard.machine.paging import Row
+
+MATRIX_MAX: Final = 32  # rows and columns
+BUSY_S: Final = 0.1  # that a turn of an event loop takes
+STATES: Final[Mapping[Trouble, str]] = {
+    Trouble.BLOCKED: "stalled",
+    Trouble.HELD: "stalled",
+    Trouble.STOPPED: "stopped",
+    Trouble.GONE: "stopped",
+    Trouble.SILENT: "silent",
+}
+KEYS: Final = (
+    *("worker", "rank", "host", "pid", "state", "since_s", "made_per_s"),
+    *("served_per_s", "failed_per_s", "p50_s", "p99_s", "bytes_per_s", "lag_s"),
+    *("memory_bytes", "slab_bytes", "references", "tasks", "calls_under_way"),
+)
+
+
+def row_of(name: str, rank: int, told: WorkerSummary) -> Row:
+    """Return the row of a worker that has answered."""
+    made, served = told.rates.made, told.rates.served
+    return {
+        "worker": name,
+        "rank": _rank(rank),
+        "host": told.host,
+        "pid": told.pid,
+        "state": state_of(told),
+        "since_s": told.running_s,
+        "made_per_s": made.per_s,
+        "served_per_s": served.per_s,
+        "failed_per_s": made.failed_per_s,
+        "p50_s": known(made.p50_s),
+        "p99_s": known(made.p99_s),
+        "bytes_per_s": made.bytes_per_s,
+        "lag_s": told.lag_s,
+        "memory_bytes": known_bytes(told.memory_bytes),
+        "slab_bytes": told.slab_bytes,
+        "references": told.references,
+        "tasks": told.tasks,
+        "calls_under_way": told.calls_made,
+    }
+
+
+def state_of(told: WorkerSummary) -> str:
+    """Return how a worker is that has answered."""
+    if told.is_draining:
+        return "draining"
+    return "busy" if told.lag_s >= BUSY_S else "well"
+
+
+def silent_row(name: str, rank: int, silent: NoAnswer) -> Row:
+    """Return the row of a worker that has not answered."""
+    row: dict[str, Any] = dict.fromkeys(KEYS)
+    row |= {"worker": name, "rank": _rank(rank), "state": STATES[silent.trouble]}
+    return row
+
+
+def _rank(rank: int) -> int | None:
+    return None if rank < 0 else rank
+
+
+def totals_of(rows: Iterable[Row]) -> Slices[dict[str, Any]]:
+    """Return the totals of all workers, in slices.
+
+    Workers that share a process share its memory, which counts once.
+    """
+    sums = dict.fromkeys(("made", "served", "failed", "bytes"), 0.0)
+    references, worst_s = 0, list[float]()
+    processes: dict[tuple[Any, Any], int] = {}
+    for place, row in enumerate(rows, 1):
+        if not place % SLICE_MAX:
+            yield SLICE_MAX
+        if row["made_per_s"] is None:
+            continue
+        for name in sums:
+            sums[name] += row[f"{name}_per_s"]
+        references += row["references"]
+        processes[row["host"], row["pid"]] = row["memory_bytes"] or 0
+        if row["p99_s"] is not None:
+            worst_s.append(row["p99_s"])
+    return {
+        "calls_made_per_s": sums["made"],
+        "calls_served_per_s": sums["served"],
+        "failed_per_s": sums["failed"],
+        "bytes_per_s": sums["bytes"],
+        "memory_bytes": sum(processes.values()),
+        "references": references,
+        "p99_s": max(worst_s, default=None),
+    }
+
+
+def moment_of(at_s: float, totals: Mapping[str, Any]) -> Moment:
+    """Return what the history keeps of a look."""
+    made, memory = totals["calls_made_per_s"], totals["memory_bytes"]
+    return Moment(at_s, made, totals["p99_s"], memory)
+
+
+def matrix_of(
+    shown: Sequence[str], links: Mapping[str, Sequence[LinkSummary]], total: int
+) -> dict[str, Any]:
+    """Return the links between workers: a row for each, a cell for each other.
+
+    Args:
+        shown: names of the workers of the page.
+        links: of each worker that has answered, by its name.
+        total: how many workers there are.
+    """
+    names = list(shown[:MATRIX_MAX])
+    cells = []
+    for name in names:
+        by_peer = {one.peer: one for one in links.get(name, ()) if one.peer != name}
+        cells.append([_cell(by_peer.get(other)) for other in names])
+    return {"workers": names, "cells": cells, "left_out": max(0, total - len(names))}
+
+
+def _cell(link: LinkSummary | None) -> dict[str, Any] | None:
+    if link is None:
+        return None
+    return {
+        "state": "broken" if link.is_broken else "open",
+        "in_flight": link.in_flight,
+        "calls_per_s": link.calls_per_s,
+        "bytes_per_s": link.bytes_per_s,
+        "p50_s": known(link.p50_s),
+    }

@@ -1,0 +1,68 @@
+"""The references of a group: who has the values, and who holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from asyncrpc.inspection.machine.slices import Slices, parts_of
+from asyncrpc.inspection.reference_records import ReferenceSeen, ReferencesSeen
+from asyncrpc.serving.dashboard.machine.paging import Row
+
+KEYS: Final = (
+    *("owner", "reference", "type", "state", "age_s", "holders", "creator"),
+    *("local_users", "lent"),
+)
+HOLDERS_MAX: Final = 20  # names in a row
+
+
+def rows_of(told: Mapping[str, ReferencesSeen]) -> Slices[list[Row]]:
+    """Return a row for each value, in slices: its owner's word, if that has answered.
+
+    A value whose owner tells nothing is known from those that hold it.
+
+    Args:
+        told: by workers that have answered.
+    """
+    owned: list[Row] = []
+    held: dict[str, list[tuple[str, ReferenceSeen]]] = {}
+    for name, seen in told.items():
+        for part in parts_of(seen.references):
+            for one in part:
+                if one.is_owner:
+                    owned.append(_row(one, one.holders))
+                elif one.owner not in told:
+                    held.setdefault(_named(one), []).append((name, one))
+            yield len(part)
+    for values in parts_of(held.values()):
+        for seen_by in values:
+            names = sorted({name for name, _ in seen_by})
+            oldest = max((one for _, one in seen_by), key=lambda one: one.age_s)
+            owned.append(_row(oldest, names))
+        yield len(values)
+    return owned
+
+
+def left_out_of(told: Iterable[ReferencesSeen]) -> int:
+    """Return how many references, owned or held, nobody has told of."""
+    return sum(one.left_out for one in told)
+
+
+def _named(one: ReferenceSeen) -> str:
+    return f"{one.rref_id.creator:016x}-{one.rref_id.serial}"
+
+
+def _row(one: ReferenceSeen, holders: list[str]) -> Row:
+    return {
+        "owner": one.owner,
+        "reference": _named(one),
+        "type": one.type_name or None,
+        "state": one.state,
+        "age_s": one.age_s,
+        "holders": holders[:HOLDERS_MAX],
+        "holders_left_out": max(0, len(holders) - HOLDERS_MAX),
+        "creator": one.creator,
+        "local_users": one.handles,
+        "lent": one.lent,
+        "is_owners_word": one.is_owner,
+    }

@@ -1,0 +1,194 @@
+"""Who may look at the dashboard: proofs, sessions, and limits on both.
+
+A browser proves that it knows the secret of the group, or the token, without sending
+it: by an HMAC over a nonce.  A nonce is made of a number that says until when it is
+good, random bytes, and an HMAC by a key of this process, so that nothing is kept of
+nonces that are never used.  It is good for one attempt.
+
+Time and random bytes are given.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections import OrderedDict
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Final
+
+from asyncrpc.errors import UsageError
+
+SESSIONS_MAX: Final = 256
+SESSION_S: Final = 12 * 3600.0  # since it was last used
+NONCE_S: Final = 300.0
+USED_MAX: Final = 4096  # nonces; with so many attempts in `NONCE_S` nobody gets in
+FAILURES_MAX: Final = 10  # of one address in `FAILURES_S`
+FAILURES_S: Final = 60.0
+ADDRESSES_MAX: Final = 1024
+PURPOSE: Final = b"asyncrpc dashboard "
+_RANDOM_BYTES: Final = 16
+_MAC_BYTES: Final = 16
+_TIME_BYTES: Final = 8
+
+
+def proof_of(key: bytes, nonce: str) -> str:
+    """Return what proves that somebody knows a key.
+
+    Args:
+        key: the secret or the token.
+        nonce: as it was given, in hexadecimal digits.
+    """
+    return hmac.new(key, PURPOSE + nonce.encode(), sha256).hexdigest()
+
+
+class NonceMint:
+    """Makes nonces, and knows them again."""
+
+    def __init__(self, random_bytes: Callable[[int], bytes]) -> None:
+        """Begin, with a new key."""
+        self._random_bytes = random_bytes
+        self._key = random_bytes(32)
+        self._used: dict[bytes, float] = {}
+
+    def make(self, now_s: float) -> str:
+        """Return a nonce that is good for `NONCE_S`."""
+        until_ms = int((now_s + NONCE_S) * 1000)
+        body = until_ms.to_bytes(_TIME_BYTES, "big") + self._random_bytes(_RANDOM_BYTES)
+        return (body + self._mac(body)).hex()
+
+    def use(self, nonce: str, now_s: float) -> bool:
+        """Return whether a nonce is good; from now on it is not."""
+        try:
+            given = bytes.fromhex(nonce)
+        except ValueError:
+            return False
+        body, mac = given[:-_MAC_BYTES], given[-_MAC_BYTES:]
+        if not hmac.compare_digest(mac, self._mac(body)) or given.hex() != nonce:
+            return False
+        until_s = int.from_bytes(body[:_TIME_BYTES], "big") / 1000
+        self._forget(now_s)
+        if until_s < now_s or body in self._used or len(self._used) >= USED_MAX:
+            return False
+        self._used[body] = until_s
+        return True
+
+    def _forget(self, now_s: float) -> None:
+        self._used = {body: end for body, end in self._used.items() if end >= now_s}
+
+    def _mac(self, body: bytes) -> bytes:
+        return hmac.new(self._key, body, sha256).digest()[:_MAC_BYTES]
+
+
+class Attempts:
+    """Counts failed attempts by address, within limits."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._failed: OrderedDict[str, list[float]] = OrderedDict()
+
+    def wait_s(self, address: str, now_s: float) -> float:
+        """Return after how many seconds an address may try again; 0: now."""
+        recent = self._recent(address, now_s)
+        if len(recent) < FAILURES_MAX:
+            return 0.0
+        return recent[0] + FAILURES_S - now_s
+
+    def on_failure(self, address: str, now_s: float) -> None:
+        """Take note of a failed attempt."""
+        self._failed[address] = [*self._recent(address, now_s), now_s][-FAILURES_MAX:]
+        self._failed.move_to_end(address)
+        while len(self._failed) > ADDRESSES_MAX:
+            self._failed.popitem(last=False)
+
+    def _recent(self, address: str, now_s: float) -> list[float]:
+        return [at for at in self._failed.get(address, ()) if at > now_s - FAILURES_S]
+
+
+class Sessions:
+    """The browsers that have proved who they are."""
+
+    def __init__(self, random_bytes: Callable[[int], bytes]) -> None:
+        """Begin with none."""
+        self._random_bytes = random_bytes
+        self._used_s: OrderedDict[str, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many there are, old ones included."""
+        return len(self._used_s)
+
+    def open(self, now_s: float) -> tuple[str, str | None]:
+        """Begin a session.
+
+        Returns:
+            Its key, and that of the session that has ended for it, if there were too
+            many.
+        """
+        key = self._random_bytes(32).hex()
+        ended = None
+        if len(self._used_s) >= SESSIONS_MAX:
+            ended, _ = self._used_s.popitem(last=False)
+        self._used_s[key] = now_s
+        return key, ended
+
+    def use(self, key: str, now_s: float) -> bool:
+        """Return whether a session is open; it is used from now on."""
+        used_s = self._used_s.get(key)
+        if used_s is None:
+            return False
+        if used_s < now_s - SESSION_S:
+            del self._used_s[key]
+            return False
+        self._used_s[key] = now_s
+        self._used_s.move_to_end(key)
+        return True
+
+    def close(self, key: str) -> None:
+        """End a session, if it is one."""
+        self._used_s.pop(key, None)
+
+
+class Gate:
+    """Decides who may look.
+
+    Attributes:
+        takes: what opens it: "nothing", "secret", "token" or "either".
+    """
+
+    def __init__(self, *, token: str | None, secret: bytes | None) -> None:
+        """Describe it.
+
+        Args:
+            token: that opens it, if there is one.
+            secret: of the group, if it has one.
+
+        Raises:
+            UsageError: the token is the secret.
+        """
+        self._token = None if token is None else token.encode()
+        self._secret = secret
+        if self._token is not None and secret is not None:
+            if hmac.compare_digest(self._token, secret):
+                raise UsageError(
+                    "token must not be the secret of the group, as programs send it "
+                    "unencrypted; take secrets.token_urlsafe()"
+                )
+            self.takes = "either"
+        elif self._token is not None:
+            self.takes = "token"
+        else:
+            self.takes = "nothing" if secret is None else "secret"
+
+    def is_token(self, given: str) -> bool:
+        """Return whether this is the token, in a time that tells nothing of it."""
+        if self._token is None:
+            return False
+        return hmac.compare_digest(self._token, given.encode(errors="replace"))
+
+    def is_proof(self, nonce: str, proof: str) -> bool:
+        """Return whether this proves that somebody knows the token or the secret."""
+        given = proof.encode(errors="replace")
+        keys = [one for one in (self._token, self._secret) if one is not None]
+        found = [
+            hmac.compare_digest(proof_of(key, nonce).encode(), given) for key in keys
+        ]
+        return any(found)

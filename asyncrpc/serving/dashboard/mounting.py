@@ -1,0 +1,187 @@
+"""Makes the application: for a worker, or for an observer of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from aiohttp import web
+
+from asyncrpc.arguments import check_duration, check_kind, wrong
+from asyncrpc.errors import NotStartedError, UsageError
+from asyncrpc.inspection.observer import Observer
+from asyncrpc.inspection.questions import ObserverQuestions
+from asyncrpc.inspection.standing import GroupQuestions, InnerQuestions
+from asyncrpc.runtime.loops import loop_for
+from asyncrpc.runtime.tasks import Tasks
+from asyncrpc.runtime.worker import Worker
+from asyncrpc.serving.dashboard.application import DashboardApplication
+from asyncrpc.serving.dashboard.machine.sessions import Gate
+from asyncrpc.serving.dashboard.views import (
+    CallsView,
+    CollectivesView,
+    DashboardView,
+    HangsView,
+    OverviewView,
+    ReferencesView,
+    TrainingView,
+    ViewContext,
+)
+from asyncrpc.serving.dashboard.worker_view import WorkerView
+from asyncrpc.serving.tokens import check_token
+
+EVERY_S: Final = 2.0
+EVERY_MIN_S: Final = 0.1
+AFTER_S: Final = 10.0
+_END_S: Final = 1.0  # for what goes on at the end
+
+
+def dashboard(
+    worker: Worker,
+    *,
+    token: str | None = None,
+    every_s: float = EVERY_S,
+    after_s: float = AFTER_S,
+) -> web.Application:
+    """Return an application that shows the group of a worker to who may look.
+
+    Mount it at any path, `app.add_subapp("/dashboard", serving.dashboard(worker))`; it
+    may be behind a proxy that adds or strips a prefix.  It has no part in the group but
+    to ask, over the links of the worker, while a browser looks.
+
+    Who knows the secret of the group, or the token, may look: the browser proves it
+    without sending it where it can (HTTPS, or localhost), and takes only the token
+    where it cannot; a program sends the token, as `Authorization: Bearer TOKEN`.
+    Without both, only browsers of this host are let in.
+
+    Args:
+        worker: of this process, on the event loop of the application, running or not
+            yet.
+        token: that lets somebody look: at least 16 characters of ASCII, as
+            `secrets.token_urlsafe()` makes; not the secret of the group.
+        every_s: seconds between two looks, of at least 0.1.
+        after_s: seconds after which a wait counts as too long.
+
+    Returns:
+        An application for `add_subapp`, or to be run by itself.
+
+    Raises:
+        UsageError: an argument is of another kind, or out of its range.
+
+    Example:
+        >>> app.add_subapp("/dashboard", serving.dashboard(worker))
+    """
+    check_kind("worker", worker, Worker, "a Worker")
+    gate = _gate(token, worker.parts.options.secret_bytes)
+    _check_times(every_s, after_s)
+
+    def questions() -> GroupQuestions:
+        if worker.is_closed:
+            raise NotStartedError(f"worker {worker.name!r} does not run")
+        if worker.parts.loop is not loop_for("dashboard"):
+            raise UsageError(
+                f"worker {worker.name!r} runs on another event loop than the "
+                "application: use `asyncrpc dashboard`, or one loop for both"
+            )
+        return InnerQuestions(worker.parts.directory, gate_secret)
+
+    gate_secret = worker.parts.options.secret_bytes
+    return _application(gate, questions, every_s, after_s)
+
+
+def observing_dashboard(
+    observer: Observer,
+    address: str,
+    *,
+    token: str | None = None,
+    every_s: float = EVERY_S,
+    after_s: float = AFTER_S,
+) -> web.Application:
+    """Return the application of `dashboard` for an observer.
+
+    Args:
+        observer: that asks.
+        address: of any worker.
+        token: as of `dashboard`, like all that follow.
+        every_s: likewise.
+        after_s: likewise.
+
+    Raises:
+        UsageError: an argument is of another kind, or out of its range.
+    """
+    gate = _gate(token, observer.secret)
+    _check_times(every_s, after_s)
+    return _application(
+        gate, lambda: ObserverQuestions(observer, address), every_s, after_s
+    )
+
+
+def _gate(token: str | None, secret: bytes | None) -> Gate:
+    if token is not None:
+        check_token(token)
+    return Gate(token=token, secret=secret)
+
+
+def _check_times(every_s: float, after_s: float) -> None:
+    check_duration("every_s", every_s)
+    if every_s < EVERY_MIN_S:
+        raise wrong("every_s", f"at least {EVERY_MIN_S} seconds", every_s)
+    check_duration("after_s", after_s)
+
+
+def _application(
+    gate: Gate,
+    questions: Callable[[], GroupQuestions],
+    every_s: float,
+    after_s: float,
+) -> web.Application:
+    views = _OpenedViews(questions, every_s, after_s)
+    return DashboardApplication(gate, views.get, views.close, every_s).make()
+
+
+def views_by_name(context: ViewContext) -> dict[str, DashboardView]:
+    """Return all views, by name."""
+    overview = OverviewView(context)
+    made: tuple[DashboardView, ...] = (
+        overview,
+        WorkerView(context, overview),
+        CallsView(context),
+        ReferencesView(context),
+        TrainingView(context),
+        CollectivesView(context),
+        HangsView(context),
+    )
+    return {one.name: one for one in made}
+
+
+class _OpenedViews:
+    """The views of one application, from the first request on."""
+
+    def __init__(
+        self, questions: Callable[[], GroupQuestions], every_s: float, after_s: float
+    ) -> None:
+        self._make_questions = questions
+        self._every_s = every_s
+        self._after_s = after_s
+        self._context: ViewContext | None = None
+        self._views: dict[str, DashboardView] = {}
+
+    async def get(self) -> dict[str, DashboardView]:
+        """Return them.
+
+        Raises:
+            NotStartedError: the worker does not run.
+            UsageError: it runs on another event loop.
+        """
+        if self._context is None:
+            questions, tasks = self._make_questions(), Tasks(loop_for("dashboard"))
+            self._context = ViewContext(questions, tasks, self._every_s, self._after_s)
+            self._views = views_by_name(self._context)
+        return self._views
+
+    async def close(self) -> None:
+        """End what goes on for them."""
+        context, self._context = self._context, None
+        if context is not None:
+            await context.tasks.cancel(_END_S)
+            context.questions.close()

@@ -1,0 +1,109 @@
+// Sign in.  The group's secret stays in the page: the page answers a number of the
+// server's with a proof that it knows the secret.
+
+import { element, setText } from "./dom.js";
+import { askTerms } from "./live.js";
+
+const NAMES = {
+  secret: "The group's secret",
+  token: "The dashboard's token",
+  either: "The dashboard's token, or the group's secret",
+};
+
+/** Return a form; `onSignedIn` is called when it has succeeded. */
+export function loginForm(terms, onSignedIn) {
+  if (terms.takes === "nothing") return refusal(terms.why);
+  const canProve = globalThis.crypto?.subtle != null;
+  const input = element("input", {
+    id: "login-word",
+    type: "password",
+    autocomplete: "current-password",
+    required: true,
+    "aria-describedby": "login-note login-trouble",
+  });
+  const trouble = element("p", { id: "login-trouble", role: "alert", class: "trouble" });
+  const button = element("button", { type: "submit", class: "first" }, "Sign in");
+  const form = element(
+    "form",
+    { class: "login" },
+    element("h1", { tabindex: -1 }, "Sign in"),
+    element("label", { for: "login-word" }, canProve ? NAMES[terms.takes] : NAMES.token),
+    input,
+    element("p", { id: "login-note" }, note(canProve, terms)),
+    trouble,
+    button,
+  );
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    button.setAttribute("aria-busy", "true");
+    const why = await signIn(input.value.trim(), canProve);
+    button.removeAttribute("aria-busy");
+    setText(trouble, why ?? "");
+    if (why == null) onSignedIn();
+    else input.select();
+  });
+  return form;
+}
+
+/** There is nothing to sign in by. */
+function refusal(why) {
+  return element(
+    "section",
+    { class: "login" },
+    element("h1", { tabindex: -1 }, "You may not look"),
+    element("p", { role: "alert" }, why ?? "The server does not say why."),
+  );
+}
+
+function note(canProve, terms) {
+  if (canProve) return "What you type is not sent: the page proves that you know it.";
+  const token =
+    terms.takes === "secret"
+      ? "This dashboard has no token"
+      : "Only type the dashboard's token here, never the group's secret; it will travel as it is";
+  return (
+    "This page came by plain HTTP from another host, where a browser cannot prove that " +
+    `you know a secret without sending it. ${token}. Better, use HTTPS, or a tunnel: ` +
+    `ssh -L 8080:localhost:${location.port || 80} ${location.hostname}, and then ` +
+    "http://localhost:8080."
+  );
+}
+
+/** Try to sign in; return why not, or null. */
+async function signIn(word, canProve) {
+  try {
+    const body = canProve ? await proofOf(word) : { token: word };
+    const answer = await fetch("login", {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify(body),
+    });
+    if (answer.ok) return null;
+    return (await answer.json()).error ?? `The server says ${answer.status}.`;
+  } catch {
+    return "The server does not answer. Try again.";
+  }
+}
+
+async function proofOf(word) {
+  const { nonce } = await askTerms();
+  const encoder = new TextEncoder();
+  const algorithm = { name: "HMAC", hash: "SHA-256" };
+  const key = await crypto.subtle.importKey(
+    "raw", encoder.encode(word), algorithm, false, ["sign"],
+  );
+  const message = encoder.encode(`asyncrpc dashboard ${nonce}`);
+  const proof = new Uint8Array(await crypto.subtle.sign("HMAC", key, message));
+  const hex = [...proof].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  return { nonce, proof: hex };
+}
+
+/** End the session. */
+export async function signOut() {
+  await fetch("logout", { method: "POST" });
+}
+
+/** Offer to end the session, if there is one to end. */
+export function offerLeave(button, terms) {
+  button.hidden = !terms?.signed_in || terms.takes === "nothing";
+}

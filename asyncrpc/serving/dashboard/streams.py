@@ -1,0 +1,120 @@
+"""Server-sent events: each look to each browser that has the stream open.
+
+A browser that reads slowly holds up nobody and collects nothing: when it has read one
+look, it is sent the newest.  A stream ends with its client, with its session, and with
+the application.
+
+Source: the HTML standard, "Server-sent events".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias
+
+from aiohttp import web
+
+NextEvent: TypeAlias = Callable[[], Awaitable[tuple[str, Any]]]
+
+STREAMS_MAX: Final = 64
+STREAMS_OF_ONE_MAX: Final = 12  # of one session
+SILENT_S: Final = 15.0  # then a comment, so that proxies do not close the connection
+HEADERS: Final = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "X-Accel-Buffering": "no",  # nginx: pass it on at once
+}
+
+
+class EventStreams:
+    """The streams that are open."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._open: dict[asyncio.Timeout, str] = {}
+        self._is_closed = False
+
+    def refusal(self, session: str) -> str:
+        """Return why another stream of a session may not be opened; empty: it may."""
+        if self._is_closed:
+            return "the dashboard is shutting down"
+        if len(self._open) >= STREAMS_MAX:
+            return f"{STREAMS_MAX} streams are open, the limit"
+        if Counter(self._open.values())[session] >= STREAMS_OF_ONE_MAX:
+            return f"{STREAMS_OF_ONE_MAX} streams of this session are open, the limit"
+        return ""
+
+    async def run(
+        self,
+        request: web.Request,
+        session: str,
+        next_event: NextEvent,
+        is_open: Callable[[], bool],
+    ) -> web.StreamResponse:
+        """Send events until the client, the session or the application ends.
+
+        Args:
+            request: of the client.
+            session: whose it is.
+            next_event: waits for the name and the data of the newest event.
+            is_open: returns whether the session is open.
+
+        Cancellation:
+            The stream ends.
+        """
+        response = web.StreamResponse(headers=HEADERS)
+        await response.prepare(request)
+        with self._ending(session) as end:
+            try:
+                async with end:
+                    await _send_all(response, next_event, is_open)
+            except (ConnectionError, TimeoutError):
+                pass  # the client has left; or see `close`
+        return response
+
+    @contextmanager
+    def _ending(self, session: str) -> Iterator[asyncio.Timeout]:
+        end = asyncio.timeout(None)
+        self._open[end] = session
+        try:
+            yield end
+        finally:
+            del self._open[end]
+
+    def close(self, session: str | None = None) -> None:
+        """End the streams of a session; of all, and let no other begin."""
+        self._is_closed = self._is_closed or session is None
+        now_s = asyncio.get_running_loop().time()
+        for end, other in self._open.items():
+            if session in (None, other):
+                end.reschedule(now_s)
+
+
+async def _send_all(
+    response: web.StreamResponse, next_event: NextEvent, is_open: Callable[[], bool]
+) -> None:
+    while is_open():
+        found = await _within(next_event, SILENT_S)
+        if found is None:
+            await response.write(b": nothing new\n\n")
+        else:
+            await response.write(event_of(*found))
+
+
+async def _within(next_event: NextEvent, limit_s: float) -> tuple[str, Any] | None:
+    """Return the next event; None if there is none for so many seconds."""
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            return await next_event()
+    except TimeoutError:
+        if limit.expired():
+            return None
+        raise
+
+
+def event_of(name: str, data: Any) -> bytes:
+    """Return an event as it is sent."""
+    return f"event: {name}\ndata: {json.dumps(data, allow_nan=False)}\n\n".encode()

@@ -1,0 +1,390 @@
+"""The views of the dashboard: what each asks the group for, and how it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from asyncrpc.clock import NS_PER_S
+from asyncrpc.inspection.collective_records import CollectiveHistory
+from asyncrpc.inspection.details import CallsSeen
+from asyncrpc.inspection.machine.slices import Slices
+from asyncrpc.inspection.messages import (
+    ListCalls,
+    ListReferences,
+    TakeSnapshot,
+    TellLastCollectives,
+    TellSummary,
+    TellTraining,
+)
+from asyncrpc.inspection.questions import ANSWER_S
+from asyncrpc.inspection.records import WorkerSnapshot
+from asyncrpc.inspection.reference_records import ReferencesSeen
+from asyncrpc.inspection.standing import (
+    NOT_YET,
+    GroupPoll,
+    GroupQuestions,
+    Question,
+    Round,
+    asking,
+)
+from asyncrpc.inspection.summaries import LinkSummary, WorkerSummary
+from asyncrpc.runtime.members import Member
+from asyncrpc.runtime.messages import Request
+from asyncrpc.runtime.tasks import Tasks
+from asyncrpc.serving.dashboard.look import Seen, SharedLook
+from asyncrpc.serving.dashboard.machine import (
+    calls,
+    collectives,
+    hangs,
+    overview,
+    references,
+    training,
+)
+from asyncrpc.serving.dashboard.machine.answers import listing_of
+from asyncrpc.serving.dashboard.machine.history import GroupHistory
+from asyncrpc.serving.dashboard.machine.paging import Row, page_of
+from asyncrpc.serving.dashboard.machine.query import ViewQuery
+
+T = TypeVar("T")
+
+# Rows that all workers are asked for together; each is asked for its share.
+ROWS_MAX: Final = 20_000
+SNAPSHOTS_AT_ONCE: Final = 2  # to read one takes a millisecond or more
+SHARE_MIN: Final = 10
+SHARE_MAX: Final = 500
+
+
+class DashboardView(Protocol):
+    """One view."""
+
+    @property
+    def name(self) -> str:
+        """Return its name, in paths."""
+
+    @property
+    def keys(self) -> Collection[str]:
+        """Return by which keys its rows can be sorted."""
+
+    @property
+    def sort(self) -> str:
+        """Return by which they are."""
+
+    @property
+    def is_up(self) -> bool:
+        """Return whether the least is first then."""
+
+    async def look_for(self, query: ViewQuery) -> SharedLook[Any, Any]:
+        """Return the look that a query needs.
+
+        Raises:
+            UsageError: the query lacks something.
+            NotFoundError: it asks for a worker that does not exist.
+        """
+
+    def show(self, seen: Seen[Any], query: ViewQuery) -> Slices[dict[str, Any]]:
+        """Return what a query asks for of a look, in slices."""
+
+
+class ViewContext(NamedTuple):
+    """What views are made with.
+
+    Attributes:
+        questions: carries questions to the group.
+        tasks: owns what goes on.
+        every_s: seconds between two looks.
+        after_s: seconds after which a wait counts as too long.
+    """
+
+    questions: GroupQuestions
+    tasks: Tasks
+    every_s: float
+    after_s: float
+
+
+def same(_: Member, answer: T) -> T:
+    """Return an answer as it is."""
+    return answer
+
+
+def sharing(request: type[Request[T]], share_max: int = SHARE_MAX) -> Question[T]:
+    """Return what asks each member for its share of the rows."""
+
+    def ask(questions: GroupQuestions, member: Member, size: int) -> Any:
+        share = max(SHARE_MIN, min(share_max, ROWS_MAX // max(1, size)))
+        return questions.ask(member, request(share), timeout_s=ANSWER_S)  # type: ignore[call-arg]
+
+    return ask
+
+
+# --- overview ------------------------------------------------------------------------
+
+
+class OverviewDigest(NamedTuple):
+    """What all who see the overview share.
+
+    Attributes:
+        rows: of all workers.
+        links: of those that have answered, by name.
+        totals: of all.
+    """
+
+    rows: list[Row]
+    links: dict[str, Sequence[LinkSummary]]
+    totals: dict[str, Any]
+
+
+_Told = tuple[Row, Sequence[LinkSummary]]
+
+
+class OverviewView:
+    """The workers, their links and their rates; a `DashboardView`.
+
+    Attributes:
+        look: at all of it.
+    """
+
+    name = "overview"
+    keys = overview.KEYS
+    sort = "rank"
+    is_up = True
+
+    def __init__(self, context: ViewContext) -> None:
+        """Prepare to look."""
+        self._history = GroupHistory()
+        poll: GroupPoll[WorkerSummary, _Told] = GroupPoll(
+            context.questions, context.tasks, asking(TellSummary()), self._take
+        )
+        self.look: SharedLook[_Told, OverviewDigest] = SharedLook(
+            context.tasks, poll.look, self._digest, every_s=context.every_s
+        )
+
+    async def look_for(self, query: ViewQuery) -> SharedLook[Any, Any]:
+        """See `DashboardView`."""
+        return self.look
+
+    @staticmethod
+    def _take(member: Member, told: WorkerSummary) -> _Told:
+        return overview.row_of(member.name, member.rank, told), told.links
+
+    def _digest(self, at_s: float, found: Round[_Told]) -> Slices[OverviewDigest]:
+        rows = [row for row, _ in found.told.values()]
+        rows += [
+            overview.silent_row(name, found.members[name].rank, silent)
+            for name, silent in found.silent.items()
+        ]
+        yield len(rows)
+        totals = yield from overview.totals_of(rows)
+        self._history.add(overview.moment_of(at_s, totals))
+        links = {name: links for name, (_, links) in found.told.items()}
+        return OverviewDigest(rows, links, totals)
+
+    def show(
+        self, seen: Seen[OverviewDigest], query: ViewQuery
+    ) -> Slices[dict[str, Any]]:
+        """See `DashboardView`."""
+        digest = seen.digest
+        assert digest is not None
+        page = yield from page_of(digest.rows, query)
+        shown = [row["worker"] for row in page.rows]
+        return {
+            "totals": digest.totals,
+            **listing_of(page, query),
+            "links": overview.matrix_of(shown, digest.links, seen.workers),
+            "history": self._history.columns(),
+        }
+
+
+# --- lists ---------------------------------------------------------------------------
+
+
+class ListingDigest(NamedTuple):
+    """What all who see a list share.
+
+    Attributes:
+        rows: all.
+        left_out: how many nobody has told of.
+        more: beside the rows.
+    """
+
+    rows: list[Row]
+    left_out: int
+    more: dict[str, Any]
+
+
+class _ListingView:
+    """A view that is a list of rows."""
+
+    name: str
+    keys: Collection[str]
+    sort: str
+    is_up = False
+    owners: tuple[str, ...] = ("worker",)
+
+    def __init__(self, look: SharedLook[Any, ListingDigest]) -> None:
+        self._look = look
+
+    async def look_for(self, query: ViewQuery) -> SharedLook[Any, Any]:
+        """See `DashboardView`."""
+        return self._look
+
+    def show(
+        self, seen: Seen[ListingDigest], query: ViewQuery
+    ) -> Slices[dict[str, Any]]:
+        """See `DashboardView`."""
+        digest = seen.digest
+        assert digest is not None
+        page = yield from page_of(digest.rows, query, self.owners)
+        return {**listing_of(page, query, digest.left_out), **digest.more}
+
+
+class CallsView(_ListingView):
+    """The calls under way; a `DashboardView`."""
+
+    name, keys, sort = "calls", calls.KEYS, "age_s"
+    owners = ("caller", "callee")
+
+    def __init__(self, context: ViewContext) -> None:
+        """Prepare to look."""
+        poll: GroupPoll[CallsSeen, CallsSeen] = GroupPoll(
+            context.questions, context.tasks, sharing(ListCalls), same
+        )
+        super().__init__(_look(context, poll, self._digest))
+
+    @staticmethod
+    def _digest(_: float, found: Round[CallsSeen]) -> Slices[ListingDigest]:
+        rows = yield from calls.rows_of(found.told)
+        return ListingDigest(rows, calls.left_out_of(found.told.values()), {})
+
+
+class ReferencesView(_ListingView):
+    """The references; a `DashboardView`."""
+
+    name, keys, sort = "references", references.KEYS, "age_s"
+    owners = ("owner", "creator", "holders")
+
+    def __init__(self, context: ViewContext) -> None:
+        """Prepare to look."""
+        poll: GroupPoll[ReferencesSeen, ReferencesSeen] = GroupPoll(
+            context.questions, context.tasks, sharing(ListReferences), same
+        )
+        super().__init__(_look(context, poll, self._digest))
+
+    @staticmethod
+    def _digest(_: float, found: Round[ReferencesSeen]) -> Slices[ListingDigest]:
+        rows = yield from references.rows_of(found.told)
+        left_out = references.left_out_of(found.told.values())
+        return ListingDigest(rows, left_out, {})
+
+
+class CollectivesView(_ListingView):
+    """The collectives; a `DashboardView`."""
+
+    name, keys, sort = "collectives", collectives.KEYS, "age_s"
+    is_up = True
+    owners = ("workers",)
+
+    def __init__(self, context: ViewContext) -> None:
+        """Prepare to look."""
+        poll: GroupPoll[CollectiveHistory, CollectiveHistory] = GroupPoll(
+            context.questions, context.tasks, sharing(TellLastCollectives, 100), same
+        )
+        super().__init__(_look(context, poll, self._digest))
+
+    @staticmethod
+    def _digest(at_s: float, found: Round[CollectiveHistory]) -> Slices[ListingDigest]:
+        rows = yield from collectives.rows_of(found.told, int(at_s * NS_PER_S))
+        return ListingDigest(rows, 0, {})
+
+
+class TrainingView(_ListingView):
+    """The training; a `DashboardView`."""
+
+    name, keys, sort = "training", training.KEYS, "worker"
+    is_up = True
+
+    def __init__(self, context: ViewContext) -> None:
+        """Prepare to look."""
+        now_s = context.tasks.loop.time
+        poll = GroupPoll(
+            context.questions,
+            context.tasks,
+            sharing(TellTraining, training.PASSES_MAX),
+            lambda member, told: training.TrainingTold(told, now_s(), member.host_id),
+        )
+        super().__init__(_look(context, poll, self._digest))
+
+    @staticmethod
+    def _digest(_: float, found: Round[training.TrainingTold]) -> Slices[ListingDigest]:
+        told = found.told
+        rows = yield from training.rows_of(told)
+        passes = yield from training.passes_of(told)
+        steps = yield from training.steps_of(told)
+        pipeline = training.pipeline_of(told)
+        return ListingDigest(rows, 0, {**passes, **steps, **pipeline})
+
+
+def _look(
+    context: ViewContext, poll: GroupPoll[Any, Any], digest: Any
+) -> SharedLook[Any, ListingDigest]:
+    return SharedLook(context.tasks, poll.look, digest, every_s=context.every_s)
+
+
+# --- hangs ---------------------------------------------------------------------------
+
+
+class HangsView:
+    """Why the group does not go on; a `DashboardView`."""
+
+    name = "hangs"
+    keys = ()
+    sort = ""
+    is_up = False
+
+    def __init__(self, context: ViewContext) -> None:
+        """Prepare to look, in both ways."""
+        self._after_s = context.after_s
+        self._looks = {
+            is_thorough: self._make(context, is_thorough=is_thorough)
+            for is_thorough in (False, True)
+        }
+
+    def _make(
+        self, context: ViewContext, *, is_thorough: bool
+    ) -> SharedLook[WorkerSnapshot, dict[str, Any]]:
+        poll: GroupPoll[WorkerSnapshot, WorkerSnapshot] = GroupPoll(
+            context.questions,
+            context.tasks,
+            asking(TakeSnapshot(is_thorough)),
+            same,
+            at_once=SNAPSHOTS_AT_ONCE,
+        )
+        digest = partial(self._digest, is_thorough=is_thorough)
+        return SharedLook(context.tasks, poll.look, digest, every_s=context.every_s)
+
+    async def look_for(self, query: ViewQuery) -> SharedLook[Any, Any]:
+        """See `DashboardView`."""
+        return self._looks[query.is_thorough]
+
+    def _digest(
+        self, _: float, found: Round[WorkerSnapshot], *, is_thorough: bool
+    ) -> Slices[dict[str, Any]]:
+        snapshots = [*found.told.values(), *found.blocked.values()]
+        silent = {
+            name: one
+            for name, one in found.silent.items()
+            if name not in found.blocked and one is not NOT_YET
+        }
+        findings = yield from hangs.findings_of(
+            snapshots, silent, after_s=self._after_s
+        )
+        return {**findings, "is_thorough": is_thorough}
+
+    def show(
+        self, seen: Seen[dict[str, Any]], query: ViewQuery
+    ) -> Slices[dict[str, Any]]:
+        """See `DashboardView`."""
+        assert seen.digest is not None
+        yield len(seen.digest["nodes"])
+        return seen.digest

@@ -1,0 +1,53 @@
+"""What the stages of pipelines of one worker did last.
+
+A step has some dozens of spans, so far fewer steps are kept than of other events, and
+nobody subscribes to them: `PipelineResult.report` has them all.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from asyncrpc.ids import ContextId
+
+STAGE_STEPS_MAX: Final = 32
+
+
+class StageSpan(NamedTuple):
+    """One computation of a stage.
+
+    Attributes:
+        kind: "forward" or "backward".
+        chunk: number of the micro-batch.
+        start_s: in seconds from when the step came to the stage.
+        end_s: likewise.
+    """
+
+    kind: str
+    chunk: int
+    start_s: float
+    end_s: float
+
+
+class StageStep(NamedTuple):
+    """One step of a pipeline, at one stage of it.
+
+    Attributes:
+        at_s: when it ended, by the clock of the worker's events.
+        began_s: when it came to the stage.
+        context_id: the same at all stages; None of a step without a context.
+        number: of the step in its pipeline.
+        schedule: name of the schedule.
+        stage: place of the stage, from 0.
+        stages: how many there are.
+        spans: in order.
+    """
+
+    at_s: float
+    began_s: float
+    context_id: ContextId | None
+    number: int
+    schedule: str
+    stage: int
+    stages: int
+    spans: tuple[StageSpan, ...]

@@ -1,0 +1,199 @@
+"""What does the dashboard cost the event loops of a large group?
+
+    $ make bench ONLY=dashboard
+    $ python -m tests.bench.bench_dashboard --workers 1000 --rounds 5
+
+*At a worker*: how long one answer takes its loop, with full rings of events, in the
+median and at most.  *At the dashboard*: the longest that its loop is held in one go by
+a look of so many workers and by the pages of it.  The answers are those of real workers
+of this process; they come over a stand-in for connections that packs and reads them as
+those do.
+
+Times at most are processor time of the loop's thread, so they are those of a machine at
+rest also on a busy one.  Garbage is not collected meanwhile: a full collection in a
+process that has imported torch takes 0.1 s, whatever has made the garbage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+from collections.abc import Callable
+from statistics import median
+from time import thread_time
+from typing import Any, Final, Self
+
+import msgpack
+
+import asyncrpc
+from asyncrpc import Worker
+from asyncrpc.clock import now_s
+from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.inspection.ages import WaitAges
+from asyncrpc.inspection.collecting import snapshot_of
+from asyncrpc.inspection.messages import TakeSnapshot, TellLastCollectives
+from asyncrpc.inspection.summarizing import summary_of
+from asyncrpc.inspection.telling import calls_of, details_of, training_of
+from asyncrpc.inspection.within import LinkQuestions
+from asyncrpc.runtime.members import Member
+from asyncrpc.runtime.messages import Request
+from asyncrpc.runtime.tasks import Tasks
+from asyncrpc.serving.dashboard.look import in_slices
+from asyncrpc.serving.dashboard.machine.query import read_query
+from asyncrpc.serving.dashboard.mounting import views_by_name
+from asyncrpc.serving.dashboard.views import ViewContext
+from asyncrpc.testing import Cluster
+from asyncrpc.trace import OK, RECENT_MAX
+
+HELD_MS: Final = 5.0  # what no loop may be held for
+VIEWS: Final = ("overview", "calls", "references", "training", "collectives", "hangs")
+
+
+def fill(worker: Worker) -> None:
+    """Fill the rings of a worker, as if it did 2,000 of each in the last seconds."""
+    recorder = worker.parts.recorder
+    end_s = recorder.now_s()
+    for number in range(RECENT_MAX):
+        at_s = end_s - (RECENT_MAX - number) * 1e-3
+        peer = WorkerId(f"w{number % 64}", Incarnation(1))
+        function = f"module:function_{number % 50}"
+        began_s = at_s - 1e-3
+        recorder.calls.record((at_s, began_s, peer, function, number, OK, 64, 64))
+        recorder.served.record((at_s, began_s, began_s, peer, function, number, OK))
+
+
+def longest_ms(work: Callable[[], Any], rounds: int) -> tuple[float, float]:
+    """Return how long some work takes, in milliseconds: the median, and the most."""
+    took = []
+    for _ in range(rounds):
+        begun_s = thread_time()
+        work()
+        took.append(1e3 * (thread_time() - begun_s))
+    return median(took), max(took)
+
+
+class ManyAnswers:
+    """Answers of many workers, made of those of one; a `GroupQuestions`."""
+
+    secret = None
+
+    def __init__(self, worker: Worker, count: int) -> None:
+        self._questions = LinkQuestions(worker.parts.directory)
+        self._one = next(one for one in worker.parts.directory.members)
+        self._members = [
+            Member(f"w{number:04}", number, Incarnation(number + 1), (), "host")
+            for number in range(count)
+        ]
+        self._packed: dict[type, bytes] = {}
+
+    async def members(self) -> list[Member]:
+        return self._members
+
+    async def ask(self, member: Member, request: Request[Any], **given: Any) -> Any:
+        kind = type(request)
+        if kind not in self._packed:
+            found = await self._questions.ask(self._one, request, **given)
+            self._packed[kind] = msgpack.packb(kind.answer.write(found))
+        await asyncio.sleep(0)
+        told = request.read_answer(member.name, msgpack.unpackb(self._packed[kind]))
+        is_named = kind in (TakeSnapshot, TellLastCollectives)
+        return told._replace(name=member.name) if is_named else told
+
+    def close(self) -> None:
+        """Nothing was made."""
+
+
+class HeldLoop:
+    """Notes how long the loop is held between two of its turns."""
+
+    def __init__(self) -> None:
+        self.most_ms = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._is_over = False
+        self._last_s = thread_time()
+
+    def _turn(self) -> None:
+        at_s = thread_time()
+        self.most_ms = max(self.most_ms, 1e3 * (at_s - self._last_s))
+        self._last_s = at_s
+        if not self._is_over:
+            self._loop.call_soon(self._turn)
+
+    def __enter__(self) -> Self:
+        gc.collect()
+        gc.disable()
+        self._last_s = thread_time()
+        self._loop.call_soon(self._turn)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._turn()
+        self._is_over = True
+        gc.enable()
+
+
+async def measure_dashboard(worker: Worker, count: int, rounds: int) -> None:
+    """Print how long the dashboard's loop is held by each view."""
+    loop = asyncio.get_running_loop()
+    context = ViewContext(ManyAnswers(worker, count), Tasks(loop), 0.0, 10.0)
+    views = views_by_name(context)
+    print(f"\nat the dashboard, {count} workers: its loop is held at most")
+    for name in VIEWS:
+        view = views[name]
+        query = read_query([], keys=view.keys, sort=view.sort, is_up=view.is_up)
+        look = await view.look_for(query)
+        number, held, took = 0, [], []
+        for _ in range(rounds):
+            begun_s = now_s()
+            with HeldLoop() as one:
+                seen = await look.after(number)
+                await in_slices(view.show(seen, query))
+            number = seen.number
+            held.append(one.most_ms)
+            took.append(now_s() - begun_s)
+        print(
+            f"{name:>12} {median(held):6.2f} ms, most {max(held):6.2f} ms; "
+            f"a look takes {median(took):.2f} s"
+        )
+
+
+def measure_worker(worker: Worker, rounds: int) -> None:
+    """Print how long a worker's loop is held by each answer."""
+    parts: Any = worker.parts
+    ages = WaitAges(asyncio.get_running_loop())
+    asked: dict[str, Callable[[], Any]] = {
+        "summary": lambda: summary_of(parts, running_s=0.0, lag_s=0.0, tasks=0),
+        "calls": lambda: calls_of(parts, 500),
+        "training": lambda: training_of(parts, 50),
+        "details": lambda: details_of(parts),
+        "snapshot *": lambda: snapshot_of(parts, ages, is_thorough=False),
+    }
+    print("at a worker with full rings (* in a thread of its own)")
+    for name, work in asked.items():
+        middle, most = longest_ms(work, rounds)
+        print(f"{name:>12} {middle:6.2f} ms, most {most:6.2f} ms")
+    print(f"wanted: at most {HELD_MS:g} ms")
+
+
+async def measure(count: int, rounds: int) -> None:
+    """Measure both ends."""
+    async with Cluster(3) as (a, b, _):
+        await a.peer("b").call(max, 1, 2)
+        for worker in (a, b):
+            fill(worker)
+        measure_worker(a, 20 * rounds)
+        await measure_dashboard(a, count, rounds)
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    asyncrpc.run(measure(given.workers, given.rounds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Pages of sorted rows, a slice at a time."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices, finished
+from asyncrpc.serving.dashboard.machine.paging import Row, RowsPage, page_of
+from asyncrpc.serving.dashboard.machine.query import ViewQuery
+
+COUNT = 3 * SLICE_MAX + 7
+
+
+def rows(count: int = COUNT) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
+        {"worker": f"w{number:04}", "age_s": float(number)} for number in range(count)
+    ]
+    random.Random(7).shuffle(found)
+    return found
+
+
+def steps_of(work: Slices[RowsPage]) -> tuple[RowsPage, list[int]]:
+    steps = []
+    while True:
+        try:
+            steps.append(next(work))
+        except StopIteration as end:
+            return end.value, steps
+
+
+def all_pages(given: list[dict[str, Any]], **query: Any) -> list[Row]:
+    found: list[Row] = []
+    page = 1
+    while True:
+        shown = finished(page_of(given, ViewQuery(page=page, **query)))
+        if not shown.rows:
+            assert shown.first == 0
+            return found
+        assert shown.first == len(found) + 1
+        found += shown.rows
+        page += 1
+
+
+@pytest.mark.parametrize("sort", ["worker", "age_s"])
+@pytest.mark.parametrize("is_up", [True, False])
+def test_the_pages_have_all_rows_in_order(sort: str, *, is_up: bool) -> None:
+    given = rows()
+    found = all_pages(given, sort=sort, is_up=is_up, per_page=200)
+    assert found == sorted(given, key=lambda row: row[sort], reverse=not is_up)
+
+
+@pytest.mark.parametrize("page", [1, 4, 8, 1000])
+def test_no_more_than_a_slice_is_done_at_once(page: int) -> None:
+    query = ViewQuery("age_s", is_up=False, page=page, per_page=200)
+    shown, steps = steps_of(page_of(rows(), query))
+    assert shown.total == COUNT
+    assert max(steps) <= SLICE_MAX
+    assert sum(steps) >= COUNT
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_what_is_not_known_is_last_in_both_orders(*, is_up: bool) -> None:
+    given = [{"age_s": None, "worker": "x"}, *rows(3)]
+    shown = finished(page_of(given, ViewQuery("age_s", is_up=is_up)))
+    assert shown.rows[-1]["worker"] == "x"
+
+
+def test_lists_are_sorted_by_their_length() -> None:
+    given: list[Row] = [{"holders": ["a", "b"]}, {"holders": []}, {"holders": ["z"]}]
+    shown = finished(page_of(given, ViewQuery("holders", is_up=True)))
+    assert [len(row["holders"]) for row in shown.rows] == [0, 1, 2]
+
+
+def test_only_the_rows_that_are_wanted() -> None:
+    given: list[Row] = [
+        {"caller": "a", "callee": "b", "function": "Train"},
+        {"caller": "b", "callee": "c", "function": "evict"},
+        {"caller": "c", "callee": "c", "function": None},
+    ]
+    owners = ("caller", "callee")
+
+    def shown(**query: Any) -> list[Any]:
+        asked = ViewQuery("caller", is_up=True, **query)
+        page = finished(page_of(given, asked, owners))
+        assert page.total == len(page.rows)
+        return [row["caller"] for row in page.rows]
+
+    assert shown(workers=frozenset({"b"})) == ["a", "b"]
+    assert shown(find="train") == ["a"]
+    assert shown(find="train", workers=frozenset({"c"})) == []
+
+
+def test_a_list_of_names_counts_as_owners() -> None:
+    given: list[Row] = [
+        {"owner": "a", "holders": ["b", "c"]},
+        {"owner": "d", "holders": []},
+    ]
+    query = ViewQuery("owner", is_up=True, workers=frozenset({"c"}))
+    shown = finished(page_of(given, query, ("owner", "holders")))
+    assert [row["owner"] for row in shown.rows] == ["a"]
+
+
+def test_no_rows_are_a_page() -> None:
+    assert finished(page_of([], ViewQuery("age_s", is_up=True))) == RowsPage([], 0, 0)
