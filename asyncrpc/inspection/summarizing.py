@@ -133,7 +133,7 @@ def newest_events(recorder: FlightRecorder) -> RecentEvents:
         else []
         for name in KIND_NAMES
     }
-    return RecentEvents(now_s, wall_ns(), **found)
+    return RecentEvents(now_s, wall_ns(), [], **found)
 
 
 def _median(events: Sequence[Any]) -> float:
