@@ -167,7 +167,7 @@ def _tell(
         entries = dump["entries"]
         under_way = sum(not one["retired"] for one in entries)
         counts = str(len(entries)), str(under_way)
-        rows.append((str(rank), dump["host_name"], *counts, str(paths[rank])))
+        rows.append((str(rank), dump["host_name"], *counts, paths[rank].name))
     print_table(rows, "no rank has a file")
     for name, snapshot in sorted(view.snapshots.items()):
         if snapshot.blocked_for_s:

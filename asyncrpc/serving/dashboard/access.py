@@ -107,7 +107,7 @@ class Access:
         response.set_cookie(
             COOKIE,
             key,
-            path=None,  # type: ignore[arg-type]
+            path="",
             httponly=True,
             samesite="Strict",
             secure=request.secure,

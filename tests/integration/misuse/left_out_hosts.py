@@ -21,6 +21,7 @@ ON_RAY: Final = {
 # tests/unit/trace uses them, wrongly as well.
 _OF_TRACE: Final = {
     "trace.EventRing": "the worker makes and calls it",
+    "trace.EventRing.newest": "the worker makes and calls it",
     "trace.EventRing.add_sink": "the worker makes and calls it",
     "trace.EventRing.remove_sink": "the worker makes and calls it",
     "trace.FlightRecorder": "the worker makes and calls it",

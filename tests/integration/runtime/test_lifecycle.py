@@ -423,7 +423,8 @@ def test_ctrl_c_ends_a_group(tmp_path: Path) -> None:
     folder = tmp_path / "scratch"
     folder.mkdir()
     arguments = ("-m", "asyncrpc", "run", "--nproc", "2", str(script))
-    with program(*arguments, TMPDIR=str(folder)) as process:
+    places = {"TMPDIR": str(folder), "ASYNCRPC_RUN_DIR": str(tmp_path / "runs")}
+    with program(*arguments, **places) as process:
         errors = press_ctrl_c(process, 2)
         assert process.returncode == 130, errors
         with pytest.raises(ProcessLookupError):

@@ -179,6 +179,7 @@ _KIND_WORDS: Final = {
     "sent": "stream sent",
     "references": "reference",
     "passes": "backward pass",
+    "segments": "backward segment",
     "steps": "optimizer step",
     "collectives": "collective",
     "buckets": "bucket",
@@ -220,6 +221,7 @@ _SAYS: Final[Mapping[str, Callable[[Any], str]]] = {
     "sent": _served,
     "references": lambda one: f"#{one.rref_id.serial} {one.change}",
     "passes": _pass,
+    "segments": lambda one: f"of {one.nodes} nodes, begun by {one.root}",
     "steps": lambda one: f"{one.optimizer} on {_listed(one.owners)}",
     "collectives": lambda one: f"{one.operation} {one.number} of {one.group}",
     "buckets": lambda one: f"{one.bucket}, {one.nbytes} bytes",
@@ -227,6 +229,9 @@ _SAYS: Final[Mapping[str, Callable[[Any], str]]] = {
     "membership": lambda one: f"{one.member.name} {one.change}",
     "memory": lambda one: f"{one.what} {one.change}, {one.nbytes} bytes",
 }
+
+
+assert set(_SAYS) == set(_KIND_WORDS) == set(KIND_NAMES)  # each is said
 
 
 def _listed(names: Sequence[str]) -> str:
