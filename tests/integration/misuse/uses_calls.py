@@ -210,6 +210,7 @@ USES: Final[Mapping[str, Use]] = {
     "Worker.subscribe": _method(
         "subscribe",
         fits={"items_max": {"an integer"}, "with_recent": {"true"}},
+        needs_worker=False,  # it may be asked for before the start, to miss nothing
         finish=_closed,
     ),
     "Worker.group": _method(
