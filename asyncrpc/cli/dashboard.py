@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import ipaddress
 import os
 import signal
 from typing import Final
@@ -18,6 +16,7 @@ from asyncrpc.runtime.secret_file import read_secret
 from asyncrpc.serving.dashboard import observing_dashboard
 from asyncrpc.serving.dashboard.mounting import AFTER_S, EVERY_S
 from asyncrpc.serving.listening import listening
+from asyncrpc.transport.address import is_loopback
 
 PORT: Final = 8265
 HOST: Final = "127.0.0.1"
@@ -74,7 +73,7 @@ async def _serve(given: argparse.Namespace) -> int:
     if (
         token is None
         and found.options.secret_bytes is None
-        and not _is_loopback(given.host)
+        and not is_loopback(given.host)
     ):
         raise UsageError(
             f"--host {given.host} would show the group to everybody: it has no secret; "
@@ -108,14 +107,6 @@ def _shown(host: str) -> str:
     if host in ("", "0.0.0.0", "::"):  # noqa: S104  (all interfaces, this host's too)
         return "localhost"
     return f"[{host}]" if ":" in host else host
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False
 
 
 async def _until_signal() -> None:

@@ -26,7 +26,8 @@ from asyncrpc.trace import CallEnded, FlightRecorder
 
 WINDOW_S: Final = 5.0  # that rates are over
 EVENTS_MAX: Final = 500  # of each kind
-_KINDS: Final = ("calls", "served", "passes", "steps", "collectives")
+TRAINING_KINDS: Final = ("passes", "steps", "collectives")
+_KINDS: Final = ("calls", "served", *TRAINING_KINDS)
 _STATM: Final = "/proc/self/statm"
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -98,8 +99,8 @@ def summary_of(
         running_s,
         worker.is_draining,
         rates_of(recent, window_s=WINDOW_S, remembered_max=EVENTS_MAX),
-        _median(recent.passes),
-        _median(recent.steps),
+        median_s(recent.passes),
+        median_s(recent.steps),
         lag_s,
         resident_bytes(),
         worker.memory.own_bytes,
@@ -124,19 +125,22 @@ def resident_bytes() -> int:
         os.close(descriptor)
 
 
-def newest_events(recorder: FlightRecorder) -> RecentEvents:
+def newest_events(
+    recorder: FlightRecorder, kinds: Sequence[str] = _KINDS
+) -> RecentEvents:
     """Return the events of the last seconds that rates are made of."""
     now_s = recorder.now_s()
     found = {
         name: getattr(recorder, name).newest(now_s - WINDOW_S, EVENTS_MAX)
-        if name in _KINDS
+        if name in kinds
         else []
         for name in KIND_NAMES
     }
     return RecentEvents(now_s, wall_ns(), [], **found)
 
 
-def _median(events: Sequence[Any]) -> float:
+def median_s(events: Sequence[Any]) -> float:
+    """Return how long half of some events took at most; nan if there are none."""
     return percentile(sorted(one.at_s - one.began_s for one in events), 0.5)
 
 
@@ -169,5 +173,5 @@ def _link(link: Any, ended: Sequence[CallEnded], over_s: float) -> LinkSummary:
         len(link.pending),
         len(ended) / over_s,
         nbytes / over_s,
-        _median(ended),
+        median_s(ended),
     )

@@ -41,17 +41,18 @@ from asyncrpc.inspection.details import (
     WorkerDetails,
     context_name,
 )
-from asyncrpc.inspection.machine.rates import by_function, percentile
+from asyncrpc.inspection.machine.rates import by_function, rates_of
 from asyncrpc.inspection.records import UNKNOWN_S, CallKey
 from asyncrpc.inspection.summaries import LinkSummary
 from asyncrpc.inspection.summarizing import (
     EVENTS_MAX,
+    TRAINING_KINDS,
     WINDOW_S,
     SummarizedWorker,
     link_summaries,
+    median_s,
     newest_events,
     resident_bytes,
-    summary_of,
 )
 from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.extensions import Service
@@ -146,16 +147,17 @@ def _age(began_s: float, now_s: float) -> float:
 def training_of(worker: TellingWorker, newest_max: int) -> TrainingSeen:
     """Return the training of a worker; so many passes and steps, the newest."""
     newest_max = min(newest_max, PASSES_MAX)
-    told = summary_of(worker, running_s=0.0, lag_s=0.0, tasks=0)
     recorder = worker.recorder
-    now_s = recorder.now_s()
+    recent = newest_events(recorder, TRAINING_KINDS)
+    rates = rates_of(recent, window_s=WINDOW_S, remembered_max=EVENTS_MAX)
+    now_s = recent.now_s
     return TrainingSeen(
         now_s,
-        told.rates.passes_per_s,
-        told.rates.steps_per_s,
-        told.rates.collectives_per_s,
-        told.backward_p50_s,
-        told.step_p50_s,
+        rates.passes_per_s,
+        rates.steps_per_s,
+        rates.collectives_per_s,
+        median_s(recent.passes),
+        median_s(recent.steps),
         recorder.passes.newest(0.0, newest_max),
         _under_way(worker, now_s),
         recorder.steps.newest(0.0, newest_max),
@@ -186,7 +188,7 @@ def _buckets(events: Sequence[BucketReduced]) -> list[BucketRates]:
             place,
             found[-1].nbytes,
             len(found) / WINDOW_S,
-            percentile(sorted(one.at_s - one.began_s for one in found), 0.5),
+            median_s(found),
         )
         for place, found in sorted(by_place.items())[:BUCKETS_MAX]
     ]

@@ -16,6 +16,16 @@ SCHEMES: Final = ("tcp", "uds", "mem", "relay")
 PORT_MAX: Final = 0xFFFF
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or an IP address leads to this host alone."""
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host == "localhost"
+    mapped = getattr(found, "ipv4_mapped", None)
+    return bool((mapped or found).is_loopback)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Address:
     """Where a worker can be reached.
@@ -40,14 +50,7 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """Return whether only this host can reach it."""
-        if self.scheme != "tcp":
-            return True
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
-        except ValueError:
-            return False
+        return self.scheme != "tcp" or is_loopback(self.host)
 
     @property
     def network(self) -> str:

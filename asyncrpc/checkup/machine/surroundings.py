@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator
 from typing import Final
 
@@ -13,6 +12,7 @@ from asyncrpc.checkup.machine.facts import (
     TracingFacts,
 )
 from asyncrpc.checkup.machine.findings import CheckFinding, note, ok, wrong
+from asyncrpc.transport.address import is_loopback
 
 # To read the time takes some 20 ns by these, in the process itself; by others a system
 # call and a device, a microsecond and more.
@@ -72,7 +72,7 @@ def check_network(facts: NetworkFacts) -> Iterator[CheckFinding]:
     if facts.trouble:
         yield wrong("interface", "none is chosen", facts.trouble)
         return
-    outside = [one for one in facts.advertised if not _is_loopback(one)]
+    outside = [one for one in facts.advertised if not is_loopback(one)]
     if not outside:
         found = "no address but loopback"
         if facts.is_one_host:
@@ -116,10 +116,6 @@ def _of_packets(facts: NetworkFacts, first: str) -> Iterator[CheckFinding]:
             else:
                 yield ok("MTU", found)
             return
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address).is_loopback
 
 
 def check_secrets(facts: SecretFacts) -> Iterator[CheckFinding]:

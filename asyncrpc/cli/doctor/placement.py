@@ -7,7 +7,6 @@ and these facts alone.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from asyncrpc.environment.torchrun import BY_HAND
 from asyncrpc.environment.values import Field, spoken
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.options import Options
+from asyncrpc.transport.address import is_loopback
 from asyncrpc.transport.interfaces import host_addresses
 
 
@@ -123,7 +123,7 @@ def _of_network(placement: LaunchPlacement, facts: HostFacts) -> Iterable[str]:
             "same 32 random bytes everywhere (openssl rand -hex 32), or "
             "ASYNCRPC_SECRET_FILE to a file of mode 600 that holds them, or use TLS"
         )
-    if all(map(_is_loopback, facts.addresses)):
+    if all(map(is_loopback, facts.addresses)):
         yield (
             "this host has no address but loopback: other hosts cannot reach it; give "
             "it a network interface"
@@ -132,17 +132,10 @@ def _of_network(placement: LaunchPlacement, facts: HostFacts) -> Iterable[str]:
 
 def is_one_host(placement: LaunchPlacement) -> bool:
     """Return whether all workers are on one host, as far as is known."""
-    if placement.host is not None and _is_loopback(placement.host):
+    if placement.host is not None and is_loopback(placement.host):
         return True
     size = placement.world_size
     return size is None or size in {1, placement.local_world_size}
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 def as_record(found: Diagnosis) -> dict[str, Any]:

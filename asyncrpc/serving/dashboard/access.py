@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import math
 import os
@@ -17,6 +16,7 @@ from asyncrpc.serving.dashboard.machine.sessions import (
     NonceMint,
     Sessions,
 )
+from asyncrpc.transport.address import is_loopback
 
 COOKIE: Final = "asyncrpc_dashboard"
 LOGIN_BYTES_MAX: Final = 4096
@@ -131,7 +131,7 @@ class Access:
         """End the session of a browser."""
         self._sessions.close(request.cookies.get(COOKIE, ""))
         response = web.json_response({})
-        response.del_cookie(COOKIE, path=None)  # type: ignore[arg-type]
+        response.del_cookie(COOKIE, path="")
         return response
 
 
@@ -175,15 +175,4 @@ def _is_local(request: web.Request) -> bool:
     if any(name in request.headers for name in _FORWARDED):
         return False
     host = request.host.rpartition("]")[0].lstrip("[") or request.host.partition(":")[0]
-    return _is_loopback(request.remote or "") and (
-        host == "localhost" or _is_loopback(host)
-    )
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(found, "ipv4_mapped", None)
-    return bool((mapped or found).is_loopback)
+    return is_loopback(request.remote or "") and is_loopback(host)

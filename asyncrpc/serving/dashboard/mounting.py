@@ -72,7 +72,8 @@ def dashboard(
         >>> app.add_subapp("/dashboard", serving.dashboard(worker))
     """
     check_kind("worker", worker, Worker, "a Worker")
-    gate = _gate(token, worker.parts.options.secret_bytes)
+    secret = worker.parts.options.secret_bytes
+    gate = _gate(token, secret)
     _check_times(every_s, after_s)
 
     def questions() -> GroupQuestions:
@@ -83,9 +84,8 @@ def dashboard(
                 f"worker {worker.name!r} runs on another event loop than the "
                 "application: use `asyncrpc dashboard`, or one loop for both"
             )
-        return InnerQuestions(worker.parts.directory, gate_secret)
+        return InnerQuestions(worker.parts.directory, secret)
 
-    gate_secret = worker.parts.options.secret_bytes
     return _application(gate, questions, every_s, after_s)
 
 

@@ -108,7 +108,7 @@ async def test_those_who_wait_for_a_look_share_the_next(scans: Scans) -> None:
 
     with ThreadPoolExecutor(9) as pool:
         first = loop.run_in_executor(pool, take)
-        await waiting_for(scans.begun.is_set)
+        assert await asyncio.to_thread(scans.begun.wait, SECONDS_MAX)
         others = [loop.run_in_executor(pool, take) for _ in range(8)]
         await waiting_for(lambda: threads_in_turn() == 8)
         scans.may_end.set()
@@ -129,7 +129,7 @@ async def test_a_process_that_is_forked_during_a_look_may_look(scans: Scans) -> 
     looking = loop.run_in_executor(
         None, lambda: tasks_of(loop, WaitAges(loop), is_thorough=True)
     )
-    await waiting_for(scans.begun.is_set)
+    assert await asyncio.to_thread(scans.begun.wait, SECONDS_MAX)
     child = os.fork()
     if child == 0:  # nobody in it will ever end the look that has begun
         try:

@@ -9,6 +9,7 @@ import pytest
 
 from asyncrpc.errors import UsageError
 from asyncrpc.transport import interfaces
+from asyncrpc.transport.address import is_loopback
 from asyncrpc.transport.interfaces import HostAddress, host_addresses
 
 
@@ -91,3 +92,23 @@ def test_a_network_must_be_written_as_one() -> None:
         host_addresses("10.0.0.1/8")
     with pytest.raises(UsageError, match=r"ib0 \(10.20.0.7\)"):
         host_addresses("10.30.0.0/16")
+
+
+@pytest.mark.parametrize(
+    ("host", "is_of_this_host"),
+    [
+        ("localhost", True),
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),  # as a socket of IPv6 shows a client of IPv4
+        ("::1%lo", True),
+        ("::ffff:10.0.0.1", False),
+        ("10.0.0.1", False),
+        ("0.0.0.0", False),  # noqa: S104
+        ("localhost.example.org", False),
+        ("", False),
+    ],
+)
+def test_what_leads_to_this_host_alone(host: str, *, is_of_this_host: bool) -> None:
+    assert is_loopback(host) is is_of_this_host

@@ -3,7 +3,8 @@
 import { DataTable } from "../table.js";
 import { Refusal, viewOf } from "./parts.js";
 
-class Listed {
+/** One table, with a title. */
+export class Listed {
   #refusal = new Refusal();
   #table;
 

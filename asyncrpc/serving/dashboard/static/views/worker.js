@@ -9,6 +9,7 @@ import { element, setText } from "../dom.js";
 import { age, bytes, clock, count, latency, rate, traffic, UNKNOWN } from "../format.js";
 import { showState, statePlace } from "../states.js";
 import { DataTable } from "../table.js";
+import { Listed } from "./listed.js";
 import { Facts, Refusal, viewOf } from "./parts.js";
 
 const CHOICE = [
@@ -178,40 +179,17 @@ class Named {
   }
 }
 
-class Choice {
-  title = "Worker";
-  #refusal = new Refusal();
-  #table;
-
-  constructor(page) {
-    this.#table = new DataTable({
-      page,
-      name: "choice",
-      caption: "Workers",
-      columns: CHOICE,
-      keyOf: (row) => row.worker,
-      isAsked: true,
-      empty: "No worker is known. A worker stands here once it has joined the group.",
-      why: "they did not tell in time.",
-    });
-    this.element = viewOf(
-      this.title, "Choose the worker to look at.", this.#refusal.element, this.#table.element,
-    );
-  }
-
-  show(look) {
-    this.#refusal.show(null);
-    this.#table.show(look);
-  }
-
-  follow() {
-    this.#table.follow();
-  }
-
-  refuse(why) {
-    this.#refusal.show(why);
-  }
-}
+/** The workers to choose from. */
+const CHOICE_OPTIONS = {
+  title: "Worker",
+  about: "Choose the worker to look at.",
+  name: "choice",
+  caption: "Workers",
+  columns: CHOICE,
+  keyOf: (row) => row.worker,
+  empty: "No worker is known. A worker stands here once it has joined the group.",
+  why: "they did not tell in time.",
+};
 
 export const worker = {
   title: "Worker",
@@ -219,5 +197,5 @@ export const worker = {
   add: (asked, { name }) => {
     if (name != null) asked.set("worker", name);
   },
-  make: (page) => (page.route.name == null ? new Choice(page) : new OneWorker(page)),
+  make: (page) => (page.route.name == null ? new Listed(page, CHOICE_OPTIONS) : new OneWorker(page)),
 };
