@@ -168,11 +168,13 @@ def least_size(view: View, proposal: Proposal) -> int:
 def can_have_quorum(view: View, proposal: Proposal) -> bool:
     """Return whether those that are not left out are a quorum of the present view.
 
-    Members that have left do not count: they will not go on elsewhere.
+    Members that have left do not count: they will not go on elsewhere.  What members
+    ask for that are left out does not count either, while others have come.
     """
     out = excluded_by(view, proposal)
     came = [one for one in view.members if one in proposal.applicants]
-    if not any(proposal.applicants[one].needs_majority for one in came):
+    asking = [one for one in came if one not in out] or came
+    if not any(proposal.applicants[one].needs_majority for one in asking):
         return True
     voters = [one for one in view.members if not proposal.has_left(one)]
     present = [one for one in voters if one not in out]

@@ -264,6 +264,40 @@ def _half_is_a_quorum_with_the_first(build: ModuleType) -> None:
     assert build.can_have_quorum(build.View(1, (A,)), newcomer)
 
 
+def _what_members_ask_for_that_are_left_out_does_not_count(build: ModuleType) -> None:
+    def has_quorum(view: tuple[WorkerId, ...], lost: str, **strict: bool) -> bool:
+        applicants = {
+            one: _of(one, needs_majority=strict[one.name])
+            for one in view
+            if one.name in strict
+        }
+        here = next(one for one in view if one.name not in lost)
+        accusations = frozenset(
+            Accusation(here, one) for one in view if one.name in lost
+        )
+        proposal = build.Proposal(applicants, accusations)
+        return bool(build.can_have_quorum(build.View(1, view), proposal))
+
+    assert has_quorum((A, B, C), "bc", a=False, b=True)
+    assert not has_quorum((A, B, C), "bc", a=True, b=False)
+    assert not has_quorum((A, B, C, D), "ad", b=False, c=True)  # half, not the first
+    assert has_quorum((A, B, C, D), "ad", b=False, c=False)
+    assert not has_quorum((A, B), "a", a=True)  # nobody else has come
+
+
+def _one_that_was_late_before_it_was_lost_stops_nobody(build: ModuleType) -> None:
+    """Its word that it wants to join came after the view that it is in."""
+    one = _member(build, A, B, C)
+    joining = build.Standing(View(), is_here=True, proposal=build.Proposal({B: _of(B)}))
+    one.hear(B, joining)
+    one.lose(B)
+    one.lose(C)
+    one.come(build.Application())
+    assert not one.has_quorum
+    one.come(build.Application(needs_majority=False))
+    assert one.view == View(2, (A,), (-1,))
+
+
 ELASTIC: Final = Machine(
     name="A worker in an elastic group",
     about="Decides which workers are in the next generation of a group. All members "
@@ -301,6 +335,7 @@ who is left out gets nothing:
     checks=(
         _small_groups_agree_in_every_order,
         _a_minority_stops,
+        _one_that_was_late_before_it_was_lost_stops_nobody,
         _who_gives_up_is_not_counted_as_there,
         _newcomers_begin_once_all_have_answered,
         _a_newcomer_does_not_accuse_members,
@@ -385,6 +420,7 @@ who is left out gets nothing:
                 _the_most_accused_is_left_out,
                 _members_keep_their_order,
                 _half_is_a_quorum_with_the_first,
+                _what_members_ask_for_that_are_left_out_does_not_count,
             ),
             guards=(
                 Guard(
@@ -411,6 +447,16 @@ who is left out gets nothing:
                     "half-is-always-a-quorum",
                     " and present[:1] == voters[:1])",
                     ")",
+                ),
+                Guard(
+                    "what-those-ask-for-that-are-left-out-counts",
+                    "    asking = [one for one in came if one not in out] or came\n",
+                    "    asking = came\n",
+                ),
+                Guard(
+                    "nobody-has-asked-if-all-who-came-are-left-out",
+                    "if one not in out] or came\n",
+                    "if one not in out]\n",
                 ),
                 Guard(
                     "who-has-left-still-votes",
