@@ -137,7 +137,7 @@ class ElasticGroup:
                 members, or half of them and its rank 0; those that have left do not
                 count.  So of a group that a cut of the network divides, one side goes
                 on at most.  `"any"`: go on with whoever is left.  It is as strict as
-                the strictest member asks for.
+                the strictest of those that are left asks for.
             timeout_s: seconds to wait for the others; None: as for collectives.
 
         Returns:

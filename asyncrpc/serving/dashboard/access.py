@@ -100,7 +100,7 @@ class Access:
         if not self._is_right(given, now_s):
             self._attempts.on_failure(address, now_s)
             return _refusal(403, f"that is not the {self._name}, or it came too late")
-        key, _ = self._sessions.open(now_s)
+        key = self._sessions.open(now_s)
         response = web.json_response({"signed_in": True})
         # Without a path, so that it is the directory of this request as the browser
         # sees it: the prefix of the application, whatever a proxy makes of it.

@@ -116,19 +116,16 @@ class Sessions:
         """How many there are, old ones included."""
         return len(self._used_s)
 
-    def open(self, now_s: float) -> tuple[str, str | None]:
-        """Begin a session.
+    def open(self, now_s: float) -> str:
+        """Begin a session; return its key.
 
-        Returns:
-            Its key, and that of the session that has ended for it, if there were too
-            many.
+        If there are too many, the one ends that was not used for the longest.
         """
         key = self._random_bytes(32).hex()
-        ended = None
         if len(self._used_s) >= SESSIONS_MAX:
-            ended, _ = self._used_s.popitem(last=False)
+            self._used_s.popitem(last=False)
         self._used_s[key] = now_s
-        return key, ended
+        return key
 
     def use(self, key: str, now_s: float) -> bool:
         """Return whether a session is open; it is used from now on."""
