@@ -42,6 +42,7 @@ __all__ = [
     "OptimizerError",
     "OutMismatchError",
     "Outcome",
+    "OverloadedError",
     "OwnerLostError",
     "ProcessFailedError",
     "ProtocolError",
@@ -338,6 +339,27 @@ class WorkerLostError(CallError, code="call.worker_lost"):
 
 class RejectedError(CallError, code="call.rejected"):
     """The callee would not take the call: overloaded, draining or not allowed."""
+
+
+class OverloadedError(RejectedError, code="call.overloaded"):
+    """Too much work waits already: the request was not started, and may come again.
+
+    Attributes:
+        retry_after_s: seconds after which there should be room, by the rate at which
+            work has ended lately.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        retry_after_s: float,
+        function: str = "",
+        to: str = "",
+        outcome: Outcome = Outcome.NOT_EXECUTED,
+    ) -> None:
+        super().__init__(problem, function=function, to=to, outcome=outcome)
+        self.retry_after_s = retry_after_s
 
 
 class EncodeError(CallError, code="call.encode"):
