@@ -202,7 +202,9 @@ class Bare(asyncio.BufferedProtocol):
 def _serve(path: str, is_up: Any) -> None:
     async def serve() -> None:
         loop = asyncio.get_running_loop()
-        await loop.create_unix_server(lambda: Bare(counts=False), path)
+        await loop.create_unix_server(
+            lambda: Bare(counts=False), path, backlog=max(PEERS)
+        )
         is_up.set()
         await asyncio.Event().wait()  # until it is killed
 
