@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from asyncrpc.errors import Outcome, RejectedError
+from asyncrpc.errors import Outcome, OverloadedError, RejectedError
 
 
 @dataclass
@@ -35,6 +35,10 @@ async def double(numbers: list[int]) -> list[int]:
 
 async def refuse() -> None:
     raise RejectedError("busy", outcome=Outcome.NOT_EXECUTED)
+
+
+async def overload() -> None:
+    raise OverloadedError("32 items wait", retry_after_s=7.2)
 
 
 async def time_out() -> None:
