@@ -12,7 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self, TypeAlias
 
@@ -101,6 +107,19 @@ def as_frame(value: Any) -> SocketData:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     return as_json(value)
+
+
+def protocols_for(offered: Collection[str], spoken: Sequence[str]) -> tuple[str, ...]:
+    """Return the subprotocol of a websocket: the server's best one that is offered.
+
+    Args:
+        offered: by the client.
+        spoken: by the server, the best one first.
+
+    Returns:
+        One, or none.
+    """
+    return tuple(one for one in spoken if one in offered)[:1]
 
 
 async def run_exchange(

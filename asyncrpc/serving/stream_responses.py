@@ -38,6 +38,7 @@ from asyncrpc.serving.socket_exchange import (
     SocketData,
     SocketSource,
     as_frame,
+    protocols_for,
     run_exchange,
 )
 
@@ -167,8 +168,12 @@ async def websocket_response(
     check_texts("protocols", protocols)
     check_count("message_bytes_max", message_bytes_max, at_least=1)
     sse.check_period("heartbeat_s", heartbeat_s)
+    named = ",".join(request.headers.getall("Sec-WebSocket-Protocol", []))
+    offered = [one.strip() for one in named.split(",")]
     response = web.WebSocketResponse(
-        protocols=protocols, max_msg_size=message_bytes_max, heartbeat=heartbeat_s
+        protocols=protocols_for(offered, protocols),  # or the client would choose
+        max_msg_size=message_bytes_max,
+        heartbeat=heartbeat_s,
     )
     await response.prepare(request)
     closure = await run_exchange(

@@ -37,6 +37,7 @@ from asyncrpc.serving.socket_exchange import (
     SocketData,
     SocketSource,
     as_frame,
+    protocols_for,
     run_exchange,
 )
 
@@ -309,10 +310,9 @@ class _Socket:
         if message["type"] != "websocket.connect":
             return False
         offered = self._websocket.scope.get("subprotocols", ())
-        chosen = next((one for one in protocols if one in offered), None)
-        await self._websocket.send(
-            {"type": "websocket.accept", "subprotocol": chosen, "headers": []}
-        )
+        chosen = "".join(protocols_for(offered, protocols)) or None
+        accepting = {"subprotocol": chosen, "headers": []}
+        await self._websocket.send({"type": "websocket.accept", **accepting})
         return True
 
     async def receive(self) -> SocketData | None:

@@ -13,6 +13,7 @@ import uvicorn
 from aiohttp import web
 
 from asyncrpc.serving.asgi.protocol import AsgiApplication
+from tests.integration.serving.doors.clients import BUFFER_BYTES
 
 
 @asynccontextmanager
@@ -20,7 +21,7 @@ async def run_aiohttp(app: web.Application) -> AsyncIterator[int]:
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
     try:
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.SockSite(runner, listener()).start()
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()
@@ -28,6 +29,8 @@ async def run_aiohttp(app: web.Application) -> AsyncIterator[int]:
 
 def listener() -> socket.socket:
     made = socket.create_server(("127.0.0.1", 0))
+    # Of each connection; so that a client which does not read is soon noticed.
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
     made.settimeout(0)
     return made
 
