@@ -42,6 +42,7 @@ ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
         "_sweep": _ONCE,
     },
     "runtime/payloads/loans.py": {"_on_readable": "the loop says that it can be read"},
+    "serving/asgi/middleware.py": {"_answer": "calls the application, a framework's"},
     "transport/interfaces.py": {"_default_sources": _KERNEL, "_ipv6": _KERNEL},
     "transport/sockets.py": {"close_servers": _ONCE},  # asyncio's own, from 3.13 on
     "transport/tls.py": {"_first_certificate": _ONCE},

@@ -103,11 +103,17 @@ class RequestSpan:
         is_answered: whether there is an answer; an exception may be one, too.
     """
 
-    __slots__ = ("_span", "is_answered")
+    __slots__ = ("_method", "_span", "is_answered")
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, method: str = "") -> None:
         self._span = span
+        self._method = method
         self.is_answered = False
+
+    def routed(self, route: str) -> None:
+        """Its path matches this pattern, as is only known now."""
+        self._span.set_attribute("http.route", route)
+        self._span.update_name(f"{self._method} {route}")
 
     def answered(self, status: int) -> None:
         """It is answered with this status of HTTP."""
@@ -225,7 +231,7 @@ class CallTracer:
             about["http.route"] = route
         name = f"{method} {route}" if route else method
         span = self._start(name, SpanKind.SERVER, about, read(list(parent)))
-        shown = RequestSpan(span)
+        shown = RequestSpan(span, method)
         with _current(span, has_failed=lambda: not shown.is_answered):
             yield shown
 

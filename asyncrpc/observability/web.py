@@ -19,7 +19,8 @@ from asyncrpc.observability.metrics import Metrics, MetricsText, check_options
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.app import WORKER, WorkerKey
-from asyncrpc.serving.listening import check_path, check_where, listening
+from asyncrpc.serving.listening import check_where, listening
+from asyncrpc.serving.paths import check_path
 
 AsgiMessage: TypeAlias = MutableMapping[str, Any]
 AsgiApp: TypeAlias = Callable[

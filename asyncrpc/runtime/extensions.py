@@ -202,6 +202,9 @@ class CallSpan(Protocol):
 class RequestSpan(Protocol):
     """What a trace shows of a request to a web application."""
 
+    def routed(self, route: str) -> None:
+        """Its path matches this pattern, as is only known now."""
+
     def answered(self, status: int) -> None:
         """It is answered with this status of HTTP."""
 

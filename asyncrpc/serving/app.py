@@ -23,19 +23,22 @@ from typing import Any, Final, TypeAlias
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from asyncrpc.arguments import check_duration, check_kind, wrong
-from asyncrpc.errors import (
-    AsyncRpcError,
-    DeadlineExceededError,
-    NotStartedError,
-    OwnerLostError,
-    RejectedError,
-    RemoteError,
-    UsageError,
-    WorkerLostError,
-)
+from asyncrpc.arguments import check_kind
+from asyncrpc.errors import AsyncRpcError, UsageError
 from asyncrpc.runtime.calls.context import current_worker_var, deadline
 from asyncrpc.runtime.worker import Worker
+from asyncrpc.serving.contract import Contract
+from asyncrpc.serving.lifetime import (
+    WorkerSource,
+    check_worker_source,
+    running,
+    worker_of,
+)
+from asyncrpc.serving.machine.deadline_header import (
+    DEADLINE_HEADER,
+    BadDeadlineError,
+)
+from asyncrpc.serving.machine.error_answers import RETRY_AFTER_S
 from asyncrpc.serving.tracing import traced
 
 logger = logging.getLogger("asyncrpc")
@@ -46,18 +49,8 @@ WORKER: Final = web.AppKey("asyncrpc_worker", Worker)
 WorkerKey: TypeAlias = web.AppKey[Any]
 CleanupContext: TypeAlias = Callable[[web.Application], AsyncIterator[None]]
 
-# What a client may try again.  An error that came from a worker further on is of a
-# class made at run time, so the client is told the name of the kind.
-_UNAVAILABLE: Final[tuple[type[AsyncRpcError], ...]] = (
-    RejectedError,
-    WorkerLostError,
-    OwnerLostError,
-)
 
-
-def worker_context(
-    worker: Worker | Callable[[], Worker], *, key: WorkerKey = WORKER
-) -> CleanupContext:
+def worker_context(worker: WorkerSource, *, key: WorkerKey = WORKER) -> CleanupContext:
     """Return a context that starts a worker with an application, and ends it with it.
 
     Append it to `app.cleanup_ctx`.  The startup hooks that follow find the worker under
@@ -87,8 +80,7 @@ def worker_context(
         >>> app.cleanup_ctx.append(serving.worker_context(Worker("front", rank=0)))
         >>> app.cleanup_ctx.append(serving.worker_context(make_other, key=OTHER))
     """
-    if not isinstance(worker, Worker) and not callable(worker):
-        raise wrong("worker", "a Worker, or what makes one", worker)
+    check_worker_source(worker)
     check_key("key", key)
 
     async def context(app: web.Application) -> AsyncIterator[None]:
@@ -97,13 +89,8 @@ def worker_context(
                 f"the application has worker {app[key].name!r} under this key already; "
                 "give each of several workers its own web.AppKey"
             )
-        chosen = worker if isinstance(worker, Worker) else worker()
-        check_kind("what worker() returns", chosen, Worker, "a Worker")
-        app[key] = chosen
-        if not chosen.is_closed:
-            yield
-            return
-        async with chosen:
+        app[key] = chosen = worker_of(worker)
+        async with running(chosen):
             yield
 
     return context
@@ -112,7 +99,8 @@ def worker_context(
 def middleware(
     *,
     timeout_s: float | None = None,
-    retry_after_s: float = 1.0,
+    retry_after_s: float = RETRY_AFTER_S,
+    deadline_header: str | None = DEADLINE_HEADER,
     key: WorkerKey = WORKER,
 ) -> Middleware:
     """Return a middleware: handlers have a current worker, a deadline, mapped errors.
@@ -121,9 +109,10 @@ def middleware(
     What it answers, as JSON `{"error": class, "message": text}`, where the handler has
     not begun a response of its own:
 
+    - 400: the header of the deadline is not a number of milliseconds;
     - 504: the deadline passed (`DeadlineExceededError`, or `timeout_s` itself);
-    - 503 with Retry-After: `RejectedError`, `WorkerLostError`, `OwnerLostError`, or
-      this application's worker has ended.
+    - 503 with Retry-After: `OverloadedError`, `RejectedError`, `WorkerLostError`,
+      `OwnerLostError`, or this application's worker has ended.
 
     If the worker is traced (`asyncrpc.observability.trace_calls`), each request has a
     span, in the trace that its header `traceparent` names, unless a span is current:
@@ -135,7 +124,10 @@ def middleware(
     Args:
         timeout_s: seconds that a request may take; every call made for it inherits the
             rest.  It holds for websockets and streams too.  None: no limit.
-        retry_after_s: seconds after which a client may try again; rounded up.
+        retry_after_s: seconds after which a client may try again what does not say
+            when; rounded up.
+        deadline_header: name of the header by which a client shortens `timeout_s`:
+            whole milliseconds.  None: it cannot.
         key: of the worker, in this application or one that it is mounted in.
 
     Returns:
@@ -147,30 +139,30 @@ def middleware(
     Cancellation:
         The handler's calls are cancelled where they run.
     """
-    if timeout_s is not None:
-        check_duration("timeout_s", timeout_s)
-    check_duration("retry_after_s", retry_after_s)
+    contract = Contract(timeout_s, retry_after_s, deadline_header)
     check_key("key", key)
 
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         worker = request.config_dict[key]
         loop = asyncio.get_running_loop()
-        end_s = math.inf if timeout_s is None else loop.time() + timeout_s
+        values = contract.header_of(lambda name: request.headers.getall(name, ()))
+        end_s = math.inf
         token = current_worker_var.set(worker)
         try:
+            timeout_s = contract.time_allowed_s(values)
+            end_s = math.inf if timeout_s is None else loop.time() + timeout_s
             async with deadline(timeout_s):
                 return await handler(request)
-        except (AsyncRpcError, TimeoutError) as error:
-            answer = _answer_to(
-                error,
-                retry_after_s=retry_after_s,
-                is_over=loop.time() >= end_s,
-                is_closed=worker.is_closed,
+        except (AsyncRpcError, TimeoutError, BadDeadlineError) as error:
+            answer = contract.answer_to(
+                error, is_over=loop.time() >= end_s, is_closed=worker.is_closed
             )
             if answer is None or request.writer.output_size:
                 raise  # not ours, or too late: the client has half a response
             logger.warning("%s %s: %s", request.method, request.path, error)
-            return answer
+            return web.Response(
+                text=answer.body, status=answer.status, headers=answer.headers
+            )
         finally:
             current_worker_var.reset(token)
 
@@ -187,40 +179,3 @@ def middleware(
 def check_key(name: str, key: object) -> None:
     """Raise UsageError unless an argument is what an application keeps workers by."""
     check_kind(name, key, web.AppKey, "a web.AppKey")
-
-
-def _answer_to(
-    error: AsyncRpcError | TimeoutError,
-    *,
-    retry_after_s: float,
-    is_over: bool,
-    is_closed: bool,
-) -> web.Response | None:
-    """Return the response for an error; None if it is not mapped to one."""
-    if isinstance(error, DeadlineExceededError):
-        return _error_response(504, DeadlineExceededError, str(error))
-    headers = {"Retry-After": str(math.ceil(retry_after_s))}
-    for kind in _UNAVAILABLE:
-        if isinstance(error, kind):
-            return _error_response(503, kind, str(error), headers)
-    if isinstance(error, NotStartedError) and is_closed:
-        return _error_response(503, NotStartedError, str(error), headers)
-    # The deadline's own TimeoutError, not one that a called function raised.
-    if (
-        isinstance(error, TimeoutError)
-        and is_over
-        and not isinstance(error, RemoteError)
-    ):
-        text = "the request took longer than it may"
-        return _error_response(504, DeadlineExceededError, text)
-    return None
-
-
-def _error_response(
-    status: int,
-    kind: type[AsyncRpcError],
-    message: str,
-    headers: dict[str, str] | None = None,
-) -> web.Response:
-    body = {"error": kind.__name__, "message": message}
-    return web.json_response(body, status=status, headers=headers)

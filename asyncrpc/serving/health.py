@@ -10,7 +10,6 @@ A program that is no web application answers the checks by `serve_health`.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -21,51 +20,9 @@ from asyncrpc.errors import UsageError
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.app import WORKER, WorkerKey, check_key
-from asyncrpc.serving.listening import check_path, check_where, listening
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class WorkerStatus:
-    """One worker at one moment.
-
-    Attributes:
-        name: the worker's name.
-        world_size: number of workers in the group; 0 if it is not fixed.
-        ready: whether it has met the others and does not drain.
-        draining: whether its shutdown has begun.
-        peers: names of the workers it is connected to, sorted.
-        calls_in_flight: calls that it has made and that are not answered yet.
-        calls_served: calls from others that are running here.
-    """
-
-    name: str
-    rank: int
-    world_size: int
-    ready: bool
-    draining: bool
-    peers: tuple[str, ...]
-    calls_in_flight: int
-    calls_served: int
-
-
-def status_of(worker: Worker) -> WorkerStatus:
-    """Return the state of a worker, started or not.  Waits for nothing.
-
-    Raises:
-        UsageError: `worker` is not a Worker.
-    """
-    check_kind("worker", worker, Worker, "a Worker")
-    links = [] if worker.is_closed else worker.parts.directory.links
-    return WorkerStatus(
-        name=worker.name,
-        rank=worker.rank,
-        world_size=worker.world_size,
-        ready=worker.parts.lifecycle.is_running,
-        draining=worker.is_draining,
-        peers=tuple(sorted({link.peer.name for link in links} - {worker.name})),
-        calls_in_flight=sum(len(link.pending) for link in links),
-        calls_served=worker.parts.active,
-    )
+from asyncrpc.serving.listening import check_where, listening
+from asyncrpc.serving.paths import check_path
+from asyncrpc.serving.worker_status import ready_body
 
 
 def health_routes(
@@ -106,12 +63,8 @@ def _routes(
         return web.json_response({"live": True})
 
     async def get_ready(request: web.Request) -> web.Response:
-        found = find(request)
-        states = [status_of(worker) for worker in found if worker is not None]
-        is_ready = None not in found and all(state.ready for state in states)
-        workers = [dataclasses.asdict(state) for state in states]
-        body = {"ready": is_ready, "workers": workers}
-        return web.json_response(body, status=200 if is_ready else 503)
+        status, body = ready_body(find(request))
+        return web.json_response(body, status=status)
 
     return [web.get(live, get_live), web.get(ready, get_ready)]
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
-from asyncrpc.arguments import check_count, check_kind, wrong
+from asyncrpc.arguments import check_count, check_kind
 from asyncrpc.errors import UsageError
 
 _PORT_MAX: Final = 65_535
@@ -19,12 +19,6 @@ def check_where(host: object, port: object) -> None:
     """Raise UsageError unless these are where a server may listen."""
     check_count("port", port, at_most=_PORT_MAX)
     check_kind("host", host, str, "an address, or an empty string")
-
-
-def check_path(name: str, path: object) -> None:
-    """Raise UsageError unless an argument is a path of a URL."""
-    if not isinstance(path, str) or not path.startswith("/"):
-        raise wrong(name, "a path that begins with '/'", path)
 
 
 @asynccontextmanager

@@ -10,7 +10,6 @@ Source: the HTML standard, "Server-sent events".
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -18,15 +17,18 @@ from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
+from asyncrpc.serving.machine.server_sent_events import (
+    COMMENT,
+    HEADERS,
+    ServerSentEvent,
+    encoded,
+)
+
 NextEvent: TypeAlias = Callable[[], Awaitable[tuple[str, Any]]]
 
 STREAMS_MAX: Final = 64
 STREAMS_OF_ONE_MAX: Final = 12  # of one session
 SILENT_S: Final = 15.0  # then a comment, so that proxies do not close the connection
-HEADERS: Final = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "X-Accel-Buffering": "no",  # nginx: pass it on at once
-}
 
 
 class EventStreams:
@@ -99,9 +101,10 @@ async def _send_all(
     while is_open():
         found = await _within(next_event, SILENT_S)
         if found is None:
-            await response.write(b": nothing new\n\n")
+            await response.write(COMMENT)
         else:
-            await response.write(event_of(*found))
+            name, data = found
+            await response.write(encoded(ServerSentEvent(data, name)))
 
 
 async def _within(next_event: NextEvent, limit_s: float) -> tuple[str, Any] | None:
@@ -113,8 +116,3 @@ async def _within(next_event: NextEvent, limit_s: float) -> tuple[str, Any] | No
         if limit.expired():
             return None
         raise
-
-
-def event_of(name: str, data: Any) -> bytes:
-    """Return an event as it is sent."""
-    return f"event: {name}\ndata: {json.dumps(data, allow_nan=False)}\n\n".encode()

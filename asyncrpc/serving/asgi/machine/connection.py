@@ -1,0 +1,142 @@
+"""One connection of ASGI, a request or a websocket, as its middleware sees it.
+
+The middleware reads ahead of the application, because only so it learns that a client
+leaves.  It holds what it has read, within a limit; when that is reached it reads no
+further, and learns of the client's leaving only when the application has read.
+
+When the client leaves, the application is cancelled: but not once a response is
+complete, because what it does then is its own work; and not the application of a
+websocket that waits for a message, because that is told by the message.
+
+Source: the ASGI specification 3.0, "HTTP & WebSocket ASGI Message Format".
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Final, TypeAlias
+
+AsgiEvent: TypeAlias = MutableMapping[str, Any]
+
+READ_AHEAD_BYTES_MAX: Final = 64 << 10  # what uvicorn buffers of a body by itself
+READ_AHEAD_MESSAGES_MAX: Final = 16
+
+
+class AnswerState(enum.Enum):
+    """How far the answer to a connection is."""
+
+    NONE = "none"
+    ACCEPTED = "accepted"  # of a websocket
+    BEGUN = "begun"
+    COMPLETE = "complete"
+
+
+_STATES: Final[Mapping[str, AnswerState]] = {
+    "websocket.accept": AnswerState.ACCEPTED,
+    "websocket.close": AnswerState.COMPLETE,
+    "http.response.start": AnswerState.BEGUN,
+    "websocket.http.response.start": AnswerState.BEGUN,
+}
+_BODIES: Final = ("http.response.body", "websocket.http.response.body")
+_LEAVINGS: Final = ("http.disconnect", "websocket.disconnect")
+
+
+class AsgiConnection:
+    """What has come of a connection, and what has been answered.
+
+    Attributes:
+        is_websocket: whether it is a websocket.
+        answer: how far the answer is.
+        status: of the response; None: none has begun.
+        has_left: whether the client has left.
+    """
+
+    def __init__(self, scope: Mapping[str, Any]) -> None:
+        """Begin with nothing.
+
+        Args:
+            scope: of the connection.
+        """
+        self.is_websocket = scope["type"] == "websocket"
+        self.answer = AnswerState.NONE
+        self.status: int | None = None
+        self.has_left = False
+        self._messages: deque[AsgiEvent] = deque()
+        self._leaving: AsgiEvent | None = None
+        self._bytes = 0
+        self._readers = 0
+        # To read the body of such a request asks the client for it: only the
+        # application may.
+        self._is_asked_for = not _expects_continue(scope)
+
+    # --- from the client -------------------------------------------------------------
+
+    @property
+    def may_read(self) -> bool:
+        """Whether another message may be read now."""
+        if self._leaving is not None or not self._is_asked_for:
+            return False
+        return (
+            self._bytes < READ_AHEAD_BYTES_MAX
+            and len(self._messages) < READ_AHEAD_MESSAGES_MAX
+        )
+
+    def received(self, message: AsgiEvent) -> bool:
+        """A message has come; return whether the application is to be cancelled."""
+        if message["type"] not in _LEAVINGS:
+            self._messages.append(message)
+            self._bytes += _bytes_of(message)
+            return False
+        self._leaving = message
+        if self.answer is AnswerState.COMPLETE:
+            return False
+        self.has_left = True
+        return not (self.is_websocket and self._readers)
+
+    # --- to the application ----------------------------------------------------------
+
+    def asks(self) -> bool:
+        """The application waits for a message; return whether reading begins by it."""
+        self._readers += 1
+        was_asked_for, self._is_asked_for = self._is_asked_for, True
+        return not was_asked_for
+
+    def asks_no_more(self) -> None:
+        """The application has its message, or was cancelled."""
+        self._readers -= 1
+
+    def take(self) -> AsgiEvent | None:
+        """Return the next message; None: there is none yet.
+
+        What says that the client has left is the last one, again and again.
+        """
+        if not self._messages:
+            return self._leaving
+        message = self._messages.popleft()
+        self._bytes -= _bytes_of(message)
+        return message
+
+    # --- from the application --------------------------------------------------------
+
+    def sends(self, message: Mapping[str, Any]) -> None:
+        """The application is about to send a message."""
+        kind = message["type"]
+        self.answer = _STATES.get(kind, self.answer)
+        if kind.endswith("http.response.start"):
+            self.status = message["status"]
+        if kind in _BODIES and not message.get("more_body", False):
+            self.answer = AnswerState.COMPLETE
+
+
+def _bytes_of(message: Mapping[str, Any]) -> int:
+    content = message.get("body") or message.get("bytes") or message.get("text") or b""
+    return len(content)
+
+
+def _expects_continue(scope: Mapping[str, Any]) -> bool:
+    return any(
+        name == b"expect" and value.lower() == b"100-continue"
+        for name, value in scope["headers"]
+    )

@@ -1,0 +1,228 @@
+"""The middleware of the ASGI door: for FastAPI, Starlette and any other application.
+
+It is plain ASGI: it wraps an application, and depends on no framework and no server.
+
+Source: the ASGI specification 3.0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from asyncrpc.arguments import check_callable, check_flag
+from asyncrpc.errors import UsageError
+from asyncrpc.runtime.calls.context import current_worker_var, deadline
+from asyncrpc.runtime.worker import Worker
+from asyncrpc.serving.asgi.lifespan import run_lifespan
+from asyncrpc.serving.asgi.machine.connection import AnswerState
+from asyncrpc.serving.asgi.protocol import (
+    WATCHED_KEY,
+    WORKER_KEY,
+    AsgiApplication,
+    AsgiReceive,
+    AsgiScope,
+    AsgiSend,
+    check_state_key,
+    header_values,
+    send_response,
+)
+from asyncrpc.serving.asgi.tracing import traced
+from asyncrpc.serving.asgi.watching import WatchedConnection
+from asyncrpc.serving.contract import Contract
+from asyncrpc.serving.lifetime import WorkerSource, check_worker_source, worker_of
+from asyncrpc.serving.machine.deadline_header import DEADLINE_HEADER
+from asyncrpc.serving.machine.error_answers import (
+    INTERNAL,
+    RETRY_AFTER_S,
+    ErrorAnswer,
+)
+
+logger = logging.getLogger("asyncrpc")
+
+_DENIAL: Final = "websocket.http.response"  # the extension to refuse by a response
+
+
+class WorkerMiddleware:
+    """An application whose handlers have a current worker, a deadline, mapped errors.
+
+    Inside a handler `asyncrpc.rpc_async`, `remote` and `autograd` act on the worker.
+    What it answers, as JSON `{"error": class, "message": text}`, where the handler has
+    not begun a response of its own:
+
+    - 400: the header of the deadline is not a number of milliseconds;
+    - 504: the deadline passed (`DeadlineExceededError`, or `timeout_s` itself);
+    - 503 with Retry-After: `OverloadedError`, `RejectedError`, `WorkerLostError`,
+      `OwnerLostError`, or this application's worker has ended.
+
+    A websocket that is not accepted yet is refused with the same response, if the
+    server can; one that is, is closed with code 4504, 1013, or 1011 for other errors.
+
+    When the client leaves, the handler is cancelled, and with it the calls that it
+    awaits, on every worker that they have reached.  A websocket's handler that waits
+    for a message is told by it instead.  What a handler does after its response is
+    complete goes on.
+
+    If the worker is traced (`asyncrpc.observability.trace_calls`), each request has a
+    span, in the trace that its header `traceparent` names, unless a span is current.
+
+    Every other error passes on.  The texts name functions and workers: keep them from
+    clients that must not know.
+
+    Example:
+        >>> app = FastAPI(lifespan=asgi.lifespan(make_worker))
+        >>> app.add_middleware(asgi.WorkerMiddleware, timeout_s=2.0)
+        >>> bare = asgi.WorkerMiddleware(application, make_worker)
+    """
+
+    def __init__(
+        self,
+        app: AsgiApplication,
+        worker: WorkerSource | None = None,
+        *,
+        timeout_s: float | None = None,
+        retry_after_s: float = RETRY_AFTER_S,
+        deadline_header: str | None = DEADLINE_HEADER,
+        handler_cancellation: bool = True,
+        key: str = WORKER_KEY,
+    ) -> None:
+        """Wrap an application.
+
+        Args:
+            app: of ASGI 3.
+            worker: is started before the application and ended after it, also where
+                that has no lifespan: one that has not been started; or a function that
+                makes one; or a running worker, which is left running.  None: the
+                lifespan of the application starts it, by `lifespan(...)`.
+            timeout_s: seconds that a request may take; every call made for it inherits
+                the rest.  It holds for websockets and streams too.  None: no limit.
+            retry_after_s: seconds after which a client may try again what does not say
+                when; rounded up.
+            deadline_header: name of the header by which a client shortens `timeout_s`:
+                whole milliseconds.  None: it cannot.
+            handler_cancellation: whether a handler is cancelled when its client leaves.
+            key: of the worker in the state of the lifespan.
+
+        Raises:
+            UsageError: an argument is of another kind, or out of its range.
+        """
+        check_callable("app", app)
+        if worker is not None:
+            check_worker_source(worker)
+        check_flag("handler_cancellation", handler_cancellation)
+        check_state_key("key", key)
+        self._app = app
+        self._source = worker
+        self._worker: Worker | None = None
+        self._contract = Contract(timeout_s, retry_after_s, deadline_header)
+        self._is_cancelling = handler_cancellation
+        self._key = key
+
+    async def __call__(
+        self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
+    ) -> None:
+        """Serve one connection, or the lifespan; a server calls it.
+
+        Args:
+            scope: of ASGI.
+            receive: of ASGI.
+            send: of ASGI.
+
+        Raises:
+            UsageError: no worker was started for the application.
+            Exception: what the application raised, and is not answered.
+
+        Cancellation:
+            The handler's calls are cancelled where they run.
+        """
+        if scope["type"] in {"http", "websocket"}:
+            await self._serve(scope, receive, send)
+        elif scope["type"] == "lifespan" and self._source is not None:
+            self._worker = worker_of(self._source)
+            if "state" in scope:
+                scope["state"][self._key] = self._worker
+            await run_lifespan(self._app, self._worker, (scope, receive, send))
+        else:
+            await self._app(scope, receive, send)
+
+    async def _serve(
+        self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
+    ) -> None:
+        worker = self._worker_for(scope)
+        connection = WatchedConnection(scope, receive, send)
+        tracer = worker.parts.tracer
+        token = current_worker_var.set(worker)
+        try:
+            async with self._watched(scope, connection):
+                if tracer is None or connection.state.is_websocket:
+                    await self._answer(scope, connection, worker)
+                    return
+                async with traced(tracer, scope, connection.state):
+                    await self._answer(scope, connection, worker)
+        finally:
+            current_worker_var.reset(token)
+
+    @asynccontextmanager
+    async def _watched(
+        self, scope: AsgiScope, connection: WatchedConnection
+    ) -> AsyncIterator[None]:
+        async with connection.watching(cancels=self._is_cancelling):
+            scope[WATCHED_KEY] = self._is_cancelling
+            yield
+        if connection.state.has_left:
+            logger.debug("%s: the client has left", scope["path"])
+
+    async def _answer(
+        self, scope: AsgiScope, connection: WatchedConnection, worker: Worker
+    ) -> None:
+        values = self._contract.header_of(lambda name: header_values(scope, name))
+        loop = asyncio.get_running_loop()
+        end_s = math.inf
+        try:
+            timeout_s = self._contract.time_allowed_s(values)
+            end_s = math.inf if timeout_s is None else loop.time() + timeout_s
+            async with deadline(timeout_s):
+                await self._app(scope, connection.receive, connection.send)
+        except Exception as error:
+            answer = self._contract.answer_to(
+                error, is_over=loop.time() >= end_s, is_closed=worker.is_closed
+            )
+            if answer is not None:
+                logger.warning("%s: %s", scope["path"], answer.message)
+            if not await _send_answer(scope, connection, answer):
+                raise
+
+    def _worker_for(self, scope: AsgiScope) -> Worker:
+        worker = self._worker or scope.get("state", {}).get(self._key)
+        if not isinstance(worker, Worker):
+            raise UsageError(
+                f"the application has no worker under {self._key!r} in the state of "
+                "its lifespan: give it lifespan=asgi.lifespan(make_worker), or give "
+                "the worker to WorkerMiddleware, which has to be the outermost one"
+            )
+        return worker
+
+
+async def _send_answer(
+    scope: AsgiScope, connection: WatchedConnection, answer: ErrorAnswer | None
+) -> bool:
+    """Answer an error, if there is a way; return whether it is settled by that."""
+    state, send = connection.state, connection.send
+    if state.answer is AnswerState.ACCEPTED:
+        told = answer or INTERNAL
+        closing = {"code": told.close_code, "reason": told.reason}
+        await send({"type": "websocket.close", **closing})
+        return answer is not None
+    if answer is None or state.answer is not AnswerState.NONE:
+        return False  # not ours, or too late: the client has half a response
+    if state.is_websocket and _DENIAL not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": answer.close_code})
+        return True
+    prefix = "websocket." if state.is_websocket else ""
+    body = answer.body.encode()
+    await send_response(send, answer.status, answer.headers, body, prefix=prefix)
+    return True

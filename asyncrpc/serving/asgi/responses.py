@@ -1,0 +1,363 @@
+"""Streams to browsers by ASGI: server-sent events, and websockets.
+
+A client that leaves is noticed at once, with and without `WorkerMiddleware`.
+
+Source: the ASGI specification 3.0, "HTTP & WebSocket ASGI Message Format".
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from asyncrpc.arguments import check_callable, check_count, check_texts, wrong
+from asyncrpc.serving.asgi.protocol import (
+    WATCHED_KEY,
+    AsgiMessage,
+    AsgiReceive,
+    AsgiScope,
+    AsgiSend,
+    header_values,
+)
+from asyncrpc.serving.client_scope import ClientLeftError, ClientScope, beside
+from asyncrpc.serving.event_sender import (
+    BEGIN_WITHIN_S,
+    KEEP_ALIVE_S,
+    EventOptions,
+    EventSender,
+    EventSource,
+    check_source,
+    source_of,
+)
+from asyncrpc.serving.machine import server_sent_events as sse
+from asyncrpc.serving.socket_exchange import (
+    MESSAGES_MAX,
+    EncodeFrame,
+    SocketData,
+    SocketSource,
+    as_frame,
+    protocols_for,
+    run_exchange,
+)
+
+_LAST_EVENT_ID = "last-event-id"
+
+
+class WebSocketLike(Protocol):
+    """A websocket as an application of ASGI has it; Starlette's `WebSocket` is one."""
+
+    @property
+    def scope(self) -> Any:
+        """Of the connection."""
+
+    async def receive(self) -> AsgiMessage:
+        """Return the next message of the server."""
+
+    async def send(self, message: AsgiMessage) -> None:
+        """Send a message to the server."""
+
+
+class AsgiWebSocket:
+    """A websocket of a bare ASGI application, for `websocket_response`.
+
+    Example:
+        >>> async def app(scope, receive, send):
+        ...     websocket = asgi.AsgiWebSocket(scope, receive, send)
+        ...     await asgi.websocket_response(websocket, answer)
+    """
+
+    def __init__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        """Describe it by what the application was called with.
+
+        Args:
+            scope: of the connection.
+            receive: of the server.
+            send: of the server.
+
+        Raises:
+            UsageError: an argument is of another kind.
+        """
+        if not isinstance(scope, Mapping) or scope.get("type") != "websocket":
+            raise wrong("scope", "the scope of a websocket", scope)
+        check_callable("receive", receive)
+        check_callable("send", send)
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+
+    async def receive(self) -> AsgiMessage:
+        """Return the next message of the server.
+
+        Raises:
+            Exception: what the server raises.
+
+        Cancellation:
+            As the server has it.
+        """
+        return await self._receive()
+
+    async def send(self, message: AsgiMessage) -> None:
+        """Send a message to the server.
+
+        Args:
+            message: of ASGI.
+
+        Raises:
+            Exception: what the server raises.
+
+        Cancellation:
+            It may have been sent.
+        """
+        await self._send(message)
+
+
+class EventStreamApplication:
+    """An ASGI application that answers any request by one stream of events.
+
+    Attributes:
+        raw_headers: of the response, as ASGI has them; a framework may change them.
+    """
+
+    def __init__(
+        self, stream: EventSource, options: EventOptions, headers: Mapping[str, str]
+    ) -> None:
+        """Describe the response.
+
+        Args:
+            stream: items, or a function of the `Last-Event-ID` that returns them.
+            options: how items become events.
+            headers: of the response.
+        """
+        self.raw_headers = [
+            (name.lower().encode("latin-1"), value.encode("latin-1"))
+            for name, value in headers.items()
+        ]
+        self._stream = stream
+        self._options = options
+
+    async def __call__(
+        self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
+    ) -> None:
+        """Answer a request; a server or a framework calls it.
+
+        Args:
+            scope: of ASGI.
+            receive: of ASGI.
+            send: of ASGI.
+
+        Raises:
+            Exception: the stream raised before anything was sent.
+
+        Cancellation:
+            The stream is closed.
+        """
+        channel = _EventResponse(send, self.raw_headers)
+        last_event_id = "".join(header_values(scope, _LAST_EVENT_ID)[:1])
+        items = source_of(self._stream, last_event_id)
+        async with _until_left(scope, receive):
+            try:
+                await EventSender(channel, self._options).send_all(items)
+                await channel.end()
+            except ClientLeftError:
+                pass  # nobody is there to be told
+
+
+def sse_response(
+    stream: EventSource,
+    *,
+    encode: sse.Encode = sse.as_json,
+    end_event: str = "",
+    keep_alive_s: float | None = KEEP_ALIVE_S,
+    begin_within_s: float = BEGIN_WITHIN_S,
+    headers: Mapping[str, str] | None = None,
+) -> Any:
+    """Return a response that sends a stream as server-sent events.
+
+    What it sends is that of `serving.sse_response`: each item is the data of an event,
+    is written before the next one is asked for, and an error is an event `error`, or
+    raised if it comes before anything was sent.
+
+    Args:
+        stream: items, such as `Peer.stream(...)` returns; or a function that returns
+            them, given the `Last-Event-ID` of the client, empty if it sent none.
+        encode: makes the text of an item's data; JSON by default.
+        end_event: type of an event after a stream that was complete; empty: none.
+        keep_alive_s: seconds of silence after which a comment is sent; None: never.
+        begin_within_s: seconds after which the response begins although there is no
+            item yet; before that, an error has a status of its own.
+        headers: of the response, beside those of a stream of events.
+
+    Returns:
+        A `starlette.responses.Response` where Starlette is installed: return it from a
+        handler of Starlette or FastAPI.  It is an ASGI application everywhere:
+        `await response(scope, receive, send)`.
+
+    Raises:
+        UsageError: an argument is of another kind, or out of its range.
+
+    Example:
+        >>> @app.get("/tokens")
+        ... async def get_tokens(prompt: str):
+        ...     peer = asyncrpc.current_worker().peer("model")
+        ...     return asgi.sse_response(peer.stream(generate, prompt))
+
+    Source: the HTML standard, "Server-sent events".
+    """
+    check_source("stream", stream)
+    options = EventOptions.checked(encode, end_event, keep_alive_s, begin_within_s)
+    all_headers = {**sse.HEADERS, **sse.checked_headers(headers)}
+    application = EventStreamApplication(stream, options, all_headers)
+    try:
+        from asyncrpc.serving.asgi.starlette_response import (  # noqa: PLC0415
+            StarletteResponse,
+        )
+    except ImportError:  # without Starlette no handler of it is there to return it
+        return application
+    return StarletteResponse(application)
+
+
+async def websocket_response(
+    websocket: WebSocketLike,
+    stream: SocketSource,
+    *,
+    encode: EncodeFrame = as_frame,
+    messages_max: int = MESSAGES_MAX,
+    protocols: Sequence[str] = (),
+) -> None:
+    """Accept a websocket, unless it has been, and answer it by a stream.
+
+    It does what `serving.websocket_response` does.  Pings, and the largest message that
+    a client may send, are options of the server.
+
+    Args:
+        websocket: Starlette's or FastAPI's, or an `AsgiWebSocket`.
+        stream: items, such as `Peer.stream(...)` returns, while messages of the client
+            are not looked at; or a function that returns them, given an asynchronous
+            iterator of the messages, `str` or `bytes`.
+        encode: makes a message of an item: text of `str`, binary data of `bytes`.  By
+            default bytes go as they are, all else as JSON.
+        messages_max: messages of the client that wait to be looked at; when there are
+            as many, no more are read.
+        protocols: subprotocols that the application speaks, the best one first.
+
+    Raises:
+        UsageError: an argument is of another kind, or out of its range.
+
+    Cancellation:
+        The stream is closed: its generator's `finally` runs, wherever that is.
+
+    Example:
+        >>> @app.websocket("/chat")
+        ... async def chat(websocket: WebSocket) -> None:
+        ...     await asgi.websocket_response(websocket, answer)
+
+    Source: RFC 6455.
+    """
+    if not all(hasattr(websocket, name) for name in ("scope", "receive", "send")):
+        raise wrong("websocket", "a websocket of ASGI, or of Starlette", websocket)
+    check_source("stream", stream)
+    check_callable("encode", encode)
+    check_count("messages_max", messages_max, at_least=1)
+    check_texts("protocols", protocols)
+    channel = _Socket(websocket)
+    if not await channel.accepted(protocols):
+        return
+    closure = await run_exchange(
+        channel, stream, encode=encode, messages_max=messages_max
+    )
+    if closure is not None:
+        await channel.close(closure.code, closure.reason)
+
+
+class _EventResponse:
+    """Takes the bytes of a stream of events."""
+
+    def __init__(self, send: AsgiSend, headers: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._headers = headers
+
+    async def begin(self) -> None:
+        start = {"status": 200, "headers": self._headers}
+        await self._told({"type": "http.response.start", **start})
+
+    async def write(self, data: bytes) -> None:
+        body = {"body": data, "more_body": True}
+        await self._told({"type": "http.response.body", **body})
+
+    async def end(self) -> None:
+        await self._told({"type": "http.response.body", "body": b""})
+
+    async def _told(self, message: AsgiMessage) -> None:
+        try:
+            await self._send(message)
+        except OSError as error:  # as of ASGI 2.4, when the client has left
+            raise ClientLeftError from error
+
+
+class _Socket:
+    """A websocket of ASGI."""
+
+    def __init__(self, websocket: WebSocketLike) -> None:
+        self._websocket = websocket
+
+    async def accepted(self, protocols: Sequence[str]) -> bool:
+        """Accept it; return whether its client is there."""
+        state = getattr(self._websocket, "application_state", None)
+        if getattr(state, "name", "") == "CONNECTED":
+            return True  # the handler has accepted it
+        message = await self._websocket.receive()
+        if message["type"] != "websocket.connect":
+            return False
+        offered = self._websocket.scope.get("subprotocols", ())
+        chosen = "".join(protocols_for(offered, protocols)) or None
+        accepting = {"subprotocol": chosen, "headers": []}
+        await self._websocket.send({"type": "websocket.accept", **accepting})
+        return True
+
+    async def receive(self) -> SocketData | None:
+        message = await self._websocket.receive()
+        if message["type"] != "websocket.receive":
+            return None
+        text = message.get("text")
+        found: SocketData = message["bytes"] if text is None else text
+        return found
+
+    async def send(self, data: SocketData) -> None:
+        key = "text" if isinstance(data, str) else "bytes"
+        try:
+            await self._websocket.send({"type": "websocket.send", key: data})
+        except Exception as error:
+            if _says_left(error):
+                raise ClientLeftError from error
+            raise
+
+    async def close(self, code: int, reason: str) -> None:
+        closing = {"code": code, "reason": reason}
+        try:
+            await self._websocket.send({"type": "websocket.close", **closing})
+        except Exception as error:
+            if not _says_left(error):
+                raise
+
+
+def _says_left(error: Exception) -> bool:
+    """Return whether an error of a server, or of Starlette, says that it has left."""
+    return isinstance(error, OSError) or type(error).__name__ == "WebSocketDisconnect"
+
+
+@asynccontextmanager
+async def _until_left(scope: AsgiScope, receive: AsgiReceive) -> AsyncIterator[None]:
+    """Cancel a block when the client leaves, unless the middleware does."""
+    if scope.get(WATCHED_KEY):
+        yield
+        return
+    client = ClientScope()
+    async with client, beside(_watch(receive, client)):
+        yield
+
+
+async def _watch(receive: AsgiReceive, client: ClientScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass  # of the body, which nobody reads any more
+    client.leave()

@@ -1,0 +1,97 @@
+"""Watches a connection of ASGI, and cancels the application if its client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from asyncrpc.serving.asgi.machine.connection import AsgiConnection
+from asyncrpc.serving.asgi.protocol import (
+    AsgiMessage,
+    AsgiReceive,
+    AsgiScope,
+    AsgiSend,
+)
+from asyncrpc.serving.client_scope import ClientScope, beside
+
+
+class WatchedConnection:
+    """What an application is given in place of a server's `receive` and `send`.
+
+    Attributes:
+        state: what has come, and what has been answered.
+    """
+
+    def __init__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        """Watch nothing yet.
+
+        Args:
+            scope: of the connection.
+            receive: of the server.
+            send: of the server.
+        """
+        self.state = AsgiConnection(scope)
+        self._receive = receive
+        self._send = send
+        self._changed = asyncio.Event()  # a message has come, or one may be read
+        self._failure: Exception | None = None
+
+    @asynccontextmanager
+    async def watching(self, *, cancels: bool) -> AsyncIterator[None]:
+        """Cancel the block when the client leaves; it ends as if it had returned.
+
+        Args:
+            cancels: False: it is only noted that the client has left.
+        """
+        client = ClientScope()
+        leave = client.leave if cancels else lambda: None
+        async with client, beside(self._read_ahead(leave)):
+            yield
+
+    async def receive(self) -> AsgiMessage:
+        """Return the next message of the client.
+
+        Cancellation:
+            No message is lost.
+        """
+        if self.state.asks():
+            self._notify()
+        try:
+            while (message := self.state.take()) is None:
+                if self._failure is not None:
+                    raise self._failure
+                await self._wait()
+            return message
+        finally:
+            self.state.asks_no_more()
+            self._notify()
+
+    async def send(self, message: AsgiMessage) -> None:
+        """Send a message to the client.
+
+        Cancellation:
+            It may have been sent.
+        """
+        self.state.sends(message)
+        await self._send(message)
+
+    async def _read_ahead(self, leave: Callable[[], None]) -> None:
+        try:
+            while True:
+                while not self.state.may_read:
+                    await self._wait()
+                if self.state.received(await self._receive()):
+                    leave()
+                self._notify()
+        except Exception as error:  # noqa: BLE001  (the application is given it)
+            self._failure = error
+            self._notify()
+
+    async def _wait(self) -> None:
+        """Wait until something changes; any number of tasks may."""
+        await self._changed.wait()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

@@ -1,0 +1,96 @@
+"""What both doors do by one contract: deadlines from headers, answers to errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from asyncrpc.arguments import check_duration, wrong
+from asyncrpc.serving.machine.deadline_header import (
+    BadDeadlineError,
+    NoTimeLeftError,
+    time_allowed_s,
+)
+from asyncrpc.serving.machine.error_answers import (
+    ErrorAnswer,
+    answer_to,
+    bad_request,
+)
+
+# A token of RFC 9110, which is what names of headers are.
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+
+class Contract:
+    """The options of a middleware, and what follows from them for one request.
+
+    Source: docs/reference/serving.md.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float | None,
+        retry_after_s: float,
+        deadline_header: str | None,
+    ) -> None:
+        """Check the options.
+
+        Args:
+            timeout_s: seconds that a request may take; None: no limit.
+            retry_after_s: seconds after which a client may try again.
+            deadline_header: name of the header that shortens it; None: there is none.
+
+        Raises:
+            UsageError: an argument is of another kind, or out of its range.
+        """
+        if timeout_s is not None:
+            check_duration("timeout_s", timeout_s)
+        check_duration("retry_after_s", retry_after_s)
+        if deadline_header is not None and not (
+            isinstance(deadline_header, str) and _HEADER_NAME.fullmatch(deadline_header)
+        ):
+            raise wrong("deadline_header", "the name of a header", deadline_header)
+        self._timeout_s = timeout_s
+        self._retry_after_s = retry_after_s
+        self._deadline_header = deadline_header
+
+    def header_of(self, find: Callable[[str], Sequence[str]]) -> Sequence[str]:
+        """Return what the headers hold that may shorten the deadline.
+
+        Args:
+            find: returns the values of all headers of a name.
+        """
+        name = self._deadline_header
+        return () if name is None else find(name)
+
+    def time_allowed_s(self, values: Sequence[str]) -> float | None:
+        """Return the seconds that a request may take; None: there is no limit.
+
+        Args:
+            values: what `header_of` has returned.
+
+        Raises:
+            BadDeadlineError: the client wrote something else than milliseconds.
+            NoTimeLeftError: the request may take no time.
+        """
+        return time_allowed_s(self._deadline_header or "", values, self._timeout_s)
+
+    def answer_to(
+        self, error: Exception, *, is_over: bool, is_closed: bool
+    ) -> ErrorAnswer | None:
+        """Return what the client is told of an error; None: it is not ours to answer.
+
+        Args:
+            error: that a handler raised.
+            is_over: whether the deadline of the request has passed.
+            is_closed: whether the worker of the application has ended.
+        """
+        if isinstance(error, BadDeadlineError):
+            return bad_request(str(error))
+        return answer_to(
+            error,
+            is_over=is_over or isinstance(error, NoTimeLeftError),
+            is_closed=is_closed,
+            retry_after_s=self._retry_after_s,
+        )

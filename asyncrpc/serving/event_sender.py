@@ -1,0 +1,240 @@
+"""A stream of items as server-sent events, over whichever door.
+
+The response begins with the first item, or when that is slow to come.  So a stream that
+is refused at once is answered by an error of its own status, as any request; an error
+that comes later is an event `error`, the last one.
+
+Each item is written before the next one is asked for, and a write waits while the
+client does not read: the credit of `Peer.stream` reaches to the browser.
+
+Source: the HTML standard, "Server-sent events".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, Self, TypeAlias
+
+from asyncrpc.arguments import check_callable, check_duration, wrong
+from asyncrpc.errors import UsageError
+from asyncrpc.runtime.calls.context import current_worker_var, deadline_var
+from asyncrpc.serving.client_scope import ClientLeftError, beside
+from asyncrpc.serving.machine import server_sent_events as sse
+from asyncrpc.serving.machine.error_answers import INTERNAL, ErrorAnswer, answer_to
+
+logger = logging.getLogger("asyncrpc")
+
+KEEP_ALIVE_S: Final = 15.0  # proxies close what is silent for a minute, or half of one
+# Calls say more of their deadline; and uvloop's timers are early, by 1 ms at most.
+_GRACE_S: Final = 0.002
+BEGIN_WITHIN_S: Final = 1.0  # of what is refused, the refusal comes in milliseconds
+
+# Items; or what returns them, given the `Last-Event-ID` of the browser.
+EventSource: TypeAlias = AsyncIterable[Any] | Callable[[str], AsyncIterable[Any]]
+
+
+class EventChannel(Protocol):
+    """A response that takes the bytes of a stream."""
+
+    async def begin(self) -> None:
+        """Send the status and the headers.
+
+        Raises:
+            ClientLeftError: the client has left.
+        """
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes; wait while the client does not read.
+
+        Raises:
+            ClientLeftError: the client has left.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class EventOptions:
+    """How items become events.
+
+    Attributes:
+        encode: makes the text of an item's data.
+        end_event: type of an event that ends a stream which was complete; empty: none.
+        keep_alive_s: seconds of silence after which a comment is sent; None: never.
+        begin_within_s: seconds after which the response begins without an item.
+    """
+
+    encode: sse.Encode = sse.as_json
+    end_event: str = ""
+    keep_alive_s: float | None = KEEP_ALIVE_S
+    begin_within_s: float = BEGIN_WITHIN_S
+
+    @classmethod
+    def checked(
+        cls,
+        encode: sse.Encode,
+        end_event: str,
+        keep_alive_s: float | None,
+        begin_within_s: float,
+    ) -> Self:
+        """Return these options of a program.
+
+        Raises:
+            UsageError: one is of another kind, or out of its range.
+        """
+        check_callable("encode", encode)
+        sse.check_line("end_event", end_event)
+        sse.check_period("keep_alive_s", keep_alive_s)
+        check_duration("begin_within_s", begin_within_s)
+        return cls(encode, end_event, keep_alive_s, begin_within_s)
+
+
+class EventSender:
+    """Sends the events of one response, one after the other.
+
+    Attributes:
+        has_begun: whether the client has been sent a status.
+    """
+
+    def __init__(self, channel: EventChannel, options: EventOptions) -> None:
+        """Send nothing yet.
+
+        Args:
+            channel: takes the bytes.
+            options: of the response.
+        """
+        self.has_begun = False
+        self._channel = channel
+        self._options = options
+        self._turn = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._sent_s = self._loop.time()
+
+    async def send_all(self, items: AsyncIterable[Any]) -> None:
+        """Send a stream to its end, which may be an error.
+
+        Args:
+            items: are closed, if they can be.
+
+        Raises:
+            ClientLeftError: the client has left.
+            Exception: the stream raised before anything was sent.
+
+        Cancellation:
+            The stream is closed, and the response is left as it is.
+        """
+        async with closing(items), beside(self._keep_alive()):
+            try:
+                async with until_deadline():
+                    async for item in items:
+                        await self._send(sse.encoded(item, self._options.encode))
+            except Exception as error:
+                if not self.has_begun or isinstance(error, ClientLeftError):
+                    raise
+                await self._send(error_event(failure_of(error)))
+                return
+            await self._end()
+
+    async def _end(self) -> None:
+        name = self._options.end_event
+        ending = sse.encoded(sse.ServerSentEvent(event=name)) if name else b""
+        await self._send(ending)
+
+    async def _send(self, data: bytes) -> None:
+        async with self._turn:
+            if not self.has_begun:
+                self.has_begun = True
+                await self._channel.begin()
+            if data:
+                await self._channel.write(data)
+            self._sent_s = self._loop.time()
+
+    async def _keep_alive(self) -> None:
+        """Begin the response in time, and break silence; the sender sees a failure."""
+        await asyncio.sleep(self._options.begin_within_s)
+        if not self.has_begun:
+            await self._send(sse.COMMENT)  # some servers keep headers back without it
+        every_s = self._options.keep_alive_s
+        while every_s is not None:
+            rest_s = self._sent_s + every_s - self._loop.time()
+            if rest_s > 0:
+                await asyncio.sleep(rest_s)
+            else:
+                await self._send(sse.COMMENT)
+
+
+def failure_of(error: BaseException) -> ErrorAnswer:
+    """Return what a client is told of an error after its response began; log it."""
+    worker = current_worker_var.get()
+    found = answer_to(
+        error,
+        is_over=is_over(),
+        is_closed=worker is not None and worker.is_closed,
+    )
+    if found is None:
+        logger.error("a stream to a client failed", exc_info=error)
+        return INTERNAL
+    logger.warning("a stream to a client ends: %s", error)
+    return found
+
+
+def is_over() -> bool:
+    """Return whether the deadline of what runs here has passed."""
+    limit = deadline_var.get()
+    return limit is not None and limit.at_s <= asyncio.get_running_loop().time()
+
+
+def error_event(answer: ErrorAnswer) -> bytes:
+    """Return the event that ends a stream which failed."""
+    return sse.encoded(sse.ServerSentEvent(answer.body, "error"), lambda text: text)
+
+
+@asynccontextmanager
+async def until_deadline() -> AsyncIterator[None]:
+    """Let `TimeoutError` end a block at the current deadline, not a cancellation.
+
+    `asyncrpc.deadline` cancels its whole block a moment later: what is inside would
+    not know why, and could tell its client nothing.
+    """
+    limit = deadline_var.get()
+    at_s = None if limit is None else limit.at_s + _GRACE_S
+    async with asyncio.timeout_at(at_s):
+        yield
+
+
+@asynccontextmanager
+async def closing(items: AsyncIterable[Any]) -> AsyncIterator[None]:
+    """Close a stream after a block, if it can be closed: a remote `finally` runs."""
+    try:
+        yield
+    finally:
+        close = getattr(items, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def source_of(stream: EventSource, last_event_id: str) -> AsyncIterable[Any]:
+    """Return the items that a response was given, or what its function returns.
+
+    Raises:
+        UsageError: the function returned something else.
+    """
+    if isinstance(stream, AsyncIterable):
+        return stream
+    made = stream(last_event_id)
+    if not isinstance(made, AsyncIterable):
+        if hasattr(made, "close"):
+            made.close()  # a coroutine, of a function without `yield`
+        raise UsageError(
+            "the function of sse_response must return an asynchronous iterator, such "
+            f"as Peer.stream(...), not an object of type {type(made).__name__}"
+        )
+    return made
+
+
+def check_source(name: str, stream: object) -> None:
+    """Raise UsageError unless an argument is a stream, or a function of one."""
+    if not isinstance(stream, AsyncIterable) and not callable(stream):
+        raise wrong(name, "an asynchronous iterator, or what returns one", stream)

@@ -1,0 +1,1 @@
+"""What both doors of an application decide: answers to errors, deadlines, events."""

@@ -1,0 +1,60 @@
+"""The time that a client, or the proxy before it, gives a request by a header.
+
+The header holds whole milliseconds from when the request came.  A client may shorten
+the time that the server allows, and never lengthens it.
+
+Source: Envoy's `x-envoy-expected-rq-timeout-ms`, which it sets so that the upstream
+host can stop early; the Connect protocol's `Connect-Timeout-Ms` has the same form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+DEADLINE_HEADER: Final = "X-Envoy-Expected-Rq-Timeout-Ms"
+_DIGITS_MAX: Final = 10  # 115 days
+_SHOWN_CHARACTERS: Final = 40
+
+
+class BadDeadlineError(ValueError):
+    """The header is not what it must be; the text is for the client."""
+
+
+class NoTimeLeftError(TimeoutError):
+    """The request may take no time at all, so it is not begun."""
+
+
+def time_allowed_s(
+    name: str, values: Sequence[str], timeout_s: float | None
+) -> float | None:
+    """Return the seconds that a request may take; None: there is no limit.
+
+    Args:
+        name: of the header.
+        values: of all headers of this name.
+        timeout_s: what the server allows; None: it sets no limit.
+
+    Raises:
+        BadDeadlineError: the header comes more than once, or is not a number.
+        NoTimeLeftError: the request may take no time.
+    """
+    allowed_s = timeout_s
+    if values:
+        asked_s = _read(name, values)
+        allowed_s = asked_s if timeout_s is None else min(asked_s, timeout_s)
+    if allowed_s == 0:
+        raise NoTimeLeftError("the request may take no time")
+    return allowed_s
+
+
+def _read(name: str, values: Sequence[str]) -> float:
+    if len(values) > 1:
+        raise BadDeadlineError(f"the header {name} came {len(values)} times; send one")
+    text = values[0].strip()
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
+        raise BadDeadlineError(
+            f"the header {name} must be whole milliseconds, of at most {_DIGITS_MAX} "
+            f"digits, not {text[:_SHOWN_CHARACTERS]!r}"
+        )
+    return int(text) / 1000

@@ -1,0 +1,143 @@
+"""Which error gets which answer, over HTTP, in a stream of events, and by a websocket.
+
+The one contract of all doors: an aiohttp application and an ASGI application answer
+the same error with the same status, headers and body.
+
+Source: RFC 9110 for the statuses and `Retry-After`; the registry of RFC 6455 for close
+codes, where 1013 is "try again later"; 4000 to 4999 are free for applications.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from asyncrpc.arguments import is_seconds
+from asyncrpc.errors import (
+    AsyncRpcError,
+    DeadlineExceededError,
+    NotStartedError,
+    OverloadedError,
+    OwnerLostError,
+    RejectedError,
+    RemoteError,
+    WorkerLostError,
+)
+
+RETRY_AFTER_S: Final = 1.0
+_RETRY_AFTER_MAX_S: Final = 3600.0  # more is no estimate of a load
+NORMAL_CLOSURE: Final = 1000
+INTERNAL_ERROR: Final = 1011
+TRY_AGAIN_LATER: Final = 1013
+DEADLINE_PASSED: Final = 4504
+BAD_REQUEST: Final = 4400
+REASON_BYTES_MAX: Final = 123  # of a close frame: 125 without the code
+
+# What a client may try again.  An error that came from a worker further on is of a
+# class made at run time, so the client is told the name of the kind.
+_UNAVAILABLE: Final[tuple[type[AsyncRpcError], ...]] = (
+    OverloadedError,
+    RejectedError,
+    WorkerLostError,
+    OwnerLostError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """What a client is told of an error.
+
+    Attributes:
+        status: of HTTP.
+        error: name of the error's class.
+        message: its text.
+        close_code: of a websocket.
+        retry_after_s: seconds after which the client may come again; None: it is not
+            told.
+    """
+
+    status: int
+    error: str
+    message: str
+    close_code: int
+    retry_after_s: float | None = None
+
+    @property
+    def body(self) -> str:
+        """The JSON that is sent, as the body of a response or the data of an event."""
+        return json.dumps({"error": self.error, "message": self.message})
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of the response, but for its length."""
+        found = {"Content-Type": "application/json; charset=utf-8"}
+        if self.retry_after_s is not None:
+            found["Retry-After"] = str(math.ceil(self.retry_after_s))
+        return found
+
+    @property
+    def reason(self) -> str:
+        """The reason of a close frame, as long as fits."""
+        text = f"{self.error}: {self.message}"
+        if self.retry_after_s is not None:
+            text = f"{self.error}: retry after {self.headers['Retry-After']} s: "
+            text += self.message
+        whole = text.encode("utf-8", "replace")
+        return whole[:REASON_BYTES_MAX].decode("utf-8", "ignore")
+
+
+# Of an error that is not the client's to know.
+INTERNAL: Final = ErrorAnswer(
+    500, "InternalError", "the server failed; its log says how", INTERNAL_ERROR
+)
+
+
+def bad_request(message: str) -> ErrorAnswer:
+    """Return the answer to a request that is wrong."""
+    return ErrorAnswer(400, "BadRequest", message, BAD_REQUEST)
+
+
+def answer_to(
+    error: BaseException,
+    *,
+    is_over: bool,
+    is_closed: bool,
+    retry_after_s: float = RETRY_AFTER_S,
+) -> ErrorAnswer | None:
+    """Return what a client is told of an error; None: this is for others to decide.
+
+    Args:
+        error: that a handler, or a stream, raised.
+        is_over: whether the deadline of the request has passed.
+        is_closed: whether the worker of the application has ended.
+        retry_after_s: seconds for what may be tried again and does not say when.
+    """
+    if isinstance(error, DeadlineExceededError):
+        return _too_late(str(error))
+    for kind in _UNAVAILABLE:
+        if isinstance(error, kind):
+            return _unavailable(kind, error, retry_after_s)
+    if isinstance(error, NotStartedError) and is_closed:
+        return _unavailable(NotStartedError, error, retry_after_s)
+    # The deadline's own TimeoutError, not one that a called function raised.
+    is_own = isinstance(error, TimeoutError) and not isinstance(error, RemoteError)
+    if is_own and is_over:
+        return _too_late("the request took longer than it may")
+    return None
+
+
+def _too_late(message: str) -> ErrorAnswer:
+    return ErrorAnswer(504, DeadlineExceededError.__name__, message, DEADLINE_PASSED)
+
+
+def _unavailable(
+    kind: type[AsyncRpcError], error: BaseException, retry_after_s: float
+) -> ErrorAnswer:
+    after_s = retry_after_s
+    # What came from another worker has the attributes that were sent, unchecked.
+    told_s = getattr(error, "retry_after_s", None)
+    if isinstance(error, OverloadedError) and is_seconds(told_s):
+        after_s = min(max(told_s, 0.0), _RETRY_AFTER_MAX_S)
+    return ErrorAnswer(503, kind.__name__, str(error), TRY_AGAIN_LATER, after_s)

@@ -1,0 +1,129 @@
+"""Server-sent events as bytes.
+
+Invariants: what is encoded is UTF-8 whatever the text; a line break in the data never
+ends the event; a field of one line never holds a line break.
+
+Source: the HTML standard, "Server-sent events", section "Parsing an event stream".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from asyncrpc.arguments import check_duration, check_kind, wrong
+from asyncrpc.errors import UsageError
+
+HEADERS: Final[Mapping[str, str]] = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-store",
+    "X-Accel-Buffering": "no",  # nginx: pass it on at once
+}
+COMMENT: Final = b":\n\n"  # nothing for the browser; proxies see that the stream lives
+_LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")  # and no other, unlike `splitlines`
+
+Encode = Callable[[Any], str]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSentEvent:
+    """An event of a stream, where its data alone are not enough.
+
+    Attributes:
+        data: any value; `encode` of the response makes its text.
+        event: its type; a browser calls the listeners for it.  Empty: `message`.
+        id: its place in the stream; a browser that comes again sends the last one as
+            `Last-Event-ID`.  Empty: it has none.
+        retry_s: seconds after which a browser that lost the stream comes again; None:
+            as before.
+    """
+
+    data: Any = None
+    event: str = ""
+    id: str = ""
+    retry_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what would break the stream.
+
+        Raises:
+            UsageError: a field is of another kind, or has a line break.
+        """
+        check_line("event", self.event)
+        check_line("id", self.id)
+        if self.retry_s is not None:
+            check_duration("retry_s", self.retry_s)
+
+
+def check_line(name: str, value: object) -> None:
+    """Raise UsageError unless a value fits into a field of one line."""
+    check_kind(name, value, str, "a string")
+    if _LINE_BREAK.search(str(value)) or "\0" in str(value):
+        raise wrong(name, "a string without line breaks and NUL", value)
+
+
+def checked_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return the headers that a program adds to a response.
+
+    Raises:
+        UsageError: they are no map of text to text, or hold a line break.
+    """
+    if headers is None:
+        return {}
+    check_kind("headers", headers, Mapping, "a map of names to values")
+    for pair in headers.items():
+        for text in pair:
+            if not isinstance(text, str) or not text.isprintable() or not text:
+                raise wrong("headers", "a map of printable text to such text", headers)
+    return headers
+
+
+def check_period(name: str, value: object) -> None:
+    """Raise UsageError unless an argument is seconds above 0, or None for never."""
+    if value is not None:
+        check_duration(name, value)
+        if not value:
+            raise wrong(name, "seconds above 0, or None for never", value)
+
+
+def as_json(value: Any) -> str:
+    """Return a value as JSON, for `encode`.
+
+    Raises:
+        UsageError: JSON has no such value.
+    """
+    try:
+        return json.dumps(
+            value, allow_nan=False, ensure_ascii=False, separators=(",", ":")
+        )
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"an item of type {type(value).__name__} cannot be written as JSON: "
+            f"{error}; yield plain values, or give `encode`"
+        ) from error
+
+
+def encoded(item: Any, encode: Encode = as_json) -> bytes:
+    """Return an item of a stream as it is sent: a `ServerSentEvent`, or its data.
+
+    Raises:
+        UsageError: `encode` returned no text.
+    """
+    event = item if isinstance(item, ServerSentEvent) else ServerSentEvent(item)
+    text = encode(event.data)
+    if not isinstance(text, str):
+        raise wrong("what encode returns", "a string", text)
+    lines = []
+    if event.event:
+        lines.append(f"event: {event.event}\n")
+    if event.id:
+        lines.append(f"id: {event.id}\n")
+    if event.retry_s is not None:
+        lines.append(f"retry: {math.ceil(event.retry_s * 1000)}\n")
+    lines.extend(f"data: {line}\n" for line in _LINE_BREAK.split(text))
+    lines.append("\n")
+    return "".join(lines).encode("utf-8", "replace")

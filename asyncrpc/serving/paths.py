@@ -1,0 +1,11 @@
+"""Paths that a program gives to routes of ours."""
+
+from __future__ import annotations
+
+from asyncrpc.arguments import wrong
+
+
+def check_path(name: str, path: object) -> None:
+    """Raise UsageError unless an argument is a path of a URL."""
+    if not isinstance(path, str) or not path.startswith("/"):
+        raise wrong(name, "a path that begins with '/'", path)

@@ -1,0 +1,197 @@
+"""A websocket that a stream answers, over whichever door.
+
+One task reads what the client sends, into a queue with a bound; the handler's own task
+writes the items.  An item is written before the next one is asked for, and a write
+waits while the client does not read; a queue that is full is not read into, so a client
+that sends too much waits as well.
+
+Source: RFC 6455, "The WebSocket Protocol".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Sequence,
+)
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, Self, TypeAlias
+
+from asyncrpc.arguments import wrong
+from asyncrpc.errors import UsageError
+from asyncrpc.serving.client_scope import ClientLeftError, ClientScope, beside
+from asyncrpc.serving.event_sender import closing, failure_of, until_deadline
+from asyncrpc.serving.machine.error_answers import NORMAL_CLOSURE
+from asyncrpc.serving.machine.server_sent_events import as_json
+
+logger = logging.getLogger("asyncrpc")
+
+MESSAGES_MAX: Final = 16  # as many as a stream runs ahead
+SocketData: TypeAlias = str | bytes
+# Items; or what returns them, given the messages of the client.
+SocketSource: TypeAlias = (
+    AsyncIterable[Any] | Callable[["SocketMessages"], AsyncIterable[Any]]
+)
+EncodeFrame: TypeAlias = Callable[[Any], SocketData]
+
+
+class SocketChannel(Protocol):
+    """A websocket that has been accepted."""
+
+    async def receive(self) -> SocketData | None:
+        """Return the next message of the client; None: it has left."""
+
+    async def send(self, data: SocketData) -> None:
+        """Send a message; wait while the client does not read.
+
+        Raises:
+            ClientLeftError: the client has left.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class SocketClosure:
+    """How the server closes a websocket.
+
+    Attributes:
+        code: of the close frame.
+        reason: of the close frame.
+    """
+
+    code: int = NORMAL_CLOSURE
+    reason: str = ""
+
+
+class SocketMessages(AsyncIterator[SocketData]):
+    """What the client of a websocket sends: text as `str`, binary data as `bytes`.
+
+    It does not end: when the client leaves, what reads it is cancelled.
+    """
+
+    def __init__(self, messages_max: int) -> None:
+        """Hold nothing yet.
+
+        Args:
+            messages_max: messages that are held; the client waits to send more.
+        """
+        self._queue = asyncio.Queue[SocketData](messages_max)
+
+    async def put(self, message: SocketData) -> None:
+        """Hold a message; wait for room."""
+        await self._queue.put(message)
+
+    def __aiter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    async def __anext__(self) -> SocketData:
+        """Return the next message, when it comes.
+
+        Cancellation:
+            No message is lost.
+        """
+        return await self._queue.get()
+
+
+def as_frame(value: Any) -> SocketData:
+    """Return a value as a message: bytes as binary data, all else as JSON.
+
+    Raises:
+        UsageError: JSON has no such value.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    return as_json(value)
+
+
+def protocols_for(offered: Collection[str], spoken: Sequence[str]) -> tuple[str, ...]:
+    """Return the subprotocol of a websocket: the server's best one that is offered.
+
+    Args:
+        offered: by the client.
+        spoken: by the server, the best one first.
+
+    Returns:
+        One, or none.
+    """
+    return tuple(one for one in spoken if one in offered)[:1]
+
+
+async def run_exchange(
+    channel: SocketChannel,
+    source: SocketSource,
+    *,
+    encode: EncodeFrame = as_frame,
+    messages_max: int = MESSAGES_MAX,
+) -> SocketClosure | None:
+    """Answer the messages of a client by a stream, to its end.
+
+    Args:
+        channel: to the client.
+        source: items, or a function of the messages that returns them.
+        encode: makes messages of items.
+        messages_max: messages of the client that may wait.
+
+    Returns:
+        How to close the websocket; None: the client has left.
+
+    Cancellation:
+        The stream is closed.
+    """
+    messages = SocketMessages(messages_max)
+    is_heard = not isinstance(source, AsyncIterable)
+    scope = ClientScope()
+    async with scope, beside(_read(channel, messages if is_heard else None, scope)):
+        try:
+            await _write(channel, _items_of(source, messages), encode)
+        except ClientLeftError:
+            return None
+        except Exception as error:  # noqa: BLE001  (the client is told)
+            answer = failure_of(error)
+            return SocketClosure(answer.close_code, answer.reason)
+        return SocketClosure()
+    return None
+
+
+async def _write(
+    channel: SocketChannel, items: AsyncIterable[Any], encode: EncodeFrame
+) -> None:
+    async with closing(items), until_deadline():
+        async for item in items:
+            data = encode(item)
+            if not isinstance(data, str | bytes):
+                raise wrong("what encode returns", "a string or bytes", data)
+            await channel.send(data)
+
+
+async def _read(
+    channel: SocketChannel, messages: SocketMessages | None, scope: ClientScope
+) -> None:
+    """Read until the client leaves; without a reader its messages are left unread."""
+    try:
+        while (message := await channel.receive()) is not None:
+            if messages is not None:
+                await messages.put(message)
+    except Exception as error:  # noqa: BLE001  (whatever the server makes of it)
+        logger.debug("a websocket ends: %r", error)
+    scope.leave()
+
+
+def _items_of(source: SocketSource, messages: SocketMessages) -> AsyncIterable[Any]:
+    if isinstance(source, AsyncIterable):
+        return source
+    made = source(messages)
+    if not isinstance(made, AsyncIterable):
+        if hasattr(made, "close"):
+            made.close()  # a coroutine, of a function without `yield`
+        raise UsageError(
+            "the function of websocket_response must return an asynchronous iterator; "
+            f"write it with `yield`; it returned an object of type "
+            f"{type(made).__name__}"
+        )
+    return made

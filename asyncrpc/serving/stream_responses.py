@@ -1,0 +1,224 @@
+"""Streams to browsers by aiohttp: server-sent events, and websockets.
+
+A client that leaves is noticed at once if the application was started with
+`handler_cancellation=True`; without it, at the next write, and at most
+`keep_alive_s` later.
+
+Source: https://docs.aiohttp.org/en/stable/web_advanced.html, "Peer disconnection".
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from aiohttp import WSMsgType, web
+
+from asyncrpc.arguments import (
+    check_callable,
+    check_count,
+    check_kind,
+    check_texts,
+)
+from asyncrpc.serving.client_scope import ClientLeftError
+from asyncrpc.serving.event_sender import (
+    BEGIN_WITHIN_S,
+    KEEP_ALIVE_S,
+    EventOptions,
+    EventSender,
+    EventSource,
+    check_source,
+    source_of,
+)
+from asyncrpc.serving.machine import server_sent_events as sse
+from asyncrpc.serving.socket_exchange import (
+    MESSAGES_MAX,
+    EncodeFrame,
+    SocketData,
+    SocketSource,
+    as_frame,
+    protocols_for,
+    run_exchange,
+)
+
+HEARTBEAT_S: Final = 20.0  # as uvicorn's
+MESSAGE_BYTES_MAX: Final = 4 << 20  # aiohttp's own
+LAST_EVENT_ID: Final = "Last-Event-ID"
+
+
+async def sse_response(
+    request: web.Request,
+    stream: EventSource,
+    *,
+    encode: sse.Encode = sse.as_json,
+    end_event: str = "",
+    keep_alive_s: float | None = KEEP_ALIVE_S,
+    begin_within_s: float = BEGIN_WITHIN_S,
+    headers: Mapping[str, str] | None = None,
+) -> web.StreamResponse:
+    """Answer a request by a stream, as server-sent events.
+
+    Each item is the data of an event; a `ServerSentEvent` says more of it.  An item is
+    written before the next one is asked for, so a client that does not read holds
+    back its own generator, on whichever worker that runs, and nobody else's.
+
+    A stream that fails before anything was sent raises, so that `middleware` answers.
+    After that, the error is an event `error` with the data `{"error": class,
+    "message": text}`, and the stream ends.
+
+    Args:
+        request: of the client.
+        stream: items, such as `Peer.stream(...)` returns; or a function that returns
+            them, given the `Last-Event-ID` of the client, empty if it sent none.
+        encode: makes the text of an item's data; JSON by default.
+        end_event: type of an event after a stream that was complete.  A browser comes
+            again when a stream ends, unless its script closes it: by this event it
+            knows.  Empty: none is sent.
+        keep_alive_s: seconds of silence after which a comment is sent, so that proxies
+            do not close the connection; None: never.
+        begin_within_s: seconds after which the response begins although there is no
+            item yet; before that, an error has a status of its own.
+        headers: of the response, beside those of a stream of events.
+
+    Returns:
+        The response, which has been sent.
+
+    Raises:
+        UsageError: an argument is of another kind, or out of its range.
+        Exception: the stream raised before anything was sent.
+
+    Cancellation:
+        The stream is closed: its generator's `finally` runs, wherever that is.
+
+    Example:
+        >>> async def get_tokens(request: web.Request) -> web.StreamResponse:
+        ...     peer = asyncrpc.current_worker().peer("model")
+        ...     return await serving.sse_response(request, peer.stream(generate, "Hi"))
+
+    Source: the HTML standard, "Server-sent events".
+    """
+    check_kind("request", request, web.Request, "a web.Request")
+    check_source("stream", stream)
+    options = EventOptions.checked(encode, end_event, keep_alive_s, begin_within_s)
+    response = web.StreamResponse(headers=sse.HEADERS)
+    response.headers.update(sse.checked_headers(headers))
+    channel = _EventResponse(request, response)
+    items = source_of(stream, request.headers.get(LAST_EVENT_ID, ""))
+    with contextlib.suppress(ClientLeftError):  # nobody is there to be told
+        await EventSender(channel, options).send_all(items)
+    return response
+
+
+async def websocket_response(
+    request: web.Request,
+    stream: SocketSource,
+    *,
+    encode: EncodeFrame = as_frame,
+    messages_max: int = MESSAGES_MAX,
+    protocols: Sequence[str] = (),
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+    heartbeat_s: float | None = HEARTBEAT_S,
+) -> web.WebSocketResponse:
+    """Accept a websocket, and answer it by a stream.
+
+    An item is written before the next one is asked for, so a client that does not read
+    holds back its own generator, and nobody else's.  When the stream ends, the
+    websocket is closed with code 1000; when it fails, with the code of its error: 4504
+    (the deadline passed), 1013 (try again later), or 1011.
+
+    Args:
+        request: of the client.
+        stream: items, such as `Peer.stream(...)` returns, while messages of the client
+            are not looked at; or a function that returns them, given an asynchronous
+            iterator of the messages, `str` or `bytes`.
+        encode: makes a message of an item: text of `str`, binary data of `bytes`.  By
+            default bytes go as they are, all else as JSON.
+        messages_max: messages of the client that wait to be looked at; when there are
+            as many, no more are read.
+        protocols: subprotocols that the server speaks, the best one first.
+        message_bytes_max: bytes of a message of the client; a larger one closes the
+            websocket with code 1009.
+        heartbeat_s: seconds between two pings; a client that does not answer has left.
+            None: none are sent.
+
+    Returns:
+        The response, which has been sent and closed.
+
+    Raises:
+        UsageError: an argument is of another kind, or out of its range.
+
+    Cancellation:
+        The stream is closed: its generator's `finally` runs, wherever that is.
+
+    Example:
+        >>> async def answer(messages):
+        ...     async for prompt in messages:
+        ...         async for token in peer.stream(generate, prompt):
+        ...             yield token
+        >>> async def chat(request: web.Request) -> web.StreamResponse:
+        ...     return await serving.websocket_response(request, answer)
+
+    Source: RFC 6455.
+    """
+    check_kind("request", request, web.Request, "a web.Request")
+    check_source("stream", stream)
+    check_callable("encode", encode)
+    check_count("messages_max", messages_max, at_least=1)
+    check_texts("protocols", protocols)
+    check_count("message_bytes_max", message_bytes_max, at_least=1)
+    sse.check_period("heartbeat_s", heartbeat_s)
+    named = ",".join(request.headers.getall("Sec-WebSocket-Protocol", []))
+    offered = [one.strip() for one in named.split(",")]
+    response = web.WebSocketResponse(
+        protocols=protocols_for(offered, protocols),  # or the client would choose
+        max_msg_size=message_bytes_max,
+        heartbeat=heartbeat_s,
+    )
+    await response.prepare(request)
+    closure = await run_exchange(
+        _Socket(response), stream, encode=encode, messages_max=messages_max
+    )
+    if closure is not None:
+        await response.close(code=closure.code, message=closure.reason.encode())
+    return response
+
+
+class _EventResponse:
+    """Takes the bytes of a stream of events."""
+
+    def __init__(self, request: web.Request, response: web.StreamResponse) -> None:
+        self._request = request
+        self._response = response
+
+    async def begin(self) -> None:
+        await self._response.prepare(self._request)
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._response.write(data)
+        except ConnectionError as error:
+            raise ClientLeftError from error
+
+
+class _Socket:
+    """A websocket of aiohttp."""
+
+    def __init__(self, response: web.WebSocketResponse) -> None:
+        self._response = response
+
+    async def receive(self) -> SocketData | None:
+        message = await self._response.receive()
+        if message.type in {WSMsgType.TEXT, WSMsgType.BINARY}:
+            data: SocketData = message.data
+            return data
+        return None
+
+    async def send(self, data: SocketData) -> None:
+        try:
+            if isinstance(data, str):
+                await self._response.send_str(data)
+            else:
+                await self._response.send_bytes(data)
+        except ConnectionError as error:
+            raise ClientLeftError from error
