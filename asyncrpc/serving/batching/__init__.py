@@ -2,6 +2,7 @@
 
 from asyncrpc.serving.batching.batcher import Batcher
 from asyncrpc.serving.batching.continuous import ContinuousBatcher
+from asyncrpc.serving.batching.limiter import Limiter
 from asyncrpc.serving.batching.sequence_model import SequenceModel
 from asyncrpc.serving.batching.statistics import GenerationStats, QueueStats
 
@@ -9,6 +10,7 @@ __all__ = [
     "Batcher",
     "ContinuousBatcher",
     "GenerationStats",
+    "Limiter",
     "QueueStats",
     "SequenceModel",
 ]

@@ -46,6 +46,7 @@ from asyncrpc.serving.batching.queue_arguments import (
     name_of,
 )
 from asyncrpc.serving.batching.statistics import EndCounts, QueueStats, stats_of
+from asyncrpc.serving.batching.wake_timer import WakeTimer
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -170,7 +171,7 @@ class Batcher(Generic[A, B]):
         self._queue = self._batches.queue
         self._ends = EndCounts()
         self._running: dict[asyncio.Task[None], _Batch[A, B]] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = WakeTimer(self._pump)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closing = False
 
@@ -345,13 +346,14 @@ class Batcher(Generic[A, B]):
     ) -> None:
         """Tell a request that waited why it will not run."""
         member = request.what
-        if reason is DropReason.EXPIRED:
-            assert member.deadline is not None  # it has passed
-            member.fail(refusals.expired(member.deadline, self._name))
-            return
-        drain_s = self._queue.rate.drain_s(self.waiting, now_s)
-        age_s = now_s - request.came_s
-        member.fail(refusals.dropped(reason, age_s=age_s, retry_after_s=drain_s))
+        error = refusals.dropped(
+            reason,
+            deadline=member.deadline,
+            name=self._name,
+            age_s=now_s - request.came_s,
+            retry_after_s=self._queue.rate.drain_s(self.waiting, now_s),
+        )
+        member.fail(error)
 
     # --- batches ---------------------------------------------------------------------
 
@@ -359,8 +361,7 @@ class Batcher(Generic[A, B]):
         """Drop and start what is due; set the clock for what will be.
 
         Args:
-            due_s: the time that the clock was set for.  uvloop rounds to milliseconds
-                and may be early.
+            due_s: the time that the clock was set for.
         """
         assert self._loop is not None
         now_s = max(self._loop.time(), due_s)
@@ -368,24 +369,7 @@ class Batcher(Generic[A, B]):
             self._drop(request, reason, now_s)
         while batch := self._batches.next_batch(now_s, is_closing=self._is_closing):
             self._start([request.what for request in batch], now_s)
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        assert self._loop is not None
-        wakes_at_s = self._batches.wakes_at_s()
-        if self._timer is not None:
-            if self._timer.when() == wakes_at_s:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if wakes_at_s is not None:
-            self._timer = self._loop.call_at(
-                wakes_at_s, self._on_timer, wakes_at_s, context=self._context
-            )
-
-    def _on_timer(self, due_s: float) -> None:
-        self._timer = None
-        self._pump(due_s)
+        self._timer.set(self._batches.wakes_at_s(), self._context)
 
     def _start(self, members: Sequence[_BatchItem[A, B]], now_s: float) -> None:
         assert self._loop is not None
@@ -474,9 +458,7 @@ class Batcher(Generic[A, B]):
             task.cancel()
         if self._running:
             await asyncio.wait(self._running)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.set(None, self._context)
 
 
 def _latest(members: Sequence[_BatchItem[Any, Any]]) -> Deadline | None:

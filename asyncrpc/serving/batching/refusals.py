@@ -6,6 +6,7 @@ from typing import Final
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
+    CallError,
     DeadlineExceededError,
     Outcome,
     OverloadedError,
@@ -49,10 +50,22 @@ def expired(deadline: Deadline, function: str) -> DeadlineExceededError:
 def dropped(
     reason: DropReason,
     *,
+    deadline: Deadline | None,
+    name: str,
     age_s: float,
     retry_after_s: float,
-) -> OverloadedError:
-    """Return the error of a request that waited, and will not run."""
+) -> CallError:
+    """Return the error of a request that waited, and will not run.
+
+    Args:
+        reason: why.
+        deadline: of the request.
+        name: of what it waited for.
+        age_s: how long it waited.
+        retry_after_s: after which time there should be room.
+    """
+    if reason is DropReason.EXPIRED and deadline is not None:
+        return expired(deadline, name)
     return OverloadedError(
         f"{_WORDS[reason].format(age_s=age_s)}; try again in {retry_after_s:.3g} s",
         retry_after_s=retry_after_s,

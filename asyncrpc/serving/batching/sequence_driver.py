@@ -138,13 +138,14 @@ class SequenceDriver(Generic[R, S, T]):
         """Tell a request that waited why it will not run."""
         generation = queued.what
         self.schedule.close(generation.sequence)
-        if reason is DropReason.EXPIRED:
-            assert generation.deadline is not None  # it has passed
-            generation.end(refusals.expired(generation.deadline, self._name))
-            return
-        drain_s = self.queue.rate.drain_s(len(self.queue.waiting), now_s)
-        age_s = now_s - queued.came_s
-        generation.end(refusals.dropped(reason, age_s=age_s, retry_after_s=drain_s))
+        error = refusals.dropped(
+            reason,
+            deadline=generation.deadline,
+            name=self._name,
+            age_s=now_s - queued.came_s,
+            retry_after_s=self.queue.rate.drain_s(len(self.queue.waiting), now_s),
+        )
+        generation.end(error)
 
     # --- the model -------------------------------------------------------------------
 

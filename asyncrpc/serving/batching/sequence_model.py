@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
-R_contra = TypeVar("R_contra", contravariant=True)
+R = TypeVar("R")
 S = TypeVar("S")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -14,7 +14,7 @@ T_co = TypeVar("T_co", covariant=True)
 SequenceStep: TypeAlias = tuple[Sequence[T], bool]
 
 
-class SequenceModel(Protocol[R_contra, S, T]):
+class SequenceModel(Protocol[R, S, T_co]):
     """A model that works on several sequences at once, a step at a time.
 
     Its functions are plain ones, which run in a thread, or coroutines, which run on the
@@ -34,7 +34,7 @@ class SequenceModel(Protocol[R_contra, S, T]):
     """
 
     def enter(
-        self, requests: list[R_contra], /
+        self, requests: list[R], /
     ) -> Sequence[S | BaseException] | Awaitable[Sequence[S | BaseException]]:
         """Make the states of new sequences: of a language model, from its prompts.
 
@@ -52,8 +52,8 @@ class SequenceModel(Protocol[R_contra, S, T]):
     def step(
         self, states: list[S], /
     ) -> (
-        Sequence[SequenceStep[T] | BaseException]
-        | Awaitable[Sequence[SequenceStep[T] | BaseException]]
+        Sequence[SequenceStep[T_co] | BaseException]
+        | Awaitable[Sequence[SequenceStep[T_co] | BaseException]]
     ):
         """Go one step with each of several sequences.
 

@@ -155,7 +155,7 @@ class _PriorityLevel:
         }
 
 
-class _Lane(Generic[T]):
+class _WaitingLine(Generic[T]):
     """The requests of one bucket and one priority, in order."""
 
     __slots__ = ("arrivals", "by_client")
@@ -187,37 +187,37 @@ class _Bucket(Generic[T]):
     """The requests that may go together.
 
     Attributes:
-        lanes: by priority; none is empty.
+        lines: by priority; none is empty.
         waiting: number of requests.
         size: sum of theirs.
     """
 
-    __slots__ = ("lanes", "size", "waiting")
+    __slots__ = ("lines", "size", "waiting")
 
     def __init__(self) -> None:
-        self.lanes: dict[int, _Lane[T]] = {}
+        self.lines: dict[int, _WaitingLine[T]] = {}
         self.waiting = 0
         self.size = 0
 
     def add(self, request: QueuedRequest[T]) -> None:
-        lane = self.lanes.get(request.priority)
-        if lane is None:
-            lane = self.lanes[request.priority] = _Lane()
-        lane.add(request)
+        line = self.lines.get(request.priority)
+        if line is None:
+            line = self.lines[request.priority] = _WaitingLine()
+        line.add(request)
         self.waiting += 1
         self.size += request.size
 
     def remove(self, request: QueuedRequest[T]) -> None:
-        lane = self.lanes[request.priority]
-        lane.remove(request)
-        if not lane.arrivals:
-            del self.lanes[request.priority]
+        line = self.lines[request.priority]
+        line.remove(request)
+        if not line.arrivals:
+            del self.lines[request.priority]
         self.waiting -= 1
         self.size -= request.size
 
     @property
     def oldest_s(self) -> float:
-        return min(lane.oldest.came_s for lane in self.lanes.values())
+        return min(line.oldest.came_s for line in self.lines.values())
 
 
 class FairQueue(Generic[T]):
@@ -294,20 +294,20 @@ class FairQueue(Generic[T]):
             return chosen[0]
         found = [self._buckets[one] for one in chosen]
         priority = min(
-            (priority for one in found for priority in one.lanes),
+            (priority for one in found for priority in one.lines),
             key=lambda priority: min(
-                self._order_of(priority, one.lanes[priority])
+                self._order_of(priority, one.lines[priority])
                 for one in found
-                if priority in one.lanes
+                if priority in one.lines
             ),
         )
         shares = self._levels[priority].shares
         _, _, bucket = min(
             (
-                (shares[client].tag, lane.first_of(client).serial, bucket)
+                (shares[client].tag, line.first_of(client).serial, bucket)
                 for bucket in chosen
-                if (lane := self._buckets[bucket].lanes.get(priority)) is not None
-                for client in lane.by_client
+                if (line := self._buckets[bucket].lines.get(priority)) is not None
+                for client in line.by_client
             ),
             key=lambda one: one[:2],
         )
@@ -326,20 +326,20 @@ class FairQueue(Generic[T]):
         """
         taken: list[QueuedRequest[T]] = []
         left = size_max
-        lanes = self._buckets[bucket].lanes
+        lines = self._buckets[bucket].lines
         heaps: dict[int, list[tuple[float, int, Hashable]]] = {}
-        while lanes and len(taken) < count_max:
-            priority = self._next_level(lanes)
-            lane, shares = lanes[priority], self._levels[priority].shares
+        while lines and len(taken) < count_max:
+            priority = self._next_level(lines)
+            line, shares = lines[priority], self._levels[priority].shares
             heap = heaps.get(priority)
             if heap is None:
                 heap = heaps[priority] = [
-                    (shares[client].tag, lane.first_of(client).serial, client)
-                    for client in lane.by_client
+                    (shares[client].tag, line.first_of(client).serial, client)
+                    for client in line.by_client
                 ]
                 heapq.heapify(heap)
             client = heap[0][2]
-            request = lane.first_of(client)
+            request = line.first_of(client)
             if left is not None:
                 if request.size > left:
                     break
@@ -348,19 +348,19 @@ class FairQueue(Generic[T]):
             self._levels[priority].serve(client, request.cost)
             self.remove(request)
             taken.append(request)
-            if client in lane.by_client:
+            if client in line.by_client:
                 tag = self._levels[priority].shares[client].tag
-                heapq.heappush(heap, (tag, lane.first_of(client).serial, client))
+                heapq.heappush(heap, (tag, line.first_of(client).serial, client))
         return taken
 
-    def _next_level(self, lanes: dict[int, _Lane[T]]) -> int:
-        if len(lanes) == 1:
-            return next(iter(lanes))
-        return min(lanes, key=lambda one: self._order_of(one, lanes[one]))
+    def _next_level(self, lines: dict[int, _WaitingLine[T]]) -> int:
+        if len(lines) == 1:
+            return next(iter(lines))
+        return min(lines, key=lambda one: self._order_of(one, lines[one]))
 
-    def _order_of(self, priority: int, lane: _Lane[T]) -> tuple[float, int]:
+    def _order_of(self, priority: int, line: _WaitingLine[T]) -> tuple[float, int]:
         """Return the place of a level: when its oldest came, after the head start."""
-        oldest = lane.oldest
+        oldest = line.oldest
         return oldest.came_s - priority * self._priority_step_s, oldest.serial
 
     # --- how much there is before another --------------------------------------------
@@ -399,10 +399,10 @@ class FairQueue(Generic[T]):
         longest = level.longest()
         return max(
             (
-                next(reversed(lane.by_client[longest]))
+                next(reversed(line.by_client[longest]))
                 for bucket in self._buckets.values()
-                if (lane := bucket.lanes.get(lowest)) is not None
-                and longest in lane.by_client
+                if (line := bucket.lines.get(lowest)) is not None
+                and longest in line.by_client
             ),
             key=lambda one: one.serial,
         )
