@@ -255,6 +255,10 @@ class FairQueue(Generic[T]):
         """The buckets that requests wait in."""
         return self._buckets.keys()
 
+    def shares_of(self, priority: int) -> Iterable[Hashable]:
+        """The clients of a level that are remembered, whether they wait or not."""
+        return self._levels[priority].shares.keys()
+
     def waiting_in(self, bucket: Hashable) -> tuple[int, int, float]:
         """Return number, size, and oldest arrival of the requests in a bucket."""
         found = self._buckets[bucket]
