@@ -167,7 +167,7 @@ async def test_too_many_that_wait_are_rejected() -> None:
     async with Batcher(gate, 1, 0.0, waiting_max=2) as batched:
         tasks = [asyncio.ensure_future(batched(number)) for number in range(3)]
         await gate.called.acquire()
-        with pytest.raises(RejectedError, match="2 items wait") as caught:
+        with pytest.raises(RejectedError, match="2 requests wait") as caught:
             await batched(9)
         assert caught.value.outcome is Outcome.NOT_EXECUTED
         gate.open.set()

@@ -1,0 +1,475 @@
+"""Many small requests in one remote call.
+
+A request waits until a batch is full or the oldest of it has waited long enough; while
+as many batches run as may, the next one gathers, so batches grow with the load.  Which
+requests go together, and which may not wait, `machine.batches` decides.
+
+Invariants: every request gets one answer or one error, never another's; a batch works
+as long as anybody waits for it, and no longer.
+
+Source: E. Crankshaw et al., "Clipper: A Low-Latency Online Prediction Serving System",
+NSDI 2017, section 4.3 (delayed batching).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from asyncrpc.arguments import check_callable, check_count, check_duration
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import NotStartedError, Outcome, RejectedError, UsageError
+from asyncrpc.runtime.calls.context import current_worker_var, deadline_var
+from asyncrpc.runtime.extensions import CallTracer
+from asyncrpc.runtime.loops import loop_for
+from asyncrpc.runtime.threads import settable
+from asyncrpc.serving.batching import refusals
+from asyncrpc.serving.batching.item_bytes import bytes_of
+from asyncrpc.serving.batching.machine.batches import BatchLimits, BatchQueue
+from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
+from asyncrpc.serving.batching.machine.overload import DropReason, QueueLimits
+from asyncrpc.serving.batching.queue_arguments import (
+    PRIORITY_STEP_S,
+    WAITING_MAX,
+    batches_of,
+    check_queue,
+    check_request,
+    checked_callable,
+    chosen_name,
+    hashable,
+    name_of,
+)
+from asyncrpc.serving.batching.statistics import EndCounts, QueueStats, stats_of
+from asyncrpc.serving.batching.wake_timer import WakeTimer
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+@dataclass(slots=True, eq=False)  # a member is itself, whatever its item equals
+class _BatchItem(Generic[A, B]):
+    """One request."""
+
+    item: A
+    answer: asyncio.Future[B]
+    deadline: Deadline | None
+    trace: Any = None  # of whom asks, as the tracer of its worker tells it
+    batch: _Batch[A, B] | None = None
+
+    def fail(self, error: BaseException) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+@dataclass(slots=True, eq=False)
+class _Batch(Generic[A, B]):
+    """Requests that run as one call."""
+
+    members: Sequence[_BatchItem[A, B]]
+    task: asyncio.Task[None] | None = None
+    is_typical: bool = False  # it has ended as most do: its time tells something
+
+    def cancel_if_unwanted(self) -> None:
+        if self.task and all(member.answer.done() for member in self.members):
+            self.task.cancel()
+
+
+class Batcher(Generic[A, B]):
+    """A function of many items, called with one item at a time.
+
+    An asynchronous context manager; in an application, enter it after the worker.  The
+    function runs in the context in which the batcher was entered, so with the worker
+    that was current there; its deadline is the latest of its members'.
+
+    Example:
+        >>> async def predict(rows: list[torch.Tensor]) -> torch.Tensor:
+        ...     return await model.rpc_async().forward(torch.stack(rows))
+        >>> async with Batcher(predict, max_size=32, max_wait_s=0.005) as batched:
+        ...     logits = await batched(row)
+    """
+
+    def __init__(
+        self,
+        function: Callable[[list[A]], Awaitable[Collection[B | BaseException]]],
+        max_size: int,
+        max_wait_s: float,
+        *,
+        waiting_max: int = WAITING_MAX,
+        batches_max: int = 1,
+        max_bytes: int | None = None,
+        size_of: Callable[[A], int] = bytes_of,
+        bucket: Callable[[A], Hashable] | None = None,
+        max_queue_age_s: float | None = None,
+        standing_queue_age_s: float | None = None,
+        priority_step_s: float = PRIORITY_STEP_S,
+        warm_up: Sequence[Sequence[A]] = (),
+        name: str | None = None,
+    ) -> None:
+        """Describe a batcher; `async with` starts it.
+
+        Args:
+            function: gets 1 to `max_size` items and returns as many answers, in order;
+                a tensor `(items, ...)` counts as its rows.  An exception in the place
+                of an answer is raised to the caller of that item alone.
+            max_size: items in a batch.
+            max_wait_s: seconds that an item waits for others while nothing else holds
+                it back; 0 sends it at once.
+            waiting_max: items that may wait; more are rejected, or take the places of
+                items of a lower priority, or of the client with the most.
+            batches_max: batches that may run at the same time.
+            max_bytes: of all items in a batch; None: without a limit.
+            size_of: returns the bytes of an item; by default those of its tensors,
+                arrays and byte strings.
+            bucket: returns what items of one batch have in common, such as their shape;
+                None: all go together.
+            max_queue_age_s: seconds that an item may wait in all.  One that has is
+                rejected, and one that would is so at once, by the measured rate.  The
+                time of a batch is a good choice: then nothing that is answered takes
+                more than about twice as long as it would alone.  None: no limit.
+            standing_queue_age_s: the same while the queue has not been empty for
+                `max_queue_age_s`: short, so that it is long for bursts alone.
+            priority_step_s: each step of priority is a head start of so many seconds.
+            warm_up: batches that the function is called with before any request, to
+                compile what it needs; nobody gets their answers.
+            name: in errors and metrics; by default that of the function.
+
+        Raises:
+            UsageError: an argument is of another kind, or out of its range.
+        """
+        check_callable("function", function)
+        check_count("max_size", max_size, at_least=1)
+        check_duration("max_wait_s", max_wait_s)
+        check_count("batches_max", batches_max, at_least=1)
+        if max_bytes is not None:
+            check_count("max_bytes", max_bytes, at_least=1)
+        check_callable("size_of", size_of)
+        checked_callable("bucket", bucket)
+        check_queue(waiting_max, max_queue_age_s, standing_queue_age_s, priority_step_s)
+        self._function = function
+        self._batch = BatchLimits(max_size, max_wait_s, max_bytes)
+        self._size_of = size_of
+        self._bucket = bucket
+        self._warm_up = batches_of("warm_up", warm_up, max_size)
+        self._name = chosen_name(name, function)
+        self._batches: BatchQueue[_BatchItem[A, B]] = BatchQueue(
+            self._batch,
+            QueueLimits(
+                waiting_max=waiting_max,
+                places=batches_max,
+                turn_max=max_size,
+                max_age_s=max_queue_age_s,
+                standing_age_s=standing_queue_age_s,
+                priority_step_s=priority_step_s,
+            ),
+        )
+        self._queue = self._batches.queue
+        self._ends = EndCounts()
+        self._running: dict[asyncio.Task[None], _Batch[A, B]] = {}
+        self._timer = WakeTimer(self._pump)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closing = False
+
+    async def __aenter__(self) -> Self:
+        """Warm up, then be ready for requests on this loop.
+
+        Raises:
+            UsageError: no event loop runs here.
+            Exception: what the function raised for a batch of `warm_up`.
+
+        Cancellation:
+            The batcher is not entered.
+        """
+        loop = loop_for("a Batcher")
+        self._context = contextvars.copy_context()
+        for items in self._warm_up:
+            await self._function(list(items))  # the program's function ends it
+        self._loop = loop
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Answer what has come, and take no more; at once if the block raised.
+
+        Cancellation:
+            What runs is cancelled and its members are given a `RejectedError`.
+        """
+        self._is_closing = True
+        try:
+            if error is None:
+                self._pump()
+                while self._running:
+                    await asyncio.wait(self._running)  # the program's function ends
+        finally:
+            await self._abort()
+
+    async def __call__(
+        self, item: A, *, priority: int = 0, client: Hashable = None
+    ) -> B:
+        """Return the function's answer to one item.
+
+        Args:
+            item: goes into a batch with others.
+            priority: the higher, the sooner it goes: each step is a head start of
+                `priority_step_s`.
+            client: whose item it is; clients of one priority have equal shares.
+
+        Returns:
+            The answer at the item's place.
+
+        Raises:
+            OverloadedError: too many items wait, or it would wait too long, or has; its
+                `retry_after_s` says when there should be room.
+            DeadlineExceededError: the deadline passed while it waited: it did not run.
+            RejectedError: the batcher has been closed.
+            UsageError: an argument is of another kind; or the item is larger than
+                `max_bytes`; or the function returned more or fewer answers than it got
+                items; or this is another event loop than the one it was entered on.
+            NotStartedError: the batcher has not been entered.
+            Exception: what the function raised; every member of the batch gets it.  Or
+                what it returned in the place of an answer: then this item alone.
+
+        Cancellation:
+            The item leaves its batch; the others stay.  A batch whose requests have all
+            gone is cancelled, and so is its call.
+        """
+        request = self._join(item, priority, client)
+        member = request.what
+        try:
+            return (
+                await member.answer
+            )  # the end of its batch, or `_abort`, completes it
+        except asyncio.CancelledError:
+            self._leave(request)
+            raise
+
+    @property
+    def waiting(self) -> int:
+        """How many items wait for a batch."""
+        return len(self._queue.waiting)
+
+    def stats(self) -> QueueStats:
+        """Return what waits, what runs, and what has happened so far.
+
+        Thread safety: from any thread, the figures may be of moments that differ.
+        """
+        running = sum(len(one.members) for one in tuple(self._running.values()))
+        now_s = 0.0 if self._loop is None else self._loop.time()
+        return stats_of(self._queue, self._ends, running, now_s)
+
+    # --- coming and going ------------------------------------------------------------
+
+    def _join(
+        self, item: A, priority: int, client: Hashable
+    ) -> QueuedRequest[_BatchItem[A, B]]:
+        if self._loop is None:
+            raise NotStartedError("the Batcher has not been entered; use `async with`")
+        if loop_for("a Batcher") is not self._loop:
+            raise UsageError("the Batcher was entered on another event loop than this")
+        if self._is_closing:
+            raise refusals.closed("batcher")
+        check_request(priority, client)
+        loop, deadline = self._loop, deadline_var.get()
+        now_s = loop.time()
+        if deadline is not None and deadline.at_s <= now_s:
+            self._queue.counts.expired += 1
+            raise refusals.expired(deadline, self._name)
+        size = self._size(item)
+        request = QueuedRequest(
+            _BatchItem[A, B](item, loop.create_future(), deadline),
+            now_s,
+            deadline_s=None if deadline is None else deadline.at_s,
+            priority=priority,
+            client=client,
+            bucket=self._bucket_of(item),
+            size=size,
+            cost=self._batch.cost_of(size),
+        )
+        refusal = self._queue.refusal(request, now_s)
+        if refusal is not None:
+            raise refusals.refused(refusal)
+        if (tracer := self._tracer) is not None:
+            request.what.trace = tracer.here()
+        evicted = self._queue.add(request)
+        if evicted is not None:
+            self._drop(evicted, DropReason.EVICTED, now_s)
+        self._pump()
+        return request
+
+    def _bucket_of(self, item: A) -> Hashable:
+        if self._bucket is None:
+            return None
+        return hashable("what bucket returns", self._bucket(item))
+
+    def _size(self, item: A) -> int:
+        """Return the bytes of an item, if they are limited.
+
+        Raises:
+            UsageError: they are more than a batch may have.
+        """
+        most = self._batch.max_bytes
+        if most is None:
+            return 0
+        size = self._size_of(item)
+        check_count("the size of an item, as size_of returns it,", size)
+        if size > most:
+            raise UsageError(
+                f"an item of {size} bytes is larger than a batch may be: {most} bytes "
+                "(max_bytes)"
+            )
+        return size
+
+    def _leave(self, request: QueuedRequest[_BatchItem[A, B]]) -> None:
+        member = request.what
+        self._queue.remove(request)
+        if member.answer.cancelled():  # else its end came in the same turn
+            self._ends.left += 1
+        if member.batch is not None:
+            member.batch.cancel_if_unwanted()
+        if member.answer.done() and not member.answer.cancelled():
+            member.answer.exception()  # it came in the same turn: mark it as read
+
+    def _drop(
+        self,
+        request: QueuedRequest[_BatchItem[A, B]],
+        reason: DropReason,
+        now_s: float,
+    ) -> None:
+        """Tell a request that waited why it will not run."""
+        member = request.what
+        error = refusals.dropped(
+            reason,
+            deadline=member.deadline,
+            name=self._name,
+            age_s=now_s - request.came_s,
+            retry_after_s=self._queue.rate.drain_s(self.waiting, now_s),
+        )
+        member.fail(error)
+
+    # --- batches ---------------------------------------------------------------------
+
+    def _pump(self, due_s: float = 0.0) -> None:
+        """Drop and start what is due; set the clock for what will be.
+
+        Args:
+            due_s: the time that the clock was set for.
+        """
+        assert self._loop is not None
+        now_s = max(self._loop.time(), due_s)
+        for request, reason in self._queue.drop_due(now_s):
+            self._drop(request, reason, now_s)
+        while batch := self._batches.next_batch(now_s, is_closing=self._is_closing):
+            self._start([request.what for request in batch], now_s)
+        self._timer.set(self._batches.wakes_at_s(), self._context)
+
+    def _start(self, members: Sequence[_BatchItem[A, B]], now_s: float) -> None:
+        assert self._loop is not None
+        batch = _Batch(members)
+        for member in members:
+            member.batch = batch
+        # In a context of its own: the request that completes a batch must not lend it
+        # its deadline, or its autograd context.
+        task = self._loop.create_task(self._run(batch), context=self._context.copy())
+        batch.task = task
+        self._running[task] = batch
+        self._queue.rate.begin(batch, now_s)
+        task.add_done_callback(partial(self._on_ended, batch), context=self._context)
+
+    async def _run(self, batch: _Batch[A, B]) -> None:
+        deadline_var.set(_latest(batch.members))
+        try:
+            with self._shown(batch.members):
+                answers = await self._function(
+                    [member.item for member in batch.members]
+                )
+                _check_count(answers, len(batch.members))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001  (theirs who asked)
+            self._fail(batch.members, settable(error))
+        else:
+            batch.is_typical = True
+            self._answer(batch.members, answers)
+
+    def _answer(
+        self,
+        members: Sequence[_BatchItem[A, B]],
+        answers: Collection[B | BaseException],
+    ) -> None:
+        for member, answer in zip(members, answers, strict=True):
+            if member.answer.done():
+                continue
+            if isinstance(answer, BaseException):
+                self._fail([member], settable(answer))
+            else:
+                self._ends.answered += 1
+                member.answer.set_result(answer)
+
+    def _fail(self, members: Sequence[_BatchItem[A, B]], error: BaseException) -> None:
+        """Tell those that have not been answered."""
+        for member in members:
+            if not member.answer.done():
+                self._ends.failed += 1
+                member.fail(error)
+
+    @property
+    def _tracer(self) -> CallTracer | None:
+        """What shows the calls of its worker in traces; None: nothing does."""
+        worker = self._context.get(current_worker_var)
+        return None if worker is None else worker.parts.tracer
+
+    def _shown(
+        self, members: Sequence[_BatchItem[A, B]]
+    ) -> AbstractContextManager[None]:
+        """Return a context in which a batch runs, and is shown in traces."""
+        tracer = self._tracer
+        if tracer is None:
+            return nullcontext()
+        return tracer.batch(
+            name_of(self._function), [member.trace for member in members]
+        )
+
+    def _on_ended(self, batch: _Batch[A, B], task: asyncio.Task[None]) -> None:
+        assert self._loop is not None
+        del self._running[task]
+        if batch.is_typical:
+            self._queue.rate.end(batch, len(batch.members), self._loop.time())
+        else:
+            self._queue.rate.drop(batch)
+        cancelled = RejectedError("the batch was cancelled", outcome=Outcome.UNKNOWN)
+        self._fail(batch.members, cancelled)
+        self._pump()
+
+    async def _abort(self) -> None:
+        """End what is left, and wait for it."""
+        for request in tuple(self._queue.waiting):
+            self._queue.remove(request)
+            self._fail([request.what], refusals.closed("batcher"))
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+        self._timer.set(None, self._context)
+
+
+def _latest(members: Sequence[_BatchItem[Any, Any]]) -> Deadline | None:
+    """Return the deadline after which no request waits; None if one has no limit."""
+    limits = [member.deadline for member in members if member.deadline is not None]
+    return max(limits) if len(limits) == len(members) else None
+
+
+def _check_count(answers: Collection[Any], items: int) -> None:
+    if len(answers) != items:
+        raise UsageError(
+            f"the function of a Batcher returned {len(answers)} answers to {items} "
+            "items; it must return one for each, in order"
+        )

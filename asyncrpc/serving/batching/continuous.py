@@ -1,0 +1,336 @@
+"""Sequences that a model generates together; each enters and leaves between two steps.
+
+What the model does and when, `sequence_driver` knows.
+
+Source: see `machine.sequences`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
+from types import TracebackType
+from typing import Final, Generic, Self, TypeVar
+
+from asyncrpc.arguments import check_callable, check_count, check_flag
+from asyncrpc.errors import (
+    NotStartedError,
+    UsageError,
+)
+from asyncrpc.runtime.calls.context import deadline_var
+from asyncrpc.runtime.loops import loop_for
+from asyncrpc.serving.batching import refusals
+from asyncrpc.serving.batching.generation import END, Generation
+from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
+from asyncrpc.serving.batching.machine.overload import (
+    QueueLimits,
+    ServiceQueue,
+)
+from asyncrpc.serving.batching.machine.sequences import (
+    SequenceLimits,
+    SequenceSchedule,
+)
+from asyncrpc.serving.batching.model_thread import ModelThread
+from asyncrpc.serving.batching.queue_arguments import (
+    PRIORITY_STEP_S,
+    WAITING_MAX,
+    batches_of,
+    check_age,
+    check_queue,
+    check_request,
+    checked_callable,
+    chosen_name,
+)
+from asyncrpc.serving.batching.sequence_driver import SequenceDriver
+from asyncrpc.serving.batching.sequence_model import SequenceModel
+from asyncrpc.serving.batching.statistics import (
+    GenerationStats,
+    stats_of,
+)
+
+R = TypeVar("R")
+S = TypeVar("S")
+T = TypeVar("T")
+
+ITEMS_MAX: Final = 16  # of a step each: the model is not stopped by a slow turn
+PAUSE_MAX_S: Final = 60.0  # longer than a network is slow; then memory is freed
+
+
+class ContinuousBatcher(Generic[R, S, T]):
+    """A model that generates several sequences at once, one step at a time.
+
+    An asynchronous context manager, on the worker that has the model.  A request enters
+    as soon as there is a slot and memory, between two steps of the others, and leaves
+    when it is over, or when its consumer goes.  The model's functions run in the
+    context in which the batcher was entered.
+
+    Memory is reserved for the longest that a sequence can become, so none is ever put
+    out for another.  A consumer that does not take its items pauses its own sequence,
+    which keeps its memory and gives up its slot.
+
+    Example:
+        >>> async with ContinuousBatcher(Model(), slots=16) as batcher:
+        ...     async with aclosing(batcher.generate(prompt)) as tokens:
+        ...         async for token in tokens:
+        ...             print(token)
+    """
+
+    def __init__(
+        self,
+        model: SequenceModel[R, S, T],
+        slots: int,
+        *,
+        memory_max: int | None = None,
+        memory_of: Callable[[R], int] | None = None,
+        inside_max: int | None = None,
+        entering_max: int | None = None,
+        items_max: int = ITEMS_MAX,
+        pause_max_s: float = PAUSE_MAX_S,
+        waiting_max: int = WAITING_MAX,
+        max_queue_age_s: float | None = None,
+        standing_queue_age_s: float | None = None,
+        priority_step_s: float = PRIORITY_STEP_S,
+        warm_up: Sequence[Sequence[R]] = (),
+        in_thread: bool = True,
+        name: str | None = None,
+    ) -> None:
+        """Describe a batcher; `async with` starts it.
+
+        Args:
+            model: makes the steps; see `SequenceModel`.
+            slots: sequences in a step.
+            memory_max: of all sequences that the model has the state of, in the unit
+                of `memory_of`, such as tokens in its cache; None: no limit.
+            memory_of: returns what the sequence of a request takes at most: of a
+                language model, the tokens of the prompt and all that may follow.
+            inside_max: sequences that the model has the state of, paused ones
+                included; None: twice the slots.
+            entering_max: sequences that enter between two steps: while they do, the
+                others wait; None: as many as there are slots.
+            items_max: items of a sequence that may wait for its consumer; then it is
+                paused.
+            pause_max_s: seconds that a sequence is paused; then it is given up, and its
+                consumer gets a `RejectedError`.
+            waiting_max: requests that may wait; more are rejected, or take the places
+                of requests of a lower priority, or of the client with the most.
+            max_queue_age_s: seconds that a request may wait in all; one that has, or
+                would by the measured rate, is rejected.  None: no limit.
+            standing_queue_age_s: the same while the queue has not been empty for
+                `max_queue_age_s`.
+            priority_step_s: each step of priority is a head start of so many seconds.
+            warm_up: requests that are run before any other, those of one inner list
+                together, for 32 steps or until they end.
+            in_thread: whether plain functions of the model run in a thread; else they
+                block the event loop.
+            name: in errors and metrics; by default that of the model's class.
+
+        Raises:
+            UsageError: an argument is of another kind, or out of its range.
+        """
+        for method in ("enter", "step", "leave"):
+            check_callable(f"model.{method}", getattr(model, method, None))
+        check_count("slots", slots, at_least=1)
+        checked_callable("memory_of", memory_of)
+        if (memory_max is None) is not (memory_of is None):
+            raise UsageError("memory_max and memory_of must be given together")
+        if memory_max is not None:
+            check_count("memory_max", memory_max, at_least=1)
+        if inside_max is not None:
+            check_count("inside_max", inside_max, at_least=slots)
+        if entering_max is not None:
+            check_count("entering_max", entering_max, at_least=1)
+        check_count("items_max", items_max, at_least=1)
+        check_age("pause_max_s", pause_max_s)
+        check_queue(waiting_max, max_queue_age_s, standing_queue_age_s, priority_step_s)
+        check_flag("in_thread", in_thread)
+        self._memory_max = memory_max
+        self._memory_of = memory_of
+        self._items_max = items_max
+        self._warm_up = batches_of("warm_up", warm_up, slots)
+        self._runs_in_thread = in_thread
+        self._name = chosen_name(name, type(model))
+        self._driver: SequenceDriver[R, S, T] = SequenceDriver(
+            self._name,
+            model,
+            ServiceQueue(
+                QueueLimits(
+                    waiting_max=waiting_max,
+                    places=slots,
+                    turn_max=1,
+                    max_age_s=max_queue_age_s,
+                    standing_age_s=standing_queue_age_s,
+                    priority_step_s=priority_step_s,
+                    whole_turns=False,
+                )
+            ),
+            SequenceSchedule(
+                SequenceLimits(
+                    slots=slots,
+                    inside_max=2 * slots if inside_max is None else inside_max,
+                    entering_max=slots if entering_max is None else entering_max,
+                    memory_max=memory_max,
+                )
+            ),
+            pause_max_s=pause_max_s,
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Warm up, then be ready for requests on this loop.
+
+        Raises:
+            UsageError: no event loop runs here, or it has been entered before.
+            Exception: what the model raised while it was warmed up.
+
+        Cancellation:
+            The batcher is not entered.
+        """
+        loop = loop_for("a ContinuousBatcher")
+        if self._task is not None:
+            raise UsageError("a ContinuousBatcher is entered once; make another one")
+        context = contextvars.copy_context()
+        self._thread = ModelThread(
+            self._name, loop, context, in_thread=self._runs_in_thread
+        )
+        try:
+            for requests in self._warm_up:
+                await self._driver.rehearse(requests, self._thread)
+        except BaseException:
+            await self._thread.close()
+            raise
+        self._loop = loop
+        work = self._driver.work(self._thread)
+        self._task = loop.create_task(work, context=context)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End what has come, and take no more; at once if the block raised.
+
+        Cancellation:
+            All sequences leave, and their consumers get a `RejectedError`.
+        """
+        assert self._task is not None  # it has been entered
+        self._driver.close()
+        try:
+            if error is None:
+                await asyncio.wait([self._task])  # `pause_max_s` and the model end it
+        finally:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            await self._thread.close()
+
+    async def generate(
+        self, request: R, *, priority: int = 0, client: Hashable = None
+    ) -> AsyncGenerator[T, None]:
+        """Yield the items of one sequence.
+
+        Close the generator (`contextlib.aclosing`) where a loop over it may be left:
+        the sequence leaves before the next step.  A stream of another worker does so.
+
+        Args:
+            request: what the model's `enter` gets.
+            priority: the higher, the sooner it enters: each step is a head start of
+                `priority_step_s`.
+            client: whose request it is; clients of one priority have equal shares.
+
+        Yields:
+            The items, in order.
+
+        Raises:
+            OverloadedError: too many requests wait, or it would wait too long, or has;
+                its `retry_after_s` says when there should be room.
+            DeadlineExceededError: the deadline passed.
+            RejectedError: the batcher is closed, or the items were not taken for
+                `pause_max_s`.
+            UsageError: an argument is of another kind, or the sequence takes more than
+                `memory_max`; or this is another event loop than the one it was entered
+                on; or the model returned something else than a `SequenceModel` does.
+            NotStartedError: the batcher has not been entered.
+            Exception: what the model raised, or returned for this sequence.
+
+        Cancellation:
+            The sequence leaves before the next step.
+        """
+        generation = self._join(request, priority, client)
+        try:
+            while (item := await generation.take()) is not END:
+                self._driver.resume(generation)
+                yield item
+        finally:
+            self._driver.leave(generation)
+
+    def stats(self) -> GenerationStats:
+        """Return what waits, what runs, and what has happened so far.
+
+        Thread safety: from any thread, the figures may be of moments that differ.
+        """
+        driver = self._driver
+        schedule, steps = driver.schedule, driver.steps
+        now_s = 0.0 if self._loop is None else self._loop.time()
+        return GenerationStats(
+            requests=stats_of(driver.queue, driver.ends, schedule.inside, now_s),
+            paused=len(schedule.paused),
+            memory_held=schedule.memory_held,
+            steps=steps.ended,
+            step_s=steps.turn_s,
+            items=driver.items,
+            items_per_s=steps.per_s(),
+        )
+
+    # --- consumers -------------------------------------------------------------------
+
+    def _join(self, request: R, priority: int, client: Hashable) -> Generation[R, T]:
+        loop = self._loop
+        if loop is None:
+            raise NotStartedError(
+                "the ContinuousBatcher has not been entered; use `async with`"
+            )
+        if loop_for("a ContinuousBatcher") is not loop:
+            raise UsageError(
+                "the ContinuousBatcher was entered on another event loop than this"
+            )
+        if self._driver.is_closing:
+            raise refusals.closed("batcher")
+        check_request(priority, client)
+        now_s, deadline = loop.time(), deadline_var.get()
+        if deadline is not None and deadline.at_s <= now_s:
+            self._driver.queue.counts.expired += 1
+            raise refusals.expired(deadline, self._name)
+        memory = self._memory(request)
+        made = Generation[R, T](
+            request, deadline, memory=memory, items_max=self._items_max
+        )
+        made.queued = QueuedRequest(
+            made,
+            now_s,
+            deadline_s=None if deadline is None else deadline.at_s,
+            priority=priority,
+            client=client,
+            size=memory,
+        )
+        self._driver.add(made, now_s)
+        return made
+
+    def _memory(self, request: R) -> int:
+        """Return what the sequence of a request takes at most.
+
+        Raises:
+            UsageError: it is more than there is.
+        """
+        if self._memory_of is None or self._memory_max is None:
+            return 0
+        memory = self._memory_of(request)
+        check_count("the memory of a sequence, as memory_of returns it,", memory)
+        if memory > self._memory_max:
+            raise UsageError(
+                f"a sequence that takes up to {memory} of memory never fits: the model "
+                f"has {self._memory_max} (memory_max)"
+            )
+        return memory

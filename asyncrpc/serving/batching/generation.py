@@ -1,0 +1,105 @@
+"""One request for a sequence: the items that its consumer has not taken yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final, Generic, TypeVar
+
+from asyncrpc.clock import Deadline
+from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
+from asyncrpc.serving.batching.machine.sequences import ModelSequence
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+END: Final = object()
+
+
+class Generation(Generic[R, T]):
+    """One request, from its arrival until its consumer has the last item.
+
+    Attributes:
+        request: what the model gets.
+        deadline: of the request.
+        sequence: where it is in the model.
+        queued: where it waits for that; set by who makes it.
+        state: of the model, while it is inside.
+        paused_s: when its consumer fell behind, if it is.
+        is_over: no item will come any more.
+    """
+
+    __slots__ = (
+        *("_arrived", "_error", "_items", "_items_max"),
+        *("deadline", "is_over", "paused_s", "queued", "request"),
+        *("sequence", "state"),
+    )
+
+    def __init__(
+        self,
+        request: R,
+        deadline: Deadline | None,
+        *,
+        memory: int,
+        items_max: int,
+    ) -> None:
+        """Wait for a model.
+
+        Args:
+            request: what the model gets.
+            deadline: of the request.
+            memory: that its sequence takes at most.
+            items_max: items that may wait for the consumer.
+        """
+        self.request = request
+        self.deadline = deadline
+        self.sequence: ModelSequence[Generation[R, T]] = ModelSequence(self, memory)
+        self.queued: QueuedRequest[Generation[R, T]]
+        self.state: Any = None
+        self.paused_s = 0.0
+        self.is_over = False
+        self._items: deque[T] = deque()
+        self._items_max = items_max
+        self._error: BaseException | None = None
+        self._arrived = asyncio.Event()
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether as many items wait as may."""
+        return len(self._items) >= self._items_max
+
+    def put(self, items: Iterable[T]) -> None:
+        """Hand items over."""
+        self._items.extend(items)
+        self._arrived.set()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """No item will come any more; an error is raised after those that have."""
+        if not self.is_over:
+            self.is_over = True
+            self._error = error
+            self._arrived.set()
+
+    def forget(self) -> None:
+        """Its consumer has gone."""
+        self.is_over = True
+        self._items.clear()
+
+    async def take(self) -> Any:
+        """Return the next item, or `END`.
+
+        Raises:
+            BaseException: what ended the sequence.
+
+        Cancellation:
+            No item is lost.
+        """
+        while not self._items:
+            if self.is_over:
+                if self._error is not None:
+                    raise self._error
+                return END
+            self._arrived.clear()
+            await self._arrived.wait()  # the end of the sequence sets it
+        return self._items.popleft()

@@ -1,0 +1,1 @@
+"""What decides which requests run next, and which do not run at all."""

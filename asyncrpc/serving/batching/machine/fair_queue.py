@@ -1,0 +1,412 @@
+"""Requests that wait, and which of them go next: by priority, fairly between clients.
+
+A step of priority is a head start of some seconds: of two levels, the one goes first
+whose oldest request came first, after its head start.  So what is less important waits
+for that long at most behind what came later.
+
+Between the clients of a level it is weighted by what they were given: each has a tag,
+which grows by the cost of what it is served; the least tag goes next.  A client that
+comes back begins at the clock of its level, or where it left off if that is later: idle
+time earns nothing, and leaving does not clear a debt.  The clock of a level goes at the
+rate at which one of its clients is served, so that new clients do not starve those that
+are here.  Within a client, requests go in the order in which they came.
+
+Only requests of one bucket go together.
+
+Invariants: of two clients that wait all the time in one bucket and level, neither gets
+more than two of its requests' cost above the other; every request is taken once, or
+removed once.
+
+Source: P. Goyal, H. Vin, H. Cheng, "Start-time Fair Queuing", SIGCOMM 1996 (tags that
+are given when a request is served, not when it comes, so that one that leaves costs its
+client nothing: C. Waldspurger, "Stride Scheduling", MIT/LCS/TM-528, 1995); the clock is
+that of J. Bennett, H. Zhang, "Hierarchical Packet Fair Queueing", SIGCOMM 1996.  A full
+queue takes from its longest part, as in RFC 8290, section 4.2.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+_FORGET_ABOVE: Final = 16  # shares of clients that do not wait, beside as many that do
+
+
+class QueuedRequest(Generic[T]):
+    """One request that waits.
+
+    Attributes:
+        what: of the service; nothing here looks at it.
+        came_s: when it came.
+        deadline_s: from when on it must not run any more; None: never.
+        priority: the higher, the sooner.
+        client: whose it is.
+        bucket: it goes with others of the same one alone.
+        size: of what is limited in all that go together, beside their number.
+        cost: what it takes of its client's share; 1 is all that goes at once.
+        serial: number of its arrival.
+    """
+
+    __slots__ = (
+        *("bucket", "came_s", "client", "cost", "deadline_s", "priority"),
+        *("serial", "size", "what"),
+    )
+
+    def __init__(
+        self,
+        what: T,
+        came_s: float,
+        *,
+        deadline_s: float | None = None,
+        priority: int = 0,
+        client: Hashable = None,
+        bucket: Hashable = None,
+        size: int = 0,
+        cost: float = 1.0,
+    ) -> None:
+        self.what = what
+        self.came_s = came_s
+        self.deadline_s = deadline_s
+        self.priority = priority
+        self.client = client
+        self.bucket = bucket
+        self.size = size
+        self.cost = cost
+        self.serial = 0
+
+
+class _ClientShare:
+    """What one client was given in one level.
+
+    Attributes:
+        tag: the least one goes next.
+        waiting: number of its requests.
+    """
+
+    __slots__ = ("tag", "waiting")
+
+    def __init__(self, tag: float) -> None:
+        self.tag = tag
+        self.waiting = 0
+
+
+class _PriorityLevel:
+    """The clients of one priority.
+
+    Attributes:
+        shares: by client; some of clients that do not wait.
+        clock: where a client begins that was not here.
+        waiting: number of requests.
+        clients: number of clients that wait.
+    """
+
+    __slots__ = ("clients", "clock", "shares", "waiting")
+
+    def __init__(self) -> None:
+        self.shares: dict[Hashable, _ClientShare] = {}
+        self.clock = 0.0
+        self.waiting = 0
+        self.clients = 0
+
+    def enter(self, client: Hashable) -> None:
+        share = self.shares.get(client)
+        if share is None:
+            share = self.shares[client] = _ClientShare(self.clock)
+        if not share.waiting:
+            share.tag = max(share.tag, self.clock)
+            self.clients += 1
+        share.waiting += 1
+        self.waiting += 1
+
+    def leave(self, client: Hashable) -> None:
+        share = self.shares[client]
+        share.waiting -= 1
+        self.waiting -= 1
+        if not share.waiting:
+            self.clients -= 1
+
+    def serve(self, client: Hashable, cost: float) -> None:
+        """Charge a client for what it is about to be given."""
+        share = self.shares[client]
+        self.clock = max(self.clock + cost / self.clients, share.tag)
+        share.tag += cost
+        if len(self.shares) > 2 * self.clients + _FORGET_ABOVE:
+            self._forget()
+
+    def waiting_of(self, client: Hashable) -> int:
+        share = self.shares.get(client)
+        return 0 if share is None else share.waiting
+
+    def longest(self) -> Hashable:
+        """Return the client with the most requests."""
+        return max(self.shares, key=lambda one: self.shares[one].waiting)
+
+    def _forget(self) -> None:
+        """Drop the shares that tell nothing: who comes back begins at the clock."""
+        clock = self.clock
+        self.shares = {
+            client: share
+            for client, share in self.shares.items()
+            if share.waiting or share.tag > clock
+        }
+
+
+class _WaitingLine(Generic[T]):
+    """The requests of one bucket and one priority, in order."""
+
+    __slots__ = ("arrivals", "by_client")
+
+    def __init__(self) -> None:
+        self.arrivals: dict[QueuedRequest[T], None] = {}
+        self.by_client: dict[Hashable, dict[QueuedRequest[T], None]] = {}
+
+    @property
+    def oldest(self) -> QueuedRequest[T]:
+        return next(iter(self.arrivals))
+
+    def first_of(self, client: Hashable) -> QueuedRequest[T]:
+        return next(iter(self.by_client[client]))
+
+    def add(self, request: QueuedRequest[T]) -> None:
+        self.arrivals[request] = None
+        self.by_client.setdefault(request.client, {})[request] = None
+
+    def remove(self, request: QueuedRequest[T]) -> None:
+        del self.arrivals[request]
+        own = self.by_client[request.client]
+        del own[request]
+        if not own:
+            del self.by_client[request.client]
+
+
+class _Bucket(Generic[T]):
+    """The requests that may go together.
+
+    Attributes:
+        lines: by priority; none is empty.
+        waiting: number of requests.
+        size: sum of theirs.
+    """
+
+    __slots__ = ("lines", "size", "waiting")
+
+    def __init__(self) -> None:
+        self.lines: dict[int, _WaitingLine[T]] = {}
+        self.waiting = 0
+        self.size = 0
+
+    def add(self, request: QueuedRequest[T]) -> None:
+        line = self.lines.get(request.priority)
+        if line is None:
+            line = self.lines[request.priority] = _WaitingLine()
+        line.add(request)
+        self.waiting += 1
+        self.size += request.size
+
+    def remove(self, request: QueuedRequest[T]) -> None:
+        line = self.lines[request.priority]
+        line.remove(request)
+        if not line.arrivals:
+            del self.lines[request.priority]
+        self.waiting -= 1
+        self.size -= request.size
+
+    @property
+    def oldest_s(self) -> float:
+        return min(line.oldest.came_s for line in self.lines.values())
+
+
+class FairQueue(Generic[T]):
+    """Requests that wait."""
+
+    def __init__(self, priority_step_s: float) -> None:
+        """Hold nothing yet.
+
+        Args:
+            priority_step_s: the head start of each step of priority.
+        """
+        self._priority_step_s = priority_step_s
+        self._arrivals: dict[QueuedRequest[T], None] = {}
+        self._levels: dict[int, _PriorityLevel] = {}
+        self._buckets: dict[Hashable, _Bucket[T]] = {}
+        self._serials = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
+    def __iter__(self) -> Iterator[QueuedRequest[T]]:
+        """Go through all, the oldest first."""
+        return iter(self._arrivals)
+
+    def __contains__(self, request: object) -> bool:
+        return request in self._arrivals
+
+    @property
+    def oldest(self) -> QueuedRequest[T] | None:
+        """The one that has waited longest; None: none waits."""
+        return next(iter(self._arrivals), None)
+
+    @property
+    def buckets(self) -> Iterable[Hashable]:
+        """The buckets that requests wait in."""
+        return self._buckets.keys()
+
+    def shares_of(self, priority: int) -> Iterable[Hashable]:
+        """The clients of a level that are remembered, whether they wait or not."""
+        return self._levels[priority].shares.keys()
+
+    def waiting_in(self, bucket: Hashable) -> tuple[int, int, float]:
+        """Return number, size, and oldest arrival of the requests in a bucket."""
+        found = self._buckets[bucket]
+        return found.waiting, found.size, found.oldest_s
+
+    def add(self, request: QueuedRequest[T]) -> None:
+        """Let a request wait; it came after all that are here."""
+        request.serial = next(self._serials)
+        self._arrivals[request] = None
+        level = self._levels.get(request.priority)
+        if level is None:
+            level = self._levels[request.priority] = _PriorityLevel()
+        level.enter(request.client)
+        bucket = self._buckets.get(request.bucket)
+        if bucket is None:
+            bucket = self._buckets[request.bucket] = _Bucket()
+        bucket.add(request)
+
+    def remove(self, request: QueuedRequest[T]) -> None:
+        """Let a request go that waits; its client is not charged."""
+        del self._arrivals[request]
+        bucket = self._buckets[request.bucket]
+        bucket.remove(request)
+        if not bucket.waiting:
+            del self._buckets[request.bucket]
+        level = self._levels[request.priority]
+        level.leave(request.client)
+        if not level.waiting:  # without a rival there is no debt
+            del self._levels[request.priority]
+
+    # --- which go next ---------------------------------------------------------------
+
+    def leader(self, buckets: Iterable[Hashable]) -> Hashable:
+        """Return which of some buckets, in which requests wait, is next."""
+        chosen = list(buckets)
+        if len(chosen) == 1:
+            return chosen[0]
+        found = [self._buckets[one] for one in chosen]
+        priority = min(
+            (priority for one in found for priority in one.lines),
+            key=lambda priority: min(
+                self._order_of(priority, one.lines[priority])
+                for one in found
+                if priority in one.lines
+            ),
+        )
+        shares = self._levels[priority].shares
+        _, _, bucket = min(
+            (
+                (shares[client].tag, line.first_of(client).serial, bucket)
+                for bucket in chosen
+                if (line := self._buckets[bucket].lines.get(priority)) is not None
+                for client in line.by_client
+            ),
+            key=lambda one: one[:2],
+        )
+        return bucket
+
+    def take(
+        self, bucket: Hashable, count_max: int, size_max: int | None
+    ) -> list[QueuedRequest[T]]:
+        """Take out those of a bucket that go next, and charge their clients.
+
+        Args:
+            bucket: with requests in it.
+            count_max: so many at most.
+            size_max: so large at most, all together; None: without a limit.  The first
+                one that does not fit keeps back the others: it would starve.
+        """
+        taken: list[QueuedRequest[T]] = []
+        left = size_max
+        lines = self._buckets[bucket].lines
+        heaps: dict[int, list[tuple[float, int, Hashable]]] = {}
+        while lines and len(taken) < count_max:
+            priority = self._next_level(lines)
+            line, shares = lines[priority], self._levels[priority].shares
+            heap = heaps.get(priority)
+            if heap is None:
+                heap = heaps[priority] = [
+                    (shares[client].tag, line.first_of(client).serial, client)
+                    for client in line.by_client
+                ]
+                heapq.heapify(heap)
+            client = heap[0][2]
+            request = line.first_of(client)
+            if left is not None:
+                if request.size > left:
+                    break
+                left -= request.size
+            heapq.heappop(heap)
+            self._levels[priority].serve(client, request.cost)
+            self.remove(request)
+            taken.append(request)
+            if client in line.by_client:
+                tag = self._levels[priority].shares[client].tag
+                heapq.heappush(heap, (tag, line.first_of(client).serial, client))
+        return taken
+
+    def _next_level(self, lines: dict[int, _WaitingLine[T]]) -> int:
+        if len(lines) == 1:
+            return next(iter(lines))
+        return min(lines, key=lambda one: self._order_of(one, lines[one]))
+
+    def _order_of(self, priority: int, line: _WaitingLine[T]) -> tuple[float, int]:
+        """Return the place of a level: when its oldest came, after the head start."""
+        oldest = line.oldest
+        return oldest.came_s - priority * self._priority_step_s, oldest.serial
+
+    # --- how much there is before another --------------------------------------------
+
+    def ahead_of(self, priority: int, client: Hashable) -> int:
+        """Return how many go before one that would come now, at most.
+
+        Of its own level, other clients have as many turns as its client.
+        """
+        ahead = sum(
+            level.waiting for own, level in self._levels.items() if own > priority
+        )
+        level = self._levels.get(priority)
+        if level is None:
+            return ahead
+        own = level.waiting_of(client)
+        clients = level.clients + (not own)
+        return ahead + min(level.waiting, (own + 1) * clients - 1)
+
+    def to_evict(self, priority: int, client: Hashable) -> QueuedRequest[T] | None:
+        """Return the request that should give way to one that would come now.
+
+        It is the last one of the client with the most, of the least priority; None: the
+        new one has no better right to the place.
+        """
+        if not self._levels:
+            return None
+        lowest = min(self._levels)
+        if lowest > priority:
+            return None
+        level = self._levels[lowest]
+        if lowest == priority:
+            own = level.waiting_of(client)
+            if (own + 1) * level.clients > level.waiting:  # it has its share already
+                return None
+        longest = level.longest()
+        return max(
+            (
+                next(reversed(line.by_client[longest]))
+                for bucket in self._buckets.values()
+                if (line := bucket.lines.get(lowest)) is not None
+                and longest in line.by_client
+            ),
+            key=lambda one: one.serial,
+        )

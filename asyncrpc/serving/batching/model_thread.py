@@ -1,0 +1,117 @@
+"""Where the functions of a model run: on the loop, or in one thread that is theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from asyncrpc.runtime.calls.context import current_worker_var
+from asyncrpc.runtime.threads import ThreadPool, outcome_to, uncancelled
+
+_END_S: Final = 5.0  # the thread has nothing to do when it is told to end
+
+
+class ModelThread:
+    """Calls the functions of a model, one at a time.
+
+    A worker whose devices only one thread may use lends its own threads, with the lock
+    of the devices.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        context: contextvars.Context,
+        *,
+        in_thread: bool,
+    ) -> None:
+        """Describe it; the thread starts with the first call.
+
+        Args:
+            name: of the thread.
+            loop: of who calls.
+            context: that functions run in, each in a copy.
+            in_thread: whether plain functions run in a thread.
+        """
+        self._loop = loop
+        self._context = context
+        self._own: ThreadPool | None = None
+        self._pool: ThreadPool | None = None
+        if not in_thread:
+            return
+        worker = context.get(current_worker_var)
+        lent = None if worker is None else worker.parts.pool
+        if lent is not None and (lent.is_exclusive or lent.runs_here):
+            self._pool = lent
+        else:
+            self._pool = self._own = ThreadPool(f"{name}-model", 1, loop)
+
+    async def call(
+        self,
+        function: Callable[..., Any],
+        argument: Any,
+        *,
+        late: Callable[[Any], None] | None = None,
+    ) -> Any:
+        """Return what a function returns; if that can be awaited, what comes of it.
+
+        Args:
+            function: plain, or a coroutine function.
+            argument: for it.
+            late: gets the result that a thread has after the cancellation.
+
+        Raises:
+            Exception: what the function raised.
+
+        Cancellation:
+            A coroutine is cancelled.  A thread cannot be: its end is waited for.
+        """
+        context = self._context.copy()
+        is_plain = not inspect.iscoroutinefunction(function)
+        try:
+            if self._pool is None or not is_plain:
+                await asyncio.sleep(0)  # others get a turn, however quick the steps
+                result = context.run(function, argument)
+            else:
+                job = partial(context.run, function, argument)
+                result = await self._in_thread(job, late)
+            if inspect.isawaitable(result):
+                result = await self._loop.create_task(_awaited(result), context=context)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise uncancelled(error) from error
+        return result
+
+    async def _in_thread(
+        self, job: Callable[[], Any], late: Callable[[Any], None] | None
+    ) -> Any:
+        assert self._pool is not None  # the caller has looked
+        ended: asyncio.Future[Any] = self._loop.create_future()
+        self._pool.submit(job, outcome_to(ended))
+        try:
+            return await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            await asyncio.wait([ended])  # the program's function ends it
+            if ended.exception() is None and late is not None:
+                late(ended.result())
+            raise
+
+    async def close(self) -> None:
+        """End the thread.
+
+        Cancellation:
+            The thread ends by itself.
+        """
+        if self._own is not None:
+            await self._own.close(_END_S)
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable

@@ -1,0 +1,113 @@
+"""Arguments that all queues of requests have, and their defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Final
+
+from asyncrpc.arguments import (
+    check_above,
+    check_count,
+    check_duration,
+    check_text,
+    listed,
+    wrong,
+)
+from asyncrpc.errors import UsageError
+
+WAITING_MAX: Final = 1024  # about a second of load for a batch of 32 in 30 ms
+PRIORITY_STEP_S: Final = 1.0  # what is less important waits for a second more
+PRIORITY_MAX: Final = 100  # more levels than programs tell apart; each one is looked at
+NAME_CHARACTERS_MAX: Final = 100
+
+
+def check_queue(
+    waiting_max: object,
+    max_queue_age_s: Any,
+    standing_queue_age_s: Any,
+    priority_step_s: object,
+) -> None:
+    """Raise UsageError unless these describe a queue."""
+    check_count("waiting_max", waiting_max, at_least=1)
+    check_duration("priority_step_s", priority_step_s)
+    if max_queue_age_s is not None:
+        check_age("max_queue_age_s", max_queue_age_s)
+    if standing_queue_age_s is None:
+        return
+    check_age("standing_queue_age_s", standing_queue_age_s)
+    if max_queue_age_s is None or standing_queue_age_s > max_queue_age_s:
+        raise UsageError(
+            "standing_queue_age_s must be at most max_queue_age_s, which must be given,"
+            f" not {standing_queue_age_s:g} beside {max_queue_age_s}"
+        )
+
+
+def check_age(name: str, value: Any) -> None:
+    """Raise UsageError unless an argument is finite seconds above 0."""
+    check_duration(name, value)
+    check_above(name, value, 0)
+
+
+def check_request(priority: object, client: object) -> None:
+    """Raise UsageError unless these describe a request."""
+    if type(priority) is not int or not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
+        wanted = f"an integer between {-PRIORITY_MAX} and {PRIORITY_MAX}"
+        raise wrong("priority", wanted, priority)
+    if client is not None:
+        hashable("client", client)
+
+
+def hashable(name: str, value: Any) -> Hashable:
+    """Return a value that can be a key.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        hash(value)
+    except Exception as error:  # the value's own code
+        raise wrong(name, "hashable, such as a string or a tuple", value) from error
+    found: Hashable = value
+    return found
+
+
+def name_of(function: object) -> str:
+    """Return the name of what is called, for people."""
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def chosen_name(name: object, function: object) -> str:
+    """Return the name that was given, or that of the function.
+
+    Raises:
+        UsageError: the name is no string, or empty, or too long.
+    """
+    if name is None:
+        return name_of(function)[:NAME_CHARACTERS_MAX]
+    check_text("name", name, at_most=NAME_CHARACTERS_MAX)
+    return str(name)
+
+
+def batches_of(name: str, value: Iterable[Any], size_max: int) -> list[list[Any]]:
+    """Return batches that were given for warming up.
+
+    Raises:
+        UsageError: one is empty, or has too many items, or is no sequence.
+    """
+    wanted = "batches: sequences of items"
+    found = [
+        listed(f"each of {name}", one, wanted) for one in listed(name, value, wanted)
+    ]
+    for one in found:
+        if not 1 <= len(one) <= size_max:
+            raise UsageError(
+                f"each batch of {name} must have 1 to {size_max} items (max_size), "
+                f"not {len(one)}"
+            )
+    return found
+
+
+def checked_callable(name: str, value: Callable[..., Any] | None) -> None:
+    """Raise UsageError unless an argument can be called, or is None."""
+    if value is not None and not callable(value):
+        raise wrong(name, "callable, or None", value)

@@ -1,0 +1,72 @@
+"""The errors of requests that did not run."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import (
+    CallError,
+    DeadlineExceededError,
+    Outcome,
+    OverloadedError,
+    RejectedError,
+)
+from asyncrpc.serving.batching.machine.overload import (
+    DropReason,
+    QueueRefusal,
+)
+
+_WORDS: Final = {
+    DropReason.TOO_OLD: "it waited {age_s:.3g} s, as long as it may (max_queue_age_s)",
+    DropReason.EVICTED: "the queue is full, and another request had a better right to "
+    "the place: of a higher priority, or of a client that has less than its share",
+}
+
+
+def closed(what: str, outcome: Outcome = Outcome.NOT_EXECUTED) -> RejectedError:
+    """Return the error of a request for something that takes no more."""
+    return RejectedError(f"the {what} is closed", outcome=outcome)
+
+
+def refused(refusal: QueueRefusal) -> OverloadedError:
+    """Return the error of a request that was not let in."""
+    return OverloadedError(
+        f"{refusal.problem}; try again in {refusal.retry_after_s:.3g} s",
+        retry_after_s=refusal.retry_after_s,
+    )
+
+
+def expired(deadline: Deadline, function: str) -> DeadlineExceededError:
+    """Return the error of a request whose deadline passed before it ran."""
+    return DeadlineExceededError(
+        function=function,
+        to="",
+        outcome=Outcome.NOT_EXECUTED,
+        timeout_s=deadline.allowed_s,
+    )
+
+
+def dropped(
+    reason: DropReason,
+    *,
+    deadline: Deadline | None,
+    name: str,
+    age_s: float,
+    retry_after_s: float,
+) -> CallError:
+    """Return the error of a request that waited, and will not run.
+
+    Args:
+        reason: why.
+        deadline: of the request.
+        name: of what it waited for.
+        age_s: how long it waited.
+        retry_after_s: after which time there should be room.
+    """
+    if reason is DropReason.EXPIRED and deadline is not None:
+        return expired(deadline, name)
+    return OverloadedError(
+        f"{_WORDS[reason].format(age_s=age_s)}; try again in {retry_after_s:.3g} s",
+        retry_after_s=retry_after_s,
+    )

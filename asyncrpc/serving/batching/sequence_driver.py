@@ -1,0 +1,415 @@
+"""Drives a model that makes steps with several sequences.
+
+One task lets sequences leave, lets others enter, makes a step, and hands the items to
+their consumers, again and again.  Which sequences take part, `machine.sequences`
+decides; which requests go next, `machine.overload`.
+
+Invariants: the model's functions never run at the same time; `leave` is called once for
+each state that `enter` made; a consumer gets its own items, each once and in order,
+and then one end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Any, Final, Generic, TypeVar
+
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import (
+    DeadlineExceededError,
+    Outcome,
+    RejectedError,
+    UsageError,
+)
+from asyncrpc.runtime.threads import settable
+from asyncrpc.serving.batching import refusals
+from asyncrpc.serving.batching.generation import Generation
+from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
+from asyncrpc.serving.batching.machine.overload import DropReason, ServiceQueue
+from asyncrpc.serving.batching.machine.sequences import (
+    ModelSequence,
+    SequenceSchedule,
+    SequenceState,
+)
+from asyncrpc.serving.batching.machine.service_rate import ServiceRate
+from asyncrpc.serving.batching.model_thread import ModelThread
+from asyncrpc.serving.batching.sequence_model import SequenceModel
+from asyncrpc.serving.batching.statistics import EndCounts
+
+R = TypeVar("R")
+S = TypeVar("S")
+T = TypeVar("T")
+
+logger = logging.getLogger("asyncrpc")
+
+WARM_UP_STEPS_MAX: Final = 32
+
+
+class SequenceDriver(Generic[R, S, T]):
+    """Makes the steps of one model.
+
+    Attributes:
+        queue: requests that wait to enter.
+        schedule: the sequences inside.
+        ends: how requests have ended.
+        steps: how fast steps are.
+        items: number of items that were generated.
+        is_closing: no request comes any more.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: SequenceModel[R, S, T],
+        queue: ServiceQueue[Generation[R, T]],
+        schedule: SequenceSchedule[Generation[R, T]],
+        *,
+        pause_max_s: float,
+    ) -> None:
+        """Describe it.
+
+        Args:
+            name: in errors.
+            model: makes the steps.
+            queue: requests that wait to enter.
+            schedule: has nothing inside.
+            pause_max_s: seconds that a sequence is paused; then it is given up.
+        """
+        self.queue = queue
+        self.schedule = schedule
+        self.ends = EndCounts()
+        self.steps = ServiceRate(1)
+        self.items = 0
+        self.is_closing = False
+        self._name = name
+        self._model = model
+        self._pause_max_s = pause_max_s
+        self._wanted = asyncio.Event()
+
+    # --- consumers -------------------------------------------------------------------
+
+    def add(self, generation: Generation[R, T], now_s: float) -> None:
+        """Let a request wait.
+
+        Raises:
+            OverloadedError: too many wait, or it would wait too long.
+        """
+        queued = generation.queued
+        refusal = self.queue.refusal(queued, now_s)
+        if refusal is not None:
+            raise refusals.refused(refusal)
+        evicted = self.queue.add(queued)
+        if evicted is not None:
+            self._drop(evicted, DropReason.EVICTED, now_s)
+        self._wanted.set()
+
+    def close(self) -> None:
+        """Let no more requests come; `work` ends with those that have."""
+        self.is_closing = True
+        self._wanted.set()
+
+    def resume(self, generation: Generation[R, T]) -> None:
+        """Its consumer has taken an item."""
+        is_paused = generation.sequence.state is SequenceState.PAUSED
+        if is_paused and not generation.is_behind:
+            self.schedule.on_taken(generation.sequence)
+            self._wanted.set()
+
+    def leave(self, generation: Generation[R, T]) -> None:
+        """Its consumer has the end, or has gone."""
+        if not generation.is_over:
+            self.ends.left += 1
+        generation.forget()
+        self._close(generation)
+        self._wanted.set()
+
+    def _close(self, generation: Generation[R, T]) -> None:
+        self.queue.remove(generation.queued)
+        self.schedule.close(generation.sequence)
+
+    def _drop(
+        self,
+        queued: QueuedRequest[Generation[R, T]],
+        reason: DropReason,
+        now_s: float,
+    ) -> None:
+        """Tell a request that waited why it will not run."""
+        generation = queued.what
+        self.schedule.close(generation.sequence)
+        error = refusals.dropped(
+            reason,
+            deadline=generation.deadline,
+            name=self._name,
+            age_s=now_s - queued.came_s,
+            retry_after_s=self.queue.rate.drain_s(len(self.queue.waiting), now_s),
+        )
+        generation.end(error)
+
+    # --- the model -------------------------------------------------------------------
+
+    async def work(self, thread: ModelThread) -> None:
+        """Drive the model until no request is left, and none will come.
+
+        Args:
+            thread: calls its functions.
+
+        Cancellation:
+            All sequences leave, and their consumers get a `RejectedError`.
+        """
+        self._thread = thread
+        try:
+            while True:
+                self._wanted.clear()
+                self._end_late()
+                await self._let_leave()
+                await self._let_enter()
+                chosen = self.schedule.begin_step()
+                if chosen:
+                    await self._step(chosen)
+                elif not self.schedule.has_work:
+                    if self.is_closing and not self._is_busy:
+                        return
+                    await self._wait()
+        finally:
+            await self._end_all()
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self.queue.waiting) or bool(self.schedule.inside)
+
+    async def _wait(self) -> None:
+        """Wait for a request, for a consumer, or for the next time to look."""
+        times = [self.queue.drops_at_s]
+        times += [self._ends_at_s(one.what) for one in self.schedule.paused]
+        at_s = min((one for one in times if one is not None), default=None)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(at_s):
+                await self._wanted.wait()
+
+    def _ends_at_s(self, paused: Generation[R, T]) -> float:
+        """Return when a paused sequence is given up."""
+        given_up_s = paused.paused_s + self._pause_max_s
+        if paused.deadline is None:
+            return given_up_s
+        return min(paused.deadline.at_s, given_up_s)
+
+    def _end_late(self) -> None:
+        """End the requests whose time is over."""
+        now_s = self._now_s()
+        for queued, reason in self.queue.drop_due(now_s):
+            self._drop(queued, reason, now_s)
+        for sequence in self.schedule.inside_now:
+            generation = sequence.what
+            deadline = generation.deadline
+            if deadline is not None and deadline.at_s <= now_s:
+                self._fail(generation, _cut_off(deadline, self._name))
+            elif (
+                sequence.state is SequenceState.PAUSED
+                and generation.paused_s + self._pause_max_s <= now_s
+            ):
+                self._fail(generation, _not_taken(self._pause_max_s))
+
+    async def _let_leave(self) -> None:
+        """Drop the states of the sequences that are over."""
+        for sequence in self.schedule.leaving():
+            generation = sequence.what
+            state, generation.state = generation.state, None
+            self.schedule.on_left(sequence)  # first: it is called once
+            self.queue.rate.drop(generation)
+            try:
+                await self._thread.call(self._model.leave, state)
+            except Exception:
+                logger.exception("%s: a sequence could not leave", self._name)
+
+    async def _let_enter(self) -> None:
+        """Let requests enter for which there are slots and memory."""
+        schedule = self.schedule
+        if not self.queue.waiting or not schedule.room:
+            return
+        taken = self.queue.take(None, schedule.room, schedule.memory_free)
+        entering = [queued.what for queued in taken]
+        now_s = self._now_s()
+        for generation in entering:
+            self.queue.rate.begin(generation, now_s)
+            schedule.admit(generation.sequence)
+        if entering:
+            await self._enter(entering)
+
+    async def _enter(self, entering: list[Generation[R, T]]) -> None:
+        requests = [generation.request for generation in entering]
+        try:
+            states = await self._thread.call(
+                self._model.enter,
+                requests,
+                late=lambda made: self._on_entered(entering, made),
+            )
+            _check_answers("enter", states, len(requests))
+        except Exception as error:  # noqa: BLE001  (theirs who asked)
+            if len(entering) > 1 and not isinstance(error, UsageError):
+                for generation in entering:
+                    await self._enter([generation])
+                return
+            states = [error] * len(entering)
+        self._on_entered(entering, states)
+
+    def _on_entered(self, entering: list[Generation[R, T]], states: Any) -> None:
+        """Take the states that the model has made, or the errors in their places."""
+        for generation, state in zip(entering, states, strict=True):
+            if isinstance(state, BaseException):
+                self.schedule.on_refused(generation.sequence)
+                self.queue.rate.drop(generation)
+                self._fail(generation, settable(state))
+            else:
+                generation.state = state
+                self.schedule.on_entered(generation.sequence)
+
+    async def _step(self, chosen: list[ModelSequence[Generation[R, T]]]) -> None:
+        states = [sequence.what.state for sequence in chosen]
+        items = 0
+        self.steps.begin(chosen_step := object(), self._now_s())
+        try:
+            steps = await self._thread.call(self._model.step, states)
+            _check_answers("step", steps, len(states))
+        except Exception as error:  # noqa: BLE001  (theirs who asked)
+            steps = [error] * len(states)
+        except BaseException:
+            self.steps.drop(chosen_step)
+            raise
+        for sequence, step in zip(chosen, steps, strict=True):
+            items += self._on_stepped(sequence, step)
+        self.items += items
+        self.steps.end(chosen_step, items, self._now_s())
+
+    def _on_stepped(self, sequence: ModelSequence[Generation[R, T]], step: Any) -> int:
+        """Hand over what a step has brought for one sequence; return its items."""
+        generation, error = sequence.what, None
+        items: list[T] = []
+        is_last = True
+        if isinstance(step, BaseException):
+            error = settable(step)
+        else:
+            try:
+                items, is_last = _read_step(step)
+            except UsageError as wrong_step:
+                error = wrong_step
+        if not generation.is_over:
+            generation.put(items)
+        is_behind = generation.is_behind
+        if is_behind:
+            generation.paused_s = self._now_s()
+        self.schedule.on_stepped(sequence, is_last=is_last, is_behind=is_behind)
+        if error is not None:
+            self._fail(generation, error)
+        elif is_last:
+            self._answered(generation)
+        return len(items)
+
+    async def rehearse(self, requests: list[R], thread: ModelThread) -> None:
+        """Run requests whose items nobody gets, before there are any others.
+
+        Raises:
+            UsageError: the model returned something else than it must.
+            Exception: what it raised.
+
+        Cancellation:
+            The sequences have left.
+        """
+        states = await thread.call(self._model.enter, requests)
+        _check_answers("enter", states, len(requests))
+        for state in states:
+            if isinstance(state, BaseException):
+                raise state
+        left = list(states)
+        try:
+            for _ in range(WARM_UP_STEPS_MAX):
+                if not left:
+                    break
+                steps = await thread.call(self._model.step, left)
+                _check_answers("step", steps, len(left))
+                left = [
+                    state
+                    for state, step in zip(left, steps, strict=True)
+                    if not _read_step(step)[1]
+                ]
+        finally:
+            for state in states:
+                await thread.call(self._model.leave, state)
+
+    # --- ends ------------------------------------------------------------------------
+
+    def _answered(self, generation: Generation[R, T]) -> None:
+        if not generation.is_over:
+            self.ends.answered += 1
+            self.queue.rate.end(generation, 1, self._now_s())
+            generation.end()
+
+    def _fail(self, generation: Generation[R, T], error: BaseException) -> None:
+        if not generation.is_over:
+            self.ends.failed += 1
+            generation.end(error)
+        self._close(generation)
+
+    async def _end_all(self) -> None:
+        """End what is left, if anything is: the block of the batcher has raised."""
+        self.is_closing = True
+        for queued in tuple(self.queue.waiting):
+            self._fail(queued.what, refusals.closed("batcher"))
+        for sequence in self.schedule.inside_now:
+            error = refusals.closed("batcher", Outcome.UNKNOWN)
+            self._fail(sequence.what, error)
+        await self._let_leave()
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _check_answers(what: str, answers: Any, count: int) -> None:
+    """Raise UsageError unless a model has returned as much as it must."""
+    try:
+        found = len(answers)
+    except TypeError:
+        raise UsageError(
+            f"the model's `{what}` must return a list with one answer for each, not an "
+            f"object of type {type(answers).__name__}"
+        ) from None
+    if found != count:
+        raise UsageError(
+            f"the model's `{what}` returned {found} answers for {count} sequences; it "
+            "must return one for each, in order"
+        )
+
+
+def _read_step(step: Any) -> tuple[list[Any], bool]:
+    """Return the items of a step, and whether it was the last one.
+
+    Raises:
+        UsageError: it is something else.
+        BaseException: the exception that stands in its place.
+    """
+    if isinstance(step, BaseException):
+        raise step
+    try:
+        items, is_last = step
+        return list(items), bool(is_last)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            "the model's `step` must return for each sequence its items and whether it "
+            f"was its last step, not an object of type {type(step).__name__}"
+        ) from error
+
+
+def _cut_off(deadline: Deadline, name: str) -> DeadlineExceededError:
+    return DeadlineExceededError(
+        function=name, to="", outcome=Outcome.UNKNOWN, timeout_s=deadline.allowed_s
+    )
+
+
+def _not_taken(pause_max_s: float) -> RejectedError:
+    return RejectedError(
+        f"no item was taken for {pause_max_s:g} s (pause_max_s), so the sequence was "
+        "given up",
+        outcome=Outcome.EXECUTED,
+    )

@@ -1,0 +1,109 @@
+"""What queues of requests tell of themselves, at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrpc.serving.batching.machine.overload import ServiceQueue
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """A queue of requests, and what has happened to those that came.
+
+    Every request that came is in one of `waiting`, `running`, `answered`, `failed`,
+    `left`, `refused`, `expired`, `shed` or `evicted`.
+
+    Attributes:
+        waiting: requests that wait.
+        oldest_s: seconds that the oldest of these has waited.
+        running: requests that run.
+        turns: batches, sequences or blocks that have ended.
+        turn_s: mean seconds that one of these took lately.
+        turn_requests: mean requests in one lately.
+        capacity_per_s: requests a second that can be done, by these; 0: not known yet.
+        answered: requests that were answered.
+        failed: requests that got an error of the program's.
+        left: requests whose callers went away.
+        refused: requests that were not let in: too much waits.
+        expired: requests whose deadlines passed while they waited.
+        shed: requests that waited too long.
+        evicted: requests that gave way to others in a full queue.
+    """
+
+    waiting: int
+    oldest_s: float
+    running: int
+    turns: int
+    turn_s: float
+    turn_requests: float
+    capacity_per_s: float
+    answered: int
+    failed: int
+    left: int
+    refused: int
+    expired: int
+    shed: int
+    evicted: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStats:
+    """A batcher of sequences, and what has happened to the requests that came.
+
+    Attributes:
+        requests: that wait or run, and how they ended; a turn is a whole sequence.
+        paused: sequences whose consumers are behind.
+        memory_held: that all sequences inside take at most.
+        steps: that have been made.
+        step_s: mean seconds of a step lately.
+        items: that were generated.
+        items_per_s: that are generated while the model works, by the last steps.
+    """
+
+    requests: QueueStats
+    paused: int
+    memory_held: int
+    steps: int
+    step_s: float
+    items: int
+    items_per_s: float
+
+
+@dataclass(slots=True)
+class EndCounts:
+    """How requests have ended that were let in.
+
+    Attributes:
+        answered: with what they asked for.
+        failed: with an error of the program's.
+        left: their callers went away.
+    """
+
+    answered: int = 0
+    failed: int = 0
+    left: int = 0
+
+
+def stats_of(
+    queue: ServiceQueue[Any], ends: EndCounts, running: int, now_s: float
+) -> QueueStats:
+    """Return what is known of a queue now."""
+    rate, counts = queue.rate, queue.counts
+    return QueueStats(
+        waiting=len(queue.waiting),
+        oldest_s=queue.age_s(now_s),
+        running=running,
+        turns=rate.ended,
+        turn_s=rate.turn_s,
+        turn_requests=rate.requests if rate.ended else 0.0,
+        capacity_per_s=rate.per_s(),
+        answered=ends.answered,
+        failed=ends.failed,
+        left=ends.left,
+        refused=counts.refused,
+        expired=counts.expired,
+        shed=counts.shed,
+        evicted=counts.evicted,
+    )

@@ -1,0 +1,217 @@
+"""Who may wait, and who is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+
+import pytest
+
+from asyncrpc.serving.batching.machine.expiry import ExpiryHeap
+from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
+from asyncrpc.serving.batching.machine.overload import (
+    DropReason,
+    QueueLimits,
+    ServiceQueue,
+)
+
+LIMITS = QueueLimits(waiting_max=100, places=1, turn_max=4)
+
+
+def made(limits: QueueLimits, *, turn_s: float = 0.0) -> ServiceQueue[str]:
+    """Return a queue; with a `turn_s`, one that has seen such turns, and runs one."""
+    queue: ServiceQueue[str] = ServiceQueue(limits)
+    if turn_s:
+        for turn in range(5):
+            queue.rate.begin(turn, -turn_s)
+            queue.rate.end(turn, limits.turn_max, 0.0)
+        queue.rate.begin("runs", 0.0)
+    return queue
+
+
+def request(
+    came_s: float = 0.0,
+    *,
+    deadline_s: float | None = None,
+    client: Hashable = None,
+    priority: int = 0,
+) -> QueuedRequest[str]:
+    return QueuedRequest(
+        "", came_s, deadline_s=deadline_s, client=client, priority=priority
+    )
+
+
+def fill(queue: ServiceQueue[str], count: int, client: Hashable = None) -> None:
+    for _ in range(count):
+        assert queue.add(request(client=client)) is None
+
+
+class TestRefusals:
+    def test_a_full_queue(self) -> None:
+        queue = made(replace(LIMITS, waiting_max=2))
+        fill(queue, 2)
+        refusal = queue.refusal(request(), 0.0)
+        assert refusal is not None
+        assert "2 requests wait, the limit (waiting_max)" in refusal.problem
+        assert refusal.retry_after_s > 0
+        assert queue.counts.refused == 1
+
+    def test_a_full_queue_makes_room_for_a_client_with_less(self) -> None:
+        queue = made(replace(LIMITS, waiting_max=2))
+        fill(queue, 2, client="a")
+        other = request(client="b")
+        assert queue.refusal(other, 0.0) is None
+        evicted = queue.add(other)
+        assert evicted is not None
+        assert evicted.client == "a"
+        assert len(queue.waiting) == 2
+        assert (queue.counts.evicted, queue.counts.refused) == (1, 0)
+
+    def test_without_limits_of_time_nothing_else_is_refused(self) -> None:
+        queue = made(LIMITS, turn_s=1000.0)
+        fill(queue, 99)
+        assert queue.refusal(request(), 0.0) is None
+
+    def test_one_that_would_wait_too_long(self) -> None:
+        """The rest of the turn that runs, and those before it, of 1 s and 4 each."""
+        queue = made(replace(LIMITS, max_age_s=2.0), turn_s=1.0)
+        fill(queue, 7)
+        assert queue.refusal(request(), 0.0) is None
+        fill(queue, 1)
+        refusal = queue.refusal(request(), 0.0)
+        assert refusal is not None
+        assert "longer than 2 s (max_queue_age_s)" in refusal.problem
+        assert queue.refusal(request(), 1.0) is None, "the turn is about to end"
+
+    def test_one_of_another_client_waits_less(self) -> None:
+        queue = made(replace(LIMITS, max_age_s=1.5), turn_s=1.0)
+        fill(queue, 50, client="a")
+        assert queue.refusal(request(client="a"), 0.0) is not None
+        assert queue.refusal(request(client="b"), 0.0) is None
+        assert queue.refusal(request(client="a", priority=1), 0.0) is None
+
+    def test_nothing_is_refused_while_a_place_is_free(self) -> None:
+        queue = made(replace(LIMITS, places=2, max_age_s=0.001), turn_s=1000.0)
+        fill(queue, 3)
+        assert queue.refusal(request(deadline_s=0.5), 0.0) is None
+
+    def test_one_that_could_not_be_answered_by_its_deadline(self) -> None:
+        """The rest of the turn that runs, and its own."""
+        queue = made(LIMITS, turn_s=1.0)
+        refusal = queue.refusal(request(deadline_s=1.4), 0.5)
+        assert refusal is not None
+        assert "would be answered after 1.5 s" in refusal.problem
+        assert "deadline is in 0.9 s" in refusal.problem
+        assert queue.refusal(request(deadline_s=2.0), 0.5) is None
+
+    def test_one_whose_turn_need_only_begin(self) -> None:
+        queue = made(replace(LIMITS, whole_turns=False), turn_s=1.0)
+        assert queue.refusal(request(deadline_s=1.0), 0.5) is None
+        refusal = queue.refusal(request(deadline_s=0.9), 0.5)
+        assert refusal is not None
+        assert "would begin after 0.5 s" in refusal.problem
+
+
+class TestDrops:
+    def test_what_has_passed_its_deadline(self) -> None:
+        queue = made(LIMITS)
+        late, later, other = (
+            request(deadline_s=2.0),
+            request(deadline_s=1.0),
+            request(),
+        )
+        for one in (late, later, other):
+            queue.add(one)
+        assert queue.drops_at_s == 1.0
+        assert list(queue.drop_due(0.9)) == []
+        assert list(queue.drop_due(1.0)) == [(later, DropReason.EXPIRED)]
+        assert queue.drops_at_s == 2.0
+        queue.remove(late)
+        assert queue.drops_at_s is None
+        assert list(queue.drop_due(9.0)) == []
+        assert queue.counts.expired == 1
+        assert len(queue.waiting) == 1
+
+    def test_what_is_too_old(self) -> None:
+        queue = made(replace(LIMITS, max_age_s=3.0))
+        assert queue.drops_at_s is None
+        first, second = request(0.0), request(1.0)
+        queue.add(first)
+        queue.add(second)
+        assert queue.drops_at_s == 3.0
+        assert list(queue.drop_due(2.9)) == []
+        assert list(queue.drop_due(3.0)) == [(first, DropReason.TOO_OLD)]
+        assert queue.drops_at_s == 4.0
+        assert queue.counts.shed == 1
+
+    def test_a_standing_queue_has_a_shorter_limit(self) -> None:
+        queue = made(replace(LIMITS, max_age_s=3.0, standing_age_s=1.0))
+        first, second = request(0.0), request(2.5)
+        queue.add(first)
+        queue.add(second)
+        assert queue.drops_at_s == 3.0
+        assert list(queue.drop_due(2.9)) == []
+        assert list(queue.drop_due(3.0)) == [(first, DropReason.TOO_OLD)]
+        assert queue.drops_at_s == 3.5
+        assert list(queue.drop_due(3.4)) == []
+        assert list(queue.drop_due(3.5)) == [(second, DropReason.TOO_OLD)]
+
+    def test_a_queue_that_was_empty_is_not_standing(self) -> None:
+        queue = made(replace(LIMITS, max_age_s=3.0, standing_age_s=1.0))
+        queue.add(request(0.0))
+        queue.take(None, 1, None)
+        queue.add(request(2.5))
+        assert queue.drops_at_s == 5.5
+        assert list(queue.drop_due(4.0)) == []
+
+    def test_a_standing_queue_refuses_by_its_own_limit(self) -> None:
+        limits = replace(LIMITS, max_age_s=3.0, standing_age_s=1.0)
+        queue = made(limits, turn_s=2.0)
+        queue.rate.drop("runs")
+        queue.rate.begin("runs", 4.0)
+        queue.add(request(0.5))
+        assert queue.refusal(request(), 4.0) is not None
+        queue.remove(next(iter(queue.waiting)))
+        queue.add(request(3.9))
+        assert queue.refusal(request(), 4.0) is None
+
+    def test_what_runs_already_is_not_dropped(self) -> None:
+        queue = made(replace(LIMITS, max_age_s=3.0))
+        queue.add(request(deadline_s=1.0))
+        assert len(queue.take(None, 1, None)) == 1
+        assert list(queue.drop_due(9.0)) == []
+        assert queue.counts.taken == 1
+
+
+def test_the_age_of_the_queue() -> None:
+    queue = made(LIMITS)
+    assert queue.age_s(5.0) == 0.0
+    queue.add(request(2.0))
+    assert queue.age_s(5.0) == 3.0
+    assert queue.age_s(1.0) == 0.0, "clocks may be early"
+
+
+def test_removing_tells_whether_it_waited() -> None:
+    queue = made(LIMITS)
+    one = request()
+    queue.add(one)
+    assert queue.remove(one)
+    assert not queue.remove(one)
+
+
+def test_what_has_left_is_not_kept_for_its_deadline() -> None:
+    here: set[int] = set()
+    heap: ExpiryHeap[int] = ExpiryHeap(here)
+    for number in range(10_000):
+        here.add(number)
+        heap.add(1000.0 + number, number)
+        if number >= 10:
+            here.discard(number - 5)
+    assert len(heap) < 300
+    assert heap.next_s == 1000.0
+    over = []
+    for number in heap.due(1005.0):
+        here.discard(number)
+        over.append(number)
+    assert over == [0, 1, 2, 3, 4]
+    assert heap.next_s == pytest.approx(1000.0 + 9995)
