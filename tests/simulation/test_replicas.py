@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -348,7 +349,7 @@ def test_nothing_fails_although_a_plain_worker_only_shuts_down() -> None:
             serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
         ):
             await replicas.wait_ready(3)
-            calls = []
+            calls: list[asyncio.Future[Any]] = []
             for number in range(100):
                 calls.append(asyncio.ensure_future(replicas.call(work, 0.2)))
                 await asyncio.sleep(0.01)
@@ -426,8 +427,7 @@ def test_a_stream_moves_before_its_first_item_and_stays_after() -> None:
             by_name = {model.name: model for model in models}
             network.crash(by_name[place].name)
             with pytest.raises(WorkerLostError):
-                async for one in items:
-                    assert one == place
+                assert {one async for one in items} == {place}
             assert not any(one.outstanding for one in replicas.statistics().replicas)
 
     for seed in SEEDS:

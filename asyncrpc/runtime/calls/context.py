@@ -25,7 +25,7 @@ class RunningCall(Protocol):
     Attributes:
         is_cancelled: whether the caller no longer wants the result.
         pool: the threads of the worker that runs it.
-        said: what its function says of itself, for the worker to tell beside the answer.
+        said: what its function says of itself, to be told beside the answer.
     """
 
     is_cancelled: bool

@@ -1,4 +1,4 @@
-"""A worker that says of itself that it is a replica: how loaded it is, and when it goes.
+"""A worker that says of itself that it is a replica: its load, and when it goes.
 
 Any worker can be called through `Replicas`.  One that enters a `Replica` tells its load
 with each answer, is given calls only when it is ready, and can drain: routers then send
@@ -243,10 +243,7 @@ class Replica:
         assert self._worker is not None  # it was entered
         if self._load is not None:
             try:
-                found = self._load()
-                if not is_seconds(found) or not 0 <= found < math.inf:
-                    raise UsageError(f"load must return a number, not {shown(found)}")
-                return float(found)
+                return _checked_load(self._load())
             except Exception:  # the program's own; the answer must go
                 if not self._load_failed:
                     self._load_failed = True
@@ -256,3 +253,9 @@ class Replica:
                         self._worker.name,
                     )
         return float(self._worker.parts.active)
+
+
+def _checked_load(found: object) -> float:
+    if not is_seconds(found) or not 0 <= found < math.inf:
+        raise UsageError(f"load must return a number, not {shown(found)}")
+    return float(found)

@@ -22,7 +22,7 @@ from asyncrpc.arguments import check_count, check_kind, check_text, check_timeou
 from asyncrpc.errors import NotStartedError, UsageError
 from asyncrpc.runtime.calls.context import effective_deadline
 from asyncrpc.runtime.calls.repeating import is_idempotent
-from asyncrpc.runtime.options import UNSET, CallOptions
+from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions
 from asyncrpc.runtime.worker import Worker, current_worker
 from asyncrpc.serving.replicas.call import (
     CallCounts,
@@ -93,7 +93,7 @@ class _RoutedOptions:
 
     key: bytes | None = None
     idempotent: bool = False
-    call: CallOptions = CallOptions()
+    call: CallOptions = PLAIN
 
 
 class Replicas:
@@ -390,9 +390,8 @@ class RoutedCalls:
         known = {"key", "idempotent", "timeout_s", "codec", "device_map"}
         unknown = sorted(options.keys() - known)
         if unknown:
-            raise TypeError(
-                f"there is no option {unknown[0]!r}; there are {', '.join(sorted(known))}"
-            )
+            names = ", ".join(sorted(known))
+            raise TypeError(f"there is no option {unknown[0]!r}; there are {names}")
         mine = self._options
         call = replace(
             mine.call,

@@ -8,8 +8,8 @@ A call that was given up while another answered in its place has taken at least 
 as it ran: it counts as that.  Otherwise the slow ones, which are given up, would be
 missing, and each quantile would be too low.
 
-Source: buckets that grow by a factor are those of C. Masson, J. Rim, H. Lee, "DDSketch",
-VLDB 2019.
+Source: buckets that grow by a factor are those of C. Masson, J. Rim, H. Lee,
+"DDSketch", VLDB 2019.
 """
 
 from __future__ import annotations
@@ -86,4 +86,4 @@ def bucket_of(latency_s: float) -> int:
 
 def end_of(bucket: int) -> float:
     """Return the longest latency of a bucket, in seconds."""
-    return FIRST_S * 2.0 ** (bucket / PER_DOUBLING)
+    return FIRST_S * math.exp2(bucket / PER_DOUBLING)

@@ -1,8 +1,8 @@
-"""Which replica a key belongs to: the same for all who ask, without a word between them.
+"""Which replica a key belongs to: the same for all who ask, without a word between.
 
 Each replica has a score for a key, by a hash of both; the highest counts.  So a router
-keeps nothing of a key; two routers that know the same replicas agree; and when a replica
-goes, only its own keys move, evenly to all others.
+keeps nothing of a key; two routers that know the same replicas agree; and when a
+replica goes, only its own keys move, evenly to all others.
 
 Scores are by the name: a replica that is started again gets its keys back.
 
