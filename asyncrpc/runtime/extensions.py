@@ -21,6 +21,7 @@ from asyncrpc.runtime.router import Route
 OnGradient = Callable[[torch.Tensor], torch.Tensor]
 
 TRACE: Final = "t"  # in the meta of a request: the span that it belongs to
+NOTE: Final = "n"  # in the meta of an answer: what its worker tells beside it
 
 
 class Pins(Protocol):

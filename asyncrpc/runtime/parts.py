@@ -74,6 +74,8 @@ class Parts:
         references: remote references, if there are any.
         propagators: take part in every message.
         tracer: shows calls in traces, see `trace_by`; None: nothing does.
+        note_of: returns what is told beside the answer to a call, by what its function
+            has said (`InboundCall.said`); None: nothing is.
         on_raised: called with exceptions of called functions; a facade prints them.
         random_bytes: returns unpredictable bytes; a simulation has others.
         make_pool: makes the threads for plain functions; a simulation has others.
@@ -112,6 +114,7 @@ class Parts:
         self.references: References | None = None
         self.propagators: list[Propagator] = []
         self.tracer: CallTracer | None = None
+        self.note_of: Callable[[Any], Any] | None = None
         self.on_raised: Callable[[BaseException], None] | None = None
         self.random_bytes: Callable[[int], bytes] = os.urandom
         self.make_pool: Callable[[], ThreadPool] = self._make_pool

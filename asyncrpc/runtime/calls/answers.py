@@ -26,7 +26,7 @@ from asyncrpc.runtime.calls.message_codec import (
     unreadable,
 )
 from asyncrpc.runtime.calls.streams import StreamReceiver
-from asyncrpc.runtime.extensions import References
+from asyncrpc.runtime.extensions import NOTE, References
 from asyncrpc.runtime.schema import kind_of
 from asyncrpc.serde import Codec, FunctionTable, rebuild_exception
 from asyncrpc.trace import OK, outcome_of
@@ -143,6 +143,7 @@ class AnswerReceiver:
         if call.pins is not None:
             call.pins = None
         if meta:
+            call.note = meta.get(NOTE)
             self._take_back(meta)
         if buffers:
             stats = call.stats
@@ -186,6 +187,7 @@ class AnswerReceiver:
             self._discard(control, meta)
             return
         call.settle()
+        call.note = meta.get(NOTE)
         self._release_pins(call, meta)
         try:
             tree = self._codec.decode(control, buffers)
@@ -237,6 +239,8 @@ class AnswerReceiver:
             stream.on_error(_unreadable_answer(raised, stream), 0)
             self._calls.cancel(stream)
             return
+        if NOTE in meta:
+            stream.note = meta[NOTE]
         stream.on_item(serial, value)
         self._end_if_whole(stream)
         self._take_over(loans)
@@ -253,7 +257,9 @@ class AnswerReceiver:
             self._take_back(answer_meta(frame.head))
             return
         self._check_count(stream, frame.aux)
-        self._release_pins(stream, answer_meta(frame.head))
+        meta = answer_meta(frame.head)
+        stream.note = meta.get(NOTE, stream.note)
+        self._release_pins(stream, meta)
         stream.on_end(frame.aux)
         self._end_if_whole(stream)
 

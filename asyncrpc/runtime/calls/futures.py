@@ -82,6 +82,7 @@ class CallFuture(asyncio.Future[T], Generic[T]):
     moved: CallStats | None = None  # None: no bytes of buffers
     span: CallSpan | None = None  # what a trace shows of it, if one does
     task: str = ""  # name of the task that made it; see `trace.CallEnded`
+    note: Any = None  # what came beside the answer, if anything did
 
     def __init__(
         self,

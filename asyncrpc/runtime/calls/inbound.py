@@ -138,6 +138,7 @@ class InboundCall:
         wanted: the value that it is for, until that is there.
         shown: what a profiler shows of it, until it ends.
         span: what a trace shows of it.
+        said: what its function says of itself, for `note_of` of the worker.
         claim: of a large request: what it holds of the worker's inbound bytes.
     """
 
@@ -156,6 +157,7 @@ class InboundCall:
         "pool",
         "responder",
         "rref_id",
+        "said",
         "shown",
         "span",
         "target",
@@ -190,6 +192,7 @@ class InboundCall:
         self.task: asyncio.Task[None] | None = None
         self.shown: profiler.record_function | None = None
         self.span: CallSpan | None = None
+        self.said: Any = None
         self.timer: asyncio.TimerHandle | None = None
         self.context = host.context.copy()
         self.context.run(self._enter)

@@ -24,7 +24,7 @@ from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.machine.calls import ServedCalls
 from asyncrpc.runtime.calls.message_codec import CODEC, MessageCodec, unsendable
 from asyncrpc.runtime.calls.preparation import PACK_HERE_BYTES_MAX, Threads
-from asyncrpc.runtime.extensions import Pins, References
+from asyncrpc.runtime.extensions import NOTE, Pins, References
 from asyncrpc.runtime.ports import MessageSender, PeerLink
 from asyncrpc.runtime.threads import ThreadPool
 from asyncrpc.serde import Copy, Encoded, compression_for_answer
@@ -66,6 +66,7 @@ class ResponderHost(Protocol):
         references: keep results that stay here; None if there are none.
         error_encoder: describes exceptions of functions.
         on_raised: called with exceptions of functions, if not None.
+        note_of: returns what is told beside an answer; None: nothing is.
         recorder: keeps how calls end.
     """
 
@@ -74,6 +75,7 @@ class ResponderHost(Protocol):
     references: References | None
     error_encoder: ErrorEncoder
     on_raised: Callable[[BaseException], None] | None
+    note_of: Callable[[Any], Any] | None
     recorder: FlightRecorder
 
     @property
@@ -301,6 +303,8 @@ class Responder:
             encoded, pins, meta = inbound.in_context(encode, value)
         except BaseException as error:
             raise unsendable(error) from error
+        if not serial and self._host.note_of is not None:
+            meta = {**(meta or {}), NOTE: self._host.note_of(inbound.said)}
         self._send(
             FrameKind.STREAM_ITEM,
             inbound.call_id,
@@ -316,11 +320,14 @@ class Responder:
         if self._served.get(inbound.call_id) is inbound:
             self._end_served(inbound, OK, items)
             returned = self._settle_loans(inbound, answered=True)
+            meta: dict[str, Any] = {"l": returned} if returned else {}
+            if self._host.note_of is not None:
+                meta[NOTE] = self._host.note_of(inbound.said)
             self._send(
                 FrameKind.STREAM_END,
                 inbound.call_id,
                 aux=items,
-                head=pack_head([{"l": returned}]) if returned else b"",
+                head=pack_head([meta]) if meta else b"",
             )
 
     def _send_answer(  # noqa: PLR0917
@@ -342,6 +349,8 @@ class Responder:
             if returned:
                 meta = meta or {}
                 meta["l"] = returned
+        if self._host.note_of is not None:
+            meta = {**(meta or {}), NOTE: self._host.note_of(inbound.said)}
         self._send(
             kind,
             inbound.call_id,

@@ -94,6 +94,7 @@ class StreamReceiver:
         pins: what must live until the producer has answered.
         device_map: of the arguments; items come back by it.
         error: that it has failed with.
+        note: what came beside the items, or the end, last; None: nothing did.
         outcome_if_lost: what can be said of the generator if the link is lost.
     """
 
@@ -130,6 +131,7 @@ class StreamReceiver:
         self.device_map: DeviceMap | None = None
         self._order: StreamOrder[Any] = StreamOrder()
         self.error: BaseException | None = None
+        self.note: Any = None
         self._arrived = asyncio.Event()
         self._unacknowledged = 0  # items taken that the producer has not been told of
         self._ack_every = max(1, items_max // 4)

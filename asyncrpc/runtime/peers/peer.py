@@ -29,13 +29,18 @@ T = TypeVar("T")
 class Peer:
     """Another worker, by name; from `Worker.peer`.  It holds no connection itself."""
 
-    __slots__ = ("_calls", "_options", "name")
+    __slots__ = ("_calls", "_on_stream", "_options", "name")
 
     def __init__(
-        self, calls: CallStarter, name: str, options: CallOptions = PLAIN
+        self,
+        calls: CallStarter,
+        name: str,
+        options: CallOptions = PLAIN,
+        on_stream: Callable[[streams.StreamReceiver], None] | None = None,
     ) -> None:
         self._calls = calls
         self._options = options
+        self._on_stream = on_stream  # told of what a stream is received by
         self.name = name
 
     def using(self, **options: Any) -> Peer:
@@ -218,6 +223,8 @@ class Peer:
                 began_s=calls.now_s(),
                 task=task_here(calls.loop),
             )
+            if self._on_stream is not None:
+                self._on_stream(stream)
             if trace is not None:
                 trace.stream, meta = stream, with_span(meta, trace.span)
             items = streams.consume(

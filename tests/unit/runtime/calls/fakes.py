@@ -284,6 +284,7 @@ class FakeHost:
         self.propagators: list[Any] = []
         self.thread_states: list[Any] = []
         self.tracer: Any = None
+        self.note_of: Callable[[Any], Any] | None = None
         self.on_raised: Callable[[BaseException], None] | None = None
         self.error_encoder = ErrorEncoder(self.codec, worker=self.name, pid=1)
         self.pool: Any = FakeThreads()

@@ -1,0 +1,21 @@
+"""Several workers that do the same, called as one, and what they say of themselves."""
+
+from asyncrpc.serving.replicas.call import ReplicaAnswer
+from asyncrpc.serving.replicas.options import ReplicaOptions
+from asyncrpc.serving.replicas.replica import Replica
+from asyncrpc.serving.replicas.replicas import (
+    Replicas,
+    ReplicaStatistics,
+    ReplicaStatus,
+    RoutedCalls,
+)
+
+__all__ = [
+    "Replica",
+    "ReplicaAnswer",
+    "ReplicaOptions",
+    "ReplicaStatistics",
+    "ReplicaStatus",
+    "Replicas",
+    "RoutedCalls",
+]

@@ -1,0 +1,342 @@
+"""One call to replicas: its attempts, one after the other or two at a time.
+
+Each attempt is a call of the worker, which ends with this one, whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, NoReturn, TypeVar
+
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import AsyncRpcError, UsageError
+from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.options import PLAIN, CallOptions
+from asyncrpc.serving.replicas.machine.attempts import (
+    Failure,
+    Health,
+    Step,
+    step_after,
+)
+from asyncrpc.serving.replicas.machine.routing import ReplicaRecord
+from asyncrpc.serving.replicas.messages import AnswerNote, read_note
+from asyncrpc.serving.replicas.router import ReplicaRouter, health_of
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAnswer(Generic[T]):
+    """An answer, and where it comes from.
+
+    Attributes:
+        value: what the function returned.
+        replica: name of the worker that it ran on.
+        version: of the weights that made it; None: the function did not say.
+        attempts: how many times the call was made, hedged calls included.
+    """
+
+    value: T
+    replica: str
+    version: int | None
+    attempts: int
+
+
+@dataclass(slots=True)
+class CallCounts:
+    """What has become of the calls of one router.
+
+    Attributes:
+        calls: that were made.
+        retries: attempts after another had failed.
+        retries_refused: that the budget did not allow.
+        hedges: attempts beside another that was slow.
+        hedges_won: of those, how many answered first.
+    """
+
+    calls: int = 0
+    retries: int = 0
+    retries_refused: int = 0
+    hedges: int = 0
+    hedges_won: int = 0
+
+
+class AttemptFailedError(Exception):
+    """One attempt has failed; the error of the program is its cause."""
+
+    def __init__(self, failure: Failure, error: BaseException) -> None:
+        super().__init__(failure.value)
+        self.failure = failure
+        self.error = error
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One call of the worker, at one replica."""
+
+    record: ReplicaRecord
+    future: CallFuture[Any]
+    began_s: float
+
+
+@dataclass(slots=True, eq=False)
+class ReplicaCall:
+    """One call of the program.
+
+    Attributes:
+        router: chooses.
+        counts: what is counted.
+        function: its name, for people.
+        start: begins one attempt at a replica; it may raise.
+        key: calls with the same one go to the same replica.
+        is_idempotent: whether the function may run twice.
+        deadline: of all attempts together.
+    """
+
+    router: ReplicaRouter
+    counts: CallCounts
+    function: str
+    start: Callable[[ReplicaRecord, Deadline | None], CallFuture[Any]]
+    key: bytes | None
+    is_idempotent: bool
+    deadline: Deadline | None
+    tried: list[ReplicaRecord] = field(default_factory=list)
+    attempts: int = 0
+    retries: int = 0
+
+    async def run(self) -> ReplicaAnswer[Any]:
+        """Make attempts until one says something final.
+
+        Cancellation:
+            The attempts under way are cancelled.
+        """
+        self.begin()
+        last: AttemptFailedError | None = None
+        while True:
+            record = await self.next_record(last)
+            try:
+                return await self._try(record)
+            except AttemptFailedError as failed:
+                last = failed
+                self.check_may_go_on(failed)
+
+    def begin(self) -> None:
+        """Pay into the budgets, and be counted."""
+        routing = self.router.routing
+        now_s = self.router.worker.loop.time()
+        routing.retries.pay(now_s)
+        routing.hedges.pay(now_s)
+        self.counts.calls += 1
+
+    async def next_record(self, last: AttemptFailedError | None) -> ReplicaRecord:
+        """Return the next replica; raise the last error if none is left.
+
+        Cancellation:
+            Nothing has changed.
+        """
+        try:
+            found = await self.router.choose(self.key, self.tried, self.deadline)
+        except AsyncRpcError:
+            if last is None:
+                raise
+            raise_cause(last)
+        if found is None:
+            assert last is not None  # some have been tried
+            raise_cause(last)
+        return found
+
+    def check_may_go_on(self, failed: AttemptFailedError) -> None:
+        """Raise the error of a failed attempt, unless another one is to be made."""
+        if not self._may_go_on(failed.failure):
+            raise_cause(failed)
+
+    def note_attempt(self, record: ReplicaRecord) -> None:
+        """Take note that an attempt is made at a replica."""
+        self.tried.append(record)
+        self.attempts += 1
+
+    def _may_go_on(self, failure: Failure) -> bool:
+        options, counts = self.router.options, self.counts
+        left = options.attempts_max - 1 - self.retries
+        step = step_after(failure, is_idempotent=self.is_idempotent, attempts_left=left)
+        if step is Step.RAISE:
+            return False
+        if step is Step.RETRY:
+            if not self.router.routing.retries.take():
+                counts.retries_refused += 1
+                return False
+            self.retries += 1
+            counts.retries += 1
+        return True
+
+    # --- one or two attempts ---------------------------------------------------------
+
+    async def _try(self, record: ReplicaRecord) -> ReplicaAnswer[Any]:
+        first = self._begin(record)
+        after_s = None
+        if self.is_idempotent:
+            after_s = self.router.routing.hedge_after_s(self.function)
+        if after_s is not None:
+            return await self._race(first, after_s)
+        try:
+            value = await first.future  # its deadline, or the end of its link, ends it
+        except asyncio.CancelledError:
+            self._give_up(first, is_first=False)
+            raise
+        except Exception as error:
+            raise self._failed(first, error) from error
+        return self._answered(first, value, is_first=True)
+
+    async def _race(self, first: Attempt, after_s: float) -> ReplicaAnswer[Any]:
+        """Wait for an attempt, and from some time on for a second one as well."""
+        running = [first]
+        failed: AttemptFailedError | None = None
+        timeout_s: float | None = after_s
+        try:
+            while running:
+                futures = [one.future for one in running]
+                done, _ = await asyncio.wait(
+                    futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                timeout_s = None
+                if not done:
+                    self._hedge(running)
+                    continue
+                for one in [one for one in running if one.future in done]:
+                    running.remove(one)
+                    try:
+                        value = one.future.result()
+                    except BaseException as error:  # noqa: BLE001  (likewise)
+                        failed = self._failed(one, error)
+                        continue
+                    if one is not first:
+                        self.counts.hedges_won += 1
+                    return self._answered(one, value, is_first=one is first)
+        finally:
+            for one in running:
+                self._give_up(one, is_first=one is first)
+        assert failed is not None  # nothing runs, and nothing was returned
+        raise failed from failed.error
+
+    def _hedge(self, running: list[Attempt]) -> None:
+        """Make the call once more, at another replica, if the budget allows it."""
+        routing = self.router.routing
+        # The key's own replica is slow: the next one of the key may have its cache.
+        record = self.router.choose_now(self.key, self.tried)
+        if record is None or not routing.hedges.take():
+            return
+        try:
+            running.append(self._begin(record))
+        except AttemptFailedError:  # the first one runs on
+            return
+        self.counts.hedges += 1
+
+    def _begin(self, record: ReplicaRecord) -> Attempt:
+        self.note_attempt(record)
+        began_s = self.router.worker.loop.time()
+        self.router.routing.begin(record)
+        try:
+            future = self.start(record, self.deadline)
+        except Exception as error:
+            failure = self.router.failure_of(record, error)
+            self.router.end(record, health_of(failure))
+            raise AttemptFailedError(failure, error) from error
+        except BaseException:
+            self.router.end(record, Health.UNKNOWN)
+            raise
+        return Attempt(record, future, began_s)
+
+    # --- how they end ----------------------------------------------------------------
+
+    def _answered(
+        self, attempt: Attempt, value: Any, *, is_first: bool
+    ) -> ReplicaAnswer[Any]:
+        self.router.end(attempt.record, Health.GOOD)
+        note = self._take_note(attempt)
+        if is_first:
+            self._record_latency(attempt)
+        version = None if note is None else note.version
+        return ReplicaAnswer(value, attempt.record.name, version, self.attempts)
+
+    def _failed(self, attempt: Attempt, error: BaseException) -> AttemptFailedError:
+        self._take_note(attempt)  # which may say that it drains
+        failure = self.router.failure_of(attempt.record, error)
+        self.router.end(attempt.record, health_of(failure))
+        return AttemptFailedError(failure, error)
+
+    def _give_up(self, attempt: Attempt, *, is_first: bool) -> None:
+        """Cancel an attempt that is no longer wanted."""
+        if not attempt.future.cancel():
+            # It has ended in the same turn: its error, if any, is of no interest.
+            attempt.future.cancelled() or attempt.future.exception()
+        self.router.end(attempt.record, Health.UNKNOWN)
+        if is_first:
+            self._record_latency(attempt)
+
+    def _record_latency(self, attempt: Attempt) -> None:
+        if self.is_idempotent:
+            taken_s = self.router.worker.loop.time() - attempt.began_s
+            self.router.routing.record_latency(self.function, taken_s)
+
+    def _take_note(self, attempt: Attempt) -> AnswerNote | None:
+        found = attempt.future.note
+        note = None if found is None else read_note(found)
+        if note is not None:
+            self.router.on_note(attempt.record, note)
+        return note
+
+
+def raise_cause(failed: AttemptFailedError) -> NoReturn:
+    """Raise the error of the program, without what is between."""
+    raise failed.error from failed.error.__cause__
+
+
+def starter(
+    router: ReplicaRouter,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: CallOptions,
+) -> tuple[str, Callable[[ReplicaRecord, Deadline | None], CallFuture[Any]]]:
+    """Return a function's name, and what begins one attempt at a replica.
+
+    Raises:
+        EncodeError: the function cannot be named.
+    """
+    calls = router.worker.parts.calls
+    target, values = calls.describe(function, args, kwargs)
+    name = target or str(getattr(function, "__qualname__", function))
+    name = name.rpartition(":")[2]
+
+    def start(record: ReplicaRecord, deadline: Deadline | None) -> CallFuture[Any]:
+        left_s = None
+        if deadline is not None:
+            left_s = max(deadline.at_s - router.worker.loop.time(), 0.0)
+        call = calls.new_call(name, record.name)
+        if options is not PLAIN:
+            call.options = options
+        fresh = list(values[0]), dict(values[1])
+        calls.begin(call, target, fresh, timeout_s=left_s)
+        return call
+
+    return name, start
+
+
+_KEY_WANTED: Final = "a string, bytes, an integer, or None"
+
+
+def key_bytes(key: Any) -> bytes | None:
+    """Return what a key is hashed as.
+
+    Raises:
+        UsageError: it is of another kind.
+    """
+    if key is None or type(key) is bytes:
+        return key
+    if type(key) is str:
+        return b"s" + key.encode(errors="surrogatepass")
+    if type(key) is int:
+        return b"i" + str(key).encode()
+    raise UsageError(f"key must be {_KEY_WANTED}, not of type {type(key).__name__}")

@@ -1,0 +1,341 @@
+"""Which replica gets a call: by load, by key, by canary share, by health.
+
+- *By load*: of two replicas chosen at random, the one with the smaller load.  That is
+  what it has told with its last answer, less what this router had there then, plus
+  what this router has there now.  What was told is halved each second: a replica of
+  which nothing is heard counts as idle, so that it is asked again.
+- *By key*: the highest score of a rendezvous hash; every router agrees.
+- *Canaries*: a replica may say that it is one, and which share of the calls canaries
+  get.  Of a call with a key, the key decides, so that all routers decide alike.
+- *Health*: replicas that fail several times in a row are left out for a while, unless
+  too many would be.  If no other is left, these are asked: a wrong verdict must not
+  stop the service.
+
+All choices are made with numbers that `draw` returns: random ones from 0 to below 1.
+
+Source: M. Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", IEEE
+TPDS 12(10), 2001.  B. Wydrowski et al., "Load is not what you should balance:
+Introducing Prequal", NSDI 2024, for requests in flight as the load, as seen by the
+replica itself.  J. Dean, L. Barroso, "The Tail at Scale", CACM 56(2), 2013, for hedged
+requests.  V. Mirrokni et al., "Consistent Hashing with Bounded Loads", SODA 2018, for
+`key_load_max`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
+
+from asyncrpc.serving.replicas.machine.attempts import Health
+from asyncrpc.serving.replicas.machine.budgets import ShareBudget
+from asyncrpc.serving.replicas.machine.latency import LatencyWindow
+from asyncrpc.serving.replicas.machine.rendezvous_hash import score_of, unit_of
+from asyncrpc.serving.replicas.machine.states import (
+    ReplicaEvent,
+    ReplicaLife,
+    ReplicaState,
+)
+from asyncrpc.serving.replicas.options import ReplicaOptions
+
+Draw = Callable[[], float]
+
+LOAD_HALF_LIFE_S: Final = 1.0
+LOAD_MIN: Final = 0.5  # of others; what is less counts as none
+FIRST_SHARE: Final = 0.1  # of its calls, for a replica that has just become ready
+EJECTION_FACTOR_MAX: Final = 10
+RETRIES_SAVED: Final = 100.0  # the death of a replica with so many calls is survived
+RETRIES_PER_S: Final = 1.0
+HEDGES_SAVED: Final = 30.0  # a pause of one replica, of the size of a garbage collection
+FUNCTIONS_MAX: Final = 256  # whose latencies are kept; of others no call is hedged
+
+
+class ReplicaRecord:
+    """What a router knows of one life of one replica.
+
+    Attributes:
+        name: of its worker.
+        incarnation: which life of the worker it is.
+        life: its state.
+        weight: its share, relative to those of others.
+        canary: share of the calls that canaries get; 0: it is not a canary.
+        version: of its weights, as it last told; None: it has none.
+        outstanding: calls that this router has there.
+        calls: how many it has been given, ever.
+        failures: how many of the last ones in a row failed.
+    """
+
+    __slots__ = (
+        *("calls", "canary", "ejections", "failures", "incarnation", "life", "name"),
+        *("others", "outstanding", "since_s", "told_s", "until_s", "version", "weight"),
+    )
+
+    def __init__(self, name: str, incarnation: int) -> None:
+        self.name = name
+        self.incarnation = incarnation
+        self.life = ReplicaLife()
+        self.weight = 1.0
+        self.canary = 0.0
+        self.version: int | None = None
+        self.outstanding = 0
+        self.calls = 0
+        self.others = 0.0  # the load there that is not from here, when it was told
+        self.told_s = 0.0
+        self.since_s = 0.0  # when it became ready, or came back
+        self.until_s = 0.0  # when it comes back
+        self.failures = 0
+        self.ejections = 0
+
+    def load(self, now_s: float) -> float:
+        """Return how many calls it works on, as far as is known."""
+        age_s = max(now_s - self.told_s, 0.0)
+        others = self.others * 0.5 ** (age_s / LOAD_HALF_LIFE_S)
+        # A rest that never ends would keep a replica from ever being asked again.
+        return self.outstanding + (others if others > LOAD_MIN else 0.0)
+
+    def tell_load(self, load: float, now_s: float) -> None:
+        """Take the load that it has told just now."""
+        self.others = max(load - self.outstanding, 0.0)
+        self.told_s = now_s
+
+
+class Routing:
+    """The replicas of one router, and what it may add to their load.
+
+    Attributes:
+        retries: the budget of retries.
+        hedges: the budget of hedged calls.
+    """
+
+    def __init__(self, options: ReplicaOptions) -> None:
+        self.options = options
+        self.retries = ShareBudget(
+            options.retry_share,
+            most=RETRIES_SAVED,
+            per_s=RETRIES_PER_S,
+            first=10.0 if options.retry_share else 0.0,
+        )
+        self.hedges = ShareBudget(options.hedge_share, most=HEDGES_SAVED)
+        self._records: dict[str, ReplicaRecord] = {}
+        self._latencies: dict[str, LatencyWindow] = {}
+        self._taking: list[ReplicaRecord] | None = None  # None: to be found anew
+        self._timed = 0  # how many are WARMING or EJECTED
+
+    # --- who is there ----------------------------------------------------------------
+
+    @property
+    def records(self) -> Iterable[ReplicaRecord]:
+        """Return all replicas that are there, by name."""
+        return [self._records[name] for name in sorted(self._records)]
+
+    def get(self, name: str) -> ReplicaRecord | None:
+        """Return the present life of a replica; None if there is none."""
+        return self._records.get(name)
+
+    def add(self, name: str, incarnation: int) -> ReplicaRecord:
+        """Add a replica; a former life of it is over."""
+        self.remove(name)
+        record = self._records[name] = ReplicaRecord(name, incarnation)
+        self._on_changed()
+        return record
+
+    def remove(self, name: str) -> None:
+        """Take note that a replica is gone."""
+        record = self._records.pop(name, None)
+        if record is not None:
+            self.advance(record, ReplicaEvent.GONE)
+
+    def advance(self, record: ReplicaRecord, event: ReplicaEvent) -> bool:
+        """Let something happen to a replica; return whether its state has changed."""
+        has_changed = record.life.advance(event)
+        if has_changed:
+            self._on_changed()
+        return has_changed
+
+    def make_ready(self, record: ReplicaRecord, now_s: float, *, age_s: float) -> None:
+        """A replica has said that it takes calls, since so many seconds."""
+        if self.advance(record, ReplicaEvent.SAID_READY):
+            record.since_s = now_s - age_s
+            self._tick(now_s)
+
+    def set_canary(self, record: ReplicaRecord, share: float) -> None:
+        """A replica has said which share of the calls canaries get; 0: it is none."""
+        if record.canary != share:
+            record.canary = share
+            self._on_changed()
+
+    def _on_changed(self) -> None:
+        self._taking = None
+        timed = (ReplicaState.WARMING, ReplicaState.EJECTED)
+        self._timed = sum(one.life.state in timed for one in self._records.values())
+
+    def _tick(self, now_s: float) -> None:
+        """Let happen what happens with time."""
+        if not self._timed:
+            return
+        for record in self._records.values():
+            if record.life.state is _EJECTED and now_s >= record.until_s:
+                record.since_s = now_s
+                record.failures = 0
+                self.advance(record, ReplicaEvent.RETURNED)
+            is_warm = now_s - record.since_s >= self.options.warm_s
+            if record.life.state is ReplicaState.WARMING and is_warm:
+                self.advance(record, ReplicaEvent.WARMED)
+
+    # --- who gets a call -------------------------------------------------------------
+
+    def choose(
+        self,
+        now_s: float,
+        draw: Draw,
+        *,
+        key: bytes | None = None,
+        tried: Collection[ReplicaRecord] = (),
+    ) -> ReplicaRecord | None:
+        """Return the replica that a call goes to; None: no other is left.
+
+        Args:
+            now_s: the time.
+            draw: returns random numbers.
+            key: calls with the same one go to the same replica.
+            tried: replicas that the call has been at.
+        """
+        self._tick(now_s)
+        pool = self._pool(tried)
+        if not pool:
+            return None
+        pool = self._with_canaries(pool, key, draw)
+        if key is not None:
+            return self._by_key(pool, key, now_s)
+        if self._timed:
+            pool = self._warm_enough(pool, now_s, draw)
+        return self._by_load(pool, now_s, draw)
+
+    def _pool(self, tried: Collection[ReplicaRecord]) -> list[ReplicaRecord]:
+        taking = self._taking
+        if taking is None:
+            there = self.records
+            taking = [one for one in there if one.life.takes_calls]
+            if not taking:  # rather one that failed than none
+                taking = [one for one in there if one.life.state is _EJECTED]
+            self._taking = taking
+        if not tried:
+            return taking
+        return [one for one in taking if one not in tried]
+
+    @staticmethod
+    def _with_canaries(
+        pool: list[ReplicaRecord], key: bytes | None, draw: Draw
+    ) -> list[ReplicaRecord]:
+        """Return the canaries, or the others, as their share will have it."""
+        share = max(one.canary for one in pool)
+        if not share:
+            return pool
+        chance = draw() if key is None else unit_of(key, _CANARY_SALT)
+        wants_canary = chance < share
+        found = [one for one in pool if (one.canary > 0) is wants_canary]
+        return found or pool
+
+    def _by_key(
+        self, pool: list[ReplicaRecord], key: bytes, now_s: float
+    ) -> ReplicaRecord:
+        limit = self.options.key_load_max
+        if limit is None:
+            return max(pool, key=lambda one: score_of(key, one.name, one.weight))
+        in_order = sorted(
+            pool, key=lambda one: score_of(key, one.name, one.weight), reverse=True
+        )
+        # The call itself counts: with an idle pool the first one has room.
+        most = limit * (sum(one.load(now_s) for one in pool) + 1) / len(pool)
+        for one in in_order:
+            if one.load(now_s) + 1 <= max(most, 1.0):
+                return one
+        return in_order[0]
+
+    def _warm_enough(
+        self, pool: list[ReplicaRecord], now_s: float, draw: Draw
+    ) -> list[ReplicaRecord]:
+        """Return the replicas without those still cold whose chance was too small."""
+        found = [
+            one
+            for one in pool
+            if one.life.state is not ReplicaState.WARMING
+            or draw() < self._warm_share(one, now_s)
+        ]
+        return found or pool
+
+    def _warm_share(self, record: ReplicaRecord, now_s: float) -> float:
+        return max((now_s - record.since_s) / self.options.warm_s, FIRST_SHARE)
+
+    @staticmethod
+    def _by_load(pool: list[ReplicaRecord], now_s: float, draw: Draw) -> ReplicaRecord:
+        count = len(pool)
+        if count == 1:
+            return pool[0]
+        first = int(draw() * count)
+        second = int(draw() * (count - 1))
+        one, other = pool[first], pool[second + (second >= first)]
+        one_cost = (one.load(now_s) + 1) / one.weight
+        other_cost = (other.load(now_s) + 1) / other.weight
+        return one if one_cost <= other_cost else other
+
+    # --- what becomes of a call ------------------------------------------------------
+
+    def begin(self, record: ReplicaRecord) -> None:
+        """A call goes to a replica."""
+        record.outstanding += 1
+        record.calls += 1
+
+    def end(self, record: ReplicaRecord, health: Health, now_s: float) -> bool:
+        """A call has ended there; return whether the replica is ejected for it."""
+        record.outstanding -= 1
+        if health is Health.GOOD:
+            record.failures = 0
+        elif health is Health.BAD:
+            record.failures += 1
+            return self._eject_if_bad(record, now_s)
+        return False
+
+    def _eject_if_bad(self, record: ReplicaRecord, now_s: float) -> bool:
+        options = self.options
+        if not options.eject_after or record.failures < options.eject_after:
+            return False
+        count = len(self._records)
+        ejected = sum(one.life.state is _EJECTED for one in self._records.values())
+        if count < _OTHERS_MIN or ejected + 1 > max(options.eject_share * count, 1.0):
+            return False
+        if not self.advance(record, ReplicaEvent.FAILED):
+            return False
+        # Each time of an ejection that it has been well since makes up for one.
+        well = int((now_s - record.until_s) / options.eject_s) if options.eject_s else 0
+        record.ejections = max(record.ejections - well, 0) + 1
+        factor = min(record.ejections, EJECTION_FACTOR_MAX)
+        record.until_s = now_s + options.eject_s * factor
+        return True
+
+    # --- hedging ---------------------------------------------------------------------
+
+    def hedge_after_s(self, function: str) -> float | None:
+        """Return the seconds after which a call is made once more; None: never."""
+        window = self._latencies.get(function)
+        if window is None:
+            return None
+        found = window.quantile_s
+        return found if found < _FOR_EVER else None
+
+    def record_latency(self, function: str, latency_s: float) -> None:
+        """Take note of how long a call took, or ran before it was given up."""
+        quantile = self.options.hedge_quantile
+        if quantile is None:
+            return
+        window = self._latencies.get(function)
+        if window is None:
+            if len(self._latencies) >= FUNCTIONS_MAX:
+                return
+            window = self._latencies[function] = LatencyWindow(quantile)
+        window.record(latency_s)
+
+
+_EJECTED: Final = ReplicaState.EJECTED
+_OTHERS_MIN: Final = 2  # replicas of which one may be left out
+_FOR_EVER: Final = float("inf")
+_CANARY_SALT: Final = "\x00canary"  # no name of a worker: apart from its scores

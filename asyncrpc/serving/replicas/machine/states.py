@@ -1,0 +1,106 @@
+"""The life of one replica, as one of those who call it sees it.
+
+    state       what it takes
+    JOINING     nothing yet: it has not said that it is ready
+    WARMING     a share of the calls that grows with time
+    READY       calls
+    EJECTED     nothing for a while: it failed too often
+    DRAINING    nothing more: what runs there ends
+    LOST        nothing: it has left, or is gone
+
+A replica that is started again is another one, with a life of its own: so nothing leads
+back from DRAINING or LOST, and news of a life that is over cannot bring it back.
+
+Source: outlier ejection and slow start are Envoy's,
+https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/outlier and
+https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/load_balancing/slow_start
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+
+class ReplicaState(enum.Enum):
+    """What a replica takes."""
+
+    JOINING = "it has not said that it is ready"
+    WARMING = "it takes a growing share of the calls"
+    READY = "it takes calls"
+    EJECTED = "it failed too often: it takes no calls for a while"
+    DRAINING = "it takes no further calls; what runs there ends"
+    LOST = "it has left, or is gone"
+
+
+class ReplicaEvent(enum.Enum):
+    """What has happened to a replica, or what it has said."""
+
+    SAID_READY = "it says that it takes calls"
+    WARMED = "its slow start is over"
+    FAILED = "it failed too often"
+    RETURNED = "the time of its ejection is over"
+    SAID_DRAINING = "it says that it takes no further calls"
+    GONE = "the group says that it has left, or is lost"
+
+
+_S, _E = ReplicaState, ReplicaEvent
+
+TRANSITIONS: Final[Mapping[ReplicaState, Mapping[ReplicaEvent, ReplicaState]]] = {
+    _S.JOINING: {
+        _E.SAID_READY: _S.WARMING,
+        _E.SAID_DRAINING: _S.DRAINING,
+        _E.GONE: _S.LOST,
+    },
+    _S.WARMING: {
+        _E.WARMED: _S.READY,
+        _E.FAILED: _S.EJECTED,
+        _E.SAID_DRAINING: _S.DRAINING,
+        _E.GONE: _S.LOST,
+    },
+    _S.READY: {
+        _E.FAILED: _S.EJECTED,
+        _E.SAID_DRAINING: _S.DRAINING,
+        _E.GONE: _S.LOST,
+    },
+    _S.EJECTED: {
+        _E.RETURNED: _S.WARMING,
+        _E.SAID_DRAINING: _S.DRAINING,
+        _E.GONE: _S.LOST,
+    },
+    _S.DRAINING: {_E.GONE: _S.LOST},
+    _S.LOST: {},
+}
+
+TAKES_CALLS: Final = frozenset({ReplicaState.WARMING, ReplicaState.READY})
+
+
+class ReplicaLife:
+    """The state of one replica.
+
+    Attributes:
+        state: what it takes.
+    """
+
+    __slots__ = ("state",)
+
+    def __init__(self) -> None:
+        self.state = ReplicaState.JOINING
+
+    def advance(self, event: ReplicaEvent) -> bool:
+        """Go to the next state; an event that is not listed changes nothing.
+
+        Returns:
+            Whether the state has changed.
+        """
+        following = TRANSITIONS[self.state].get(event)
+        if following is None:
+            return False
+        self.state = following
+        return True
+
+    @property
+    def takes_calls(self) -> bool:
+        """Return whether calls may go to it."""
+        return self.state in TAKES_CALLS

@@ -1,0 +1,261 @@
+"""A worker that says of itself that it is a replica: its load, and when it goes.
+
+Any worker can be called through `Replicas`.  One that enters a `Replica` tells its load
+with each answer, is given calls only when it is ready, and can drain: routers then send
+it no further call, and what runs there ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from asyncrpc.arguments import (
+    check_above,
+    check_callable,
+    check_flag,
+    check_kind,
+    check_timeout,
+    is_seconds,
+    shown,
+)
+from asyncrpc.errors import NotStartedError, UsageError
+from asyncrpc.runtime.worker import Worker, current_worker
+from asyncrpc.serving.replicas.messages import ReplicaStatement
+from asyncrpc.serving.replicas.service import ReplicaService, service_of
+
+logger = logging.getLogger("asyncrpc")
+
+
+class TellsVersion(Protocol):
+    """A model whose weights have versions.
+
+    Attributes:
+        on_changed: called without arguments when version or canary share change.
+    """
+
+    on_changed: Callable[[], None] | None
+
+    @property
+    def version(self) -> int | None:
+        """Return the version of the weights that batches get from now on."""
+
+    @property
+    def canary(self) -> float:
+        """Return the share of calls that canaries get; 0: these are for all."""
+
+
+class Replica:
+    """Says that a worker is a replica; an asynchronous context manager.
+
+    At the end of the block it drains, unless the block raised.
+
+    Example:
+        >>> async with Worker("model-0") as worker, serving.Replica(worker) as replica:
+        ...     await told_to_end.wait()
+    """
+
+    def __init__(
+        self,
+        worker: Worker | None = None,
+        *,
+        load: Callable[[], float] | None = None,
+        model: TellsVersion | None = None,
+        weight: float = 1.0,
+        ready: bool = True,
+        drain_timeout_s: float | None = None,
+    ) -> None:
+        """Describe it; `async with` announces it.
+
+        Args:
+            worker: that runs the functions; None: the current one.
+            load: returns the load, a number of at least 0; it must be quick, as it is
+                called for each answer.  None: the number of calls that are served or
+                wait here.
+            model: a `ServedModel`, whose version it tells.
+            weight: its share of the calls, relative to other replicas; of a host with
+                twice the speed, twice as large.
+            ready: whether it takes calls at once.  False: from `make_ready` on.
+            drain_timeout_s: seconds that calls here have to end at the end of the
+                block; None: as in the worker's options.
+
+        Raises:
+            UsageError: an argument is of another kind, or out of its range.
+        """
+        if worker is not None:
+            check_kind("worker", worker, Worker, "a Worker or None")
+        if load is not None:
+            check_callable("load", load)
+        if model is not None and not hasattr(type(model), "version"):
+            raise UsageError(f"model must be a ServedModel, not {shown(model)}")
+        check_above("weight", weight, 0)
+        if math.isinf(weight):
+            raise UsageError("weight must be finite")
+        check_flag("ready", ready)
+        check_timeout("drain_timeout_s", drain_timeout_s)
+        self._worker = worker
+        self._load = load
+        self._model = model
+        self._weight = float(weight)
+        self._drain_timeout_s = drain_timeout_s
+        self._begins_ready = ready
+        self._ready_at_s: float | None = None
+        self._is_draining = False
+        self._load_failed = False
+        self._service: ReplicaService | None = None
+
+    async def __aenter__(self) -> Self:
+        """Announce the replica.
+
+        Raises:
+            NotStartedError: the worker does not run, or there is no current one.
+            UsageError: it was entered before, the worker is a replica already, or this
+                is not the worker's event loop.
+        """
+        worker = self._worker = self._worker or current_worker()
+        worker.parts.lifecycle.check_on_loop("a Replica")
+        service = service_of(worker.parts)
+        if self._service is not None:
+            raise UsageError("a Replica is entered once; make a new one")
+        if service.statement is not None:
+            raise UsageError(f"worker {worker.name!r} is a replica already")
+        self._service = service
+        service.statement = self._statement
+        worker.parts.note_of = self._note
+        if self._model is not None:
+            self._model.on_changed = service.tell_watchers
+        if self._begins_ready:
+            self.make_ready()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Drain, unless the block raised; then only say that it goes.
+
+        Cancellation:
+            Calls that run here are not waited for.
+        """
+        assert self._worker is not None  # it was entered
+        if self._worker.is_closed:
+            return
+        if error is None:
+            await self.drain(self._drain_timeout_s)
+        else:
+            self._say_draining()
+
+    def make_ready(self) -> None:
+        """Take calls from now on.
+
+        Raises:
+            NotStartedError: the replica has not been entered.
+        """
+        worker, service = self._entered()
+        if self._ready_at_s is None:
+            self._ready_at_s = worker.loop.time()
+            service.tell_watchers()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it takes no further calls."""
+        return self._is_draining
+
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Take no further calls of routers, and wait until none runs here.
+
+        Routers are told at once.  Calls that are on their way are still served, and so
+        are calls of workers that do not route.  It cannot be called off.
+
+        Args:
+            timeout_s: seconds to wait; None: as in the worker's options.
+
+        Returns:
+            Whether all calls have ended.
+
+        Raises:
+            NotStartedError: the replica has not been entered, or the worker has ended.
+            UsageError: `timeout_s` is no number of seconds.
+
+        Cancellation:
+            It stays draining; calls run on.
+        """
+        check_timeout("timeout_s", timeout_s)
+        worker, _ = self._entered()
+        if timeout_s is None:
+            timeout_s = worker.options.drain_timeout_s
+        self._say_draining()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await worker.parts.admission.wait_idle()
+        except TimeoutError:
+            logger.warning(
+                "worker %r: %d calls had not ended %g s after it began to drain",
+                worker.name,
+                worker.parts.active,
+                timeout_s,
+            )
+            return False
+        return True
+
+    def _say_draining(self) -> None:
+        _, service = self._entered()
+        if not self._is_draining:
+            self._is_draining = True
+            service.tell_watchers()
+
+    def _entered(self) -> tuple[Worker, ReplicaService]:
+        if self._worker is None or self._service is None:
+            raise NotStartedError("use `async with serving.Replica(worker)` first")
+        self._worker.parts.lifecycle.check_running()
+        return self._worker, self._service
+
+    # --- what it tells ---------------------------------------------------------------
+
+    def _statement(self) -> ReplicaStatement:
+        assert self._worker is not None  # it was entered
+        model, ready_at_s = self._model, self._ready_at_s
+        now_s = self._worker.loop.time()
+        return ReplicaStatement(
+            is_ready=ready_at_s is not None,
+            is_draining=self._is_draining or self._worker.is_draining,
+            age_s=0.0 if ready_at_s is None else now_s - ready_at_s,
+            load=self._load_now(),
+            weight=self._weight,
+            canary=0.0 if model is None else model.canary,
+            version=None if model is None else model.version,
+        )
+
+    def _note(self, said: Any) -> list[Any]:
+        """Return what is told beside an answer, by what its function has said."""
+        assert self._worker is not None  # it was entered
+        is_draining = self._is_draining or self._worker.is_draining
+        return [self._load_now(), is_draining, said]
+
+    def _load_now(self) -> float:
+        """Return the load; if the program's function fails, the number of calls."""
+        assert self._worker is not None  # it was entered
+        if self._load is not None:
+            try:
+                return _checked_load(self._load())
+            except Exception:  # the program's own; the answer must go
+                if not self._load_failed:
+                    self._load_failed = True
+                    logger.exception(
+                        "worker %r: its `load` failed; the number of its calls is told"
+                        " in its place",
+                        self._worker.name,
+                    )
+        return float(self._worker.parts.active)
+
+
+def _checked_load(found: object) -> float:
+    if not is_seconds(found) or not 0 <= found < math.inf:
+        raise UsageError(f"load must return a number, not {shown(found)}")
+    return float(found)

@@ -1,0 +1,482 @@
+"""Several workers that do the same, called as one.
+
+`Replicas` is the public interface; `router` knows who is there, `call` makes attempts,
+`machine` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+)
+from dataclasses import dataclass, replace
+from types import NoneType, TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, overload
+
+from asyncrpc.arguments import check_count, check_kind, check_text, check_timeout
+from asyncrpc.errors import NotStartedError, UsageError
+from asyncrpc.runtime.calls.context import effective_deadline
+from asyncrpc.runtime.calls.repeating import is_idempotent
+from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions
+from asyncrpc.runtime.worker import Worker, current_worker
+from asyncrpc.serving.replicas.call import (
+    CallCounts,
+    ReplicaAnswer,
+    ReplicaCall,
+    key_bytes,
+    starter,
+)
+from asyncrpc.serving.replicas.options import ReplicaOptions
+from asyncrpc.serving.replicas.router import ReplicaRouter
+from asyncrpc.serving.replicas.stream import stream_from
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One replica, as its router sees it.
+
+    Attributes:
+        name: of its worker.
+        state: `"JOINING"`, `"WARMING"`, `"READY"`, `"EJECTED"` or `"DRAINING"`.
+        load: calls that it works on, as far as is known.
+        outstanding: of those, how many are from this router.
+        calls: how many this router has given it, ever.
+        version: of its weights, as it last told; None: it has none.
+        canary: share of the calls that canaries get; 0: it is not a canary.
+    """
+
+    name: str
+    state: str
+    load: float
+    outstanding: int
+    calls: int
+    version: int | None
+    canary: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatistics:
+    """What a router has done, and how its replicas are.
+
+    Attributes:
+        replicas: by name.
+        calls: calls and streams of the program.
+        retries: attempts after another had failed.
+        retries_refused: retries that the budget did not allow.
+        hedges: attempts beside another that was slow.
+        hedges_won: of those, how many answered first.
+        hedges_refused: hedged calls that the budget did not allow.
+        ejections: how often a replica was left out because it failed.
+    """
+
+    replicas: tuple[ReplicaStatus, ...]
+    calls: int
+    retries: int
+    retries_refused: int
+    hedges: int
+    hedges_won: int
+    hedges_refused: int
+    ejections: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RoutedOptions:
+    """How one call to replicas is made; see `Replicas.using`."""
+
+    key: bytes | None = None
+    idempotent: bool = False
+    call: CallOptions = PLAIN
+
+
+class Replicas:
+    """Workers that do the same, called as one; an asynchronous context manager.
+
+    A call goes to the less loaded of two replicas that are chosen at random.  If a
+    replica did not run it, because it drains, is overloaded, or was lost before it got
+    the call, another one does.  If the replica was lost while it may have run it, the
+    call fails, unless the function is idempotent (`asyncrpc.idempotent`); such a call
+    is also made once more if it takes longer than most, and the first answer counts.
+
+    Replicas are the members of the group whose names match.  They come and go while
+    calls are made; a worker that is started again is a new replica.  Nothing is shared
+    between routers: each may be in a process of its own.
+
+    Example:
+        >>> async with serving.Replicas(worker, "model-*") as replicas:
+        ...     logits = await replicas.call(predict, row)
+        ...     again = await replicas.using(key=user).call(complete, prompt)
+
+    Source: see docs/explanation/replicas.md.
+    """
+
+    def __init__(
+        self,
+        worker: Worker | None,
+        names: str,
+        *,
+        options: ReplicaOptions | None = None,
+    ) -> None:
+        """Describe the replicas; `async with` begins to follow them.
+
+        Args:
+            worker: that calls them; None: the current one.
+            names: a pattern of their names, as `model-*`; see `fnmatch`.
+            options: how calls are spread.
+
+        Raises:
+            UsageError: an argument is of another kind.
+        """
+        if worker is not None:
+            check_kind("worker", worker, Worker, "a Worker or None")
+        check_text("names", names)
+        wanted = "a ReplicaOptions or None"
+        check_kind("options", options, (ReplicaOptions, NoneType), wanted)
+        self._worker = worker
+        self._names = names
+        self._options = options or ReplicaOptions()
+        self._router: ReplicaRouter | None = None
+        self._counts = CallCounts()
+        self._plain = RoutedCalls(self, _RoutedOptions())
+
+    async def __aenter__(self) -> Self:
+        """Begin to follow who is there.  It waits for no replica.
+
+        Raises:
+            NotStartedError: the worker does not run, or there is no current one.
+            UsageError: it was entered before, or this is not the worker's event loop.
+
+        Cancellation:
+            It never waits.
+        """
+        if self._router is not None:
+            raise UsageError("a Replicas is entered once; make a new one")
+        worker = self._worker or current_worker()
+        worker.parts.lifecycle.check_on_loop("Replicas")
+        self._router = ReplicaRouter(worker, self._names, self._options)
+        self._router.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Follow them no more.  Calls under way go on."""
+        assert self._router is not None  # it was entered
+        await self._router.close()
+
+    def using(self, **options: Any) -> RoutedCalls:
+        """Return the same replicas with other options for the calls made through it.
+
+        Args:
+            **options: `key`: a string, bytes or an integer: calls with the same key go
+                    to the same replica as long as it is ready, by whichever router.
+                    For caches: of the prefix of a prompt, of a session.
+                `idempotent`: whether the function may run twice.
+                `timeout_s`: seconds for all attempts together.
+                `codec`, `device_map`: as in `Peer.using`.
+
+        Raises:
+            TypeError: there is no such option.
+            UsageError: a value is of another kind.
+
+        Example:
+            >>> await replicas.using(key=session, timeout_s=2.0).call(complete, prompt)
+        """
+        return self._plain.using(**options)
+
+    @overload
+    async def call(
+        self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    @overload
+    async def call(
+        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    async def call(
+        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run `function` on one of the replicas and return its result.
+
+        Args:
+            function: as for `Peer.call`.
+            *args: likewise.  Do not write to a tensor until the call returns.
+            **kwargs: likewise.
+
+        Returns:
+            What `function` returned.
+
+        Raises:
+            RemoteError: `function` raised.
+            RejectedError: no replica is ready, or none takes the call; it was not run.
+                `OverloadedError` says when to come again.
+            WorkerLostError: the replica is gone; `outcome` says whether it may have run
+                the function.
+            DeadlineExceededError: the deadline passed.
+            EncodeError: an argument cannot be sent.  Nothing was.
+            UsageError: this is not the worker's event loop.
+            NotStartedError: this object has not been entered.
+
+        Cancellation:
+            All attempts are cancelled, where they run as well.
+
+        Example:
+            >>> logits = await replicas.call(predict, row)
+        """
+        return (await self._plain.answer(function, *args, **kwargs)).value
+
+    async def answer(
+        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> ReplicaAnswer[Any]:
+        """Run `function` on one of the replicas; return its result, and who made it.
+
+        Args:
+            function: as for `call`.
+            *args: likewise.
+            **kwargs: likewise.
+
+        Returns:
+            The result, the replica's name, and the version of its weights.
+
+        Raises:
+            AsyncRpcError: as for `call`.
+
+        Cancellation:
+            As for `call`.
+        """
+        return await self._plain.answer(function, *args, **kwargs)
+
+    @overload
+    def stream(
+        self,
+        function: Callable[P, AsyncIterator[T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> AsyncGenerator[T, None]: ...
+    @overload
+    def stream(
+        self,
+        function: Callable[P, Iterator[T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> AsyncGenerator[T, None]: ...
+    def stream(
+        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        """Run a generator on one of the replicas and yield its items as they come.
+
+        Until the first item it may move to another replica, as a call does; from then
+        on it stays.  Close it as a stream of `Peer.stream`.
+
+        Args:
+            function: a generator function.
+            *args: as for `call`.
+            **kwargs: likewise.
+
+        Yields:
+            The items, in order.
+
+        Raises:
+            AsyncRpcError: as for `call`; WorkerLostError after some items, too.
+
+        Cancellation:
+            The generator is closed; this does not wait for it.
+
+        Example:
+            >>> async with aclosing(replicas.stream(complete, prompt)) as tokens:
+            ...     async for token in tokens:
+            ...         print(token)
+        """
+        return self._plain.stream(function, *args, **kwargs)
+
+    async def wait_ready(self, count: int = 1, timeout_s: float | None = None) -> None:
+        """Wait until so many replicas take calls.
+
+        Args:
+            count: of replicas.
+            timeout_s: seconds to wait; None: no limit.
+
+        Raises:
+            TimeoutError: it passed.
+            UsageError: an argument is of another kind.
+            NotStartedError: this object has not been entered.
+
+        Cancellation:
+            Nothing has changed.
+        """
+        check_count("count", count, at_least=1)
+        check_timeout("timeout_s", timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await self.entered("Replicas.wait_ready").wait_ready(count)
+
+    def statistics(self) -> ReplicaStatistics:
+        """Return how the replicas are, and what has become of the calls.
+
+        Raises:
+            NotStartedError: this object has not been entered.
+        """
+        router, counts = self.entered("Replicas.statistics"), self._counts
+        now_s = router.worker.loop.time()
+        return ReplicaStatistics(
+            replicas=tuple(
+                ReplicaStatus(
+                    name=one.name,
+                    state=one.life.state.name,
+                    load=one.load(now_s),
+                    outstanding=one.outstanding,
+                    calls=one.calls,
+                    version=one.version,
+                    canary=one.canary,
+                )
+                for one in router.routing.records
+            ),
+            calls=counts.calls,
+            retries=counts.retries,
+            retries_refused=counts.retries_refused,
+            hedges=counts.hedges,
+            hedges_won=counts.hedges_won,
+            hedges_refused=router.routing.hedges.refused,
+            ejections=router.ejections,
+        )
+
+    def entered(self, used: str) -> ReplicaRouter:
+        """Internal: return the router.
+
+        Raises:
+            NotStartedError: this object has not been entered, or its worker has ended.
+            UsageError: this is not the worker's event loop.
+        """
+        if self._router is None:
+            raise NotStartedError("use `async with serving.Replicas(...)` first")
+        self._router.worker.parts.lifecycle.check_on_loop(used)
+        return self._router
+
+    @property
+    def counts(self) -> CallCounts:
+        """Internal: what is counted."""
+        return self._counts
+
+    def __repr__(self) -> str:
+        return f"<Replicas {self._names!r}>"
+
+
+class RoutedCalls:
+    """Calls to replicas with options of their own; from `Replicas.using`."""
+
+    __slots__ = ("_options", "_replicas")
+
+    def __init__(self, replicas: Replicas, options: _RoutedOptions) -> None:
+        self._replicas = replicas
+        self._options = options
+
+    def using(self, **options: Any) -> RoutedCalls:
+        """Return the same with more options; see `Replicas.using`.
+
+        Raises:
+            TypeError: there is no such option.
+            UsageError: a value is of another kind.
+        """
+        known = {"key", "idempotent", "timeout_s", "codec", "device_map"}
+        unknown = sorted(options.keys() - known)
+        if unknown:
+            names = ", ".join(sorted(known))
+            raise TypeError(f"there is no option {unknown[0]!r}; there are {names}")
+        mine = self._options
+        call = replace(
+            mine.call,
+            **{name: options[name] for name in known - {"key"} if name in options},
+        )
+        key = key_bytes(options["key"]) if "key" in options else mine.key
+        made = _RoutedOptions(
+            key=key, idempotent=call.idempotent, call=replace(call, idempotent=False)
+        )
+        if "idempotent" not in options:
+            made = replace(made, idempotent=mine.idempotent)
+        return RoutedCalls(self._replicas, made)
+
+    async def call(
+        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run `function` on one of the replicas; see `Replicas.call`.
+
+        Args:
+            function: as there.
+            *args: likewise.
+            **kwargs: likewise.
+
+        Raises:
+            AsyncRpcError: as there.
+
+        Cancellation:
+            All attempts are cancelled.
+        """
+        return (await self.answer(function, *args, **kwargs)).value
+
+    async def answer(
+        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> ReplicaAnswer[Any]:
+        """Run `function`; return its result, and who made it; see `Replicas.answer`.
+
+        Args:
+            function: as there.
+            *args: likewise.
+            **kwargs: likewise.
+
+        Raises:
+            AsyncRpcError: as there.
+
+        Cancellation:
+            All attempts are cancelled.
+        """
+        return await self._made("Replicas.call", function, args, kwargs).run()
+
+    def stream(
+        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        """Run a generator on one of the replicas; see `Replicas.stream`.
+
+        Args:
+            function: as there.
+            *args: likewise.
+            **kwargs: likewise.
+
+        Yields:
+            The items, in order.
+
+        Raises:
+            AsyncRpcError: as there.
+
+        Cancellation:
+            The generator is closed.
+        """
+        call = self._made("Replicas.stream", function, args, kwargs)
+        return stream_from(call, function, args, kwargs, self._options.call)
+
+    def _made(
+        self, used: str, function: Callable[..., Any], args: Any, kwargs: Any
+    ) -> ReplicaCall:
+        router, options = self._replicas.entered(used), self._options
+        name, start = starter(router, function, args, kwargs, options.call)
+        timeout_s = options.call.timeout_s
+        if timeout_s is UNSET:
+            timeout_s = router.worker.options.rpc_timeout_s
+        return ReplicaCall(
+            router=router,
+            counts=self._replicas.counts,
+            function=name,
+            start=start,
+            key=options.key,
+            is_idempotent=options.idempotent or is_idempotent(function),
+            deadline=effective_deadline(timeout_s, router.worker.loop.time()),
+        )

@@ -1,0 +1,317 @@
+"""The replicas of one router: who is there, how they are, and who gets a call.
+
+`machine.routing` decides.  Here are the events: members come and go, replicas say how
+they are, answers bring notes; and the waiting for a replica that is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+from typing import Final
+
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import (
+    AsyncRpcError,
+    Outcome,
+    RejectedError,
+    RemoteError,
+    TransportError,
+    UnknownWorkerError,
+    WorkerLostError,
+)
+from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.calls.machine.link import LinkState
+from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
+from asyncrpc.runtime.membership.machine.membership import ChangeKind
+from asyncrpc.runtime.ports import ask
+from asyncrpc.runtime.worker import Worker
+from asyncrpc.serving.replicas.machine.attempts import HEALTH, Failure, Health
+from asyncrpc.serving.replicas.machine.routing import ReplicaRecord, Routing
+from asyncrpc.serving.replicas.machine.states import ReplicaEvent, ReplicaState
+from asyncrpc.serving.replicas.messages import (
+    AnswerNote,
+    ReplicaStatement,
+    WatchReplica,
+)
+from asyncrpc.serving.replicas.options import ReplicaOptions
+from asyncrpc.serving.replicas.service import service_of
+
+logger = logging.getLogger("asyncrpc")
+
+# A replica that cannot be asked how it is is asked again after these pauses.
+FIRST_PAUSE_S: Final = 0.1
+LAST_PAUSE_S: Final = 2.0
+WAITING_MAX: Final = 1024  # calls that wait for a replica to become ready
+_ENDS: Final = (ChangeKind.LEFT, ChangeKind.LOST)
+
+
+class ReplicaRouter:
+    """Knows the replicas, and chooses among them.
+
+    Attributes:
+        routing: decides.
+        pattern: of the names of the replicas.
+        worker: that calls them.
+        ejections: how often a replica was left out because it failed.
+    """
+
+    def __init__(self, worker: Worker, pattern: str, options: ReplicaOptions) -> None:
+        self.worker = worker
+        self.pattern = pattern
+        self.options = options
+        self.routing = Routing(options)
+        self.ejections = 0
+        seed = int.from_bytes(worker.parts.random_bytes(8), "big")
+        self._draw = random.Random(seed).random  # noqa: S311  (no secret)
+        self._changed = asyncio.Event()
+        self._waiting = 0
+        self._following: asyncio.Task[None] | None = None
+        self._watching: dict[ReplicaRecord, asyncio.Task[None]] = {}
+
+    # --- life ------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Begin to follow who is there."""
+        parts = self.worker.parts
+        service_of(parts).listen(self)
+        changes = self.worker.members_changed()
+        self._sync()
+        self._following = parts.start_task(self._follow(changes))
+
+    async def close(self) -> None:
+        """End all tasks.
+
+        Cancellation:
+            They are cancelled all the same.
+        """
+        service_of(self.worker.parts).unlisten(self)
+        tasks = [*self._watching.values()]
+        if self._following is not None:
+            tasks.append(self._following)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _follow(self, changes: MemberChanges) -> None:
+        async for change in changes:
+            self._on_member(change)
+
+    def _on_member(self, change: MemberChange) -> None:
+        name = change.member.name
+        if change.kind is ChangeKind.RESYNC:
+            self._sync()
+        elif not fnmatchcase(name, self.pattern):
+            return
+        elif change.kind in _ENDS:
+            known = self.routing.get(name)
+            if known is not None and change.incarnation in (0, known.incarnation):
+                self._remove(name)
+        else:
+            self._add(name, change.incarnation)
+
+    def _sync(self) -> None:
+        """Compare with the whole list of members."""
+        there = {
+            one.name
+            for one in self.worker.known_members
+            if fnmatchcase(one.name, self.pattern)
+        }
+        for record in self.routing.records:
+            if record.name not in there:
+                self._remove(record.name)
+        for name in sorted(there):
+            found = self.worker.parts.directory.known_incarnation(name) or 0
+            known = self.routing.get(name)
+            if known is None or found not in (0, known.incarnation):
+                self._add(name, found)
+
+    def _add(self, name: str, incarnation: int) -> None:
+        known = self.routing.get(name)
+        if known is not None:
+            if known.incarnation == incarnation:
+                return
+            self._remove(name)
+        record = self.routing.add(name, incarnation)
+        task = self.worker.parts.start_task(self._watch(record))
+        self._watching[record] = task
+        task.add_done_callback(lambda _: self._watching.pop(record, None))
+
+    def _remove(self, name: str) -> None:
+        record = self.routing.get(name)
+        self.routing.remove(name)
+        if record is not None and record in self._watching:
+            self._watching[record].cancel()
+        self._changed.set()
+
+    # --- what replicas say -----------------------------------------------------------
+
+    async def _watch(self, record: ReplicaRecord) -> None:
+        """Ask a replica how it is, until it says so, or is gone."""
+        pause_s = FIRST_PAUSE_S
+        while record.life.state is ReplicaState.JOINING:
+            try:
+                self._on_statement(record, await self._ask(record))
+            except RemoteError:  # it does not know the question: it tells nothing
+                self._on_statement(record, None)
+            except (AsyncRpcError, TimeoutError) as error:
+                logger.debug("replica %r cannot be asked: %s", record.name, error)
+            else:
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+    async def _ask(self, record: ReplicaRecord) -> ReplicaStatement | None:
+        link = await self.worker.parts.link_to(record.name)
+        record.incarnation = link.peer.incarnation
+        timeout_s = self.worker.options.network.connect_timeout_s
+        deadline = Deadline.after(timeout_s, self.worker.loop.time())
+        return await ask(link, WatchReplica(), deadline=deadline)
+
+    def on_news(self, peer: WorkerId, statement: ReplicaStatement) -> None:
+        """A replica has told how it is now."""
+        record = self.routing.get(peer.name)
+        if record is not None and record.incarnation == peer.incarnation:
+            self._on_statement(record, statement)
+
+    def _on_statement(
+        self, record: ReplicaRecord, statement: ReplicaStatement | None
+    ) -> None:
+        now_s = self.worker.loop.time()
+        if statement is None:
+            self.routing.make_ready(record, now_s, age_s=math.inf)
+        else:
+            record.weight = statement.weight if statement.weight > 0 else 1.0
+            record.version = statement.version
+            record.tell_load(statement.load, now_s)
+            self.routing.set_canary(record, statement.canary)
+            if statement.is_draining:
+                self.routing.advance(record, ReplicaEvent.SAID_DRAINING)
+            elif statement.is_ready:
+                self.routing.make_ready(record, now_s, age_s=statement.age_s)
+        self._changed.set()
+
+    def on_note(self, record: ReplicaRecord, note: AnswerNote) -> None:
+        """An answer has brought a note."""
+        record.tell_load(note.load, self.worker.loop.time())
+        if note.is_draining:
+            self.routing.advance(record, ReplicaEvent.SAID_DRAINING)
+
+    def is_leaving(self, name: str) -> bool:
+        """Return whether a replica has said goodbye on its link."""
+        link = self.worker.parts.directory.link_to(name)
+        return link is not None and link.status.state is LinkState.DRAINING
+
+    # --- choosing --------------------------------------------------------------------
+
+    async def choose(
+        self,
+        key: bytes | None,
+        tried: Collection[ReplicaRecord],
+        deadline: Deadline | None,
+    ) -> ReplicaRecord | None:
+        """Return a replica, waiting for one if none is ready at all.
+
+        Returns:
+            None: those that are ready have all been tried.
+
+        Raises:
+            RejectedError: none became ready in time, or too many calls wait.
+
+        Cancellation:
+            Nothing has changed.
+        """
+        found = self.choose_now(key, tried)
+        if found is not None or self._has_ready:
+            return found
+        if self._waiting >= WAITING_MAX:
+            raise self._none_ready(f"{self._waiting} calls wait for one")
+        limit_s = self.worker.loop.time() + self.options.ready_timeout_s
+        if deadline is not None:
+            limit_s = min(limit_s, deadline.at_s)
+        self._waiting += 1
+        try:
+            async with asyncio.timeout_at(limit_s):
+                while not self._has_ready:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            waited = f"none became ready in {self.options.ready_timeout_s:g} s"
+            raise self._none_ready(waited) from None
+        finally:
+            self._waiting -= 1
+        return self.choose_now(key, tried)
+
+    def choose_now(
+        self, key: bytes | None, tried: Collection[ReplicaRecord]
+    ) -> ReplicaRecord | None:
+        """Return a replica; None: none is ready that has not been tried."""
+        now_s = self.worker.loop.time()
+        return self.routing.choose(now_s, self._draw, key=key, tried=tried)
+
+    @property
+    def _has_ready(self) -> bool:
+        return any(one.life.takes_calls for one in self.routing.records)
+
+    def _none_ready(self, why: str) -> RejectedError:
+        states = ", ".join(
+            f"{one.name!r} is {one.life.state.name}" for one in self.routing.records
+        )
+        there = states or "no worker of such a name is there"
+        return RejectedError(
+            f"no replica {self.pattern!r} is ready, and {why}; {there}",
+            outcome=Outcome.NOT_EXECUTED,
+        )
+
+    async def wait_ready(self, count: int) -> None:
+        """Wait until so many replicas are ready.
+
+        Cancellation:
+            Nothing has changed.
+        """
+        while sum(one.life.takes_calls for one in self.routing.records) < count:
+            self._changed.clear()
+            await self._changed.wait()  # the caller has a limit
+
+    # --- what becomes of a call ------------------------------------------------------
+
+    def end(self, record: ReplicaRecord, health: Health) -> None:
+        """A call has ended at a replica."""
+        now_s = self.worker.loop.time()
+        if self.routing.end(record, health, now_s):
+            self.ejections += 1
+            logger.warning(
+                "replica %r failed %d times in a row: it gets no calls for %.3g s",
+                record.name,
+                record.failures,
+                record.until_s - now_s,
+            )
+
+    def failure_of(self, record: ReplicaRecord, error: BaseException) -> Failure:
+        """Return how an attempt has failed."""
+        outcome = getattr(error, "outcome", Outcome.UNKNOWN)
+        if isinstance(error, RejectedError):
+            if self.is_leaving(record.name) and outcome is Outcome.NOT_EXECUTED:
+                self.routing.advance(record, ReplicaEvent.SAID_DRAINING)
+            draining = record.life.state is ReplicaState.DRAINING
+            return Failure.DRAINING if draining else Failure.OVERLOADED
+        if isinstance(error, UnknownWorkerError):
+            return Failure.UNREACHED
+        if isinstance(error, WorkerLostError | TransportError):
+            is_safe = outcome is Outcome.NOT_EXECUTED
+            return Failure.UNREACHED if is_safe else Failure.LOST
+        if isinstance(error, TimeoutError) and not isinstance(error, RemoteError):
+            return Failure.LATE
+        if isinstance(error, RemoteError):
+            return Failure.RAISED
+        return Failure.MISUSED
+
+
+def health_of(failure: Failure) -> Health:
+    """Return what a failed attempt says of its replica."""
+    return HEALTH[failure]

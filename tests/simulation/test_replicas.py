@@ -1,0 +1,434 @@
+"""Replicas in virtual time: real workers, a simulated network, one seed a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+import asyncrpc
+from asyncrpc import Options, Outcome, RejectedError, Worker, WorkerLostError, serving
+from asyncrpc.errors import OverloadedError
+from asyncrpc.testing import Cluster
+from asyncrpc.testing.network import Network
+from tests.simulated import play
+
+OPTIONS = Options(drain_timeout_s=2.0)
+AT_ONCE = serving.ReplicaOptions(warm_s=0.0)
+SEEDS = range(5)
+
+here = asyncrpc.current_worker
+
+
+async def whose() -> str:
+    return here().name
+
+
+async def work(seconds: float) -> str:
+    await asyncio.sleep(seconds)
+    return here().name
+
+
+@asyncrpc.idempotent
+async def read(seconds: float) -> str:
+    await asyncio.sleep(seconds)
+    return here().name
+
+
+@asyncrpc.idempotent
+async def read_unless(slow: str, seconds: float) -> str:
+    """Take an hour on one replica."""
+    await asyncio.sleep(3600.0 if here().name == slow else seconds)
+    return here().name
+
+
+async def refuse_on(busy: str) -> str:
+    if here().name == busy:
+        raise OverloadedError("full", retry_after_s=1.0)
+    return here().name
+
+
+async def fail_on(broken: str) -> str:
+    if here().name == broken:
+        raise RuntimeError("broken")
+    return here().name
+
+
+@asynccontextmanager
+async def group(
+    network: Network, count: int = 3, *, announced: bool = True, **given: float
+) -> AsyncIterator[tuple[Worker, list[Worker], list[serving.Replica]]]:
+    """A router's worker, and replicas."""
+    names = ["web", *(f"model-{number}" for number in range(count))]
+    async with (
+        Cluster(names=names, network=network, options=OPTIONS) as (web, *models),
+        AsyncExitStack() as stack,
+    ):
+        replicas = []
+        for model in models if announced else ():
+            replica = serving.Replica(model, drain_timeout_s=0.0)
+            replicas.append(await stack.enter_async_context(replica))
+        yield web, models, replicas
+
+
+# --- where calls go ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_calls_are_spread_over_those_whose_names_match(announced: bool) -> None:  # noqa: FBT001
+    async def scenario(network: Network) -> None:
+        async with (
+            group(network, announced=announced) as (web, _, _),
+            serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
+        ):
+            await replicas.wait_ready(3)
+            calls = (replicas.call(work, 1.0) for _ in range(30))
+            found = Counter(await asyncio.gather(*calls))
+            assert set(found) == {"model-0", "model-1", "model-2"}
+            assert max(found.values()) <= 12
+            statistics = replicas.statistics()
+            assert [one.state for one in statistics.replicas] == ["READY"] * 3
+            assert [one.outstanding for one in statistics.replicas] == [0] * 3
+            assert statistics.calls == 30
+
+    for seed in SEEDS:
+        play(scenario, seed)
+
+
+def test_the_load_that_others_make_counts() -> None:
+    """What another router has there is known from the first answer on."""
+
+    async def scenario(network: Network) -> None:
+        async with (
+            group(network, 2) as (web, models, _),
+            serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
+        ):
+            await replicas.wait_ready(2)
+            async with asyncio.TaskGroup() as busy:
+                for _ in range(20):
+                    busy.create_task(models[0].peer("model-1").call(work, 0.5))
+                await asyncio.sleep(0.1)
+                while not any(one.load > 10 for one in replicas.statistics().replicas):
+                    await replicas.call(whose)
+                found = Counter([await replicas.call(whose) for _ in range(20)])
+            assert found == {"model-0": 20}
+
+    for seed in SEEDS:
+        play(scenario, seed)
+
+
+def test_a_key_has_one_replica_for_all_routers() -> None:
+    async def scenario(network: Network) -> None:
+        async with (
+            group(network, 3) as (web, models, _),
+            serving.Replicas(web, "model-*", options=AT_ONCE) as one,
+            serving.Replicas(models[0], "model-*", options=AT_ONCE) as other,
+        ):
+            await one.wait_ready(3)
+            await other.wait_ready(3)
+            keys = [f"session {number}" for number in range(30)]
+            places = [await one.using(key=key).call(whose) for key in keys]
+            assert places == [await other.using(key=key).call(whose) for key in keys]
+            assert set(places) == {"model-0", "model-1", "model-2"}
+
+    for seed in SEEDS:
+        play(scenario, seed)
+
+
+# --- failures ------------------------------------------------------------------------
+
+
+def test_an_overloaded_replica_sends_the_call_on() -> None:
+    async def scenario(network: Network) -> None:
+        async with (
+            group(network, 2) as (web, _, _),
+            serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
+        ):
+            await replicas.wait_ready(2)
+            found = [await replicas.call(refuse_on, "model-0") for _ in range(10)]
+            assert set(found) == {"model-1"}
+            assert replicas.statistics().ejections == 0
+
+    for seed in SEEDS:
+        play(scenario, seed)
+
+
+def test_retries_end_with_their_budget() -> None:
+    """All replicas refuse: the load grows by the share that is allowed, and a few."""
+
+    async def scenario(network: Network) -> None:
+        async with (
+            group(network, 3) as (web, _, _),
+            serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
+        ):
+            await replicas.wait_ready(3)
+            for _ in range(200):
+                with pytest.raises(OverloadedError):
+                    await replicas.using(key=1).call(refuse_all)
+            statistics = replicas.statistics()
+            attempts = sum(one.calls for one in statistics.replicas)
+            assert attempts == 200 + statistics.retries
+            assert 40 <= statistics.retries <= 60
+            assert statistics.retries_refused > 100
+
+    for seed in SEEDS:
+        play(scenario, seed)
+
+
+async def refuse_all() -> None:
+    raise OverloadedError("full", retry_after_s=1.0)
+
+
+def test_a_replica_that_fails_each_call_is_left_out_for_a_while() -> None:
+    async def scenario(network: Network) -> None:
+        async with (
+            group(network, 4) as (web, _, _),
+            serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
+        ):
+            await replicas.wait_ready(4)
+            failed = 0
+            for _ in range(200):
+                try:
+                    await replicas.call(fail_on, "model-2")
+                except RuntimeError:
+                    failed += 1
+            assert failed == 5
+            states = {one.name: one.state for one in replicas.statistics().replicas}
+            assert states["model-2"] == "EJECTED"
+            await asyncio.sleep(11.0)
+            found = Counter([await replicas.call(whose) for _ in range(100)])
+            assert found["model-2"] > 5
+
+    for seed in SEEDS:
+        play(scenario, seed)
+
+
+def test_a_death_fails_what_ran_there_unless_it_may_be_repeated() -> None:
+    async def scenario(network: Network) -> None:
+        async with (
+            group(network, 3) as (web, models, _),
+            serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
+        ):
+            await replicas.wait_ready(3)
+            once = [asyncio.ensure_future(replicas.call(work, 5.0)) for _ in range(30)]
+            may_repeat = replicas.using(idempotent=True)
+            again = [
+                asyncio.ensure_future(may_repeat.call(work, 5.0)) for _ in range(30)
+            ]
+            await asyncio.sleep(1.0)
+            there = {
+                one.name: one.outstanding for one in replicas.statistics().replicas
+            }
+            assert sum(there.values()) == 60
+            network.crash(models[1].name)
+            found = await asyncio.gather(*once, return_exceptions=True)
+            lost = [one for one in found if isinstance(one, BaseException)]
+            assert all(isinstance(one, WorkerLostError) for one in lost)
+            assert 0 < len(lost) < 30
+            assert "model-1" not in await asyncio.gather(*again)
+            assert len(lost) + replicas.statistics().retries == there["model-1"]
+
+    for seed in SEEDS:
+        play(scenario, seed)
+
+
+# --- hedging -------------------------------------------------------------------------
+
+
+def test_a_slow_call_is_made_once_more_and_the_slow_one_is_cancelled() -> None:
+    async def scenario(network: Network) -> None:
+        async with (
+            group(network, 2) as (web, models, _),
+            serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
+        ):
+            await replicas.wait_ready(2)
+            for _ in range(200):
+                await replicas.call(read_unless, "nobody", 0.01)
+            before = replicas.statistics()
+            for _ in range(5):
+                found = await replicas.call(read_unless, "model-0", 0.01)
+                assert found == "model-1"
+            statistics = replicas.statistics()
+            won = statistics.hedges_won - before.hedges_won
+            to_slow = statistics.replicas[0].calls - before.replicas[0].calls
+            assert won == to_slow > 0
+            await asyncio.sleep(1.0)
+            assert [model.parts.active for model in models] == [0, 0]
+            assert [one.outstanding for one in statistics.replicas] == [0, 0]
+
+    for seed in SEEDS:
+        play(scenario, seed)
+
+
+def test_what_may_not_run_twice_is_not_hedged() -> None:
+    async def scenario(network: Network) -> None:
+        async with (
+            group(network, 2) as (web, _, _),
+            serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
+        ):
+            await replicas.wait_ready(2)
+            for _ in range(100):
+                await replicas.call(work, 0.01)
+            await replicas.call(work, 10.0)
+            statistics = replicas.statistics()
+            assert statistics.hedges == 0
+            assert sum(one.calls for one in statistics.replicas) == 101
+
+    play(scenario, 0)
+
+
+def test_a_cancelled_call_leaves_no_attempt_behind() -> None:
+    async def scenario(network: Network) -> None:
+        async with (
+            group(network, 2) as (web, models, _),
+            serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
+        ):
+            await replicas.wait_ready(2)
+            for _ in range(100):
+                await replicas.call(read, 0.01)
+            call = asyncio.ensure_future(replicas.call(read, 100.0))
+            await asyncio.sleep(1.0)
+            assert sum(model.parts.active for model in models) == 2
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            await asyncio.sleep(1.0)
+            assert sum(model.parts.active for model in models) == 0
+            assert [one.outstanding for one in replicas.statistics().replicas] == [0, 0]
+
+    for seed in SEEDS:
+        play(scenario, seed)
+
+
+# --- coming and going ----------------------------------------------------------------
+
+
+def test_nothing_fails_while_replicas_drain_and_leave() -> None:
+    async def scenario(network: Network) -> None:
+        async with (
+            group(network, 3) as (web, models, announced),
+            serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
+        ):
+            await replicas.wait_ready(3)
+            ended = asyncio.Event()
+
+            async def flood() -> int:
+                made = 0
+                while not ended.is_set():
+                    await replicas.call(work, network.rng.uniform(0.0, 0.2))
+                    made += 1
+                return made
+
+            flooding = [asyncio.ensure_future(flood()) for _ in range(20)]
+            for model, replica in zip(models[:2], announced[:2], strict=True):
+                await asyncio.sleep(1.0)
+                before = model.counters
+                assert await replica.drain()
+                assert before is model.counters
+                assert model.parts.active == 0
+                await model.shutdown()
+            await asyncio.sleep(1.0)
+            ended.set()
+            assert sum(await asyncio.gather(*flooding)) > 100
+            statistics = replicas.statistics()
+            assert [one.name for one in statistics.replicas] == ["model-2"]
+            assert statistics.retries == 0
+
+    for seed in SEEDS:
+        play(scenario, seed)
+
+
+def test_nothing_fails_although_a_plain_worker_only_shuts_down() -> None:
+    async def scenario(network: Network) -> None:
+        async with (
+            group(network, 3, announced=False) as (web, models, _),
+            serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
+        ):
+            await replicas.wait_ready(3)
+            calls: list[asyncio.Future[Any]] = []
+            for number in range(100):
+                calls.append(asyncio.ensure_future(replicas.call(work, 0.2)))
+                await asyncio.sleep(0.01)
+                if number == 50:
+                    calls.append(asyncio.ensure_future(models[1].shutdown()))
+            await asyncio.gather(*calls)
+
+    for seed in SEEDS:
+        play(scenario, seed)
+
+
+def test_a_call_waits_for_the_first_replica_and_for_no_ghost() -> None:
+    async def scenario(network: Network) -> None:
+        async with Cluster(names=["web"], network=network, options=OPTIONS) as (web,):
+            options = serving.ReplicaOptions(ready_timeout_s=1.0)
+            async with serving.Replicas(web, "model-*", options=options) as replicas:
+                began_s = web.loop.time()
+                with pytest.raises(
+                    RejectedError, match="no worker of such a name"
+                ) as e:
+                    await replicas.call(whose)
+                assert e.value.outcome is Outcome.NOT_EXECUTED
+                assert web.loop.time() - began_s == pytest.approx(1.0)
+
+    play(scenario, 0)
+
+
+def test_a_replica_takes_calls_when_it_says_so() -> None:
+    async def scenario(network: Network) -> None:
+        async with (
+            group(network, 2, announced=False) as (web, models, _),
+            serving.Replica(models[0], ready=False) as first,
+            serving.Replica(models[1]),
+            serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
+        ):
+            await replicas.wait_ready(1)
+            found = {await replicas.call(whose) for _ in range(20)}
+            assert found == {"model-1"}
+            first.make_ready()
+            await replicas.wait_ready(2)
+            found = {await replicas.call(whose) for _ in range(20)}
+            assert found == {"model-0", "model-1"}
+
+    for seed in SEEDS:
+        play(scenario, seed)
+
+
+# --- streams -------------------------------------------------------------------------
+
+
+async def count_here(items: int) -> AsyncIterator[str]:
+    for _ in range(items):
+        await asyncio.sleep(0.01)
+        yield here().name
+
+
+async def count_unless(busy: str) -> AsyncIterator[str]:
+    if here().name == busy:
+        raise OverloadedError("full", retry_after_s=1.0)
+    yield here().name
+
+
+def test_a_stream_moves_before_its_first_item_and_stays_after() -> None:
+    async def scenario(network: Network) -> None:
+        async with (
+            group(network, 2) as (web, models, _),
+            serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
+        ):
+            await replicas.wait_ready(2)
+            for _ in range(10):
+                found = [one async for one in replicas.stream(count_unless, "model-0")]
+                assert found == ["model-1"]
+            items = replicas.stream(count_here, 1000)
+            place = await anext(items)
+            by_name = {model.name: model for model in models}
+            network.crash(by_name[place].name)
+            with pytest.raises(WorkerLostError):
+                assert {one async for one in items} == {place}
+            assert not any(one.outstanding for one in replicas.statistics().replicas)
+
+    for seed in SEEDS:
+        play(scenario, seed)
