@@ -21,7 +21,6 @@ from asyncrpc.cli.output import LinePrefixer, PrefixingReader, rank_prefix
 from asyncrpc.cli.runs.command import now_s, places_here
 from asyncrpc.cli.runs.entry import RunEntry, record_of, warn
 from asyncrpc.cli.runs.listing import sweep
-from asyncrpc.cli.runs.places import make_place
 from asyncrpc.clock import Clock
 from asyncrpc.errors import UsageError
 from asyncrpc.inspection.run_note import ENTRY_VARIABLE
@@ -47,6 +46,7 @@ from asyncrpc.multiprocessing.supervisor import (
     Supervisor,
 )
 from asyncrpc.preemption.machine.preempting import EXIT_SAVED
+from asyncrpc.runtime.run_places import make_place
 
 INTERRUPT_GRACE_S: Final = 1.0  # seconds: after Ctrl-C everything is over within two
 _LAST_OUTPUT_S: Final = 0.5  # seconds that a grandchild may keep our pipes open

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from asyncrpc.cli.runs.choosing import nothing_runs, table_of
 from asyncrpc.cli.runs.listing import LiveRun, RunListing, list_runs
-from asyncrpc.cli.runs.places import RunPlace, places
 from asyncrpc.clock import NS_PER_S, wall_ns
+from asyncrpc.runtime.run_places import RunPlace, places
 
 NOTHING: Final = 1  # exit status: no run is under way
 

@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from asyncrpc.cli.runs.places import RunPlace
 from asyncrpc.inspection.run_note import NOTES
 from asyncrpc.runtime.host import HOST_ID
+from asyncrpc.runtime.run_places import RunPlace
 
 LOCK: Final = "alive"
 RECORD: Final = "run.json"

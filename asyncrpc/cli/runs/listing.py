@@ -19,14 +19,14 @@ from asyncrpc.cli.runs.entry import (
     RunRecord,
     read_record,
 )
-from asyncrpc.cli.runs.places import (
+from asyncrpc.inspection.run_note import NOTES, RunNote, read_note
+from asyncrpc.runtime.host import HOST_ID
+from asyncrpc.runtime.run_places import (
     RunPlace,
     problem_of_directory,
     read_own,
     trouble_with,
 )
-from asyncrpc.inspection.run_note import NOTES, RunNote, read_note
-from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.watch import pulse
 
 RUNS_MAX: Final = 1000  # of one place; what is beyond is not looked at

@@ -10,9 +10,9 @@ import pytest
 from asyncrpc.cli.runs.choosing import choose, table_of
 from asyncrpc.cli.runs.entry import RunRecord
 from asyncrpc.cli.runs.listing import LiveRun, RunListing
-from asyncrpc.cli.runs.places import RunPlace
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.host import HOST_ID
+from asyncrpc.runtime.run_places import RunPlace
 
 NOW_S = 1000.0
 

@@ -14,7 +14,6 @@ import pytest
 
 from asyncrpc.cli.runs.entry import RunEntry, RunRecord, id_of, record_of
 from asyncrpc.cli.runs.listing import LiveRun, is_stopped, list_runs, sweep
-from asyncrpc.cli.runs.places import RunPlace
 from asyncrpc.ids import Incarnation
 from asyncrpc.inspection.run_note import (
     ENTRY_VARIABLE,
@@ -24,6 +23,7 @@ from asyncrpc.inspection.run_note import (
     read_note,
 )
 from asyncrpc.runtime.identity import WorkerIdentity
+from asyncrpc.runtime.run_places import RunPlace
 
 COMMAND = ("train.py", "--lr", "0.1")
 
@@ -161,7 +161,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from asyncrpc.cli.runs.entry import RunEntry, record_of
-from asyncrpc.cli.runs.places import RunPlace
+from asyncrpc.runtime.run_places import RunPlace
 record = record_of(["killed.py"], nprocs=1, began_s=0.0, secret_file="")
 entry = RunEntry(RunPlace(Path(sys.argv[1]), ""), record, "a secret")
 print(entry.path.name, flush=True)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from asyncrpc.cli.runs.places import (
+from asyncrpc.errors import UsageError
+from asyncrpc.runtime.run_places import (
     FILE_BYTES_MAX,
     make_place,
     places,
     problem_of_directory,
     read_own,
 )
-from asyncrpc.errors import UsageError
 
 NOBODY = 65534
 

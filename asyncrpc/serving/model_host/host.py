@@ -1,0 +1,504 @@
+"""One model for all web workers of a host: `ModelHost`.
+
+A web server starts several workers, each of which imports the application.  None of
+them can own a model that all share: each may be killed or reloaded at any time.  So the
+model has a process of its own, which the first web worker starts and all attach to.
+
+Each web worker has one asyncrpc worker for its whole life; model processes come and go.
+What is to be done, and when, is decided in `machine.attachment`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from types import NoneType, TracebackType
+from typing import Any, Final, NamedTuple, Self, TypeVar
+
+from asyncrpc.api import Worker
+from asyncrpc.arguments import check_duration, check_kind, check_text, check_timeout
+from asyncrpc.errors import (
+    AsyncRpcError,
+    AuthenticationError,
+    NotStartedError,
+    Outcome,
+    ProcessFailedError,
+    RejectedError,
+    RemoteError,
+    RendezvousTimeoutError,
+    UsageError,
+)
+from asyncrpc.rref.handle import RRef
+from asyncrpc.runtime.loops import loop_for
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
+from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.peers.peer import Peer
+from asyncrpc.runtime.socket_directory import SocketDirectory
+from asyncrpc.serving.model_host.hosted import ENDING, LOADING, READY, attach
+from asyncrpc.serving.model_host.machine.attachment import (
+    Attachment,
+    AttachmentEvent,
+    AttachmentState,
+)
+from asyncrpc.serving.model_host.order import (
+    HostOrder,
+    file_of,
+    main_for,
+    name_of_function,
+)
+from asyncrpc.serving.model_host.process import options_with
+from asyncrpc.serving.model_host.slot import ModelSlot, Sighting
+from asyncrpc.serving.model_host.starting import start_unless_held
+
+logger = logging.getLogger("asyncrpc")
+
+T = TypeVar("T")
+
+LINGER_S: Final = 10.0  # longer than a reload takes
+START_TIMEOUT_S: Final = 300.0  # weights of some GiB from a slow disk
+NAME_CHARACTERS_MAX: Final = 64
+POLL_S: Final = 0.05  # no event tells that a process of others listens, or has ended
+
+
+class ModelHostStatus(NamedTuple):
+    """How a web worker stands to its model process.
+
+    Attributes:
+        state: `"ready"`, or what is being done until it is: `"seeking"`, `"starting"`,
+            `"loading"`, `"leaving"`, `"resting"`, `"tripped"`; or `"closed"`.
+        generation: which process it is; empty: none is known.
+        losses: how often the process was lost, or could not make its model.
+        problem: how the last time; empty: never.
+    """
+
+    state: str
+    generation: str
+    losses: int
+    problem: str
+
+
+class ModelHost:
+    """One model for all web workers of a host, in a process of its own.
+
+    An asynchronous context manager, for the lifespan of each web worker.  The first web
+    worker starts the process, the others find it; it outlives each of them, and ends
+    `linger_s` seconds after the last one has left.  If it crashes, one of the web
+    workers starts it again, and all attach anew.
+
+    Tensors of requests and answers go through memory that the processes share.
+
+    Example:
+        >>> @asynccontextmanager
+        ... async def lifespan(app):
+        ...     async with serving.ModelHost("shop.model:make_model") as host:
+        ...         app.state.host = host
+        ...         yield
+        >>> async def predict(request):
+        ...     model = request.app.state.host.model
+        ...     return await model.rpc_async().predict(rows)
+
+    Source: the pattern of one model process behind web workers that are forked: Clipper
+    (Crankshaw et al., NSDI 2017) has one per model, in a container.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], Any] | str,
+        *,
+        name: str = "model",
+        version: str = "",
+        linger_s: float = LINGER_S,
+        start_timeout_s: float | None = START_TIMEOUT_S,
+        options: Options | None = None,
+    ) -> None:
+        """Describe the model; `async with` finds or starts its process.
+
+        Args:
+            make_model: a function without arguments, at the top level of a module, or
+                its name `"module:function"`, which this process then need not import.
+                It runs once in the model's process; what it returns is the model.  A
+                coroutine function is awaited there; an asynchronous context manager is
+                entered there, and left when the process ends.
+            name: of the model's worker.  Web workers that give the same name, function,
+                file and interpreter share the model.
+            version: anything that names the code and the weights.  A process of another
+                version is replaced, as is one that has imported a file that has changed
+                since.
+            linger_s: seconds that the process waits for web workers once all have left.
+            start_timeout_s: seconds to wait for the model at the start; None: no limit.
+            options: of the model's worker and of this one, but for secret and
+                addresses; those of the web worker that starts the process count.
+
+        Raises:
+            UsageError: an argument is of another kind, or out of its range; or no
+                process can import the function.
+        """
+        self._function = name_of_function(make_model)
+        check_text("name", name, at_most=NAME_CHARACTERS_MAX)
+        check_kind("version", version, str, "a string")
+        check_duration("linger_s", linger_s)
+        check_timeout("start_timeout_s", start_timeout_s)
+        check_kind("options", options, (Options, NoneType), "an Options or None")
+        self._name = name
+        self._version = version
+        self._linger_s = float(linger_s)
+        self._start_timeout_s = start_timeout_s
+        self._options = options or Options()
+        self._machine = Attachment()
+        self._changed = asyncio.Event()
+        self._worker: Worker | None = None
+        self._model: RRef[Any] | None = None
+        self._generation = ""
+        self._failure: AsyncRpcError | None = None  # how the last process was lost
+        self._task: asyncio.Task[None] | None = None
+
+    # --- the block -------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Find or start the model's process, and wait for the model.
+
+        Raises:
+            RemoteError: the function raised, in the model's process; the error has the
+                traceback, and is an instance of the class that was raised as well.
+            ProcessFailedError: the process cannot be started, or dies again and again.
+            RendezvousTimeoutError: `start_timeout_s` passed before there was a model.
+            UsageError: the host was entered before, no private directory can be made,
+                or there is no such module.
+
+        Cancellation:
+            The web worker leaves; the process ends if no other uses it.
+        """
+        loop = loop_for("a ModelHost")
+        if self._worker is not None:
+            raise UsageError("a ModelHost is entered once; make a new one")
+        slot, order = await asyncio.to_thread(self._prepare)
+        self._sockets = SocketDirectory()
+        own = f"web-{os.getpid()}-{secrets.token_hex(3)}"
+        given = replace(self._options, membership="static")
+        self._worker = Worker(
+            own,
+            rendezvous={own: (), self._name: ()},
+            options=options_with(given, order.secret, self._sockets),
+        )
+        try:
+            await self._worker.__aenter__()
+            self._task = loop.create_task(
+                self._run(slot, order), name=f"asyncrpc model host {self._name}"
+            )
+            await self._started()
+        except BaseException:
+            await self._close(0.0)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave the model's process; calls in flight have `drain_timeout_s` to end."""
+        await self._close(None if error is None else 0.0)
+
+    def _prepare(self) -> tuple[ModelSlot, HostOrder]:
+        """Find the slot; it blocks this thread."""
+        main = main_for(self._function)
+        slot = ModelSlot.of(self._name, self._function, file_of(self._function))
+        return slot, HostOrder(
+            name=self._name,
+            function=self._function,
+            version=self._version,
+            generation="",
+            linger_s=self._linger_s,
+            folder=str(slot.path),
+            options=self._options,
+            main=main,
+            secret=slot.secret(),
+        )
+
+    async def _started(self) -> None:
+        """Wait for the model at the start; what would fail again fails at once."""
+        assert self._task is not None
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                await self._until(
+                    lambda: (
+                        self._machine.state
+                        in {AttachmentState.READY, AttachmentState.TRIPPED}
+                        or isinstance(self._failure, RemoteError)
+                    )
+                )
+        except TimeoutError:
+            raise RendezvousTimeoutError(
+                f"model {self._name!r} was not there within {self._start_timeout_s:g} "
+                f"s (start_timeout_s): {self._doing()}",
+                missing=[self._name],
+            ) from None
+        if self._machine.state is not AttachmentState.READY:
+            assert self._failure is not None
+            raise self._failure
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        """Wait for a change of the state, or the end of the task that makes them."""
+        assert self._task is not None
+        while not is_so():
+            if self._task.done():
+                self._task.result()
+                raise self._closed()
+            self._changed.clear()
+            waiting = asyncio.ensure_future(self._changed.wait())
+            try:
+                await asyncio.wait(
+                    [waiting, self._task], return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                waiting.cancel()
+
+    async def _close(self, drain_timeout_s: float | None) -> None:
+        assert self._worker is not None
+        self._machine.advance(AttachmentEvent.CLOSED)
+        self._changed.set()
+        try:
+            # Calls in flight end first: the process must not take us for gone.
+            await self._worker.shutdown(drain_timeout_s=drain_timeout_s)
+        finally:
+            self._model = None
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.wait([self._task])
+            self._sockets.remove()
+
+    # --- what programs ask -----------------------------------------------------------
+
+    @property
+    def worker(self) -> Worker:
+        """The worker of this process: the same as long as the block lasts.
+
+        Raises:
+            NotStartedError: the host has not been entered.
+        """
+        if self._worker is None:
+            raise NotStartedError("use `async with serving.ModelHost(...)` first")
+        return self._worker
+
+    @property
+    def model(self) -> RRef[Any]:
+        """A reference to the model.  Ask for it anew for each request.
+
+        Raises:
+            RejectedError: the model's process is not ready; the text says why.  Nothing
+                was sent.
+            NotStartedError: the host has not been entered.
+        """
+        _ = self.worker
+        if self._model is None:
+            raise self._rejected()
+        return self._model
+
+    @property
+    def peer(self) -> Peer:
+        """The worker of the model's process, to call functions there.
+
+        Raises:
+            RejectedError: as of `model`.
+            NotStartedError: likewise.
+        """
+        _ = self.model
+        return self.worker.peer(self._name)
+
+    @property
+    def status(self) -> ModelHostStatus:
+        """How this web worker stands to the model's process."""
+        machine = self._machine
+        return ModelHostStatus(
+            machine.state.name.lower(),
+            self._generation,
+            machine.losses,
+            machine.problem,
+        )
+
+    async def wait_ready(self, timeout_s: float | None = None) -> RRef[Any]:
+        """Wait until the model can be called, and return a reference to it.
+
+        Args:
+            timeout_s: seconds to wait; None: no limit.
+
+        Raises:
+            RejectedError: `timeout_s` passed, or the process has died so often that it
+                is not started for a while.
+            NotStartedError: the host has not been entered, or has been left.
+            UsageError: `timeout_s` is not a number of seconds.
+
+        Cancellation:
+            Nothing has changed.
+        """
+        check_timeout("timeout_s", timeout_s)
+        _ = self.worker
+        over = {AttachmentState.READY, AttachmentState.TRIPPED}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._until(
+                    lambda: self._machine.state in over | {AttachmentState.CLOSED}
+                )
+        return self.model
+
+    def _rejected(self) -> AsyncRpcError:
+        if self._machine.state is AttachmentState.CLOSED:
+            return self._closed()
+        return RejectedError(
+            f"model {self._name!r} cannot be called now: {self._doing()}",
+            outcome=Outcome.NOT_EXECUTED,
+        )
+
+    def _closed(self) -> NotStartedError:
+        return NotStartedError(f"this web worker has left model {self._name!r}")
+
+    def _doing(self) -> str:
+        """Say what is being done, and why."""
+        machine = self._machine
+        problem = f"; before that {machine.problem}" if machine.problem else ""
+        return f"{_DOING[machine.state]}{problem}"
+
+    # --- what the machine says -------------------------------------------------------
+
+    async def _run(self, slot: ModelSlot, order: HostOrder) -> None:
+        """Do what the state says, until this web worker leaves."""
+        while self._machine.state is not AttachmentState.CLOSED:
+            try:
+                await self._step(slot, order)
+            except OSError as error:  # of the slot's files
+                failure = _process_failed(f"model {self._name!r}: {error}")
+                self._lose(failure, str(error))
+            self._changed.set()
+
+    async def _step(self, slot: ModelSlot, order: HostOrder) -> None:
+        match self._machine.state:
+            case AttachmentState.SEEKING:
+                await self._seek(slot, order)
+            case AttachmentState.STARTING:
+                await self._attach_when_it_listens(slot)
+            case AttachmentState.LEAVING:
+                await self._until_gone(slot)
+            case _:
+                await asyncio.sleep(self._machine.rest(self.worker.loop.time()))
+
+    async def _seek(self, slot: ModelSlot, order: HostOrder) -> None:
+        """Start a process, unless one runs."""
+        named = replace(order, generation=secrets.token_hex(4))
+        try:
+            if await asyncio.to_thread(start_unless_held, slot, named):
+                logger.info("model %r: its process is started", self._name)
+        except ProcessFailedError as error:
+            self._lose(error, str(error))
+            return
+        seen = await asyncio.to_thread(slot.look)
+        is_ending = seen.note is not None and seen.note.is_ending
+        if is_ending:
+            self._generation = seen.note.generation if seen.note else ""
+        self._machine.advance(
+            AttachmentEvent.FOUND_ENDING if is_ending else AttachmentEvent.FOUND
+        )
+
+    async def _attach_when_it_listens(self, slot: ModelSlot) -> None:
+        """Wait until the process listens, and stay attached to it until it ends."""
+        seen = await asyncio.to_thread(slot.look)
+        if not seen.is_held:
+            self._lose(*self._died("before it listened"))
+        elif seen.note is None or seen.note.generation == self._generation:
+            await asyncio.sleep(POLL_S)  # it is being started, or has not ended yet
+        elif seen.note.is_ending:
+            self._generation = seen.note.generation
+            self._machine.advance(AttachmentEvent.ENDING)
+        else:
+            await self._stay_attached(slot, seen)
+
+    async def _stay_attached(self, slot: ModelSlot, seen: Sighting) -> None:
+        assert seen.note is not None
+        worker, pid = self.worker, seen.note.pid
+        worker.parts.directory.add(
+            [Member(self._name, -1, UNKNOWN_INCARNATION, seen.note.addresses)]
+        )
+        peer = worker.peer(self._name).using(timeout_s=None)
+        try:
+            async with contextlib.aclosing(peer.stream(attach, self._version)) as news:
+                async for word, told in news:
+                    self._on_news(word, told)
+        except RemoteError as error:
+            self._lose(error, f"{self._function}() raised {error.remote_type}")
+        except AuthenticationError as error:
+            problem = "the secret of its directory was replaced: restart this program"
+            self._lose(error, problem)
+        except AsyncRpcError as error:
+            still = await asyncio.to_thread(slot.look)
+            if self._machine.state is AttachmentState.STARTING and still.is_held:
+                # It did not answer: it is ending, or busy with its imports.
+                await asyncio.sleep(POLL_S)
+                return
+            self._lose(*self._died(f"(pid {pid}): {error}"))
+        finally:
+            self._model = None
+
+    def _on_news(self, word: str, told: Any) -> None:
+        machine = self._machine
+        if word == LOADING:
+            self._generation = told
+            machine.advance(AttachmentEvent.ATTACHED)
+        elif word == READY:
+            self._model = told
+            self._failure = None
+            machine.load(self.worker.loop.time())
+        elif word == ENDING:
+            logger.info("model %r: its process ends: %s", self._name, told)
+            self._model = None
+            machine.advance(AttachmentEvent.ENDING)
+        self._changed.set()
+
+    async def _until_gone(self, slot: ModelSlot) -> None:
+        """Wait for the end of a process that ends in order."""
+        seen = await asyncio.to_thread(slot.look)
+        is_another = seen.note is not None and seen.note.generation != self._generation
+        if is_another or not seen.is_held:
+            self._machine.advance(AttachmentEvent.GONE)
+        else:
+            await asyncio.sleep(POLL_S)
+
+    def _died(self, how: str) -> tuple[AsyncRpcError, str]:
+        problem = f"its process ended {how}"
+        error = _process_failed(
+            f"model {self._name!r}: {problem}; its output says why, unless it was "
+            "killed (by the kernel, if memory ran out: see dmesg)"
+        )
+        return error, problem
+
+    def _lose(self, failure: AsyncRpcError, problem: str) -> None:
+        if self._machine.state is AttachmentState.CLOSED:
+            return  # this web worker has ended the stream itself
+        self._failure = failure
+        self._machine.lose(self.worker.loop.time(), problem)
+        logger.warning(
+            "model %r: %s; %s", self._name, problem, _DOING[self._machine.state]
+        )
+        self._changed.set()
+
+
+def _process_failed(problem: str) -> ProcessFailedError:
+    return ProcessFailedError(problem, rank=0, exit_code=None, remote_traceback="")
+
+
+_DOING: Final = {
+    AttachmentState.SEEKING: "its process is looked for",
+    AttachmentState.STARTING: "its process is being started",
+    AttachmentState.LOADING: "its process is making the model",
+    AttachmentState.READY: "its process is ready",
+    AttachmentState.LEAVING: "its process is ending, and another one will be started",
+    AttachmentState.RESTING: "its process is about to be started again",
+    AttachmentState.TRIPPED: (
+        "its process was lost too often, and is started again after a while"
+    ),
+    AttachmentState.CLOSED: "this web worker has left it",
+}

@@ -1,0 +1,271 @@
+"""The model in its process: made once, and lent to the web workers that attach.
+
+A web worker attaches by a stream.  Its items say how far the model is; it lasts until
+the web worker leaves or is lost, or the process ends.  So who is attached is known by
+what every stream knows anyway: when its consumer is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from types import TracebackType
+from typing import Any, Final, TypeAlias
+
+from asyncrpc.api import Worker
+from asyncrpc.ids import WorkerId
+from asyncrpc.rref.handle import RRef
+from asyncrpc.runtime.router import Route
+from asyncrpc.runtime.threads import outcome_to
+from asyncrpc.runtime.worker import current_worker
+from asyncrpc.serde import expose
+from asyncrpc.serving.model_host.machine.occupancy import (
+    Occupancy,
+    OccupancyEvent,
+    OccupancyState,
+)
+from asyncrpc.serving.model_host.order import HostOrder, resolve
+from asyncrpc.serving.model_host.slot import ModelSlot, SlotNote
+from asyncrpc.serving.model_host.source_files import SourceSnapshot
+
+logger = logging.getLogger("asyncrpc")
+
+SERVICE: Final = "model_host"
+
+# What a web worker is told: the word, and what belongs to it.
+HostNews: TypeAlias = tuple[str, Any]
+LOADING: Final = "loading"  # the generation of the process
+READY: Final = "ready"  # a reference to the model
+ENDING: Final = "ending"  # why
+
+
+class HostedModel:
+    """The model of one process, and who uses it; a `Service` of the process's worker.
+
+    Attributes:
+        occupancy: decides how long the process lives.
+        changed: set when the occupancy has to be looked at again.
+    """
+
+    name = SERVICE
+
+    def __init__(self, order: HostOrder, lock: int) -> None:
+        """Prepare; `make` begins.
+
+        Args:
+            order: what the process was told.
+            lock: the locked file of its slot; -1 once another process has the slot.
+        """
+        self._order = order
+        self._lock = lock
+        self._slot = ModelSlot(order.path)
+        self._sources: SourceSnapshot | None = None
+        self._loop = asyncio.get_running_loop()
+        self._made: asyncio.Future[RRef[Any]] = self._loop.create_future()
+        self._failed_at: TracebackType | None = None
+        self._ended = asyncio.Event()
+        self._why = ""
+        self._is_loading_in_thread = False
+        self.changed = asyncio.Event()
+        self.occupancy = Occupancy(order.linger_s, self._loop.time())
+
+    @property
+    def routes(self) -> Iterable[Route]:
+        """It takes no messages: web workers call a function."""
+        return ()
+
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
+        """Do nothing: the streams of the peer end by themselves."""
+
+    async def close(self) -> None:
+        """Do nothing: `hold` lets go of the model."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a thread is still making the model, which nothing can end."""
+        return self._is_loading_in_thread
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there is a model to let go of."""
+        return self._made.done() and self._made.exception() is None
+
+    # --- the model -------------------------------------------------------------------
+
+    async def hold(self, release: asyncio.Event) -> None:
+        """Make the model, and let go of it when `release` is set.
+
+        Cancellation:
+            The model is let go of; a thread that makes it goes on.
+        """
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                self._made.set_result(RRef(await self._make(stack)))
+                self._sources = await self._in_thread(SourceSnapshot.of_this_process)
+                await release.wait()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            if self._made.done():
+                raise  # of its end: the program's own
+            self._fail(error)
+
+    async def _make(self, stack: contextlib.AsyncExitStack) -> Any:
+        """Return what the function makes: a value, awaited or entered if it can be."""
+        function = await self._in_thread(lambda: resolve(self._order))
+        if inspect.iscoroutinefunction(function):
+            made = await function()
+        else:
+            self._is_loading_in_thread = True
+            made = await self._in_thread(function)
+            self._is_loading_in_thread = False
+        if inspect.isawaitable(made):
+            made = await made
+        if hasattr(type(made), "__aenter__") and hasattr(type(made), "__aexit__"):
+            made = await stack.enter_async_context(made)
+        return made
+
+    def _fail(self, error: BaseException) -> None:
+        """The model could not be made: tell all who ask, for a while."""
+        self._is_loading_in_thread = False
+        logger.error(
+            "model %r: %s() raised",
+            self._order.name,
+            self._order.function,
+            exc_info=error,
+        )
+        if not isinstance(error, Exception):  # SystemExit, say, would end the loop
+            text = f"{self._order.function}() raised {type(error).__name__}: {error}"
+            error, cause = RuntimeError(text), error
+            error.__cause__ = cause
+        self._failed_at = error.__traceback__
+        self._made.set_exception(error)
+        self._made.exception()  # marks it as read: perhaps no web worker waits
+        self.occupancy.fail(self._loop.time())
+        self.changed.set()
+
+    async def _in_thread(self, job: Callable[[], Any]) -> Any:
+        """Run a job in a thread of its own, which does not keep the process alive."""
+        done: asyncio.Future[Any] = self._loop.create_future()
+        finish = outcome_to(done)
+        context = contextvars.copy_context()  # has the current worker
+
+        def run() -> None:
+            result, problem = None, None
+            try:
+                result = context.run(job)
+            except BaseException as error:  # noqa: BLE001  (who awaits it gets it)
+                problem = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(finish, result, problem)
+
+        threading.Thread(target=run, name="asyncrpc-model", daemon=True).start()
+        return await done
+
+    # --- who uses it -----------------------------------------------------------------
+
+    async def attach(self, version: str) -> AsyncIterator[HostNews]:
+        """Lend the model to a web worker, as long as it consumes this.
+
+        Args:
+            version: of the code that the web worker wants.
+        """
+        why = await self._outdated_by(version)
+        if why:
+            self._retire(why)
+        if not self.occupancy.takes_others:
+            yield ENDING, why or self._why
+            return
+        self.occupancy.come()
+        self.changed.set()
+        try:
+            yield LOADING, self._order.generation
+            yield READY, await self._model()
+            await self._ended.wait()
+            yield ENDING, self._why
+        finally:
+            self.occupancy.leave(self._loop.time())
+            self.changed.set()
+
+    async def _model(self) -> RRef[Any]:
+        """Return the model, or raise why there is none, each time the same."""
+        await asyncio.wait([self._made])
+        error = self._made.exception()
+        if error is not None:  # without the frames of those it was raised to before
+            raise error.with_traceback(self._failed_at)
+        return self._made.result()
+
+    async def _outdated_by(self, version: str) -> str:
+        """Return why a web worker needs another process; empty if it does not."""
+        ours = self._order.version
+        if version != ours:
+            return f"it has version {ours!r}, and version {version!r} is wanted"
+        if self._sources is None:
+            return ""
+        changed = await self._in_thread(self._sources.changed)
+        return f"{changed} has changed since it was started" if changed else ""
+
+    def _retire(self, why: str) -> None:
+        """Leave the slot to a process with newer code."""
+        self._why = why
+        self.occupancy.advance(OccupancyEvent.OUTDATED)
+        if self.occupancy.state is OccupancyState.RETIRED and self._lock >= 0:
+            self._slot.remove_note()
+            os.close(self._lock)
+            self._lock = -1
+        self.changed.set()
+
+    def end(self, why: str) -> None:
+        """End because a signal has come."""
+        self._why = why
+        self.occupancy.advance(OccupancyEvent.TOLD_TO_END)
+        self.changed.set()
+
+    def dismiss(self) -> None:
+        """Tell the web workers that the process ends."""
+        self._why = self._why or "no web worker has used it for a while"
+        self._ended.set()
+
+    # --- its place -------------------------------------------------------------------
+
+    def tell(self, note: SlotNote) -> None:
+        """Write the note, unless another process has the slot; it blocks the thread."""
+        if self._lock >= 0:
+            with contextlib.suppress(OSError):
+                self._slot.write_note(note)
+
+    def untell(self) -> None:
+        """Remove the note; the kernel frees the slot when the memory is free, too."""
+        if self._lock >= 0:
+            self._slot.remove_note()
+
+    def keep_fresh(self) -> None:
+        """Keep the slot from being taken for garbage; it blocks this thread."""
+        if self._lock >= 0:
+            with contextlib.suppress(OSError):
+                self._slot.keep_fresh()
+
+
+class HostWorker(Worker):
+    """The worker of a model process."""
+
+    hosted: HostedModel
+
+    def _extend(self, parts: Any) -> None:
+        super()._extend(parts)
+        parts.services.add(self.hosted)
+
+
+@expose
+async def attach(version: str) -> AsyncIterator[HostNews]:
+    """Attach the web worker that calls this to the model process; see `HostedModel`."""
+    hosted: Any = current_worker().parts.service(SERVICE)
+    async with contextlib.aclosing(hosted.attach(version)) as news:
+        async for one in news:
+            yield one

@@ -1,0 +1,1 @@
+"""What decides; without I/O, time or chance."""

@@ -1,0 +1,135 @@
+"""How long a model process lives: while web workers are attached, and a bit longer.
+
+    ALONE <-> SERVING        web workers come and go
+    SERVING -> RETIRED       its code is out of date: another process takes its place,
+                             and this one ends with its last web worker
+    ALONE, SERVING -> UNMADE its model could not be made: each web worker that asks is
+                             told so for a while, and then the process ends
+
+Nobody owns the process: it was started by one of its web workers, and outlives it.  So
+it ends by itself once it has been alone for `linger_s`.  A process that is out of date
+and alone ends at once, so that its memory is free before another loads its model.
+
+Sans-IO: the service does what the state says, and reports what has happened.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+# Whoever has started the process may have died since; the others come within a moment.
+FIRST_S: Final = 10.0
+UNMADE_S: Final = 1.0  # at least, for the error to reach those that are attached
+
+
+class OccupancyState(enum.Enum):
+    """What is to be done now."""
+
+    ALONE = "wait for web workers, for a while"
+    SERVING = "serve the web workers that are attached"
+    RETIRED = "serve those that are attached, and take no other"
+    UNMADE = "tell each web worker why there is no model, for a while"
+    ENDING = "end in order"
+
+
+class OccupancyEvent(enum.Enum):
+    """What has happened."""
+
+    CAME = "a web worker has attached itself"
+    ALL_LEFT = "the last web worker has left"
+    OUTDATED = "a web worker has come whose code is newer"
+    UNMADE = "the function that makes the model has raised"
+    TIME_UP = "the time for this state has passed"
+    TOLD_TO_END = "a signal has come"
+
+
+_S, _E = OccupancyState, OccupancyEvent
+
+TRANSITIONS: Final[Mapping[OccupancyState, Mapping[OccupancyEvent, OccupancyState]]] = {
+    _S.ALONE: {
+        _E.CAME: _S.SERVING,
+        _E.OUTDATED: _S.ENDING,
+        _E.UNMADE: _S.UNMADE,
+        _E.TIME_UP: _S.ENDING,
+        _E.TOLD_TO_END: _S.ENDING,
+    },
+    _S.SERVING: {
+        _E.ALL_LEFT: _S.ALONE,
+        _E.OUTDATED: _S.RETIRED,
+        _E.UNMADE: _S.UNMADE,
+        _E.TOLD_TO_END: _S.ENDING,
+    },
+    _S.RETIRED: {
+        _E.ALL_LEFT: _S.ENDING,
+        _E.UNMADE: _S.UNMADE,
+        _E.TOLD_TO_END: _S.ENDING,
+    },
+    _S.UNMADE: {
+        _E.OUTDATED: _S.ENDING,
+        _E.TIME_UP: _S.ENDING,
+        _E.TOLD_TO_END: _S.ENDING,
+    },
+    _S.ENDING: {},
+}
+
+
+class Occupancy:
+    """Who is attached to one model process, and until when it waits for others.
+
+    Attributes:
+        state: what is to be done now.
+        attached: how many web workers are.
+        ends_at_s: when the process ends if nothing happens; None: it does not.
+    """
+
+    __slots__ = ("_linger_s", "attached", "ends_at_s", "state")
+
+    def __init__(self, linger_s: float, now_s: float) -> None:
+        """Wait for the first web worker.
+
+        Args:
+            linger_s: seconds that the process waits for others once all have left.
+            now_s: the time.
+        """
+        self.state = OccupancyState.ALONE
+        self.attached = 0
+        self.ends_at_s: float | None = now_s + max(linger_s, FIRST_S)
+        self._linger_s = linger_s
+
+    @property
+    def takes_others(self) -> bool:
+        """Whether a web worker that comes may attach itself."""
+        return self.state not in {OccupancyState.RETIRED, OccupancyState.ENDING}
+
+    def advance(self, event: OccupancyEvent) -> None:
+        """Go to the next state; an event that is not listed changes nothing."""
+        self.state = TRANSITIONS[self.state].get(event, self.state)
+
+    def come(self) -> None:
+        """A web worker has attached itself."""
+        self.attached += 1
+        self.advance(OccupancyEvent.CAME)
+        if self.state is OccupancyState.SERVING:
+            self.ends_at_s = None
+
+    def leave(self, now_s: float) -> None:
+        """A web worker has left, or was lost."""
+        self.attached -= 1
+        if self.attached:
+            return
+        self.advance(OccupancyEvent.ALL_LEFT)
+        if self.state is OccupancyState.ALONE:
+            self.ends_at_s = now_s + self._linger_s
+
+    def fail(self, now_s: float) -> None:
+        """The model could not be made."""
+        self.advance(OccupancyEvent.UNMADE)
+        if self.state is OccupancyState.UNMADE:
+            self.ends_at_s = now_s + max(self._linger_s, UNMADE_S)
+
+    def elapse(self, now_s: float) -> None:
+        """It is `now_s`; due at `ends_at_s`, harmless otherwise."""
+        if self.ends_at_s is not None and now_s >= self.ends_at_s:
+            self.advance(OccupancyEvent.TIME_UP)

@@ -1,0 +1,128 @@
+"""The model process: a worker, a model, and nobody who owns them.
+
+It begins with a lock that it inherits, listens, makes the model, and ends when the
+machine in `machine.occupancy` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+from dataclasses import replace
+from typing import BinaryIO, Final
+
+from asyncrpc.runtime.loops import run
+from asyncrpc.runtime.membership.rendezvous import LocalRendezvous
+from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.socket_directory import SocketDirectory
+from asyncrpc.serving.model_host.hosted import HostedModel, HostWorker
+from asyncrpc.serving.model_host.machine.occupancy import OccupancyState
+from asyncrpc.serving.model_host.order import HostOrder
+from asyncrpc.serving.model_host.slot import SlotNote
+
+FRESH_S: Final = 3600.0  # cleaners of temporary directories count days
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def main(told: BinaryIO, lock: int) -> None:
+    """Run the process.
+
+    Args:
+        told: the order comes by it.
+        lock: the locked file of the slot, which is inherited.
+    """
+    order: HostOrder = pickle.load(told)  # noqa: S301  (of who started us)
+    _let_go_of(told)
+    _keep_to_this_process(lock)
+    sys.argv[:] = [order.function]
+    faulthandler.enable()  # a crash of native code says where, at least
+    is_stuck = run(_serve(order, lock))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if is_stuck:  # the interpreter would wait for the thread, or crash beside it
+        os._exit(0)
+
+
+def _let_go_of(told: BinaryIO) -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, told.fileno())
+    os.close(nothing)
+
+
+def _keep_to_this_process(lock: int) -> None:
+    """Let no process that the model starts hold the lock when this one has died."""
+    os.set_inheritable(lock, False)  # noqa: FBT003  (positional only)
+    os.register_at_fork(after_in_child=lambda: _close(lock))
+
+
+def _close(lock: int) -> None:
+    try:
+        os.close(lock)
+    except OSError:  # the slot was left before the fork
+        return
+
+
+async def _serve(order: HostOrder, lock: int) -> bool:
+    """Serve the model until the end; return whether a thread is still making it."""
+    sockets = SocketDirectory()
+    hosted = HostedModel(order, lock)
+    worker = HostWorker(
+        order.name,
+        rendezvous=LocalRendezvous(1),
+        options=options_with(order.options, order.secret, sockets),
+    )
+    worker.hosted = hosted
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, hosted.end, f"it was sent {number.name}")
+    released = asyncio.Event()
+    try:
+        async with worker:
+            note = SlotNote(order.generation, os.getpid(), worker.addresses)
+            await asyncio.to_thread(hosted.tell, note)
+            holding = loop.create_task(hosted.hold(released), name="asyncrpc model")
+            await _until_ending(hosted)
+            await asyncio.to_thread(hosted.tell, replace(note, is_ending=True))
+            hosted.dismiss()
+            if not holding.done() and not hosted.is_made:
+                holding.cancel()
+        released.set()
+        await asyncio.wait([holding])
+        if not holding.cancelled():
+            holding.result()
+    finally:
+        hosted.untell()
+        sockets.remove()
+    return hosted.is_stuck
+
+
+async def _until_ending(hosted: HostedModel) -> None:
+    """Return when the process is to end."""
+    occupancy, loop = hosted.occupancy, asyncio.get_running_loop()
+    while occupancy.state is not OccupancyState.ENDING:
+        hosted.changed.clear()
+        ends_at_s = occupancy.ends_at_s
+        left_s = FRESH_S if ends_at_s is None else ends_at_s - loop.time()
+        try:
+            async with asyncio.timeout(min(left_s, FRESH_S)):
+                await hosted.changed.wait()
+        except TimeoutError:
+            occupancy.elapse(loop.time())
+            await asyncio.to_thread(hosted.keep_fresh)
+
+
+def options_with(given: Options, secret: bytes, sockets: SocketDirectory) -> Options:
+    """Return options of a worker that only processes of this user can reach.
+
+    Args:
+        given: what else is wanted.
+        secret: of the slot.
+        sockets: where it listens.
+    """
+    listen = (f"uds://{sockets.path / 'worker'}",)
+    network = replace(given.network, listen=listen, advertise=None)
+    return replace(given, secret=secret, secret_file=None, network=network)

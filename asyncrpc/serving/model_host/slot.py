@@ -1,0 +1,251 @@
+"""The slot of a model process: the directory by which its web workers find it.
+
+    lock        locked by the process that has been started, from before its first
+                instruction to its end; the kernel unlocks it
+    note.json   who it is, and where it listens; written once it does
+    secret      that it and its web workers prove to know, mode 0600
+
+The lock decides who starts the process, and tells a dead one from a live one: numbers
+of processes are used again.  Who takes the lock passes it on, still locked, to the
+process that it starts.  So there is no moment in which a second could be started, even
+if the first web worker is killed in the middle.
+
+A slot belongs to a name, a function, the file that it is in, an interpreter and a host:
+two applications of one user do not meet in it by accident.  The directory stays when
+the process has ended: its web workers may wait for the next one, and know the secret.
+
+Everything here blocks the calling thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from asyncrpc.errors import UsageError
+from asyncrpc.runtime.host import HOST_ID
+from asyncrpc.runtime.run_places import make_place, places, read_own
+from asyncrpc.runtime.secret_file import read_secret
+
+FOLDER: Final = "models"  # of all slots, in the place of the user's runs
+_STEM_MAX: Final = 16  # people look for it in a listing
+_KEY_CHARACTERS: Final = 12
+_SECRET_BYTES: Final = 32
+_TRIES: Final = 16  # of a lock that is replaced meanwhile
+_PRIVATE_FILE: Final = 0o600
+_PRIVATE_DIRECTORY: Final = 0o700
+
+
+@dataclass(frozen=True, slots=True)
+class SlotNote:
+    """What a model process tells of itself.
+
+    Attributes:
+        generation: which process it is; drawn anew for each.
+        pid: of it, for people.
+        addresses: where it listens.
+        is_ending: whether it takes no more web workers.
+    """
+
+    generation: str
+    pid: int
+    addresses: tuple[str, ...]
+    is_ending: bool = False
+
+    def as_json(self) -> bytes:
+        """Return the content of the file."""
+        return json.dumps(asdict(self)).encode()
+
+
+def read_slot_note(text: bytes | None) -> SlotNote | None:
+    """Return the note in a file; None if it is not one."""
+    try:
+        found: Any = json.loads(text or b"")
+        return SlotNote(
+            generation=str(found["generation"]),
+            pid=int(found["pid"]),
+            addresses=tuple(map(str, found["addresses"])),
+            is_ending=bool(found["is_ending"]),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What was seen of a slot.
+
+    Attributes:
+        is_held: whether a process has it, or is being started in it.
+        note: of that process; None: it does not listen yet.
+    """
+
+    is_held: bool
+    note: SlotNote | None
+
+
+class ModelSlot:
+    """The slot of one model on this host.
+
+    Attributes:
+        path: of the directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Describe it.
+
+        Args:
+            path: of the directory.
+        """
+        self.path = path
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        function: str,
+        file: str,
+        environ: Mapping[str, str] = os.environ,
+    ) -> Self:
+        """Return the slot of a model; make its directory if it is not there.
+
+        Args:
+            name: of the model.
+            function: that makes it.
+            file: in which the function is.
+            environ: may name another place.
+
+        Raises:
+            UsageError: no directory can be made.
+        """
+        place = make_place(places(environ, os.geteuid(), Path(tempfile.gettempdir())))
+        told = [name, function, file, sys.prefix, HOST_ID]
+        key = hashlib.sha256("\0".join(told).encode()).hexdigest()[:_KEY_CHARACTERS]
+        stem = re.sub(r"[^A-Za-z0-9_]+", "-", name)[:_STEM_MAX]
+        slot = cls(place.path / FOLDER / f"{stem}-{key}")
+        try:
+            slot.path.mkdir(mode=_PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"cannot make {str(slot.path)!r}: {error.strerror or error}; "
+                "ASYNCRPC_RUN_DIR names another place"
+            ) from error
+        return slot
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def _note_path(self) -> Path:
+        return self.path / "note.json"
+
+    # --- the lock --------------------------------------------------------------------
+
+    def try_lock(self) -> int | None:
+        """Take the slot; return the locked file, or None if a process has it.
+
+        The note of a process that has died is removed.
+
+        Raises:
+            OSError: the file cannot be made or locked.
+        """
+        self.path.mkdir(mode=_PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+        flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        for _ in range(_TRIES):
+            lock = os.open(self._lock_path, flags, _PRIVATE_FILE)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                return None
+            if self._is_at_its_path(lock):
+                self._note_path.unlink(missing_ok=True)
+                return lock
+            os.close(lock)  # it was removed, and perhaps made anew, in between
+        raise OSError(f"{self._lock_path} is removed all the time")
+
+    def _is_at_its_path(self, lock: int) -> bool:
+        try:
+            return os.fstat(lock).st_ino == self._lock_path.stat().st_ino
+        except FileNotFoundError:
+            return False
+
+    def look(self) -> Sighting:
+        """Return what is to be seen, and change nothing."""
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            lock = os.open(self._lock_path, flags)
+        except OSError:
+            return Sighting(is_held=False, note=None)
+        try:
+            # Whoever tries to take it just now looks again a moment later.
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return Sighting(is_held=True, note=self.note())
+        finally:
+            os.close(lock)
+        return Sighting(is_held=False, note=None)
+
+    # --- the files -------------------------------------------------------------------
+
+    def note(self) -> SlotNote | None:
+        """Return the note of the process that listens; None if there is none."""
+        return read_slot_note(read_own(self._note_path))
+
+    def write_note(self, note: SlotNote) -> None:
+        """Replace the note; only who holds the lock may.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        unnamed = self.path / f"note.{note.generation}"
+        _write_private(unnamed, note.as_json())
+        unnamed.rename(self._note_path)
+
+    def remove_note(self) -> None:
+        """Remove the note; only who holds the lock may."""
+        with contextlib.suppress(OSError):
+            self._note_path.unlink(missing_ok=True)
+
+    def keep_fresh(self) -> None:
+        """Make the files look used: cleaners remove what is old from temporary ones."""
+        for path in (self.path, *self.path.iterdir()):
+            with contextlib.suppress(OSError):
+                os.utime(path, follow_symlinks=False)
+
+    def secret(self) -> bytes:
+        """Return the secret of the slot; draw it if there is none yet.
+
+        Raises:
+            UsageError: others can read it, or it cannot be written.
+        """
+        path = self.path / "secret"
+        if not path.exists():
+            unnamed = self.path / f"secret.{secrets.token_hex(4)}"
+            try:
+                _write_private(unnamed, secrets.token_hex(_SECRET_BYTES).encode())
+                with contextlib.suppress(FileExistsError):  # another was quicker
+                    os.link(unnamed, path)
+            except OSError as error:
+                raise UsageError(f"cannot write {str(path)!r}: {error}") from error
+            finally:
+                unnamed.unlink(missing_ok=True)
+        return read_secret(str(path), "the secret of a ModelHost")
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    with os.fdopen(os.open(path, flags, _PRIVATE_FILE), "wb") as file:
+        file.write(content)

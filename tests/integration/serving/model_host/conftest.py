@@ -1,0 +1,51 @@
+"""Web workers that share a model, and a directory of their own to find it by."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.serving.model_host.models import FOLDER
+from tests.integration.serving.model_host.web import WebWorker
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A directory for the files of a test; all model processes end before it goes."""
+    made = Path(tempfile.mkdtemp(prefix="mh-"))
+    yield made
+    until_all_have_ended(made)
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def new_web(folder: Path) -> Iterator[Callable[[], WebWorker]]:
+    """Make web workers; whatever happens, they end."""
+    made: list[WebWorker] = []
+    environ = {"ASYNCRPC_RUN_DIR": str(folder / "runs"), FOLDER: str(folder)}
+
+    def make() -> WebWorker:
+        made.append(WebWorker(**environ))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if not one.is_over:
+            one.end()
+
+
+def until_all_have_ended(folder: Path) -> None:
+    """Wait until no process has a slot: the kernel says so by its lock."""
+    for path in folder.glob("runs/models/*/lock"):
+        with path.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def lines_of(path: Path) -> list[str]:
+    """Return what was noted, one line each time."""
+    return path.read_text(encoding="ascii").splitlines() if path.exists() else []

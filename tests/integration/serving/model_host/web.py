@@ -1,0 +1,184 @@
+"""A web worker without a web server: a process that enters a `ModelHost` when told to.
+
+It does what comes through a pipe, one thing after the other, and answers each: so a
+test knows how far it is, and can kill it there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, Final, TypeAlias
+
+import torch
+
+import asyncrpc
+from asyncrpc.serving import ModelHost
+from tests.integration.serving.model_host import models
+
+ANSWER_S: Final = 300.0  # only a hang takes it
+Doing: TypeAlias = Callable[[ModelHost, Any], Awaitable[Any]]
+
+
+class WebWorker:
+    """A web worker, as a test sees it.
+
+    Attributes:
+        is_over: whether it has been ended.
+    """
+
+    def __init__(self, **environ: str) -> None:
+        ours, theirs = multiprocessing.Pipe()
+        self._pipe: Connection[Any, Any] = ours
+        self._process: BaseProcess = multiprocessing.get_context("forkserver").Process(
+            target=_main, args=(environ, theirs)
+        )
+        self._process.start()
+        theirs.close()
+        self.is_over = False
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def begin(self, what: str, told: Any = None) -> None:
+        """Let it do something; `result` returns what came of it."""
+        self._pipe.send((what, told))
+
+    def result(self) -> Any:
+        """Return what it answers to the oldest thing, or raise what it raised there."""
+        if not self._pipe.poll(ANSWER_S):
+            raise TimeoutError("the web worker does not answer")
+        is_error, found = self._pipe.recv()
+        if is_error:
+            raise found
+        return found
+
+    def do(self, what: str, told: Any = None) -> Any:
+        """Let it do something, and return what came of it."""
+        self.begin(what, told)
+        return self.result()
+
+    def enter(self, function: str = "make_model", **options: Any) -> None:
+        """Let it enter a host for a function of `models`."""
+        self.do("enter", (function, options))
+
+    def kill(self) -> None:
+        """End it at once."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.end()
+
+    def end(self) -> None:
+        """Let it leave, if it can, and wait for its end."""
+        self.is_over = True
+        self._pipe.close()
+        self._process.join(ANSWER_S)
+        assert self._process.exitcode is not None
+        self._process.close()
+
+
+def _main(environ: dict[str, str], pipe: Connection[Any, Any]) -> None:
+    os.environ.update(environ)
+    asyncrpc.run(_serve(pipe))
+
+
+async def _serve(pipe: Connection[Any, Any]) -> None:
+    """Do what comes, until the pipe is closed; then leave the host."""
+    hosts: list[ModelHost] = []
+    try:
+        while True:
+            try:
+                what, told = await asyncio.to_thread(pipe.recv)
+            except EOFError:
+                return
+            try:
+                found = await _do(hosts, what, told)
+            except Exception as error:  # noqa: BLE001  (the test's)
+                pipe.send((True, error))
+            else:
+                pipe.send((False, found))
+    finally:
+        for host in hosts:
+            await host.__aexit__(None, None, None)
+
+
+async def _do(hosts: list[ModelHost], what: str, told: Any) -> Any:
+    if what == "enter":
+        function, options = told
+        made = ModelHost(f"{models.__name__}:{function}", **options)
+        await made.__aenter__()
+        hosts.append(made)
+        return None
+    if what == "leave":
+        await hosts.pop().__aexit__(None, None, None)
+        return None
+    return await DOINGS[what](hosts[-1], told)
+
+
+async def _call(host: ModelHost, told: Any) -> Any:
+    method, *args = told
+    return await getattr(host.model.rpc_async(), method)(*args)
+
+
+async def _forward(host: ModelHost, numbers: list[float]) -> list[float]:
+    rows: torch.Tensor = await host.model.rpc_async().forward(torch.tensor(numbers))
+    return rows.tolist()  # a tensor itself would travel in memory that this one shares
+
+
+async def _send(host: ModelHost, megabytes: int) -> tuple[float, int]:
+    """Send a tensor until one has come by a slab; return its sum, and how many those are.
+
+    What is sent before the model's process has mapped the slab comes by the socket.
+    """
+    rows = torch.ones(megabytes << 18)
+    while True:
+        total = await host.model.rpc_async().total(rows)
+        slabs = await host.peer.call(models.mapped_slabs)
+        if slabs:
+            return total, slabs
+
+
+async def _until_attached(host: ModelHost, count: int) -> models.Inside:
+    """Return what the model's process has once so many are attached."""
+    while True:
+        found: models.Inside = await host.peer.call(models.look_inside)
+        if found.attached == count and found.links == count:
+            return found
+
+
+async def _status(host: ModelHost, _: Any) -> Any:
+    return tuple(host.status)
+
+
+async def _model(host: ModelHost, _: Any) -> str:
+    return host.model.owner_name()
+
+
+async def _until(host: ModelHost, state: str) -> Any:
+    """Return the status once this is the state."""
+    while host.status.state != state:
+        host._changed.clear()  # noqa: SLF001  (nothing public tells of each change)
+        await host._changed.wait()  # noqa: SLF001
+    return tuple(host.status)
+
+
+async def _wait_ready(host: ModelHost, timeout_s: Any) -> str:
+    return (await host.wait_ready(timeout_s)).owner_name()
+
+
+DOINGS: Final[dict[str, Doing]] = {
+    "call": _call,
+    "forward": _forward,
+    "send": _send,
+    "until_attached": _until_attached,
+    "status": _status,
+    "model": _model,
+    "until": _until,
+    "wait_ready": _wait_ready,
+}
