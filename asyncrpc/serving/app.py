@@ -25,7 +25,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from asyncrpc.arguments import check_kind
 from asyncrpc.errors import AsyncRpcError, UsageError
-from asyncrpc.runtime.calls.context import current_worker_var, deadline
+from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.contract import Contract
 from asyncrpc.serving.lifetime import (
@@ -39,6 +39,7 @@ from asyncrpc.serving.machine.deadline_header import (
     BadDeadlineError,
 )
 from asyncrpc.serving.machine.error_answers import RETRY_AFTER_S
+from asyncrpc.serving.request_deadline import request_deadline
 from asyncrpc.serving.tracing import traced
 
 logger = logging.getLogger("asyncrpc")
@@ -151,7 +152,7 @@ def middleware(
         try:
             timeout_s = contract.time_allowed_s(values)
             end_s = math.inf if timeout_s is None else loop.time() + timeout_s
-            async with deadline(timeout_s):
+            async with request_deadline(timeout_s):
                 return await handler(request)
         except (AsyncRpcError, TimeoutError, BadDeadlineError) as error:
             answer = contract.answer_to(

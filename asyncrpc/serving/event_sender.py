@@ -21,16 +21,15 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 
 from asyncrpc.arguments import check_callable, check_duration, wrong
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.calls.context import current_worker_var, deadline_var
+from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.serving.client_scope import ClientLeftError, beside
 from asyncrpc.serving.machine import server_sent_events as sse
 from asyncrpc.serving.machine.error_answers import INTERNAL, ErrorAnswer, answer_to
+from asyncrpc.serving.request_deadline import is_over, until_deadline
 
 logger = logging.getLogger("asyncrpc")
 
 KEEP_ALIVE_S: Final = 15.0  # proxies close what is silent for a minute, or half of one
-# Calls say more of their deadline; and uvloop's timers are early, by 1 ms at most.
-_GRACE_S: Final = 0.002
 BEGIN_WITHIN_S: Final = 1.0  # of what is refused, the refusal comes in milliseconds
 
 # Items; or what returns them, given the `Last-Event-ID` of the browser.
@@ -180,28 +179,9 @@ def failure_of(error: BaseException) -> ErrorAnswer:
     return found
 
 
-def is_over() -> bool:
-    """Return whether the deadline of what runs here has passed."""
-    limit = deadline_var.get()
-    return limit is not None and limit.at_s <= asyncio.get_running_loop().time()
-
-
 def error_event(answer: ErrorAnswer) -> bytes:
     """Return the event that ends a stream which failed."""
     return sse.encoded(sse.ServerSentEvent(answer.body, "error"), lambda text: text)
-
-
-@asynccontextmanager
-async def until_deadline() -> AsyncIterator[None]:
-    """Let `TimeoutError` end a block at the current deadline, not a cancellation.
-
-    `asyncrpc.deadline` cancels its whole block a moment later: what is inside would
-    not know why, and could tell its client nothing.
-    """
-    limit = deadline_var.get()
-    at_s = None if limit is None else limit.at_s + _GRACE_S
-    async with asyncio.timeout_at(at_s):
-        yield
 
 
 @asynccontextmanager

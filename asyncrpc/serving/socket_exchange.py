@@ -25,9 +25,10 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 from asyncrpc.arguments import wrong
 from asyncrpc.errors import UsageError
 from asyncrpc.serving.client_scope import ClientLeftError, ClientScope, beside
-from asyncrpc.serving.event_sender import closing, failure_of, until_deadline
+from asyncrpc.serving.event_sender import closing, failure_of
 from asyncrpc.serving.machine.error_answers import NORMAL_CLOSURE
 from asyncrpc.serving.machine.server_sent_events import as_json
+from asyncrpc.serving.request_deadline import until_deadline
 
 logger = logging.getLogger("asyncrpc")
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from asyncrpc.arguments import check_callable, check_flag
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.calls.context import current_worker_var, deadline
+from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.asgi.lifespan import run_lifespan
 from asyncrpc.serving.asgi.machine.connection import AnswerState
@@ -41,6 +41,7 @@ from asyncrpc.serving.machine.error_answers import (
     RETRY_AFTER_S,
     ErrorAnswer,
 )
+from asyncrpc.serving.request_deadline import request_deadline
 
 logger = logging.getLogger("asyncrpc")
 
@@ -185,7 +186,7 @@ class WorkerMiddleware:
         try:
             timeout_s = self._contract.time_allowed_s(values)
             end_s = math.inf if timeout_s is None else loop.time() + timeout_s
-            async with deadline(timeout_s):
+            async with request_deadline(timeout_s):
                 await self._app(scope, connection.receive, connection.send)
         except Exception as error:
             answer = self._contract.answer_to(

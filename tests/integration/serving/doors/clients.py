@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 from yarl import URL
@@ -41,10 +41,8 @@ async def stalled(
         yield
     finally:
         writer.close()
-        try:
+        with suppress(ConnectionError):  # the server had more to send
             await writer.wait_closed()
-        except ConnectionError:
-            pass  # the server had more to send
 
 
 async def events_of(response: aiohttp.ClientResponse) -> list[dict[str, str]]:

@@ -13,6 +13,10 @@ import pytest
 from tests.integration.serving.doors import applications, servers
 from tests.integration.serving.doors.neutral import NeutralApp
 
+ITEM_LENGTH: Final = 16 << 10
+# 64 KiB in the server, 128 KiB in each of two kernels, 16 items of credit: 36 items.
+HELD_MAX: Final = 100
+
 
 @dataclass(frozen=True)
 class Door:

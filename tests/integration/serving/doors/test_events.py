@@ -15,12 +15,8 @@ from asyncrpc.serving import Batcher, ServerSentEvent
 from tests.integration.serving import remote
 from tests.integration.serving.conftest import Group
 from tests.integration.serving.doors.clients import events_of, stalled
-from tests.integration.serving.doors.conftest import Door
+from tests.integration.serving.doors.conftest import HELD_MAX, ITEM_LENGTH, Door
 from tests.integration.serving.doors.neutral import Asked, NeutralApp
-
-ITEM_LENGTH = 16 << 10
-# 64 KiB in the server, 128 KiB in each of two kernels, 16 items of credit: 36 items.
-HELD_MAX = 100
 
 
 def one_stream(
@@ -57,11 +53,14 @@ async def test_an_event_says_more_than_its_data(group: Group, door: Door) -> Non
         door.serve(one_stream(group, items, end_event="done")) as client,
         client.get("/") as response,
     ):
-        assert await response.read() == (
-            'event: token\nid: 7\nretry: 1500\ndata: {"a":"ä\\n"}\n\n'
-            'id: 8\ndata: "b"\n\n'
-            "event: done\ndata: null\n\n"
-        ).encode()
+        assert (
+            await response.read()
+            == (
+                'event: token\nid: 7\nretry: 1500\ndata: {"a":"ä\\n"}\n\n'
+                'id: 8\ndata: "b"\n\n'
+                "event: done\ndata: null\n\n"
+            ).encode()
+        )
 
 
 async def test_text_of_several_lines(group: Group, door: Door) -> None:
@@ -273,7 +272,7 @@ async def test_a_client_that_leaves_frees_its_place_in_the_batch(
             waiting = asyncio.create_task(client.get("/"))
             await waits.wait()
             waiting.cancel()
-            while batched.waiting:  # nothing tells when a place is free
+            while batched.waiting:  # noqa: ASYNC110  (nothing tells when)
                 await asyncio.sleep(0)
             running.cancel()
             await cancelled.wait()

@@ -14,14 +14,9 @@ from asyncrpc import current_worker
 from tests.integration.serving import remote
 from tests.integration.serving.conftest import Group
 from tests.integration.serving.doors.clients import stalled
-from tests.integration.serving.doors.conftest import Door
+from tests.integration.serving.doors.conftest import HELD_MAX, ITEM_LENGTH, Door
 from tests.integration.serving.doors.neutral import NeutralApp
-from tests.integration.serving.doors.test_events import (
-    HELD_MAX,
-    ITEM_LENGTH,
-    ended,
-    there,
-)
+from tests.integration.serving.doors.test_events import ended, there
 
 Source = Callable[[AsyncIterator[str | bytes]], AsyncIterable[Any]]
 
@@ -60,7 +55,10 @@ async def test_messages_are_answered(group: Group, door: Door) -> None:
         client.ws_connect("/") as websocket,
     ):
         await websocket.send_str("ä")
-        assert [await websocket.receive_json() for _ in range(2)] == [["ä", 0], ["ä", 1]]
+        assert [await websocket.receive_json() for _ in range(2)] == [
+            ["ä", 0],
+            ["ä", 1],
+        ]
         await websocket.send_bytes(b"\xff")
         assert await websocket.receive_bytes() == b"\xff\xff"
         assert await websocket.receive_bytes() == b"\xff\xff"
@@ -89,9 +87,7 @@ async def test_no_message_is_lost_where_few_may_wait(group: Group, door: Door) -
 
 
 async def test_the_subprotocol_is_the_servers_choice(group: Group, door: Door) -> None:
-    app = one_socket(
-        group, lambda _: there(remote.count_to, 1), protocols=("v2", "v1")
-    )
+    app = one_socket(group, lambda _: there(remote.count_to, 1), protocols=("v2", "v1"))
     async with (
         door.serve(app) as client,
         client.ws_connect("/", protocols=("v0", "v1", "v2")) as websocket,
@@ -139,7 +135,9 @@ async def test_a_websocket_is_refused_by_a_response(group: Group, door: Door) ->
 
 @pytest.mark.parametrize("is_heard", [True, False])
 async def test_a_client_that_leaves_runs_the_remote_finally(
-    group: Group, door: Door, is_heard: bool
+    group: Group,
+    door: Door,
+    is_heard: bool,  # noqa: FBT001
 ) -> None:
     async def answer(messages: AsyncIterator[str | bytes]) -> AsyncIterator[Any]:
         if is_heard:
