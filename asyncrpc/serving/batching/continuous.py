@@ -114,8 +114,8 @@ class ContinuousBatcher(Generic[R, S, T]):
                 consumer gets a `RejectedError`.
             waiting_max: requests that may wait; more are rejected, or take the places
                 of requests of a lower priority, or of the client with the most.
-            max_queue_age_s: seconds that a request may wait in all; one that has, or
-                would by the measured rate, is rejected.  None: no limit.
+            max_queue_age_s: seconds that a request may wait in all; one that would wait
+                longer, by the measured rate, is rejected.  None: no limit.
             standing_queue_age_s: the same while the queue has not been empty for
                 `max_queue_age_s`.
             priority_step_s: each step of priority is a head start of so many seconds.
