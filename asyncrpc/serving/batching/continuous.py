@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from asyncrpc.arguments import check_callable, check_count, check_flag
 from asyncrpc.errors import (
@@ -260,7 +260,7 @@ class ContinuousBatcher(Generic[R, S, T]):
         """
         generation = self._join(request, priority, client)
         try:
-            while (item := await generation.take()) is not END:
+            while (item := await self._take(generation)) is not END:
                 self._driver.resume(generation)
                 yield item
         finally:
@@ -317,6 +317,19 @@ class ContinuousBatcher(Generic[R, S, T]):
         )
         self._driver.add(made, now_s)
         return made
+
+    async def _take(self, generation: Generation[R, T]) -> Any:
+        """Return the next item, or `END`, before the deadline."""
+        deadline = generation.deadline
+        if deadline is None:
+            return await generation.take()
+        try:
+            async with asyncio.timeout_at(deadline.at_s) as scope:
+                return await generation.take()
+        except TimeoutError:
+            if not scope.expired():  # it is the model's own
+                raise
+        raise self._driver.cut_off(generation, deadline)
 
     def _memory(self, request: R) -> int:
         """Return what the sequence of a request takes at most.
