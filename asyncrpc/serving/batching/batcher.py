@@ -128,10 +128,11 @@ class Batcher(Generic[A, B]):
                 arrays and byte strings.
             bucket: returns what items of one batch have in common, such as their shape;
                 None: all go together.
-            max_queue_age_s: seconds that an item may wait in all.  One that has is
-                rejected, and one that would is so at once, by the measured rate.  The
-                time of a batch is a good choice: then nothing that is answered takes
-                more than about twice as long as it would alone.  None: no limit.
+            max_queue_age_s: seconds that an item may wait in all.  One that would wait
+                longer, by the measured rate, is rejected at once; one that has, by more
+                than the time of a batch, is then.  The time of a batch is a good
+                choice: what is answered takes about twice as long as it would alone, at
+                most.  None: no limit.
             standing_queue_age_s: the same while the queue has not been empty for
                 `max_queue_age_s`: short, so that it is long for bursts alone.
             priority_step_s: each step of priority is a head start of so many seconds.

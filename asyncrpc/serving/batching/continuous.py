@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from asyncrpc.arguments import check_callable, check_count, check_flag
 from asyncrpc.errors import (
@@ -114,8 +114,8 @@ class ContinuousBatcher(Generic[R, S, T]):
                 consumer gets a `RejectedError`.
             waiting_max: requests that may wait; more are rejected, or take the places
                 of requests of a lower priority, or of the client with the most.
-            max_queue_age_s: seconds that a request may wait in all; one that has, or
-                would by the measured rate, is rejected.  None: no limit.
+            max_queue_age_s: seconds that a request may wait in all; one that would wait
+                longer, by the measured rate, is rejected.  None: no limit.
             standing_queue_age_s: the same while the queue has not been empty for
                 `max_queue_age_s`.
             priority_step_s: each step of priority is a head start of so many seconds.
@@ -260,7 +260,7 @@ class ContinuousBatcher(Generic[R, S, T]):
         """
         generation = self._join(request, priority, client)
         try:
-            while (item := await generation.take()) is not END:
+            while (item := await self._take(generation)) is not END:
                 self._driver.resume(generation)
                 yield item
         finally:
@@ -317,6 +317,19 @@ class ContinuousBatcher(Generic[R, S, T]):
         )
         self._driver.add(made, now_s)
         return made
+
+    async def _take(self, generation: Generation[R, T]) -> Any:
+        """Return the next item, or `END`, before the deadline."""
+        deadline = generation.deadline
+        if deadline is None:
+            return await generation.take()
+        try:
+            async with asyncio.timeout_at(deadline.at_s) as scope:
+                return await generation.take()
+        except TimeoutError:
+            if not scope.expired():  # it is the model's own
+                raise
+        raise self._driver.cut_off(generation, deadline)
 
     def _memory(self, request: R) -> int:
         """Return what the sequence of a request takes at most.

@@ -74,8 +74,8 @@ class Limiter:
             running_max: blocks that may run at the same time.
             waiting_max: blocks that may wait; more are rejected, or take the places of
                 blocks of a lower priority, or of the client with the most.
-            max_queue_age_s: seconds that a block may wait in all; one that has, or
-                would by the measured rate, is rejected.  None: no limit.
+            max_queue_age_s: seconds that a block may wait in all; one that would wait
+                longer, by the measured rate, is rejected.  None: no limit.
             standing_queue_age_s: the same while the queue has not been empty for
                 `max_queue_age_s`.
             priority_step_s: each step of priority is a head start of so many seconds.

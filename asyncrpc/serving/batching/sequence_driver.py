@@ -125,6 +125,20 @@ class SequenceDriver(Generic[R, S, T]):
         self._close(generation)
         self._wanted.set()
 
+    def cut_off(
+        self, generation: Generation[R, T], deadline: Deadline
+    ) -> DeadlineExceededError:
+        """End a sequence whose deadline has passed; return the error."""
+        if self.queue.remove(generation.queued):
+            self.queue.counts.expired += 1
+            error = refusals.expired(deadline, self._name)
+            generation.end(error)
+        else:
+            error = _cut_off(deadline, self._name)
+            self._fail(generation, error)
+        self._wanted.set()
+        return error
+
     def _close(self, generation: Generation[R, T]) -> None:
         self.queue.remove(generation.queued)
         self.schedule.close(generation.sequence)
@@ -204,7 +218,7 @@ class SequenceDriver(Generic[R, S, T]):
             generation = sequence.what
             deadline = generation.deadline
             if deadline is not None and deadline.at_s <= now_s:
-                self._fail(generation, _cut_off(deadline, self._name))
+                self.cut_off(generation, deadline)
             elif (
                 sequence.state is SequenceState.PAUSED
                 and generation.paused_s + self._pause_max_s <= now_s
@@ -252,18 +266,27 @@ class SequenceDriver(Generic[R, S, T]):
                     await self._enter([generation])
                 return
             states = [error] * len(entering)
+        except BaseException:
+            for generation in entering:
+                if generation.state is None:  # else it has entered by `late`
+                    self._refuse(generation, refusals.closed("batcher"))
+            raise
         self._on_entered(entering, states)
 
     def _on_entered(self, entering: list[Generation[R, T]], states: Any) -> None:
         """Take the states that the model has made, or the errors in their places."""
         for generation, state in zip(entering, states, strict=True):
             if isinstance(state, BaseException):
-                self.schedule.on_refused(generation.sequence)
-                self.queue.rate.drop(generation)
-                self._fail(generation, settable(state))
+                self._refuse(generation, settable(state))
             else:
                 generation.state = state
                 self.schedule.on_entered(generation.sequence)
+
+    def _refuse(self, generation: Generation[R, T], error: BaseException) -> None:
+        """The model has no state of a sequence that was about to enter."""
+        self.schedule.on_refused(generation.sequence)
+        self.queue.rate.drop(generation)
+        self._fail(generation, error)
 
     async def _step(self, chosen: list[ModelSequence[Generation[R, T]]]) -> None:
         states = [sequence.what.state for sequence in chosen]
@@ -276,6 +299,8 @@ class SequenceDriver(Generic[R, S, T]):
             steps = [error] * len(states)
         except BaseException:
             self.steps.drop(chosen_step)
+            for sequence in chosen:  # what it would have brought is lost
+                self.schedule.on_stepped(sequence, is_last=True, is_behind=False)
             raise
         for sequence, step in zip(chosen, steps, strict=True):
             items += self._on_stepped(sequence, step)

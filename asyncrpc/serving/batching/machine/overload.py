@@ -10,8 +10,10 @@ A request that waits is dropped when its deadline passes, and when it is too old
 too old means may depend on the queue: one that has not been empty for `max_age_s` is
 standing, and not a burst; then `standing_age_s` counts.
 
-The rate is a forecast.  It only ever refuses while something runs or waits, so a wrong
-one is corrected by what runs next.
+The rate is a forecast.  It only ever refuses while something runs, so a wrong one is
+corrected by what runs next.  What it has let in is dropped only if it was wrong by a
+whole turn: else the requests that make up the next turn would often be dropped a moment
+before it begins.
 
 Source: K. Nichols, V. Jacobson, "Controlling Queue Delay", ACM Queue 2012 (the time in
 the queue is the signal, and a standing queue the fault); B. Maurer, "Fail at Scale",
@@ -50,7 +52,7 @@ class QueueLimits:
         waiting_max: so many requests.
         places: turns that may run at the same time.
         turn_max: requests in one turn.
-        max_age_s: so long at most; None: without a limit.
+        max_age_s: so long at most, as far as can be foretold; None: without a limit.
         standing_age_s: so long if the queue has not been empty for `max_age_s`; None:
             `max_age_s` too.
         priority_step_s: head start of each step of priority.
@@ -211,7 +213,7 @@ class ServiceQueue(Generic[T]):
             yield request, DropReason.EXPIRED
         while (age_s := self._age_max_s(now_s)) is not None:
             oldest = self.waiting.oldest
-            if oldest is None or oldest.came_s + age_s > now_s:
+            if oldest is None or oldest.came_s + age_s + self._error_s > now_s:
                 return
             self.waiting.remove(oldest)
             self.counts.shed += 1
@@ -223,11 +225,16 @@ class ServiceQueue(Generic[T]):
         times = [] if (next_s := self._deadlines.next_s) is None else [next_s]
         oldest, limits = self.waiting.oldest, self._limits
         if oldest is not None and limits.max_age_s is not None:
-            times.append(oldest.came_s + limits.max_age_s)
-            if limits.standing_age_s is not None:
-                standing_s = self._busy_since_s + limits.max_age_s
-                times.append(max(standing_s, oldest.came_s + limits.standing_age_s))
+            begin_s, age_s = oldest.came_s, limits.max_age_s
+            if limits.standing_age_s is not None:  # it counts once the queue is old
+                begin_s, age_s = self._busy_since_s + age_s, limits.standing_age_s
+            times.append(max(begin_s, oldest.came_s + age_s + self._error_s))
         return min(times, default=None)
+
+    @property
+    def _error_s(self) -> float:
+        """By how much the forecast may be wrong."""
+        return self.rate.turn_s if self.rate.is_known else 0.0
 
     def _age_max_s(self, now_s: float) -> float | None:
         limits = self._limits

@@ -71,12 +71,17 @@ class ServiceRate:
         """
         self._running.pop(turn, None)
 
+    @property
+    def is_known(self) -> bool:
+        """Return whether enough turns have ended to foretell others."""
+        return self.ended >= TURNS_MIN
+
     def wait_s(self, turns_before: int, now_s: float) -> float:
         """Return how long one will wait that has so many turns before it; at least.
 
         0 as long as too little is known.
         """
-        if self.ended < TURNS_MIN:
+        if not self.is_known:
             return 0.0
         first_s = 0.0
         if not self.has_place:
@@ -86,7 +91,7 @@ class ServiceRate:
 
     def drain_s(self, waiting: int, now_s: float) -> float:
         """Return after how long there should be room: all that wait have begun."""
-        if self.ended < TURNS_MIN:
+        if not self.is_known:
             return RETRY_AFTER_UNKNOWN_S
         turns = math.ceil((waiting + 1) / self.requests)
         return min(self.wait_s(turns, now_s), RETRY_AFTER_MAX_S)

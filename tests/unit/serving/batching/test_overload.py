@@ -144,6 +144,14 @@ class TestDrops:
         assert queue.drops_at_s == 4.0
         assert queue.counts.shed == 1
 
+    def test_the_forecast_may_be_wrong_by_a_turn(self) -> None:
+        queue = made(replace(LIMITS, max_age_s=3.0), turn_s=2.0)
+        one = request(0.0)
+        queue.add(one)
+        assert queue.drops_at_s == 5.0
+        assert list(queue.drop_due(4.9)) == []
+        assert list(queue.drop_due(5.0)) == [(one, DropReason.TOO_OLD)]
+
     def test_a_standing_queue_has_a_shorter_limit(self) -> None:
         queue = made(replace(LIMITS, max_age_s=3.0, standing_age_s=1.0))
         first, second = request(0.0), request(2.5)
@@ -170,7 +178,9 @@ class TestDrops:
         queue.rate.drop("runs")
         queue.rate.begin("runs", 4.0)
         queue.add(request(0.5))
-        assert queue.refusal(request(), 4.0) is not None
+        refusal = queue.refusal(request(), 4.0)
+        assert refusal is not None
+        assert "longer than 1 s" in refusal.problem
         queue.remove(next(iter(queue.waiting)))
         queue.add(request(3.9))
         assert queue.refusal(request(), 4.0) is None
