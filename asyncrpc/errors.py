@@ -8,7 +8,7 @@ retry policy may look at.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 __all__ = [
@@ -436,6 +436,18 @@ class BackwardTimeoutError(
 
 class OptimizerError(AsyncRpcError, code="optimizer"):
     """A distributed optimizer refused or failed; the text says what was applied."""
+
+
+class PublishError(AsyncRpcError, code="publish"):
+    """New weights were not taken; what replicas serve has not changed, or as it says.
+
+    Attributes:
+        refused: what each replica that refused said, by its name.
+    """
+
+    def __init__(self, problem: str, *, refused: Mapping[str, str]) -> None:
+        super().__init__(problem)
+        self.refused = dict(refused)
 
 
 class BarrierBrokenError(AsyncRpcError, code="barrier.broken"):

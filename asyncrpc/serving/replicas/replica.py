@@ -11,8 +11,8 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Protocol, Self
+from types import NoneType, TracebackType
+from typing import Any, Self
 
 from asyncrpc.arguments import (
     check_above,
@@ -27,26 +27,10 @@ from asyncrpc.errors import NotStartedError, UsageError
 from asyncrpc.runtime.worker import Worker, current_worker
 from asyncrpc.serving.replicas.messages import ReplicaStatement
 from asyncrpc.serving.replicas.service import ReplicaService, service_of
+from asyncrpc.serving.weights.served_model import ServedModel
+from asyncrpc.serving.weights.service import serve_weights
 
 logger = logging.getLogger("asyncrpc")
-
-
-class TellsVersion(Protocol):
-    """A model whose weights have versions.
-
-    Attributes:
-        on_changed: called without arguments when version or canary share change.
-    """
-
-    on_changed: Callable[[], None] | None
-
-    @property
-    def version(self) -> int | None:
-        """Return the version of the weights that batches get from now on."""
-
-    @property
-    def canary(self) -> float:
-        """Return the share of calls that canaries get; 0: these are for all."""
 
 
 class Replica:
@@ -64,7 +48,7 @@ class Replica:
         worker: Worker | None = None,
         *,
         load: Callable[[], float] | None = None,
-        model: TellsVersion | None = None,
+        model: ServedModel[Any] | None = None,
         weight: float = 1.0,
         ready: bool = True,
         drain_timeout_s: float | None = None,
@@ -76,7 +60,8 @@ class Replica:
             load: returns the load, a number of at least 0; it must be quick, as it is
                 called for each answer.  None: the number of calls that are served or
                 wait here.
-            model: a `ServedModel`, whose version it tells.
+            model: that it serves: publishers bring it new weights, and routers are told
+                its version.
             weight: its share of the calls, relative to other replicas; of a host with
                 twice the speed, twice as large.
             ready: whether it takes calls at once.  False: from `make_ready` on.
@@ -90,8 +75,8 @@ class Replica:
             check_kind("worker", worker, Worker, "a Worker or None")
         if load is not None:
             check_callable("load", load)
-        if model is not None and not hasattr(type(model), "version"):
-            raise UsageError(f"model must be a ServedModel, not {shown(model)}")
+        wanted = "a ServedModel or None"
+        check_kind("model", model, (ServedModel, NoneType), wanted)
         check_above("weight", weight, 0)
         if math.isinf(weight):
             raise UsageError("weight must be finite")
@@ -127,6 +112,7 @@ class Replica:
         service.statement = self._statement
         worker.parts.note_of = self._note
         if self._model is not None:
+            serve_weights(worker.parts, self._model)
             self._model.on_changed = service.tell_watchers
         if self._begins_ready:
             self.make_ready()

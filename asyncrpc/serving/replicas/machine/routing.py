@@ -45,7 +45,9 @@ FIRST_SHARE: Final = 0.1  # of its calls, for a replica that has just become rea
 EJECTION_FACTOR_MAX: Final = 10
 RETRIES_SAVED: Final = 100.0  # the death of a replica with so many calls is survived
 RETRIES_PER_S: Final = 1.0
-HEDGES_SAVED: Final = 30.0  # a pause of one replica, of the size of a garbage collection
+HEDGES_SAVED: Final = (
+    30.0  # a pause of one replica, of the size of a garbage collection
+)
 FUNCTIONS_MAX: Final = 256  # whose latencies are kept; of others no call is hedged
 
 

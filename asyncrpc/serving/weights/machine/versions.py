@@ -1,0 +1,204 @@
+"""Which version of its weights a replica serves, and what becomes of new ones.
+
+    IDLE -BEGUN-> STAGING -PART-> STAGING -LAST_PART-> STAGED -COMMITTED-> IDLE
+
+New weights arrive in parts, beside those that are served.  Only when every part is
+there can they take their place, in one step; whatever happens before that leaves what
+is served as it was.  The last version is kept, so that one step leads back.
+
+Invariants:
+    - what is served is one version, whole;
+    - a part counts only for the transfer that it belongs to;
+    - no number is served twice in a row for different weights.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final, NamedTuple
+
+from asyncrpc.errors import Outcome, RejectedError, UsageError
+
+
+class TransferState(enum.Enum):
+    """What has come of new weights."""
+
+    IDLE = "no new weights are under way"
+    STAGING = "parts of new weights arrive"
+    STAGED = "new weights are there, whole"
+
+
+class TransferEvent(enum.Enum):
+    """What a publisher says, or what becomes of it."""
+
+    BEGUN = "a publisher announces new weights"
+    PART = "a part has come, and others are missing"
+    LAST_PART = "the last part has come"
+    COMMITTED = "the publisher says that they are served from now on"
+    ABANDONED = "the publisher gives them up, or is gone"
+    ROLLED_BACK = "the version before is served again"
+
+
+_S, _E = TransferState, TransferEvent
+
+TRANSITIONS: Final[Mapping[TransferState, Mapping[TransferEvent, TransferState]]] = {
+    _S.IDLE: {_E.BEGUN: _S.STAGING, _E.ROLLED_BACK: _S.IDLE},
+    _S.STAGING: {
+        _E.PART: _S.STAGING,
+        _E.LAST_PART: _S.STAGED,
+        _E.ABANDONED: _S.IDLE,
+        _E.ROLLED_BACK: _S.IDLE,
+    },
+    _S.STAGED: {
+        _E.COMMITTED: _S.IDLE,
+        _E.ABANDONED: _S.IDLE,
+        _E.ROLLED_BACK: _S.IDLE,
+    },
+}
+
+
+class TransferId(NamedTuple):
+    """One transfer: which publisher it is from, and a counter there."""
+
+    publisher: int
+    serial: int
+
+
+class VersionHistory:
+    """The versions of one replica.
+
+    Attributes:
+        state: what has come of new weights.
+        served: the version that is served.
+        kept: versions before it that can be served again, the latest last.
+        transfer: which new weights are under way; None: none are.
+        staged: their version.
+        missing: names of the tensors that have not come.
+    """
+
+    __slots__ = (
+        "_kept_max",
+        "kept",
+        "missing",
+        "served",
+        "staged",
+        "state",
+        "transfer",
+    )
+
+    def __init__(self, served: int, kept_max: int) -> None:
+        """Begin with one version.
+
+        Args:
+            served: its number.
+            kept_max: how many versions before the one that is served are kept.
+        """
+        self.state = TransferState.IDLE
+        self.served = served
+        self.kept: list[int] = []
+        self._kept_max = kept_max
+        self.transfer: TransferId | None = None
+        self.staged = served
+        self.missing: set[str] = set()
+
+    def advance(self, event: TransferEvent) -> None:
+        """Go to the next state; an event that is not listed changes nothing."""
+        self.state = TRANSITIONS[self.state].get(event, self.state)
+        if self.state is TransferState.IDLE:
+            self.transfer = None
+            self.missing.clear()
+
+    def begin(self, transfer: TransferId, version: int, names: Iterable[str]) -> None:
+        """New weights are announced; a former transfer of the publisher is given up.
+
+        Raises:
+            RejectedError: those of another publisher are under way.
+            UsageError: the number is that of a version which is here.
+        """
+        if version == self.served or version in self.kept:
+            raise UsageError(
+                f"version {version} is here already; give new weights a new number"
+            )
+        if self.transfer is not None:
+            if self.transfer.publisher != transfer.publisher:
+                raise RejectedError(
+                    f"version {self.staged} of another publisher is under way; try"
+                    " again when it is served or given up",
+                    outcome=Outcome.NOT_EXECUTED,
+                )
+            self.advance(TransferEvent.ABANDONED)
+        self.advance(TransferEvent.BEGUN)
+        self.transfer, self.staged = transfer, version
+        self.missing = set(names)
+
+    def take(self, transfer: TransferId, names: Collection[str]) -> bool:
+        """A part has come; return whether it was the last one.
+
+        Raises:
+            RejectedError: the transfer is not under way any more.
+            UsageError: a tensor has come before, or was not announced.
+        """
+        self._check(transfer, TransferState.STAGING)
+        unwanted = sorted(set(names) - self.missing)
+        if unwanted:
+            raise UsageError(f"tensor {unwanted[0]!r} was not expected")
+        self.missing -= set(names)
+        is_last = not self.missing
+        self.advance(TransferEvent.LAST_PART if is_last else TransferEvent.PART)
+        return is_last
+
+    def commit(self, transfer: TransferId) -> int:
+        """Serve the new weights from now on; return the version that is dropped, or -1.
+
+        Raises:
+            RejectedError: they are not there, whole.
+        """
+        self._check(transfer, TransferState.STAGED)
+        self.kept.append(self.served)
+        self.served = self.staged
+        self.advance(TransferEvent.COMMITTED)
+        return self.kept.pop(0) if len(self.kept) > self._kept_max else -1
+
+    def abandon(self, transfer: TransferId) -> bool:
+        """Give up a transfer; return whether it was under way."""
+        if self.transfer != transfer:
+            return False
+        self.advance(TransferEvent.ABANDONED)
+        return True
+
+    def on_lost(self, publisher: int) -> bool:
+        """A publisher is gone; return whether a transfer of it was under way."""
+        if self.transfer is None or self.transfer.publisher != publisher:
+            return False
+        self.advance(TransferEvent.ABANDONED)
+        return True
+
+    def roll_back(self, from_version: int) -> bool:
+        """Serve the version before again, if this one is served; what comes is dropped.
+
+        Asked twice, it does nothing the second time.
+
+        Returns:
+            Whether another version is served now.
+
+        Raises:
+            RejectedError: the version is served, and none before it is kept.
+        """
+        if self.served != from_version:
+            return False
+        if not self.kept:
+            raise RejectedError(
+                f"version {from_version} is served, and none before it is kept",
+                outcome=Outcome.NOT_EXECUTED,
+            )
+        self.advance(TransferEvent.ROLLED_BACK)
+        self.served = self.kept.pop()
+        return True
+
+    def _check(self, transfer: TransferId, state: TransferState) -> None:
+        if self.transfer != transfer or self.state is not state:
+            raise RejectedError(
+                f"{transfer} is not {state.name} here: {self.state.value}",
+                outcome=Outcome.NOT_EXECUTED,
+            )

@@ -1,0 +1,136 @@
+"""The messages by which new weights come to a replica."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+
+from asyncrpc.runtime.messages import Request, message
+from asyncrpc.runtime.schema import Count
+
+SERVICE: Final = "weights"
+
+
+class TensorHead(NamedTuple):
+    """A tensor that is announced.
+
+    Attributes:
+        name: in the state of the model.
+        shape: its sizes.
+        dtype: such as `float32`.
+    """
+
+    name: str
+    shape: list[Count]
+    dtype: str
+
+
+class VersionReport(NamedTuple):
+    """Which versions a replica has.
+
+    Attributes:
+        served: the one that is served.
+        kept: those before it that it can go back to, the latest last.
+        canary: share of the calls that canaries get; 0: it is not a canary.
+    """
+
+    served: Count
+    kept: list[Count]
+    canary: float
+
+
+@message(SERVICE, "versions")
+class AskVersions(Request[VersionReport]):
+    """Ask which versions a replica has."""
+
+
+@message(SERVICE, "begin")
+class BeginTransfer(Request[None]):
+    """Announce new weights.
+
+    Attributes:
+        serial: of the transfer, at its publisher.
+        version: their number.
+        tensors: all of them.
+    """
+
+    serial: Count
+    version: Count
+    tensors: list[TensorHead]
+
+
+@message(SERVICE, "put")
+class PutTensors(Request[None]):
+    """Bring some of the tensors.
+
+    Attributes:
+        serial: of the transfer.
+        names: of the tensors.
+        tensors: in the order of the names.
+    """
+
+    serial: Count
+    names: list[str]
+    tensors: list[torch.Tensor]
+
+
+@message(SERVICE, "commit")
+class CommitTransfer(Request[VersionReport]):
+    """Serve the new weights from now on.
+
+    Attributes:
+        serial: of the transfer.
+        canary: share of the calls that canaries get; 0: these weights are for all.
+    """
+
+    serial: Count
+    canary: float
+
+
+@message(SERVICE, "abandon")
+class AbandonTransfer(Request[None]):
+    """Give up new weights.
+
+    Attributes:
+        serial: of the transfer.
+    """
+
+    serial: Count
+
+
+@message(SERVICE, "canary")
+class SetCanary(Request[VersionReport]):
+    """Say which share of the calls the canaries get.
+
+    Attributes:
+        version: if it is served; otherwise nothing changes.
+        share: 0: they are no canaries any more.
+    """
+
+    version: Count
+    share: float
+
+
+@message(SERVICE, "rollback")
+class RollBack(Request[VersionReport]):
+    """Serve the version before again.
+
+    Attributes:
+        version: if it is served; otherwise nothing changes.
+    """
+
+    version: Count
+
+
+@message(SERVICE, "send")
+class SendWeights(Request[Count | None]):
+    """Ask a replica to publish the weights that it serves to who asks.
+
+    The answer is their version; None: who asks has it.
+
+    Attributes:
+        known: the version that who asks serves.
+    """
+
+    known: Count

@@ -1,0 +1,507 @@
+"""Brings new weights to all replicas of a model, to a few first, and takes them back.
+
+In two steps: all replicas get the weights beside those they serve; only when each has
+them whole do they serve them.  So weights that one replica refuses are served by none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import nn
+
+from asyncrpc.arguments import check_count, check_kind, check_text, is_seconds, wrong
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import (
+    AsyncRpcError,
+    PublishError,
+    RemoteError,
+    TransportError,
+    UnknownWorkerError,
+    UsageError,
+    WorkerLostError,
+)
+from asyncrpc.runtime.messages import Request
+from asyncrpc.runtime.ports import ask
+from asyncrpc.runtime.worker import Worker, current_worker
+from asyncrpc.serving.weights.messages import (
+    AbandonTransfer,
+    AskVersions,
+    CommitTransfer,
+    RollBack,
+    SendWeights,
+    SetCanary,
+    VersionReport,
+)
+from asyncrpc.serving.weights.served_model import VERSION_MAX, ServedModel
+from asyncrpc.serving.weights.transfer import new_serial, stage_weights
+
+T = TypeVar("T")
+
+logger = logging.getLogger("asyncrpc")
+
+REPLICAS_AT_ONCE_MAX: Final = 4  # that weights are sent to; each gets them whole
+_GONE: Final = (WorkerLostError, TransportError, UnknownWorkerError)
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Weights that replicas serve.
+
+    Attributes:
+        version: their number.
+        replicas: names of those that serve them, in order.
+        lost: names of those that were lost meanwhile.
+        canary: share of the calls that they get; 0: all replicas serve them.
+    """
+
+    version: int
+    replicas: tuple[str, ...]
+    lost: tuple[str, ...]
+    canary: float
+
+
+class Publisher:
+    """Brings weights to the replicas of a model.
+
+    Each replica serves a `ServedModel`.  Weights enter between two batches, whole or
+    not at all: a publisher that dies in the middle changes nothing.
+
+    One at a time: what is published while another publication of this object, or of
+    another worker, is under way is refused or waits.
+
+    Example:
+        >>> publisher = serving.Publisher(worker, "model-*")
+        >>> await publisher.publish(net, canary=0.05)  # on one replica
+        >>> await publisher.promote()  # or: await publisher.roll_back()
+    """
+
+    def __init__(self, worker: Worker | None, names: str) -> None:
+        """Describe it.
+
+        Args:
+            worker: that sends the weights; None: the current one.
+            names: a pattern of the replicas' names, as for `Replicas`.
+
+        Raises:
+            UsageError: an argument is of another kind.
+        """
+        if worker is not None:
+            check_kind("worker", worker, Worker, "a Worker or None")
+        check_text("names", names)
+        self._given = worker
+        self._names = names
+        self._turn = asyncio.Lock()
+        self._canary: tuple[Publication, dict[str, torch.Tensor]] | None = None
+
+    # --- what a program says ---------------------------------------------------------
+
+    async def publish(
+        self,
+        weights: nn.Module | Mapping[str, torch.Tensor],
+        *,
+        version: int | None = None,
+        canary: float = 0.0,
+        canaries: int = 1,
+    ) -> Publication:
+        """Make all replicas serve new weights, or some of them.
+
+        The weights are copied first, in a thread: do not write to them until this
+        returns, or pass a copy.
+
+        Args:
+            weights: a module, or its `state_dict`: the same names and shapes as those
+                of the replicas' models; kinds of floats are converted.
+            version: their number; None: one more than the highest that is there.
+            canary: share of the calls that go to them.  0: all replicas serve them;
+                otherwise only `canaries` of them do, until `promote`.
+            canaries: how many replicas serve them, with `canary`; at least one is left
+                that does not.
+
+        Returns:
+            What is served, and by whom.
+
+        Raises:
+            PublishError: a replica refused the weights, so none serves them.
+            UsageError: an argument is of another kind, or out of its range; the weights
+                were written to while they were copied; there is no replica, or only one
+                for a canary.
+            NotStartedError: the worker does not run.
+
+        Cancellation:
+            Before all replicas have the weights, nothing has changed; after that, some
+            replicas may serve them.
+
+        Example:
+            >>> await publisher.publish(net.state_dict(), version=step)
+        """
+        _check_canary(canary)
+        check_count("canaries", canaries, at_least=1)
+        if version is not None:
+            check_count("version", version, at_most=VERSION_MAX)
+        worker = self._worker("Publisher.publish")
+        async with self._turn:
+            reports = await self._reports(worker)
+            if version is None:
+                known = [number for one in reports.values() for number in _numbers(one)]
+                version = max(known) + 1
+            chosen = sorted(reports)
+            if canary:
+                chosen = _canaries(chosen, canaries)
+            state = await _snapshot(worker, weights)
+            made = await self._bring(worker, state, version, chosen, canary)
+            self._canary = (made, state) if canary else None
+            return made
+
+    async def promote(self) -> Publication:
+        """Make all replicas serve the weights that the canaries serve.
+
+        Returns:
+            What is served, and by whom.
+
+        Raises:
+            UsageError: this object has published no canary, or it was rolled back.
+            PublishError: a replica refused the weights; the canaries stay.
+            NotStartedError: the worker does not run.
+
+        Cancellation:
+            As of `publish`.
+        """
+        worker = self._worker("Publisher.promote")
+        async with self._turn:
+            if self._canary is None:
+                raise UsageError("there is no canary; publish with canary=0.05, say")
+            published, state = self._canary
+            reports = await self._reports(worker)
+            version = published.version
+            others = sorted(
+                name for name, one in reports.items() if one.served != version
+            )
+            made = await self._bring(worker, state, version, others, 0.0)
+            has_it = sorted(reports.keys() - set(others))
+            found, lost = await self._ask_all(
+                worker, has_it, lambda: SetCanary(version, 0.0)
+            )
+            self._canary = None
+            return Publication(
+                version,
+                tuple(sorted({*made.replicas, *found})),
+                tuple(sorted({*made.lost, *lost})),
+                0.0,
+            )
+
+    async def roll_back(self, version: int | None = None) -> dict[str, int]:
+        """Make the replicas that serve a version serve the one before again.
+
+        It waits for no publication under way: replicas give that up.  Any worker may
+        do it.  Asked twice, it does nothing the second time.
+
+        Args:
+            version: that is taken back; None: the highest that is served.
+
+        Returns:
+            The version that each replica serves now, by its name.
+
+        Raises:
+            PublishError: a replica has no version before it.
+            UsageError: `version` is not the number of a version; there is no replica.
+            NotStartedError: the worker does not run.
+
+        Cancellation:
+            Some replicas may have gone back.
+        """
+        if version is not None:
+            check_count("version", version, at_most=VERSION_MAX)
+        worker = self._worker("Publisher.roll_back")
+        reports = await self._reports(worker)
+        if version is None:
+            version = max(one.served for one in reports.values())
+        taken_back: int = version
+        self._canary = None
+        found, _ = await self._ask_all(
+            worker, sorted(reports), lambda: RollBack(taken_back)
+        )
+        return {name: one.served for name, one in found.items()}
+
+    async def versions(self) -> dict[str, int]:
+        """Return the version that each replica serves, by its name.
+
+        Raises:
+            UsageError: there is no replica.
+            NotStartedError: the worker does not run.
+
+        Cancellation:
+            Nothing has changed.
+        """
+        reports = await self._reports(self._worker("Publisher.versions"))
+        return {name: one.served for name, one in reports.items()}
+
+    # --- how -------------------------------------------------------------------------
+
+    def _worker(self, used: str) -> Worker:
+        worker = self._given or current_worker()
+        worker.parts.lifecycle.check_on_loop(used)
+        return worker
+
+    async def _reports(self, worker: Worker) -> dict[str, VersionReport]:
+        """Return what each replica says of its versions.
+
+        Raises:
+            UsageError: there is none.
+        """
+        names = [
+            one.name
+            for one in worker.known_members
+            if fnmatchcase(one.name, self._names)
+        ]
+        found = await _gathered({name: _report_of(worker, name) for name in names})
+        reports = {name: one for name, one in found.items() if one is not None}
+        if not reports:
+            raise UsageError(
+                f"no worker {self._names!r} serves a model; enter"
+                " `serving.Replica(worker, model=serving.ServedModel(net))` there"
+            )
+        return reports
+
+    async def _bring(
+        self,
+        worker: Worker,
+        state: Mapping[str, torch.Tensor],
+        version: int,
+        names: Sequence[str],
+        canary: float,
+    ) -> Publication:
+        """Bring weights to some replicas; make all of them serve these, or none."""
+        serial = new_serial(worker.parts.random_bytes)
+        turns = asyncio.Semaphore(REPLICAS_AT_ONCE_MAX)
+
+        async def stage(name: str) -> AsyncRpcError | None:
+            async with turns:
+                try:
+                    link = await worker.parts.link_to(name)
+                    await stage_weights(link, serial, state, version)
+                except AsyncRpcError as error:
+                    return error
+            return None
+
+        try:
+            failed = await _gathered({name: stage(name) for name in names})
+            lost = [name for name in names if isinstance(failed[name], _GONE)]
+            _check_none_refused(version, failed)
+        except BaseException:
+            await self._abandon(worker, names, serial)
+            raise
+        there = [name for name in names if name not in lost]
+        found, more = await self._ask_all(
+            worker, there, lambda: CommitTransfer(serial, canary)
+        )
+        return Publication(
+            version, tuple(sorted(found)), tuple(sorted({*lost, *more})), canary
+        )
+
+    async def _abandon(self, worker: Worker, names: Sequence[str], serial: int) -> None:
+        """Tell replicas to drop what they have got, without waiting for them."""
+        for name in names:
+            link = worker.parts.directory.link_to(name)
+            if link is not None and not link.is_lost:
+                with suppress(AsyncRpcError):
+                    told = link.ask(AbandonTransfer(serial))
+                    told.add_done_callback(
+                        lambda one: one.cancelled() or one.exception()
+                    )
+
+    async def _ask_all(
+        self,
+        worker: Worker,
+        names: Sequence[str],
+        make: Callable[[], Request[VersionReport]],
+    ) -> tuple[dict[str, VersionReport], list[str]]:
+        """Ask several replicas the same; return their answers, and who is lost.
+
+        Raises:
+            PublishError: one of them refused.
+        """
+
+        async def one(name: str) -> VersionReport | AsyncRpcError:
+            try:
+                return await _asked(worker, name, make())
+            except AsyncRpcError as error:
+                return error
+
+        answers = await _gathered({name: one(name) for name in names})
+        _check_none_refused(None, answers)
+        found = {
+            name: answer
+            for name, answer in answers.items()
+            if isinstance(answer, VersionReport)
+        }
+        return found, [name for name in names if name not in found]
+
+
+async def catch_up(
+    served: ServedModel[Any], names: str, worker: Worker | None = None
+) -> int:
+    """Get the weights that other replicas serve, for one that begins, or comes back.
+
+    Of the versions that others serve, canaries left out, it takes the highest, if that
+    is higher than its own.  Call it before the replica is ready.
+
+    Args:
+        served: the model; its worker has entered `Replica(model=served, ready=False)`.
+        names: a pattern of the replicas' names.
+        worker: of the model; None: the current one.
+
+    Returns:
+        The version that it serves now.
+
+    Raises:
+        UsageError: an argument is of another kind.
+        AsyncRpcError: the other replica was lost, or refused.
+        NotStartedError: the worker does not run.
+
+    Cancellation:
+        It serves what it served before.
+
+    Example:
+        >>> async with serving.Replica(model=served, ready=False) as replica:
+        ...     await serving.catch_up(served, "model-*")
+        ...     replica.make_ready()
+    """
+    check_kind("served", served, ServedModel, "a ServedModel")
+    check_text("names", names)
+    if worker is not None:
+        check_kind("worker", worker, Worker, "a Worker or None")
+    worker = worker or current_worker()
+    worker.parts.lifecycle.check_on_loop("catch_up")
+    others = [
+        one.name
+        for one in worker.known_members
+        if fnmatchcase(one.name, names) and one.name != worker.name
+    ]
+    found = await _gathered({name: _report_of(worker, name) for name in others})
+    best = max(
+        (
+            (one.served, name)
+            for name, one in found.items()
+            if one is not None and not one.canary
+        ),
+        default=(-1, ""),
+    )
+    if best[0] > served.version:
+        await _asked(worker, best[1], SendWeights(served.version))
+    return served.version
+
+
+async def _asked(worker: Worker, name: str, request: Request[T]) -> T:
+    link = await worker.parts.link_to(name)
+    return await ask(link, request)
+
+
+async def _report_of(worker: Worker, name: str) -> VersionReport | None:
+    """Return what a worker says of its versions; None: it serves none, or is gone."""
+    timeout_s = worker.options.network.connect_timeout_s
+    try:
+        link = await worker.parts.link_to(name)
+        deadline = Deadline.after(timeout_s, worker.loop.time())
+        return await ask(link, AskVersions(), deadline=deadline)
+    except (RemoteError, *_GONE):
+        return None
+
+
+async def _gathered(jobs: Mapping[str, Awaitable[T]]) -> dict[str, T]:
+    """Do several things at once; if one raises, cancel the others.
+
+    Cancellation:
+        All are cancelled.
+    """
+
+    async def run(job: Awaitable[T]) -> T:
+        return await job
+
+    tasks = {}
+    try:
+        async with asyncio.TaskGroup() as group:
+            for name, job in jobs.items():
+                tasks[name] = group.create_task(run(job))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return {name: task.result() for name, task in tasks.items()}
+
+
+async def _snapshot(
+    worker: Worker, weights: nn.Module | Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return a copy of weights, in the memory of the host.
+
+    Raises:
+        UsageError: they are no weights, or were written to meanwhile.
+    """
+    state = weights.state_dict() if isinstance(weights, nn.Module) else weights
+    wanted = "a torch.nn.Module or a state_dict of one"
+    check_kind("weights", state, Mapping, wanted)
+    if not all(isinstance(one, torch.Tensor) for one in state.values()):
+        raise wrong("weights", wanted, weights)
+    if not all(isinstance(name, str) for name in state):
+        raise wrong("weights", wanted, weights)
+    before = [one._version for one in state.values()]  # noqa: SLF001  (the only counter)
+
+    def copied() -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            return {
+                name: one.detach().to("cpu", copy=True).contiguous()
+                for name, one in state.items()
+            }
+
+    found = await worker.parts.run_in_thread(copied)
+    if before != [one._version for one in state.values()]:  # noqa: SLF001
+        raise UsageError(
+            "the weights were written to while they were copied; wait for `publish`"
+            " before the next step, or pass a copy"
+        )
+    return found
+
+
+def _canaries(names: Sequence[str], count: int) -> list[str]:
+    if len(names) <= count:
+        raise UsageError(
+            f"canaries must be fewer than the replicas, of which there are {len(names)}"
+        )
+    return list(names[:count])
+
+
+def _check_canary(share: Any) -> None:
+    if not is_seconds(share) or not 0 <= share < 1:
+        raise wrong("canary", "a number from 0 to below 1", share)
+
+
+def _numbers(report: VersionReport) -> list[int]:
+    return [report.served, *report.kept]
+
+
+def _check_none_refused(version: int | None, answers: Mapping[str, object]) -> None:
+    """Raise PublishError if an answer is an error, but for that of a lost replica."""
+    refused = {
+        name: one
+        for name, one in answers.items()
+        if isinstance(one, AsyncRpcError) and not isinstance(one, _GONE)
+    }
+    if refused:
+        raise _refused(version, refused)
+
+
+def _refused(version: int | None, refused: Mapping[str, AsyncRpcError]) -> PublishError:
+    name, error = next(iter(refused.items()))
+    what = "" if version is None else f" version {version}, so none serves it"
+    raised = PublishError(
+        f"{len(refused)} of the replicas refused{what}; {name!r}: {error}",
+        refused={name: str(one) for name, one in refused.items()},
+    )
+    raised.__cause__ = error
+    return raised

@@ -1,0 +1,277 @@
+"""A model whose weights are exchanged while it serves, whole or not at all.
+
+Each version is a module of its own, with tensors of its own.  A batch takes the version
+that is served when it begins, and keeps it to its end; the next one may get another.
+So no batch waits for new weights, and none sees a mixture: nothing is ever written into
+tensors that a batch may read.  The price is memory: the last version is kept, for the
+way back, and while new weights arrive there is a third.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from asyncrpc.arguments import check_count, check_kind
+from asyncrpc.errors import RejectedError, UsageError
+from asyncrpc.runtime.calls.context import current_call_var
+from asyncrpc.serving.weights.machine.versions import TransferId, VersionHistory
+from asyncrpc.serving.weights.messages import TensorHead, VersionReport
+
+M = TypeVar("M", bound=nn.Module)
+
+VERSION_MAX: Final = 2**63 - 1
+_SHOWN_MAX: Final = 3  # differences in an error
+
+
+@dataclass(frozen=True, slots=True)
+class ServedVersion(Generic[M]):
+    """One version of a model.
+
+    Attributes:
+        model: the module; do not change it.
+        number: of the version.
+    """
+
+    model: M
+    number: int
+
+
+class ServedModel(Generic[M]):
+    """A model, in the version that is served now.
+
+    Example:
+        >>> served = serving.ServedModel(net)
+        >>> async def predict(row: torch.Tensor) -> torch.Tensor:
+        ...     with served.batch() as current:
+        ...         return current.model(row)
+        >>> async with Worker("model-0") as worker, serving.Replica(model=served):
+        ...     await told_to_end.wait()
+    """
+
+    def __init__(self, model: M, *, version: int = 0, keep: int = 1) -> None:
+        """Serve a module.
+
+        Args:
+            model: has the first weights, on the device where it is to run.  It is
+                copied for each further version; its parameters and buffers are not.
+            version: of its weights.
+            keep: versions before the one that is served which are kept, for the way
+                back; each takes the memory of the model.
+
+        Raises:
+            UsageError: an argument is of another kind.
+        """
+        check_kind("model", model, nn.Module, "a torch.nn.Module")
+        check_count("version", version, at_most=VERSION_MAX)
+        check_count("keep", keep)
+        self._current = ServedVersion(model, version)
+        self._kept: dict[int, ServedVersion[M]] = {}
+        self._next: ServedVersion[M] | None = None
+        self._staging: dict[str, torch.Tensor] = {}
+        self._canary = 0.0
+        self.history = VersionHistory(version, keep)
+        self.on_changed: Callable[[], None] | None = None
+
+    # --- for those who serve ---------------------------------------------------------
+
+    @contextmanager
+    def batch(self) -> Iterator[ServedVersion[M]]:
+        """Return a context with the version that is served now; it stays in it.
+
+        If a call runs here, its answer says the version: see `tell`.
+
+        Thread safety: from any thread.
+        """
+        current = self._current
+        self.tell(current.number)
+        yield current
+
+    def tell(self, version: int) -> None:
+        """Say that the answer of the running call was made by a version.
+
+        For functions that get their answers from a batch; outside of calls it does
+        nothing.
+
+        Args:
+            version: from the `ServedVersion` of the batch.
+
+        Raises:
+            UsageError: it is not the number of a version.
+
+        Thread safety: from any thread that runs a function for a call.
+
+        Example:
+            >>> async def predict(row: torch.Tensor) -> torch.Tensor:
+            ...     answer, version = await batched(row)
+            ...     served.tell(version)
+            ...     return answer
+        """
+        check_count("version", version, at_most=VERSION_MAX)
+        call = current_call_var.get()
+        if call is not None:
+            call.said = version
+
+    @property
+    def version(self) -> int:
+        """The version that is served now."""
+        return self._current.number
+
+    @property
+    def canary(self) -> float:
+        """Share of the calls that canaries get, if this is one; else 0."""
+        return self._canary
+
+    # --- for the service that brings new weights -------------------------------------
+
+    @property
+    def report(self) -> VersionReport:
+        """Internal: what it tells publishers."""
+        return VersionReport(self.version, list(self.history.kept), self._canary)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Internal: the tensors of the version that is served; for reading."""
+        return dict(self._current.model.state_dict())
+
+    def begin(
+        self, transfer: TransferId, version: int, heads: Sequence[TensorHead]
+    ) -> None:
+        """Internal: make room for new weights.
+
+        Raises:
+            UsageError: they do not fit the model.
+            RejectedError: those of another publisher are under way.
+        """
+        check_fit(self.state(), heads)
+        names = [head.name for head in heads]
+        self.history.begin(transfer, version, names)
+        self._next, self._staging = None, {}
+
+    def room_for(self) -> dict[str, torch.Tensor]:
+        """Internal: make the tensors that new weights are copied to; in a thread."""
+        model = self._current.model
+        made: dict[int, torch.Tensor] = {}  # tied tensors stay tied
+        room = {}
+        for name, old in model.state_dict(keep_vars=True).items():
+            if id(old) not in made:
+                made[id(old)] = torch.empty_like(old.detach())
+            room[name] = made[id(old)]
+        return room
+
+    def set_room(self, transfer: TransferId, room: dict[str, torch.Tensor]) -> None:
+        """Internal: keep that room, unless the transfer was given up meanwhile."""
+        if self.history.transfer == transfer:
+            self._staging = room
+
+    @property
+    def room(self) -> Mapping[str, torch.Tensor]:
+        """Internal: where new weights are copied to."""
+        return self._staging
+
+    def with_room(self) -> M:
+        """Internal: return the module with its new tensors; in a thread.
+
+        Raises:
+            UsageError: the module cannot be copied.
+        """
+        model, room = self._current.model, self._staging
+        memo: dict[int, object] = {}
+        for name, old in model.state_dict(keep_vars=True).items():
+            new = room[name]
+            if isinstance(old, nn.Parameter):
+                new = nn.Parameter(new, requires_grad=old.requires_grad)
+            memo.setdefault(id(old), new)
+        try:
+            return copy.deepcopy(model, memo)
+        except Exception as error:
+            raise UsageError(
+                f"the model cannot be copied for new weights: {error}; keep what cannot"
+                " be copied outside of the module"
+            ) from error
+
+    def set_next(self, model: M) -> None:
+        """Internal: the new weights are there, whole."""
+        self._next = ServedVersion(model, self.history.staged)
+
+    def commit(self, transfer: TransferId, canary: float) -> None:
+        """Internal: serve the new weights, from the next batch on.
+
+        Raises:
+            RejectedError: they are not there, whole.
+        """
+        if self._next is None:
+            raise RejectedError("the new weights are not there, whole")
+        dropped = self.history.commit(transfer)
+        self._kept[self._current.number] = self._current
+        self._kept.pop(dropped, None)
+        self._current = self._next
+        self._canary = canary
+        self.drop()
+
+    def roll_back(self, version: int) -> None:
+        """Internal: serve the version before again.
+
+        Raises:
+            RejectedError: none is kept.
+        """
+        if self.history.roll_back(version):
+            self._current = self._kept.pop(self.history.served)
+            self._canary = 0.0
+            self.drop()
+
+    def set_canary(self, version: int, share: float) -> None:
+        """Internal: say which share of the calls canaries get."""
+        if version == self.version and share != self._canary:
+            self._canary = share
+            self._tell_changed()
+
+    def drop(self) -> None:
+        """Internal: let go of new weights that are served, or given up."""
+        self._next, self._staging = None, {}
+        self._tell_changed()
+
+    def _tell_changed(self) -> None:
+        if self.on_changed is not None:
+            self.on_changed()
+
+
+def check_fit(state: Mapping[str, torch.Tensor], heads: Sequence[TensorHead]) -> None:
+    """Refuse weights that are not those of a model.
+
+    Raises:
+        UsageError: names, shapes or kinds of numbers differ.
+    """
+    announced = {head.name: head for head in heads}
+    problems = [f"{name!r} is missing" for name in state if name not in announced]
+    problems += [f"{name!r} is not in it" for name in announced if name not in state]
+    for name, head in announced.items():
+        mine = state.get(name)
+        if mine is None:
+            continue
+        if list(mine.shape) != list(head.shape):
+            problems.append(
+                f"{name!r} has shape {list(head.shape)}, not {list(mine.shape)}"
+            )
+        theirs = getattr(torch, head.dtype, None)
+        if not isinstance(theirs, torch.dtype) or not _converts(theirs, mine.dtype):
+            problems.append(f"{name!r} is of {head.dtype}, not {mine.dtype}")
+    if not heads:
+        problems.append("there are none")
+    if len(announced) != len(heads):
+        problems.append("a name comes twice")
+    if problems:
+        more = len(problems) - _SHOWN_MAX
+        shown = "; ".join(problems[:_SHOWN_MAX])
+        rest = f"; and {more} more" if more > 0 else ""
+        raise UsageError(f"these weights do not fit the model: {shown}{rest}")
+
+
+def _converts(one: torch.dtype, other: torch.dtype) -> bool:
+    """Return whether numbers may be converted: between kinds of floats alone."""
+    return one == other or (one.is_floating_point and other.is_floating_point)

@@ -1,0 +1,189 @@
+"""Brings new weights to the model that a worker serves; a service of the worker.
+
+Tensors are copied into storage of their own in threads, beside what is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from asyncrpc.arguments import wrong
+from asyncrpc.errors import RejectedError, UsageError
+from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.parts import Parts
+from asyncrpc.runtime.ports import PeerLink, ask
+from asyncrpc.runtime.router import answers
+from asyncrpc.serving.weights.machine.versions import TransferId
+from asyncrpc.serving.weights.messages import (
+    SERVICE,
+    AbandonTransfer,
+    AskVersions,
+    BeginTransfer,
+    CommitTransfer,
+    PutTensors,
+    RollBack,
+    SendWeights,
+    SetCanary,
+    VersionReport,
+)
+from asyncrpc.serving.weights.served_model import ServedModel
+from asyncrpc.serving.weights.transfer import new_serial, stage_weights
+
+logger = logging.getLogger("asyncrpc")
+
+
+class WeightsService:
+    """Takes new weights for one model.
+
+    Attributes:
+        routes: of its messages.
+        model: that they are for.
+    """
+
+    name = SERVICE
+
+    def __init__(self, parts: Parts, model: ServedModel[Any]) -> None:
+        self._parts = parts
+        self.model = model
+        self._copying = asyncio.Lock()  # parts are copied one after the other
+        self.routes = (
+            answers(AskVersions, self._on_ask),
+            answers(BeginTransfer, self._on_begin),
+            answers(PutTensors, self._on_put),
+            answers(CommitTransfer, self._on_commit),
+            answers(AbandonTransfer, self._on_abandon),
+            answers(SetCanary, self._on_canary),
+            answers(RollBack, self._on_roll_back),
+            answers(SendWeights, self._on_send),
+        )
+
+    async def _on_ask(self, _: PeerLink, __: AskVersions) -> VersionReport:
+        return self.model.report
+
+    async def _on_begin(self, link: PeerLink, told: BeginTransfer) -> None:
+        transfer, model = TransferId(link.peer.incarnation, told.serial), self.model
+        model.begin(transfer, told.version, told.tensors)
+        try:
+            room = await self._parts.run_in_thread(model.room_for)
+        except BaseException:
+            self._give_up(transfer)
+            raise
+        model.set_room(transfer, room)
+
+    async def _on_put(self, link: PeerLink, told: PutTensors) -> None:
+        transfer, model = TransferId(link.peer.incarnation, told.serial), self.model
+        async with self._copying:
+            self._check_part(transfer, told)
+            room = model.room
+            targets = [room[name] for name in told.names]
+            try:
+                await self._parts.run_in_thread(
+                    lambda: _copy_all(targets, told.tensors)
+                )
+                if not model.history.take(transfer, told.names):
+                    return
+                made = await self._parts.run_in_thread(model.with_room)
+            except RejectedError:  # it was given up meanwhile
+                raise
+            except BaseException:
+                self._give_up(transfer)
+                raise
+            if model.history.transfer == transfer:
+                model.set_next(made)
+
+    def _check_part(self, transfer: TransferId, told: PutTensors) -> None:
+        """Refuse a part that is not one of the transfer under way.
+
+        Raises:
+            RejectedError: the transfer is not under way.
+            UsageError: a tensor is not expected, or has another shape.
+        """
+        history, room = self.model.history, self.model.room
+        if history.transfer != transfer or not room:
+            raise RejectedError("this transfer is not under way any more")
+        if len(told.names) != len(told.tensors):
+            raise UsageError("each tensor needs one name")
+        for name, tensor in zip(told.names, told.tensors, strict=True):
+            if name not in history.missing:
+                raise UsageError(f"tensor {name!r} was not expected")
+            if tensor.shape != room[name].shape:
+                raise UsageError(
+                    f"tensor {name!r} has shape {tuple(tensor.shape)}, and was"
+                    f" announced as {tuple(room[name].shape)}"
+                )
+
+    async def _on_commit(self, link: PeerLink, told: CommitTransfer) -> VersionReport:
+        check_canary(told.canary)
+        transfer = TransferId(link.peer.incarnation, told.serial)
+        self.model.commit(transfer, told.canary)
+        logger.info("worker %r serves version %d", self._parts.name, self.model.version)
+        return self.model.report
+
+    async def _on_abandon(self, link: PeerLink, told: AbandonTransfer) -> None:
+        self._give_up(TransferId(link.peer.incarnation, told.serial))
+
+    async def _on_canary(self, _: PeerLink, told: SetCanary) -> VersionReport:
+        check_canary(told.share)
+        self.model.set_canary(told.version, told.share)
+        return self.model.report
+
+    async def _on_roll_back(self, _: PeerLink, told: RollBack) -> VersionReport:
+        self.model.roll_back(told.version)
+        return self.model.report
+
+    async def _on_send(self, link: PeerLink, told: SendWeights) -> int | None:
+        model, version = self.model, self.model.version
+        if told.known == version:
+            return None
+        # Of one version, whatever comes meanwhile: its tensors are never written to.
+        serial = new_serial(self._parts.random_bytes)
+        await stage_weights(link, serial, model.state(), version)
+        await ask(link, CommitTransfer(serial, 0.0))
+        return version
+
+    def _give_up(self, transfer: TransferId) -> None:
+        if self.model.history.abandon(transfer):
+            self.model.drop()
+
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
+        """Give up the weights of a publisher that is gone."""
+        if self.model.history.on_lost(peer.incarnation):
+            logger.warning(
+                "worker %r: new weights of %r are given up: %s",
+                self._parts.name,
+                peer.name,
+                reason,
+            )
+            self.model.drop()
+
+    async def close(self) -> None:
+        """Do nothing: nothing is held."""
+
+
+def _copy_all(targets: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for target, tensor in zip(targets, tensors, strict=True):
+            target.copy_(tensor)
+
+
+def check_canary(share: float) -> None:
+    """Raise UsageError unless a canary share is one."""
+    if not 0 <= share <= 1:
+        raise wrong("canary", "a number from 0 to 1", share)
+
+
+def serve_weights(parts: Parts, model: ServedModel[Any]) -> None:
+    """Let publishers bring weights to a model.
+
+    Raises:
+        UsageError: the worker serves another model.
+    """
+    for service in parts.services:
+        if isinstance(service, WeightsService) and service.model is not model:
+            raise UsageError(f"worker {parts.name!r} serves another model")
+    parts.services.add(WeightsService(parts, model))

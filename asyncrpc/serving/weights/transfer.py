@@ -1,0 +1,71 @@
+"""One transfer of weights to one replica: announce, bring all parts, commit.
+
+Parts are of `CHUNK_BYTES`, or one tensor; each is confirmed before the next is sent, so
+a replica holds at most one part beside what it has copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import torch
+
+from asyncrpc.runtime.ports import PeerLink, ask
+from asyncrpc.serving.weights.messages import (
+    BeginTransfer,
+    PutTensors,
+    TensorHead,
+)
+
+CHUNK_BYTES: Final = 16 << 20
+
+
+def heads_of(state: Mapping[str, torch.Tensor]) -> list[TensorHead]:
+    """Return what announces tensors."""
+    return [
+        TensorHead(name, list(one.shape), str(one.dtype).rpartition(".")[2])
+        for name, one in state.items()
+    ]
+
+
+def parts_of(state: Mapping[str, torch.Tensor]) -> Iterator[Sequence[str]]:
+    """Yield names of tensors that travel together."""
+    names: list[str] = []
+    nbytes = 0
+    for name, one in state.items():
+        if names and nbytes + one.nbytes > CHUNK_BYTES:
+            yield names
+            names, nbytes = [], 0
+        names.append(name)
+        nbytes += one.nbytes
+    if names:
+        yield names
+
+
+async def stage_weights(
+    link: PeerLink, serial: int, state: Mapping[str, torch.Tensor], version: int
+) -> None:
+    """Bring weights to a replica, which does not serve them yet.
+
+    Args:
+        link: to it.
+        serial: of the transfer: a number that no other of this worker has.
+        state: the weights, which must not be written to meanwhile.
+        version: their number.
+
+    Raises:
+        AsyncRpcError: the replica refuses them, or is gone.
+
+    Cancellation:
+        The replica keeps what it has, until the next transfer from here.
+    """
+    await ask(link, BeginTransfer(serial, version, heads_of(state)))
+    for names in parts_of(state):
+        tensors = [state[name] for name in names]
+        await ask(link, PutTensors(serial, list(names), tensors))
+
+
+def new_serial(random_bytes: Callable[[int], bytes]) -> int:
+    """Return the serial of a new transfer."""
+    return int.from_bytes(random_bytes(8), "big") >> 1
