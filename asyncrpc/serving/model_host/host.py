@@ -420,6 +420,7 @@ class ModelHost:
     async def _stay_attached(self, slot: ModelSlot, seen: Sighting) -> None:
         assert seen.note is not None
         worker, pid = self.worker, seen.note.pid
+        await self._hang_up()
         worker.parts.directory.add(
             [Member(self._name, -1, UNKNOWN_INCARNATION, seen.note.addresses)]
         )
@@ -442,6 +443,13 @@ class ModelHost:
             self._lose(*self._died(f"(pid {pid}): {error}"))
         finally:
             self._model = None
+
+    async def _hang_up(self) -> None:
+        """End the link to a process before this one: calls would go there still."""
+        link = self.worker.parts.directory.link_to(self._name)
+        if link is not None:
+            link.connection.close("another process has the model now")
+            await asyncio.wait([link.connection.ended])
 
     def _on_news(self, word: str, told: Any) -> None:
         machine = self._machine

@@ -10,6 +10,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -115,6 +116,13 @@ async def _do(hosts: list[ModelHost], what: str, told: Any) -> Any:
         await made.__aenter__()
         hosts.append(made)
         return None
+    if what == "enter_other":
+        where, function = told
+        sys.path[:] = [where, *(one for one in sys.path if one != where)]
+        made = ModelHost(function, linger_s=3600.0)
+        await made.__aenter__()
+        hosts.append(made)
+        return None
     if what == "leave":
         await hosts.pop().__aexit__(None, None, None)
         return None
@@ -160,12 +168,23 @@ async def _model(host: ModelHost, _: Any) -> str:
     return host.model.owner_name()
 
 
-async def _until(host: ModelHost, state: str) -> Any:
-    """Return the status once this is the state."""
-    while host.status.state != state:
-        host._changed.clear()  # noqa: SLF001  (nothing public tells of each change)
-        await host._changed.wait()  # noqa: SLF001
+async def _end_model(host: ModelHost, _: Any) -> None:
+    """Let the model's process end; it would linger."""
+    await host.peer.call(models.end_here)
+
+
+async def _lost(host: ModelHost, losses: int) -> Any:
+    """Return the status once the process has been lost so often."""
+    while host.status.losses < losses:
+        await asyncio.sleep(0)  # nothing public tells of it
     return tuple(host.status)
+
+
+async def _call_when_lost(host: ModelHost, pid: int) -> Any:
+    """Kill the model's process, and call it in the moment in which that is known."""
+    os.kill(pid, signal.SIGKILL)
+    await _lost(host, 1)
+    return await host.model.rpc_async().pid()
 
 
 async def _wait_ready(host: ModelHost, timeout_s: Any) -> str:
@@ -179,6 +198,8 @@ DOINGS: Final[dict[str, Doing]] = {
     "until_attached": _until_attached,
     "status": _status,
     "model": _model,
-    "until": _until,
+    "end_model": _end_model,
+    "lost": _lost,
+    "call_when_lost": _call_when_lost,
     "wait_ready": _wait_ready,
 }

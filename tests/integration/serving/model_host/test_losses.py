@@ -1,0 +1,145 @@
+"""The model's process dies, or cannot make its model: web workers know, and go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from asyncrpc.errors import (
+    CallError,
+    OwnerLostError,
+    ProcessFailedError,
+    RejectedError,
+    RemoteError,
+    RendezvousTimeoutError,
+    UsageError,
+)
+from tests.integration.serving.model_host.conftest import (
+    lines_of,
+    until_all_have_ended,
+)
+from tests.integration.serving.model_host.web import WebWorker
+
+NewWeb = Callable[[], WebWorker]
+
+
+def entered(
+    new_web: NewWeb, count: int, function: str = "make_model"
+) -> list[WebWorker]:
+    webs = [new_web() for _ in range(count)]
+    for web in webs:
+        web.enter(function, linger_s=0.0)
+    return webs
+
+
+def test_one_of_the_web_workers_starts_a_killed_model_again(
+    folder: Path, new_web: NewWeb
+) -> None:
+    webs = entered(new_web, 3)
+    pid = webs[0].do("call", ("pid",))
+    os.kill(pid, signal.SIGKILL)
+    for web in webs:
+        web.do("lost", 1)
+    for web in webs:
+        assert web.do("wait_ready") == "model"
+    (again,) = {web.do("call", ("pid",)) for web in webs}
+    assert again != pid
+    assert lines_of(folder / "made") == [str(pid), str(again)]
+    state, _, losses, problem = webs[0].do("status")
+    assert (state, losses) == ("ready", 1)
+    assert f"pid {pid}" in problem
+
+
+def test_a_call_in_flight_fails_when_the_model_is_killed(
+    folder: Path, new_web: NewWeb
+) -> None:
+    caller, other = entered(new_web, 2)
+    pid = other.do("call", ("pid",))
+    caller.begin("call", ("wait_forever",))
+    while not (folder / "waiting").exists():  # it tells nothing else
+        pass
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises((CallError, OwnerLostError)):
+        caller.result()
+    caller.do("wait_ready")
+
+
+def test_in_between_calls_are_rejected(new_web: NewWeb) -> None:
+    """They say why; nothing was sent, so a retry is safe."""
+    (web,) = entered(new_web, 1)
+    pid = web.do("call", ("pid",))
+    with pytest.raises(
+        RejectedError, match="is about to be started again; before"
+    ) as e:
+        web.do("call_when_lost", pid)
+    assert f"pid {pid}" in str(e.value)
+    web.do("wait_ready")
+
+
+def test_a_process_that_is_told_to_end_is_replaced(
+    folder: Path, new_web: NewWeb
+) -> None:
+    """It is no loss; calls in flight end first."""
+    (web,) = entered(new_web, 1)
+    web.do("call", ("end",))
+    while len(lines_of(folder / "made")) < 2:  # it is asked for nothing
+        web.do("wait_ready")
+    assert web.do("wait_ready") == "model"
+    assert web.do("status")[2] == 0
+
+
+def test_all_are_told_why_there_is_no_model(folder: Path, new_web: NewWeb) -> None:
+    """With the traceback; and without making it anew for each."""
+    webs = [new_web() for _ in range(3)]
+    for web in webs:
+        web.begin("enter", ("make_nothing", {"linger_s": 3600.0}))
+    for web in webs:
+        with pytest.raises(ValueError, match="no weights here") as e:
+            web.result()
+        assert isinstance(e.value, RemoteError)
+        assert 'raise ValueError("no weights here")' in e.value.remote_traceback
+    with pytest.raises(ValueError, match="no weights here"):
+        webs[0].enter("make_nothing", linger_s=3600.0)
+    (pid,) = lines_of(folder / "tried")
+    os.kill(int(pid), signal.SIGTERM)
+
+
+def test_a_model_that_can_be_made_later_is(folder: Path, new_web: NewWeb) -> None:
+    web = new_web()
+    with pytest.raises(FileNotFoundError, match="weights"):
+        web.enter("make_if_told", linger_s=0.0)
+    (folder / "weights").touch()
+    until_all_have_ended(folder)
+    web.enter("make_if_told", linger_s=0.0)
+    assert web.do("status")[0] == "ready"
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_again_and_again_is_not_started_for_ever(
+    folder: Path, new_web: NewWeb
+) -> None:
+    web = new_web()
+    with pytest.raises(ProcessFailedError, match="its process ended"):
+        web.enter("die_before", linger_s=0.0)
+    assert len(lines_of(folder / "died")) == 6
+
+
+def test_who_waits_for_the_model_waits_no_longer_than_it_may(
+    folder: Path, new_web: NewWeb
+) -> None:
+    """The process ends although a thread of it is making the model."""
+    os.mkfifo(folder / "go")
+    web = new_web()
+    with pytest.raises(RendezvousTimeoutError, match="is making the model"):
+        web.enter("make_slowly", linger_s=0.0, start_timeout_s=15.0)
+    until_all_have_ended(folder)
+
+
+def test_there_is_no_such_function(new_web: NewWeb) -> None:
+    web = new_web()
+    with pytest.raises(UsageError, match="has no function 'make_other'"):
+        web.enter("make_other", linger_s=0.0)
