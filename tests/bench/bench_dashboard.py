@@ -44,7 +44,7 @@ from asyncrpc.serving.dashboard.machine.query import read_query
 from asyncrpc.serving.dashboard.mounting import views_by_name
 from asyncrpc.serving.dashboard.views import ViewContext
 from asyncrpc.testing import Cluster
-from asyncrpc.trace import OK, RECENT_MAX
+from asyncrpc.trace import OK, RECENT_MAX, CallEnded, CallServed
 
 HELD_MS: Final = 5.0  # what no loop may be held for
 VIEWS: Final = ("overview", "calls", "references", "training", "collectives", "hangs")
@@ -59,8 +59,13 @@ def fill(worker: Worker) -> None:
         peer = WorkerId(f"w{number % 64}", Incarnation(1))
         function = f"module:function_{number % 50}"
         began_s = at_s - 1e-3
-        recorder.calls.record((at_s, began_s, peer, function, number, OK, 64, 64))
-        recorder.served.record((at_s, began_s, began_s, peer, function, number, OK))
+        # By their classes, so that a field that is added cannot be forgotten here.
+        recorder.calls.record(
+            CallEnded(at_s, began_s, peer, function, number, OK, 64, 64, task="")
+        )
+        recorder.served.record(
+            CallServed(at_s, began_s, began_s, peer, function, number, OK)
+        )
 
 
 def longest_ms(work: Callable[[], Any], rounds: int) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
-NextEvent: TypeAlias = Callable[[], Awaitable[tuple[str, Any]]]
+NextEvent: TypeAlias = Callable[[], Awaitable[tuple[str, str]]]
 
 STREAMS_MAX: Final = 64
 STREAMS_OF_ONE_MAX: Final = 12  # of one session
@@ -59,7 +59,7 @@ class EventStreams:
         Args:
             request: of the client.
             session: whose it is.
-            next_event: waits for the name and the data of the newest event.
+            next_event: waits for the name and the data of the newest event, as JSON.
             is_open: returns whether the session is open.
 
         Cancellation:
@@ -101,10 +101,10 @@ async def _send_all(
         if found is None:
             await response.write(b": nothing new\n\n")
         else:
-            await response.write(event_of(*found))
+            await response.write(event_of_text(*found))
 
 
-async def _within(next_event: NextEvent, limit_s: float) -> tuple[str, Any] | None:
+async def _within(next_event: NextEvent, limit_s: float) -> tuple[str, str] | None:
     """Return the next event; None if there is none for so many seconds."""
     try:
         async with asyncio.timeout(limit_s) as limit:
@@ -117,4 +117,9 @@ async def _within(next_event: NextEvent, limit_s: float) -> tuple[str, Any] | No
 
 def event_of(name: str, data: Any) -> bytes:
     """Return an event as it is sent."""
-    return f"event: {name}\ndata: {json.dumps(data, allow_nan=False)}\n\n".encode()
+    return event_of_text(name, json.dumps(data, allow_nan=False))
+
+
+def event_of_text(name: str, text: str) -> bytes:
+    """Return an event, whose data is one line of text, as it is sent."""
+    return f"event: {name}\ndata: {text}\n\n".encode()

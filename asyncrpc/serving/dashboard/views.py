@@ -321,7 +321,7 @@ class TrainingView(_ListingView):
         rows = yield from training.rows_of(told)
         passes = yield from training.passes_of(told)
         steps = yield from training.steps_of(told)
-        pipeline = training.pipeline_of(told)
+        pipeline = yield from training.pipeline_of(told)
         return ListingDigest(rows, 0, {**passes, **steps, **pipeline})
 
 

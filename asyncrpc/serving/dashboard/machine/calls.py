@@ -8,6 +8,7 @@ from typing import Any, Final
 from asyncrpc.inspection.details import KEPT_BACK, CallSeen, CallsSeen
 from asyncrpc.inspection.machine.slices import Slices, parts_of
 from asyncrpc.inspection.records import CallKey
+from asyncrpc.serving.dashboard.machine.numbers import known_age
 from asyncrpc.serving.dashboard.machine.paging import Row
 
 KEYS: Final = ("caller", "callee", "function", "call_id", "age_s", "state", "kind")
@@ -68,7 +69,7 @@ def _row(caller: str, callee: str, one: CallSeen, state: str) -> Row:
         "callee": callee,
         "function": one.function or None,
         "call_id": one.key.call_id,
-        "age_s": one.for_s if one.for_s >= 0 else None,
+        "age_s": known_age(one.for_s),
         "state": state,
         "kind": "stream" if one.is_stream else "call",
     }

@@ -78,6 +78,7 @@ class _Down:
     """A value that is sorted the other way round."""
 
     __slots__ = ("value",)
+    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -85,6 +86,10 @@ class _Down:
     def __lt__(self, other: _Down) -> bool:
         is_less: bool = other.value < self.value
         return is_less
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether they are alike: then rows stay in their order."""
+        return isinstance(other, _Down) and bool(other.value == self.value)
 
 
 def _rank(row: Row, query: ViewQuery) -> _Rank:
