@@ -16,7 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from asyncrpc.inspection.machine.slices import Slices, finished, parts_of, weighed_parts
+from asyncrpc.inspection.machine.slices import (
+    Slices,
+    finished,
+    let_go,
+    parts_of,
+    weighed_parts,
+)
 from asyncrpc.inspection.records import (
     NO_ACTOR,
     UNKNOWN_S,
@@ -392,6 +398,9 @@ def _stuck_in_slices(graph: AwaitGraph) -> Slices[set[Node]]:
     for part in parts_of(graph.nodes(), NODES_MAX):
         dead.update(node for node in part if node not in going)
         yield len(part)
+    yield from let_go(waiting, NODES_MAX)
+    yield from let_go(missing)
+    yield from let_go(going)
     return dead
 
 
@@ -459,16 +468,22 @@ def hangs_in_slices(graph: AwaitGraph, *, after_s: float) -> Slices[list[Hang]]:
         awaited.update(edge.to for edges in part for edge in edges)
         yield weight // _PER_NODE
     by_fault: dict[Node, Hang] = {}
-    for nodes, weight in _nodes_by_edges(graph):
-        for node in nodes:
-            found = _hang_from(graph, node, dead, after_s)
-            if found is None:
-                continue
+    passed = 0
+    for node in graph.nodes():
+        found = _hang_from(graph, node, dead, after_s)
+        # A way may lead over all nodes of the graph.
+        passed += 1 + len(graph.edges[node]) // _PER_NODE
+        if found is not None:
+            passed += len(found.path)
             fault = min(_cycle_of(found)) if found.is_cycle else found.nodes[-1]
             other = by_fault.get(fault)
             if other is None or _reach(found, awaited) > _reach(other, awaited):
                 by_fault[fault] = found
-        yield weight
+        if passed >= NODES_MAX:
+            yield passed
+            passed = 0
+    yield from let_go(awaited)
+    yield from let_go(dead)
     different = {found.nodes: found for found in by_fault.values()}
     return sorted(different.values(), key=_weight, reverse=True)
 
@@ -554,24 +569,25 @@ def _weight(found: Hang) -> tuple[bool, float, int]:
 
 def _follow(graph: AwaitGraph, start: Node, dead: set[Node]) -> Hang:
     """Return the way from a node to where it ends, or closes."""
-    nodes, path = [start], list[Edge]()
+    nodes, path, known = [start], list[Edge](), {start}
     first = graph.wait(start)
     for_s = UNKNOWN_S if first is None else first.for_s
     is_cycle = False
     while True:
-        edge = _next(graph, nodes[-1], dead, nodes)
+        edge = _next(graph, nodes[-1], dead, known)
         if edge is None:
             break
         path.append(edge)
-        is_cycle = edge.to in nodes
+        is_cycle = edge.to in known
         nodes.append(edge.to)
+        known.add(edge.to)
         if is_cycle:
             break
     return Hang(tuple(nodes), tuple(path), is_cycle, start in dead, for_s)
 
 
 def _next(
-    graph: AwaitGraph, node: Node, dead: set[Node], passed: Sequence[Node]
+    graph: AwaitGraph, node: Node, dead: set[Node], passed: set[Node]
 ) -> Edge | None:
     """Return the edge to follow: to who is stuck if there is one, else to who waits."""
     edges = graph.edges.get(node, ())
@@ -579,6 +595,8 @@ def _next(
         return None
     if node in dead and not any(one.to in dead for one in edges):
         return None
+    if len(edges) == 1:
+        return edges[0]
 
     def rank(edge: Edge) -> tuple[bool, bool, bool, bool, float]:
         wait = graph.wait(edge.to)
@@ -590,5 +608,5 @@ def _next(
     best = max(edges, key=rank)
     wait = graph.wait(node)
     is_of_members = wait is not None and wait.kind in _OF_MEMBERS
-    is_clear = best.is_sure or best.to in dead or len(edges) == 1 or is_of_members
+    is_clear = best.is_sure or best.to in dead or is_of_members
     return best if is_clear else None

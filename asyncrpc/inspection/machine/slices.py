@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from itertools import islice
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -54,3 +54,23 @@ def weighed_parts(
         weight += more
     if part:
         yield part, weight
+
+
+def let_go(
+    things: list[Any] | dict[Any, Any] | set[Any], at_most: int = SLICE_MAX
+) -> Slices[None]:
+    """Forget things, the last references to them, in slices.
+
+    To free twenty thousand rows takes ten milliseconds, which a loop is held for as by
+    any other work.
+
+    Args:
+        things: are taken from it; nothing else must refer to them.
+        at_most: of one slice.
+    """
+    take = things.popitem if isinstance(things, dict) else things.pop
+    while things:
+        count = min(at_most, len(things))
+        for _ in range(count):
+            take()
+        yield count

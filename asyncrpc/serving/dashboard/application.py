@@ -125,10 +125,15 @@ class DashboardApplication:
             return refused(self._gate)
         view, query = await self._asked(request)
         look = await view.look_for(query)
-        first = await look.newest()
+        # What it has looked at is nowhere else here: this frame lasts as long as the
+        # stream does.
+        follower = _Follower(
+            look,
+            await look.newest(),
+            lambda seen: self._answer(view, query, seen),
+        )
         if (why := self._streams.refusal(session)) != "":
             return web.json_response({"error": why}, status=429)
-        follower = _Follower(look, first, lambda seen: self._answer(view, query, seen))
         return await self._streams.run(
             request, session, follower.next, lambda: self._access.is_open(session)
         )

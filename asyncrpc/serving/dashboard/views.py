@@ -157,7 +157,11 @@ class OverviewView:
             context.questions, context.tasks, asking(TellSummary()), self._take
         )
         self.look: SharedLook[_Told, OverviewDigest] = SharedLook(
-            context.tasks, poll.look, self._digest, every_s=context.every_s
+            context.tasks,
+            poll.look,
+            self._digest,
+            every_s=context.every_s,
+            parts_of=lambda digest: [*digest.rows, *digest.links.values()],
         )
 
     async def look_for(self, query: ViewQuery) -> SharedLook[Any, Any]:
@@ -328,7 +332,13 @@ class TrainingView(_ListingView):
 def _look(
     context: ViewContext, poll: GroupPoll[Any, Any], digest: Any
 ) -> SharedLook[Any, ListingDigest]:
-    return SharedLook(context.tasks, poll.look, digest, every_s=context.every_s)
+    return SharedLook(
+        context.tasks,
+        poll.look,
+        digest,
+        every_s=context.every_s,
+        parts_of=lambda digest: [*digest.rows],
+    )
 
 
 # --- hangs ---------------------------------------------------------------------------

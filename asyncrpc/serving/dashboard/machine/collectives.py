@@ -13,7 +13,7 @@ from asyncrpc.inspection.collective_records import (
     KnownGroup,
     NotedCollective,
 )
-from asyncrpc.inspection.machine.slices import Slices, parts_of, weighed_parts
+from asyncrpc.inspection.machine.slices import Slices, let_go, parts_of, weighed_parts
 from asyncrpc.inspection.machine.wording import place_of
 from asyncrpc.serving.dashboard.machine.paging import Row
 
@@ -79,6 +79,8 @@ def rows_of(told: Mapping[str, CollectiveHistory], now_ns: int) -> Slices[list[R
     for some, weight in weighed_parts(joined.values(), lambda one: _size_of(one.group)):
         rows += [_row(one, told, begun, now_ns) for one in some]
         yield weight
+    yield from let_go(joined)
+    yield from let_go(begun)
     return rows
 
 

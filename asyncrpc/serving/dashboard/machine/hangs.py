@@ -13,7 +13,7 @@ from asyncrpc.inspection.machine.graph import (
     graph_in_slices,
     hangs_in_slices,
 )
-from asyncrpc.inspection.machine.slices import Slices, weighed_parts
+from asyncrpc.inspection.machine.slices import Slices, let_go, weighed_parts
 from asyncrpc.inspection.machine.wording import (
     hop,
     named,
@@ -54,6 +54,7 @@ def findings_of(
     troubles = unnamed_troubles(graph, found)
     sentences += troubles[: SENTENCES_MAX - len(sentences)]
     drawing = yield from _Drawing(graph).of(found)
+    yield from let_go(graph.edges)
     return {
         "sentences": sentences,
         "sentences_left_out": len(found) + len(troubles) - len(sentences),

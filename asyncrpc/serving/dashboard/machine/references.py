@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from asyncrpc.inspection.machine.slices import Slices, parts_of, weighed_parts
+from asyncrpc.inspection.machine.slices import Slices, let_go, parts_of, weighed_parts
 from asyncrpc.inspection.reference_records import ReferenceSeen, ReferencesSeen
 from asyncrpc.serving.dashboard.machine.numbers import known_age
 from asyncrpc.serving.dashboard.machine.paging import Row
@@ -41,6 +41,7 @@ def rows_of(told: Mapping[str, ReferencesSeen]) -> Slices[list[Row]]:
             oldest = max((one for _, one in seen_by), key=_age_of)
             owned.append(_row(oldest, names))
         yield weight
+    yield from let_go(held)
     return owned
 
 

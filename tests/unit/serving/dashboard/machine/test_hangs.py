@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from asyncrpc.inspection.machine import graph
+from asyncrpc.inspection.machine.slices import SLICE_MAX
 from asyncrpc.inspection.records import (
     NO_ACTOR,
     NoAnswer,
@@ -19,7 +20,6 @@ from asyncrpc.inspection.records import (
 from asyncrpc.serving.dashboard.machine.hangs import (
     FRAMES_MAX,
     NODES_MAX,
-    NODES_OF_SLICE,
     SENTENCES_MAX,
     findings_of,
 )
@@ -290,7 +290,7 @@ def test_no_more_than_a_slice_is_done_at_once(size: int) -> None:
     snapshots = [pair_in_a_cycle(f"w{number}") for number in range(size)]
     found, steps = done(findings_of(snapshots, {}, after_s=AFTER_S))
     assert len(found["sentences"]) == min(size, SENTENCES_MAX)
-    assert max(steps) <= max(graph.NODES_MAX, NODES_OF_SLICE)
+    assert max(steps) <= SLICE_MAX
 
 
 def test_a_collective_of_many_ranks_comes_in_slices() -> None:
@@ -306,7 +306,7 @@ def test_a_collective_of_many_ranks_comes_in_slices() -> None:
     ]
     found, steps = done(findings_of(snapshots, {}, after_s=AFTER_S))
     assert "and 99 more have not come" in found["sentences"][0]
-    assert max(steps) <= graph.NODES_MAX
+    assert max(steps) <= SLICE_MAX
     assert len(steps) > 100 * 100 // (10 * graph.NODES_MAX)
 
 

@@ -173,4 +173,5 @@ def test_a_page_begins_where_the_one_before_it_ends(
     query = ViewQuery("worker", is_up=True, page=page, per_page=50)
     found, steps = steps_of(page_of(rows(count), query))
     assert (found.total, found.first, len(found.rows)) == (count, first, shown)
-    assert sum(steps) <= 2 * count  # however far away the page is
+    # However far away the page is: sorted, passed over, and let go of.
+    assert sum(steps) <= 3 * count
