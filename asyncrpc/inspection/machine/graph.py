@@ -16,7 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from asyncrpc.inspection.machine.slices import Slices, finished, parts_of
+from asyncrpc.inspection.machine.slices import (
+    Slices,
+    finished,
+    let_go,
+    parts_of,
+    weighed_parts,
+)
 from asyncrpc.inspection.records import (
     NO_ACTOR,
     UNKNOWN_S,
@@ -31,6 +37,7 @@ from asyncrpc.inspection.records import (
 )
 
 NODES_MAX: Final = 100  # of one slice of work: half a millisecond
+_PER_NODE: Final = 10  # members, or edges, that take as long as a node
 # Waits that end by themselves, or by what no worker is asked for.
 _ENDS_ALONE: Final = frozenset(
     {
@@ -158,6 +165,8 @@ class _GraphJoiner:
         self._to: dict[CallKey, str] = {}  # names of callees that told nothing
         self._coming: dict[tuple[str, str], Node] = {}  # by worker and what it waits in
         self._doing: dict[str, list[Node]] = {}  # by label
+        # Of a collective of a thousand ranks each that has come waits for the same.
+        self._to_members: dict[tuple[str, tuple[str, ...]], Edge] = {}
 
     def _note(self, name: str, snapshot: WorkerSnapshot) -> None:
         """Take note of what others may wait for at a worker."""
@@ -176,16 +185,20 @@ class _GraphJoiner:
         for name, snapshot in graph.snapshots.items():
             self._note(name, snapshot)
             yield len(snapshot.actors)
-        for part in parts_of(graph.nodes(), NODES_MAX):
+        for part, weight in weighed_parts(graph.nodes(), self._weight_of, NODES_MAX):
             for node in part:
                 wait = graph.wait(node)
                 assert wait is not None
                 graph.edges[node] = tuple(self._edges(node, wait))
-            yield len(part)
+            yield weight
         for name, snapshot in graph.snapshots.items():
             graph.edges[Node(name, what=NO_THREAD)] = tuple(_busy(snapshot))
             yield len(snapshot.actors)
         return graph
+
+    def _weight_of(self, node: Node) -> int:
+        wait = self._graph.wait(node)
+        return 1 if wait is None else 1 + len(wait.members) // _PER_NODE
 
     def _edges(self, node: Node, wait: Wait) -> Iterable[Edge]:
         if node.worker in self._graph.troubles:
@@ -201,7 +214,10 @@ class _GraphJoiner:
             yield Edge(Node(node.worker, place), is_sure=wait.is_sure)
         for name in wait.members:
             if name != node.worker and (name, wait.what) not in self._coming:
-                yield self._to_member(name, wait)
+                key = name, wait.needs
+                if key not in self._to_members:
+                    self._to_members[key] = self._to_member(name, wait)
+                yield self._to_members[key]
 
     def _calls(self, wait: Wait) -> Iterable[Edge]:
         """Make the edges of the calls that somebody waits for."""
@@ -269,8 +285,8 @@ class _GraphJoiner:
     def _unserved(self, name: str, call: ServedCall) -> Node:
         """Return whom a call waits for that no task or thread runs yet."""
         snapshot = self._graph.snapshots[name]
-        for other in snapshot.served:
-            if call.needs and other.makes == call.needs:
+        for other in snapshot.served if call.needs else ():
+            if other.makes == call.needs:
                 return _server(name, other)
         if snapshot.blocked_for_s and snapshot.loop_actor != NO_ACTOR:
             return Node(name, snapshot.loop_actor)
@@ -331,18 +347,27 @@ def stuck(graph: AwaitGraph) -> set[Node]:
     return finished(_stuck_in_slices(graph))
 
 
+def _nodes_by_edges(graph: AwaitGraph) -> Iterable[tuple[list[Node], int]]:
+    """Yield the tasks and threads in slices of work that goes through their edges."""
+
+    def weight_of(node: Node) -> int:
+        return 1 + len(graph.edges[node]) // _PER_NODE
+
+    return weighed_parts(graph.nodes(), weight_of, NODES_MAX)
+
+
 def _needed(
     graph: AwaitGraph,
 ) -> Slices[tuple[dict[Node, list[Node]], dict[Node, int]]]:
     """Return who waits for each node, and for how many each one waits."""
     waiting: dict[Node, list[Node]] = {}
     missing: dict[Node, int] = {}
-    for part in parts_of(graph.nodes(), NODES_MAX):
+    for part, weight in _nodes_by_edges(graph):
         for node in part:
             missing[node] = _needs(graph, node)
             for target in _able(graph, node):
                 waiting.setdefault(target, []).append(node)
-        yield len(part)
+        yield weight
     return waiting, missing
 
 
@@ -355,10 +380,14 @@ def _stuck_in_slices(graph: AwaitGraph) -> Slices[set[Node]]:
     for part in parts_of(tuple(free), NODES_MAX):
         going.update(part)
         yield len(part)
+    passed = 0
     while free:
-        if not len(free) % NODES_MAX:
-            yield NODES_MAX
-        for node in waiting.get(free.popleft(), ()):
+        waiters = waiting.get(free.popleft(), ())
+        passed += 1 + len(waiters) // _PER_NODE
+        if passed >= NODES_MAX:
+            yield passed
+            passed = 0
+        for node in waiters:
             if node in going:
                 continue
             missing[node] -= 1
@@ -369,6 +398,9 @@ def _stuck_in_slices(graph: AwaitGraph) -> Slices[set[Node]]:
     for part in parts_of(graph.nodes(), NODES_MAX):
         dead.update(node for node in part if node not in going)
         yield len(part)
+    yield from let_go(waiting, NODES_MAX)
+    yield from let_go(missing)
+    yield from let_go(going)
     return dead
 
 
@@ -432,20 +464,26 @@ def hangs_in_slices(graph: AwaitGraph, *, after_s: float) -> Slices[list[Hang]]:
     """Return what waits too long and why, in slices; else as `find_hangs`."""
     dead = yield from _stuck_in_slices(graph)
     awaited: set[Node] = set()
-    for part in parts_of(graph.edges.values(), NODES_MAX):
+    for part, weight in weighed_parts(graph.edges.values(), len, 10 * NODES_MAX):
         awaited.update(edge.to for edges in part for edge in edges)
-        yield len(part)
+        yield weight // _PER_NODE
     by_fault: dict[Node, Hang] = {}
-    for nodes in parts_of(graph.nodes(), NODES_MAX):
-        for node in nodes:
-            found = _hang_from(graph, node, dead, after_s)
-            if found is None:
-                continue
+    passed = 0
+    for node in graph.nodes():
+        found = _hang_from(graph, node, dead, after_s)
+        # A way may lead over all nodes of the graph.
+        passed += 1 + len(graph.edges[node]) // _PER_NODE
+        if found is not None:
+            passed += len(found.path)
             fault = min(_cycle_of(found)) if found.is_cycle else found.nodes[-1]
             other = by_fault.get(fault)
             if other is None or _reach(found, awaited) > _reach(other, awaited):
                 by_fault[fault] = found
-        yield len(nodes)
+        if passed >= NODES_MAX:
+            yield passed
+            passed = 0
+    yield from let_go(awaited)
+    yield from let_go(dead)
     different = {found.nodes: found for found in by_fault.values()}
     return sorted(different.values(), key=_weight, reverse=True)
 
@@ -531,24 +569,25 @@ def _weight(found: Hang) -> tuple[bool, float, int]:
 
 def _follow(graph: AwaitGraph, start: Node, dead: set[Node]) -> Hang:
     """Return the way from a node to where it ends, or closes."""
-    nodes, path = [start], list[Edge]()
+    nodes, path, known = [start], list[Edge](), {start}
     first = graph.wait(start)
     for_s = UNKNOWN_S if first is None else first.for_s
     is_cycle = False
     while True:
-        edge = _next(graph, nodes[-1], dead, nodes)
+        edge = _next(graph, nodes[-1], dead, known)
         if edge is None:
             break
         path.append(edge)
-        is_cycle = edge.to in nodes
+        is_cycle = edge.to in known
         nodes.append(edge.to)
+        known.add(edge.to)
         if is_cycle:
             break
     return Hang(tuple(nodes), tuple(path), is_cycle, start in dead, for_s)
 
 
 def _next(
-    graph: AwaitGraph, node: Node, dead: set[Node], passed: Sequence[Node]
+    graph: AwaitGraph, node: Node, dead: set[Node], passed: set[Node]
 ) -> Edge | None:
     """Return the edge to follow: to who is stuck if there is one, else to who waits."""
     edges = graph.edges.get(node, ())
@@ -556,6 +595,8 @@ def _next(
         return None
     if node in dead and not any(one.to in dead for one in edges):
         return None
+    if len(edges) == 1:
+        return edges[0]
 
     def rank(edge: Edge) -> tuple[bool, bool, bool, bool, float]:
         wait = graph.wait(edge.to)
@@ -567,5 +608,5 @@ def _next(
     best = max(edges, key=rank)
     wait = graph.wait(node)
     is_of_members = wait is not None and wait.kind in _OF_MEMBERS
-    is_clear = best.is_sure or best.to in dead or len(edges) == 1 or is_of_members
+    is_clear = best.is_sure or best.to in dead or is_of_members
     return best if is_clear else None

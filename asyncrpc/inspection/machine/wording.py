@@ -21,7 +21,7 @@ from asyncrpc.inspection.records import (
 
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
-_LISTED_MAX: Final = 4
+_HOPS_MAX: Final = 20  # of a sentence; even
 # Waits for what somebody does, and not for what somebody has.
 _DONE_BY: Final = {
     WaitKind.THREADS,
@@ -70,17 +70,28 @@ def sentence(graph: AwaitGraph, found: Hang) -> str:
     text = who(graph, found.nodes[0])
     if found.path:
         text += f" waits {waited} for " if waited else " waits for "
-        hops = [
-            hop(graph, node, edge)
-            for node, edge in zip(found.nodes, found.path, strict=False)
-        ]
-        text += ", which waits for ".join(hops)
+        text += ", which waits for ".join(_hops(graph, found))
     elif waited and _is_waiting(graph, found.nodes[0]):
         end = _end(graph, found.nodes[0]).removeprefix("waits")
         return f"{text} waits {waited}{end}"
     if found.is_cycle:
         return f"{text}: a cycle{', which nothing can end' if found.is_certain else ''}"
     return f"{text}{', which ' if found.path else ' '}{_end(graph, found.nodes[-1])}"
+
+
+def _hops(graph: AwaitGraph, found: Hang) -> list[str]:
+    """Return what each node of a way waits for; of a long one the two ends."""
+    ways = list(zip(found.nodes, found.path, strict=False))
+    more = len(ways) - _HOPS_MAX
+    if more <= 0:
+        return [hop(graph, *one) for one in ways]
+    half = _HOPS_MAX // 2
+    first, last = ways[:half], ways[-half:]
+    return [
+        *(hop(graph, *one) for one in first),
+        f"{more} more",
+        *(hop(graph, *one) for one in last),
+    ]
 
 
 def _is_waiting(graph: AwaitGraph, node: Node) -> bool:

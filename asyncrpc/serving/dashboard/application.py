@@ -6,7 +6,6 @@ the page are relative, and so is the one redirect.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from asyncrpc.serving.dashboard.access import Access, refused
 from asyncrpc.serving.dashboard.files import PAGE, PageFiles
 from asyncrpc.serving.dashboard.look import NotFoundError, Seen, SharedLook, in_slices
 from asyncrpc.serving.dashboard.machine.answers import heading_of
+from asyncrpc.serving.dashboard.machine.encoding import encoded
 from asyncrpc.serving.dashboard.machine.query import ViewQuery, read_query
 from asyncrpc.serving.dashboard.machine.sessions import Gate
 from asyncrpc.serving.dashboard.streams import EventStreams
@@ -116,7 +116,8 @@ class DashboardApplication:
         seen = await look.newest()
         if seen.digest is None:
             return web.json_response({"error": seen.trouble}, status=503)
-        return web.json_response(await self._answer(view, query, seen), dumps=_dumps)
+        text = await self._answer(view, query, seen)
+        return web.Response(text=text, content_type="application/json")
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
         session = self._access.session_of(request)
@@ -124,10 +125,15 @@ class DashboardApplication:
             return refused(self._gate)
         view, query = await self._asked(request)
         look = await view.look_for(query)
-        first = await look.newest()
+        # What it has looked at is nowhere else here: this frame lasts as long as the
+        # stream does.
+        follower = _Follower(
+            look,
+            await look.newest(),
+            lambda seen: self._answer(view, query, seen),
+        )
         if (why := self._streams.refusal(session)) != "":
             return web.json_response({"error": why}, status=429)
-        follower = _Follower(look, first, lambda seen: self._answer(view, query, seen))
         return await self._streams.run(
             request, session, follower.next, lambda: self._access.is_open(session)
         )
@@ -144,7 +150,8 @@ class DashboardApplication:
 
     async def _answer(
         self, view: DashboardView, query: ViewQuery, seen: Seen[Any]
-    ) -> dict[str, Any]:
+    ) -> str:
+        """Return what a query asks for of a look, as JSON."""
         heading = heading_of(
             view.name,
             taken_at_s=seen.taken_at_s,
@@ -153,7 +160,8 @@ class DashboardApplication:
             workers=seen.workers,
             silent=seen.silent,
         )
-        return heading | await in_slices(view.show(seen, query))
+        shown = await in_slices(view.show(seen, query))
+        return await in_slices(encoded(heading | shown))
 
 
 class _Follower:
@@ -163,19 +171,19 @@ class _Follower:
         self,
         look: SharedLook[Any, Any],
         first: Seen[Any],
-        answer: Callable[[Seen[Any]], Awaitable[dict[str, Any]]],
+        answer: Callable[[Seen[Any]], Awaitable[str]],
     ) -> None:
         self._look = look
         self._answer = answer
         self._first: Seen[Any] | None = first
         self._number = first.number
 
-    async def next(self) -> tuple[str, Any]:
-        """Return the next event: the newest look, or why there is none."""
+    async def next(self) -> tuple[str, str]:
+        """Return the name and the JSON of the newest look, or of why there is none."""
         seen = self._first or await self._look.after(self._number)
         self._first, self._number = None, seen.number
         if seen.digest is None:
-            return "trouble", {"why": seen.trouble}
+            return "trouble", await in_slices(encoded({"why": seen.trouble}))
         return "look", await self._answer(seen)
 
 
@@ -198,7 +206,3 @@ async def _errors_as_json(
 
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
     response.headers.update(_HEADERS)
-
-
-def _dumps(value: Any) -> str:
-    return json.dumps(value, allow_nan=False)

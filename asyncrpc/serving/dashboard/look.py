@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from asyncrpc.clock import NS_PER_S, wall_ns
 from asyncrpc.errors import AsyncRpcError
-from asyncrpc.inspection.machine.slices import Slices
+from asyncrpc.inspection.machine.slices import Slices, let_go
 from asyncrpc.inspection.records import NoAnswer
 from asyncrpc.inspection.standing import Round
 from asyncrpc.runtime.tasks import Tasks
+
+LET_GO_MAX: Final = 50  # parts of a look, which have some dozens of values each
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -48,6 +50,11 @@ class Seen(NamedTuple, Generic[D]):
     trouble: str = ""
 
 
+def no_parts(_: Any) -> list[Any]:
+    """Return that a digest is small."""
+    return []
+
+
 class SharedLook(Generic[R, D]):
     """One kind of look, shared by all who want it."""
 
@@ -58,6 +65,7 @@ class SharedLook(Generic[R, D]):
         digest: Callable[[float, Round[R]], Slices[D]],
         *,
         every_s: float,
+        parts_of: Callable[[D], list[Any]] = no_parts,
     ) -> None:
         """Prepare to look.
 
@@ -66,11 +74,14 @@ class SharedLook(Generic[R, D]):
             ask: asks the group once.
             digest: makes of a round, and of the time, what all views of it share.
             every_s: seconds from the begin of a round to that of the next.
+            parts_of: returns the many parts of what was made, which are let go of
+                slice by slice when the next look is there.
         """
         self._tasks = tasks
         self._ask = ask
         self._digest = digest
         self._every_s = every_s
+        self._parts_of = parts_of
         self._seen: Seen[D] | None = None
         self._round: asyncio.Task[None] | None = None
         self._began_s = -every_s
@@ -114,7 +125,15 @@ class SharedLook(Generic[R, D]):
             return
         at_s, took_s = wall_ns() / NS_PER_S, loop.time() - self._began_s
         digest = await in_slices(self._digest(at_s, found))
+        parts = self._parts()
         self._seen = Seen(number, at_s, took_s, found.workers, found.silent, digest)
+        await in_slices(let_go(parts, LET_GO_MAX))
+
+    def _parts(self) -> list[Any]:
+        """Return the parts of the last look, so that they are not freed with it."""
+        if self._seen is None or self._seen.digest is None:
+            return []
+        return self._parts_of(self._seen.digest)
 
 
 async def in_slices(work: Slices[T]) -> T:

@@ -25,6 +25,7 @@ from asyncrpc.serving.machine.server_sent_events import (
 )
 
 NextEvent: TypeAlias = Callable[[], Awaitable[tuple[str, Any]]]
+NextEvent: TypeAlias = Callable[[], Awaitable[tuple[str, str]]]
 
 STREAMS_MAX: Final = 64
 STREAMS_OF_ONE_MAX: Final = 12  # of one session
@@ -61,7 +62,7 @@ class EventStreams:
         Args:
             request: of the client.
             session: whose it is.
-            next_event: waits for the name and the data of the newest event.
+            next_event: waits for the name and the data of the newest event, as JSON.
             is_open: returns whether the session is open.
 
         Cancellation:
@@ -105,9 +106,10 @@ async def _send_all(
         else:
             name, data = found
             await response.write(encoded(ServerSentEvent(data, name)))
+            await response.write(event_of_text(*found))
 
 
-async def _within(next_event: NextEvent, limit_s: float) -> tuple[str, Any] | None:
+async def _within(next_event: NextEvent, limit_s: float) -> tuple[str, str] | None:
     """Return the next event; None if there is none for so many seconds."""
     try:
         async with asyncio.timeout(limit_s) as limit:

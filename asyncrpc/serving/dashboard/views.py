@@ -157,7 +157,11 @@ class OverviewView:
             context.questions, context.tasks, asking(TellSummary()), self._take
         )
         self.look: SharedLook[_Told, OverviewDigest] = SharedLook(
-            context.tasks, poll.look, self._digest, every_s=context.every_s
+            context.tasks,
+            poll.look,
+            self._digest,
+            every_s=context.every_s,
+            parts_of=lambda digest: [*digest.rows, *digest.links.values()],
         )
 
     async def look_for(self, query: ViewQuery) -> SharedLook[Any, Any]:
@@ -321,14 +325,20 @@ class TrainingView(_ListingView):
         rows = yield from training.rows_of(told)
         passes = yield from training.passes_of(told)
         steps = yield from training.steps_of(told)
-        pipeline = training.pipeline_of(told)
+        pipeline = yield from training.pipeline_of(told)
         return ListingDigest(rows, 0, {**passes, **steps, **pipeline})
 
 
 def _look(
     context: ViewContext, poll: GroupPoll[Any, Any], digest: Any
 ) -> SharedLook[Any, ListingDigest]:
-    return SharedLook(context.tasks, poll.look, digest, every_s=context.every_s)
+    return SharedLook(
+        context.tasks,
+        poll.look,
+        digest,
+        every_s=context.every_s,
+        parts_of=lambda digest: [*digest.rows],
+    )
 
 
 # --- hangs ---------------------------------------------------------------------------

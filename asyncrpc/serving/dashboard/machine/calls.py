@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from asyncrpc.inspection.details import KEPT_BACK, CallSeen, CallsSeen
-from asyncrpc.inspection.machine.slices import Slices, parts_of
+from asyncrpc.inspection.machine.slices import Slices, let_go, parts_of
 from asyncrpc.inspection.records import CallKey
+from asyncrpc.serving.dashboard.machine.numbers import known_age
 from asyncrpc.serving.dashboard.machine.paging import Row
 
 KEYS: Final = ("caller", "callee", "function", "call_id", "age_s", "state", "kind")
@@ -37,13 +38,17 @@ def rows_of(told: Mapping[str, CallsSeen]) -> Slices[list[Row]]:
                 _row(caller, one.other, one, _state(one, served.get(key), told))
             )
         yield len(keys)
-    for keys in parts_of(key for key in served if key not in made):
+    for keys in parts_of(served):
         for key in keys:
+            if key in made:
+                continue
             callee, one = served[key]
             # It may have been answered between the two looks.
             more = CALLER_SILENT if one.other not in told else ""
             rows.append(_row(one.other, callee, one, one.state + more))
         yield len(keys)
+    yield from let_go(made)
+    yield from let_go(served)
     return rows
 
 
@@ -68,7 +73,7 @@ def _row(caller: str, callee: str, one: CallSeen, state: str) -> Row:
         "callee": callee,
         "function": one.function or None,
         "call_id": one.key.call_id,
-        "age_s": one.for_s if one.for_s >= 0 else None,
+        "age_s": known_age(one.for_s),
         "state": state,
         "kind": "stream" if one.is_stream else "call",
     }

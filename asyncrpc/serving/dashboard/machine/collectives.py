@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,7 +13,7 @@ from asyncrpc.inspection.collective_records import (
     KnownGroup,
     NotedCollective,
 )
-from asyncrpc.inspection.machine.slices import Slices, parts_of
+from asyncrpc.inspection.machine.slices import Slices, let_go, parts_of, weighed_parts
 from asyncrpc.inspection.machine.wording import place_of
 from asyncrpc.serving.dashboard.machine.paging import Row
 
@@ -23,6 +22,7 @@ KEYS: Final = (
     *("bytes", "ranks"),
 )
 RANKS_MAX: Final = 64  # in a row
+BYTES_MAX: Final = 1 << 63  # of a tensor; more is a mistake of who tells
 _NS_PER_S: Final = 1e9
 _OK: Final = "ok"
 # Bytes of an element; of other types they are not known.
@@ -58,21 +58,34 @@ def rows_of(told: Mapping[str, CollectiveHistory], now_ns: int) -> Slices[list[R
     joined: dict[tuple[int, int], _Joined] = {}
     begun: dict[tuple[int, int], int] = {}  # by group and rank
     for history in told.values():
-        ranks = [_rank_in(one, history.name) for one in history.groups]
-        for rank, group in zip(ranks, history.groups, strict=True):
-            begun[group.group_id, rank] = group.begun
+        ranks = list[int]()
+        for groups, weight in weighed_parts(history.groups, _size_of):
+            for group in groups:
+                rank = _rank_in(group, history.name)
+                begun[group.group_id, rank] = group.begun
+                ranks.append(rank)
+            yield weight
         for part in parts_of(history.collectives):
             for one in part:
+                if one.group >= len(ranks):  # it tells of a group that it does not name
+                    continue
                 group = history.groups[one.group]
                 key = group.group_id, one.number
                 found = joined.setdefault(key, _Joined(group, one.number))
                 found.noted[ranks[one.group]] = one
             yield len(part)
     rows = []
-    for some in parts_of(joined.values()):
+    # A row looks at all ranks, so that some rows of a large group are a slice.
+    for some, weight in weighed_parts(joined.values(), lambda one: _size_of(one.group)):
         rows += [_row(one, told, begun, now_ns) for one in some]
-        yield len(some)
+        yield weight
+    yield from let_go(joined)
+    yield from let_go(begun)
     return rows
+
+
+def _size_of(group: KnownGroup) -> int:
+    return len(group.members)
 
 
 def _rank_in(group: KnownGroup, name: str) -> int:
@@ -129,4 +142,7 @@ def _bytes(one: NotedCollective) -> int | None:
     size = _SIZES.get(one.dtype.removeprefix("torch."))
     if size is None or one.shape is None:
         return None
-    return size * math.prod(one.shape)
+    nbytes = size
+    for length in one.shape:
+        nbytes = min(nbytes * length, BYTES_MAX)
+    return nbytes if nbytes < BYTES_MAX else None

@@ -13,7 +13,7 @@ from asyncrpc.inspection.machine.graph import (
     graph_in_slices,
     hangs_in_slices,
 )
-from asyncrpc.inspection.machine.slices import Slices
+from asyncrpc.inspection.machine.slices import Slices, let_go, weighed_parts
 from asyncrpc.inspection.machine.wording import (
     hop,
     named,
@@ -23,10 +23,12 @@ from asyncrpc.inspection.machine.wording import (
     words_of,
 )
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
+from asyncrpc.serving.dashboard.machine.numbers import known_age
 
 SENTENCES_MAX: Final = 20
 NODES_MAX: Final = 200
 FRAMES_MAX: Final = 12  # of one node
+NODES_OF_SLICE: Final = 50  # half a millisecond: each in words
 
 
 def findings_of(
@@ -51,13 +53,19 @@ def findings_of(
         yield len(one.nodes)
     troubles = unnamed_troubles(graph, found)
     sentences += troubles[: SENTENCES_MAX - len(sentences)]
+    drawing = yield from _Drawing(graph).of(found)
+    yield from let_go(graph.edges)
     return {
         "sentences": sentences,
         "sentences_left_out": len(found) + len(troubles) - len(sentences),
         "after_s": after_s,
         "is_certain": bool(told) and told[0].is_certain,
-        **_Drawing(graph).of(found),
+        **drawing,
     }
+
+
+def _length_of(found: Hang) -> int:
+    return len(found.nodes)
 
 
 class _Drawing:
@@ -66,28 +74,34 @@ class _Drawing:
     def __init__(self, graph: AwaitGraph) -> None:
         self._graph = graph
         self._ids: dict[Node, str] = {}
+        self._left_out: set[Node] = set()
         self._nodes: list[dict[str, Any]] = []
         self._edges: dict[tuple[str, str], dict[str, Any]] = {}
 
-    def of(self, found: Sequence[Hang]) -> dict[str, Any]:
-        left_out = 0
-        for one in found:
-            new = {node for node in one.nodes if node not in self._ids}
-            if len(self._ids) + len(new) > NODES_MAX:
-                left_out += len(new)
-                continue
-            for node in one.nodes:
-                self._add(node)
-            for node, edge in zip(one.nodes, one.path, strict=False):
-                self._tie(node, edge)
+    def of(self, found: Sequence[Hang]) -> Slices[dict[str, Any]]:
+        for some, weight in weighed_parts(found, _length_of, NODES_OF_SLICE):
+            for one in some:
+                self._draw(one)
+            yield weight
         first = found[0] if found and found[0].nodes[0] in self._ids else None
         return {
             "nodes": self._nodes,
             "edges": list(self._edges.values()),
             "cycle": [] if first is None else self._cycle(first),
             "at_fault": None if first is None else self._ids[first.nodes[-1]],
-            "left_out": left_out,
+            "left_out": len(self._left_out - self._ids.keys()),
         }
+
+    def _draw(self, found: Hang) -> None:
+        """Add a way, whole or not at all."""
+        new = {node for node in found.nodes if node not in self._ids}
+        if len(self._ids) + len(new) > NODES_MAX:
+            self._left_out |= new
+            return
+        for node in found.nodes:
+            self._add(node)
+        for node, edge in zip(found.nodes, found.path, strict=False):
+            self._tie(node, edge)
 
     def _cycle(self, found: Hang) -> list[str]:
         if not found.is_cycle:
@@ -120,7 +134,7 @@ class _Drawing:
             "trouble": None if trouble is None else trouble.text,
         }
         if actor is not None and wait is not None:
-            shown["age_s"] = wait.for_s if wait.for_s >= 0 else None
+            shown["age_s"] = known_age(wait.for_s)
             frames = actor.frames[-FRAMES_MAX:]
             shown["detail"] = [words_of(wait), *map(place_of, reversed(frames))]
         elif trouble is not None:

@@ -14,13 +14,13 @@ class Moment(NamedTuple):
 
     Attributes:
         at_s: when, in seconds since 1970.
-        made_per_s: calls that its workers made.
+        made_per_s: calls that its workers made; None: more than a number can be.
         p99_s: of the calls of the worker whose are the slowest; None: there were none.
         memory_bytes: of its processes.
     """
 
     at_s: float
-    made_per_s: float
+    made_per_s: float | None
     p99_s: float | None
     memory_bytes: int
 
@@ -33,7 +33,9 @@ class GroupHistory:
         self._moments: deque[Moment] = deque(maxlen=MOMENTS_MAX)
 
     def add(self, moment: Moment) -> None:
-        """Remember a moment."""
+        """Remember a moment; those after it are forgotten: a clock was set back."""
+        while self._moments and self._moments[-1].at_s > moment.at_s:
+            self._moments.pop()
         self._moments.append(moment)
         while self._moments[0].at_s < moment.at_s - HISTORY_S:
             self._moments.popleft()

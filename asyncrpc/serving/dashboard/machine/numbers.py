@@ -1,4 +1,4 @@
-"""Numbers as JSON has them: what is not known is null, and never nan."""
+"""Numbers as JSON has them: what is not known is null, and never nan or infinite."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import math
 
 
 def known(value: float) -> float | None:
-    """Return a number; None if it is not known."""
-    return None if math.isnan(value) else value
+    """Return a number; None if it is not known, or more than a number can be."""
+    return value if math.isfinite(value) else None
+
+
+def known_age(value: float) -> float | None:
+    """Return a number of seconds; None if it is not known."""
+    return value if math.isfinite(value) and value >= 0 else None
 
 
 def known_bytes(value: int) -> int | None:

@@ -9,7 +9,7 @@ from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices
 from asyncrpc.inspection.records import NoAnswer, Trouble
 from asyncrpc.inspection.summaries import LinkSummary, WorkerSummary
 from asyncrpc.serving.dashboard.machine.history import Moment
-from asyncrpc.serving.dashboard.machine.numbers import known, known_bytes
+from asyncrpc.serving.dashboard.machine.numbers import known, known_age, known_bytes
 from asyncrpc.serving.dashboard.machine.paging import Row
 
 MATRIX_MAX: Final = 32  # rows and columns
@@ -37,14 +37,14 @@ def row_of(name: str, rank: int, told: WorkerSummary) -> Row:
         "host": told.host,
         "pid": told.pid,
         "state": state_of(told),
-        "since_s": told.running_s,
-        "made_per_s": made.per_s,
-        "served_per_s": served.per_s,
-        "failed_per_s": made.failed_per_s,
+        "since_s": known_age(told.running_s),
+        "made_per_s": known(made.per_s),
+        "served_per_s": known(served.per_s),
+        "failed_per_s": known(made.failed_per_s),
         "p50_s": known(made.p50_s),
         "p99_s": known(made.p99_s),
-        "bytes_per_s": made.bytes_per_s,
-        "lag_s": told.lag_s,
+        "bytes_per_s": known(made.bytes_per_s),
+        "lag_s": known(told.lag_s),
         "memory_bytes": known_bytes(told.memory_bytes),
         "slab_bytes": told.slab_bytes,
         "references": told.references,
@@ -82,19 +82,19 @@ def totals_of(rows: Iterable[Row]) -> Slices[dict[str, Any]]:
     for place, row in enumerate(rows, 1):
         if not place % SLICE_MAX:
             yield SLICE_MAX
-        if row["made_per_s"] is None:
+        if row["pid"] is None:  # it has not answered
             continue
         for name in sums:
-            sums[name] += row[f"{name}_per_s"]
+            sums[name] += row[f"{name}_per_s"] or 0.0
         references += row["references"]
         processes[row["host"], row["pid"]] = row["memory_bytes"] or 0
         if row["p99_s"] is not None:
             worst_s.append(row["p99_s"])
     return {
-        "calls_made_per_s": sums["made"],
-        "calls_served_per_s": sums["served"],
-        "failed_per_s": sums["failed"],
-        "bytes_per_s": sums["bytes"],
+        "calls_made_per_s": known(sums["made"]),
+        "calls_served_per_s": known(sums["served"]),
+        "failed_per_s": known(sums["failed"]),
+        "bytes_per_s": known(sums["bytes"]),
         "memory_bytes": sum(processes.values()),
         "references": references,
         "p99_s": max(worst_s, default=None),
@@ -131,7 +131,7 @@ def _cell(link: LinkSummary | None) -> dict[str, Any] | None:
     return {
         "state": "broken" if link.is_broken else "open",
         "in_flight": link.in_flight,
-        "calls_per_s": link.calls_per_s,
-        "bytes_per_s": link.bytes_per_s,
+        "calls_per_s": known(link.calls_per_s),
+        "bytes_per_s": known(link.bytes_per_s),
         "p50_s": known(link.p50_s),
     }

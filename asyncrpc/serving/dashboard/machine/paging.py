@@ -43,6 +43,8 @@ def page_of(
         query: which, and in which order.
         owners: keys that hold names of workers, of which one must be wanted.
     """
+    begin = (query.page - 1) * query.per_page
+    end = begin + query.per_page
     runs: list[list[tuple[_Rank, Row]]] = []
     total = 0
     for part in parts_of(rows):
@@ -51,15 +53,18 @@ def page_of(
         ]
         run.sort(key=_by_rank)
         total += len(run)
+        del run[end:]  # of no run more is needed
         if run:
             runs.append(run)
         yield len(part)
-    begin = (query.page - 1) * query.per_page
     ordered = _merged(runs)
     for passed in range(0, min(begin, total), SLICE_MAX):
         count = min(SLICE_MAX, begin - passed)
         yield sum(1 for _ in islice(ordered, count))
     found = [row for _, row in islice(ordered, query.per_page)]
+    for run in runs:
+        yield len(run)
+        run.clear()
     return RowsPage(found, total, begin + 1 if found else 0)
 
 
@@ -78,6 +83,7 @@ class _Down:
     """A value that is sorted the other way round."""
 
     __slots__ = ("value",)
+    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -85,6 +91,10 @@ class _Down:
     def __lt__(self, other: _Down) -> bool:
         is_less: bool = other.value < self.value
         return is_less
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether they are alike: then rows stay in their order."""
+        return isinstance(other, _Down) and bool(other.value == self.value)
 
 
 def _rank(row: Row, query: ViewQuery) -> _Rank:

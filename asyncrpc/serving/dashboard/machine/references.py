@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from asyncrpc.inspection.machine.slices import Slices, parts_of
+from asyncrpc.inspection.machine.slices import Slices, let_go, parts_of, weighed_parts
 from asyncrpc.inspection.reference_records import ReferenceSeen, ReferencesSeen
+from asyncrpc.serving.dashboard.machine.numbers import known_age
 from asyncrpc.serving.dashboard.machine.paging import Row
 
 KEYS: Final = (
@@ -34,18 +35,23 @@ def rows_of(told: Mapping[str, ReferencesSeen]) -> Slices[list[Row]]:
                 elif one.owner not in told:
                     held.setdefault(_named(one), []).append((name, one))
             yield len(part)
-    for values in parts_of(held.values()):
+    for values, weight in weighed_parts(held.values(), len):
         for seen_by in values:
             names = sorted({name for name, _ in seen_by})
-            oldest = max((one for _, one in seen_by), key=lambda one: one.age_s)
+            oldest = max((one for _, one in seen_by), key=_age_of)
             owned.append(_row(oldest, names))
-        yield len(values)
+        yield weight
+    yield from let_go(held)
     return owned
 
 
 def left_out_of(told: Iterable[ReferencesSeen]) -> int:
     """Return how many references, owned or held, nobody has told of."""
     return sum(one.left_out for one in told)
+
+
+def _age_of(one: ReferenceSeen) -> float:
+    return known_age(one.age_s) or 0.0
 
 
 def _named(one: ReferenceSeen) -> str:
@@ -58,7 +64,7 @@ def _row(one: ReferenceSeen, holders: list[str]) -> Row:
         "reference": _named(one),
         "type": one.type_name or None,
         "state": one.state,
-        "age_s": one.age_s,
+        "age_s": known_age(one.age_s),
         "holders": holders[:HOLDERS_MAX],
         "holders_left_out": max(0, len(holders) - HOLDERS_MAX),
         "creator": one.creator,

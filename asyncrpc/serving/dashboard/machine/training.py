@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from asyncrpc.inspection.details import StageStepSeen, TrainingSeen, context_name
-from asyncrpc.inspection.machine.slices import Slices, parts_of
-from asyncrpc.serving.dashboard.machine.numbers import known
+from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices, weighed_parts
+from asyncrpc.serving.dashboard.machine.numbers import known, known_age
 from asyncrpc.serving.dashboard.machine.paging import Row
 
 KEYS: Final = (
@@ -18,6 +20,7 @@ PASSES_MAX: Final = 100  # that are listed
 STEPS_MAX: Final = 50
 STAGES_MAX: Final = 64
 SPANS_MAX: Final = 4000  # of all stages together
+TIME_MAX_S: Final = 1e12  # more is a mistake of who tells
 
 
 class TrainingTold(NamedTuple):
@@ -37,25 +40,29 @@ class TrainingTold(NamedTuple):
 def rows_of(told: Mapping[str, TrainingTold]) -> Slices[list[Row]]:
     """Return a row for each worker, in slices."""
     rows: list[Row] = []
-    for part in parts_of(told.items()):
+
+    def weight_of(item: tuple[str, TrainingTold]) -> int:
+        return 1 + len(item[1].told.buckets)
+
+    for part, weight in weighed_parts(told.items(), weight_of):
         rows += [_row(name, one.told) for name, one in part]
-        yield len(part)
+        yield weight
     return rows
 
 
 def _row(name: str, one: TrainingSeen) -> Row:
     return {
         "worker": name,
-        "passes_per_s": one.passes_per_s,
-        "steps_per_s": one.steps_per_s,
-        "collectives_per_s": one.collectives_per_s,
+        "passes_per_s": known(one.passes_per_s),
+        "steps_per_s": known(one.steps_per_s),
+        "collectives_per_s": known(one.collectives_per_s),
         "backward_p50_s": known(one.backward_p50_s),
         "step_p50_s": known(one.step_p50_s),
         "buckets": [
             {
                 "bucket": it.bucket,
                 "bytes": it.nbytes,
-                "per_s": it.per_s,
+                "per_s": known(it.per_s),
                 "p50_s": known(it.p50_s),
             }
             for it in one.buckets
@@ -63,145 +70,230 @@ def _row(name: str, one: TrainingSeen) -> Row:
     }
 
 
+class _First:
+    """The first rows by some order, of many that come a few at a time.
+
+    Attributes:
+        count: how many have come.
+    """
+
+    def __init__(self, rows_max: int, rank: Callable[[Row], float]) -> None:
+        self.count = 0
+        self._rows_max = rows_max
+        self._rank = rank
+        self._rows: list[Row] = []
+
+    def add(self, rows: Iterable[Row]) -> None:
+        before = len(self._rows)
+        self._rows += rows
+        self.count += len(self._rows) - before
+        if len(self._rows) >= self._rows_max + SLICE_MAX:
+            self._rows = self.rows
+
+    @property
+    def rows(self) -> list[Row]:
+        """Return them in order; of two that are alike, the first that came is first."""
+        return heapq.nsmallest(self._rows_max, self._rows, key=self._rank)
+
+
+def _oldest_first(row: Row) -> float:
+    return -_age_of(row, 0.0)
+
+
+def _newest_first(row: Row) -> float:
+    return _age_of(row, math.inf)
+
+
+def _age_of(row: Row, unknown: float) -> float:
+    age_s: float | None = row["age_s"]
+    return unknown if age_s is None else age_s
+
+
 def passes_of(told: Mapping[str, TrainingTold]) -> Slices[dict[str, Any]]:
-    """Return backward passes, under way and ended: the newest first, in slices."""
-    under_way: list[dict[str, Any]] = []
-    ended: list[dict[str, Any]] = []
+    """Return backward passes, under way and ended, in slices.
+
+    Those under way are first, the oldest of them before the others, as it may hang; of
+    those that have ended the newest.
+    """
+    under_way = _First(PASSES_MAX, _oldest_first)
+    ended = _First(PASSES_MAX, _newest_first)
     for name, one in told.items():
         seen = one.told
-        under_way += [
+        under_way.add(
             {
                 "worker": name,
                 "root": it.root,
                 "context": it.context,
-                "age_s": it.for_s if it.for_s >= 0 else None,
+                "age_s": known_age(it.for_s),
                 "state": "under way",
                 "took_s": None,
             }
             for it in seen.under_way
-        ]
-        ended += [
+        )
+        ended.add(
             {
                 "worker": name,
                 "root": it.root,
                 "context": context_name(it.context_id),
-                "age_s": max(0.0, seen.now_s - it.at_s),
+                "age_s": _age_s(seen.now_s, it.at_s),
                 "state": "committed" if it.is_committed else "dropped",
-                "took_s": it.at_s - it.began_s,
+                "took_s": known(it.at_s - it.began_s),
             }
             for it in seen.passes
-        ]
+        )
         yield len(seen.under_way) + len(seen.passes)
-    under_way.sort(key=lambda it: -(it["age_s"] or 0.0))
-    ended.sort(key=lambda it: float(it["age_s"]))
-    found = [*under_way, *ended]
-    return {
-        "passes": found[:PASSES_MAX],
-        "passes_left_out": max(0, len(found) - PASSES_MAX),
-    }
+    found = [*under_way.rows, *ended.rows][:PASSES_MAX]
+    left_out = under_way.count + ended.count - len(found)
+    return {"passes": found, "passes_left_out": left_out}
 
 
 def steps_of(told: Mapping[str, TrainingTold]) -> Slices[dict[str, Any]]:
     """Return optimizer steps, the newest first, in slices."""
-    found: list[dict[str, Any]] = []
+    steps = _First(STEPS_MAX, _newest_first)
     for name, one in told.items():
-        found += [
+        steps.add(
             {
                 "worker": name,
                 "optimizer": it.optimizer,
                 "owners": list(it.owners[:STAGES_MAX]),
+                "owners_left_out": max(0, len(it.owners) - STAGES_MAX),
                 "state": it.outcome,
-                "age_s": max(0.0, one.told.now_s - it.at_s),
-                "took_s": it.at_s - it.began_s,
+                "age_s": _age_s(one.told.now_s, it.at_s),
+                "took_s": known(it.at_s - it.began_s),
             }
             for it in one.told.steps
-        ]
+        )
         yield len(one.told.steps)
-    found.sort(key=lambda it: float(it["age_s"]))
-    left_out = max(0, len(found) - STEPS_MAX)
-    return {"steps": found[:STEPS_MAX], "steps_left_out": left_out}
+    found = steps.rows
+    return {"steps": found, "steps_left_out": steps.count - len(found)}
+
+
+def _age_s(now_s: float, at_s: float) -> float | None:
+    """Return the age of what was noted at a moment: 0 at least."""
+    age_s = known(now_s - at_s)
+    return None if age_s is None else max(0.0, age_s)
 
 
 # --- pipelines -----------------------------------------------------------------------
 
 
 class _StageSeen(NamedTuple):
+    """A step of a stage, with times by one clock for all stages."""
+
     worker: str
     step: StageStepSeen
-    began_s: float  # by one clock for all stages
+    began_s: float
+    starts_s: float  # its first computation
+    ends_s: float
+    busy_s: float
     is_of_one_clock: bool
 
 
-def pipeline_of(told: Mapping[str, TrainingTold]) -> dict[str, Any]:
-    """Return the last step of a pipeline that is known of most of its stages.
+def pipeline_of(told: Mapping[str, TrainingTold]) -> Slices[dict[str, Any]]:
+    """Return the last step of a pipeline that most of its stages tell of, in slices.
 
     Stages of one host have one clock.  Those of others are put in line by when they
-    told of it, which is wrong by the time that the answer took.
+    told of it, which is wrong by the time that the answer took.  A stage whose times
+    make no sense is left out.
     """
     steps: dict[tuple[str, int, int], list[_StageSeen]] = {}
     is_one_host = len({one.host_id for one in told.values()}) <= 1
-    for name, one in told.items():
-        shift_s = 0.0 if is_one_host else one.came_s - one.told.now_s
-        for step in one.told.stages:
-            key = step.context, step.number, step.stages
-            began_s = step.began_s + shift_s
-            seen = _StageSeen(name, step, began_s, is_one_host)
-            steps.setdefault(key, []).append(seen)
+    for some, weight in weighed_parts(told.items(), _count_of):
+        for name, one in some:
+            shift_s = 0.0 if is_one_host else one.came_s - one.told.now_s
+            for step in one.told.stages:
+                began_s = step.began_s + shift_s
+                if _has_times(step, began_s):
+                    key = step.context, step.number, step.stages
+                    seen = _seen(name, step, began_s, is_of_one_clock=is_one_host)
+                    steps.setdefault(key, []).append(seen)
+        yield weight
     if not steps:
         return {"pipeline": [], "pipeline_step": None}
     found = max(steps.values(), key=lambda stages: (len(stages), _end_s(stages)))
     found.sort(key=lambda one: one.step.stage)
-    return _drawn(found[:STAGES_MAX], left_out=max(0, len(found) - STAGES_MAX))
+    left_out = max(0, len(found) - STAGES_MAX)
+    return (yield from _drawn(found[:STAGES_MAX], left_out=left_out))
+
+
+def _count_of(item: tuple[str, TrainingTold]) -> int:
+    return 1 + sum(len(step.spans) for step in item[1].told.stages)
+
+
+def _has_times(step: StageStepSeen, began_s: float) -> bool:
+    """Return whether the times of a step may be calculated with."""
+    return abs(began_s) < TIME_MAX_S and all(
+        abs(span.start_s) < TIME_MAX_S and abs(span.end_s) < TIME_MAX_S
+        for span in step.spans
+    )
+
+
+def _seen(
+    worker: str, step: StageStepSeen, began_s: float, *, is_of_one_clock: bool
+) -> _StageSeen:
+    return _StageSeen(
+        worker,
+        step,
+        began_s,
+        began_s + min((span.start_s for span in step.spans), default=0.0),
+        began_s + max((span.end_s for span in step.spans), default=0.0),
+        sum(span.end_s - span.start_s for span in step.spans),
+        is_of_one_clock,
+    )
 
 
 def _end_s(stages: Sequence[_StageSeen]) -> float:
-    return max(one.began_s + _last_s(one.step) for one in stages)
+    return max(one.ends_s for one in stages)
 
 
-def _last_s(step: StageStepSeen) -> float:
-    return max((span.end_s for span in step.spans), default=0.0)
-
-
-def _drawn(stages: Sequence[_StageSeen], *, left_out: int) -> dict[str, Any]:
-    starts = [one.began_s + span.start_s for one in stages for span in one.step.spans]
-    zero_s = min(starts, default=0.0)
+def _drawn(stages: Sequence[_StageSeen], *, left_out: int) -> Slices[dict[str, Any]]:
+    zero_s = min(one.starts_s for one in stages)
     whole_s = max(0.0, _end_s(stages) - zero_s)
     spans_max = SPANS_MAX // len(stages)
     drawn: list[dict[str, Any]] = []
-    for one in stages:
-        shift_s = one.began_s - zero_s
-        busy_s = sum(span.end_s - span.start_s for span in one.step.spans)
-        drawn.append(
-            {
-                "stage": one.step.stage,
-                "worker": one.worker,
-                "busy_share": min(1.0, busy_s / whole_s) if whole_s else None,
-                "spans": [
-                    {
-                        "start_s": span.start_s + shift_s,
-                        "end_s": span.end_s + shift_s,
-                        "kind": span.kind,
-                        "chunk": span.chunk,
-                    }
-                    for span in one.step.spans[:spans_max]
-                ],
-                "spans_left_out": max(0, len(one.step.spans) - spans_max),
-            }
-        )
-    shares: list[float] = [
-        it["busy_share"] for it in drawn if it["busy_share"] is not None
-    ]
-    first = stages[0].step
+    shares: list[float] = []
+
+    def weight_of(one: _StageSeen) -> int:
+        return min(spans_max, len(one.step.spans))
+
+    for some, weight in weighed_parts(stages, weight_of):
+        for one in some:
+            share = min(1.0, max(0.0, one.busy_s / whole_s)) if whole_s else None
+            shares += [] if share is None else [share]
+            drawn.append(_stage(one, zero_s, share, spans_max))
+        yield weight
+    first = stages[0]
     return {
         "pipeline": drawn,
         "pipeline_step": {
-            "number": first.number,
-            "schedule": first.schedule,
-            "stages": first.stages,
+            "number": first.step.number,
+            "schedule": first.step.schedule,
+            "stages": first.step.stages,
             "told": len(stages),
             "left_out": left_out,
             "took_s": whole_s,
             "bubble": 1 - sum(shares) / len(shares) if shares else None,
-            "is_of_one_clock": stages[0].is_of_one_clock,
+            "is_of_one_clock": first.is_of_one_clock,
         },
+    }
+
+
+def _stage(
+    one: _StageSeen, zero_s: float, share: float | None, spans_max: int
+) -> dict[str, Any]:
+    shift_s = one.began_s - zero_s
+    return {
+        "stage": one.step.stage,
+        "worker": one.worker,
+        "busy_share": share,
+        "spans": [
+            {
+                "start_s": span.start_s + shift_s,
+                "end_s": span.end_s + shift_s,
+                "kind": span.kind,
+                "chunk": span.chunk,
+            }
+            for span in one.step.spans[:spans_max]
+        ],
+        "spans_left_out": max(0, len(one.step.spans) - spans_max),
     }

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from asyncrpc.inspection.details import LinkDetails, WorkerDetails
 from asyncrpc.inspection.events import KIND_NAMES, RecentEvents
-from asyncrpc.inspection.machine.slices import Slices, parts_of
+from asyncrpc.inspection.machine.slices import Slices, parts_of, weighed_parts
 from asyncrpc.inspection.machine.wording import named, place_of, words_of
 from asyncrpc.inspection.records import (
     Actor,
@@ -18,11 +18,12 @@ from asyncrpc.inspection.records import (
     WorkerSnapshot,
 )
 from asyncrpc.inspection.summaries import WorkerSummary
-from asyncrpc.serving.dashboard.machine.numbers import known
+from asyncrpc.serving.dashboard.machine.numbers import known, known_age
 from asyncrpc.serving.dashboard.machine.overview import row_of, silent_row
 
 ACTORS_MAX: Final = 200  # tasks, and threads
 FRAMES_MAX: Final = 30
+FRAMES_OF_SLICE: Final = 200
 EVENTS_MAX: Final = 100
 _NS_PER_S: Final = 1e9
 _OK: Final = "ok"
@@ -53,11 +54,9 @@ def shown(name: str, rank: int, told: WorkerTold) -> Slices[dict[str, Any]]:
     threads = [one for one in actors if one.kind is ActorKind.THREAD]
     tasks.sort(key=lambda one: -one.wait.for_s)
     yield len(actors)
-    shown_tasks = [_task(one) for one in tasks[:ACTORS_MAX]]
-    yield len(shown_tasks)
-    shown_threads = [_thread(one) for one in threads[:ACTORS_MAX]]
-    yield len(shown_threads)
-    events = yield from _events(told.recent)
+    shown_tasks = yield from _each(_task, tasks[:ACTORS_MAX])
+    shown_threads = yield from _each(_thread, threads[:ACTORS_MAX])
+    events, events_left_out = yield from _events(told.recent)
     internal = len(told.snapshot.actors) - len(actors)
     return {
         **row,
@@ -69,8 +68,8 @@ def shown(name: str, rank: int, told: WorkerTold) -> Slices[dict[str, Any]]:
         "functions": [
             {
                 "function": one.function or None,
-                "per_s": one.rates.per_s,
-                "failed_per_s": one.rates.failed_per_s,
+                "per_s": known(one.rates.per_s),
+                "failed_per_s": known(one.rates.failed_per_s),
                 "p50_s": known(one.rates.p50_s),
                 "p99_s": known(one.rates.p99_s),
             }
@@ -87,7 +86,7 @@ def shown(name: str, rank: int, told: WorkerTold) -> Slices[dict[str, Any]]:
         "links_left_out": details.links_left_out,
         "memory": {one.name: one.nbytes for one in details.memory},
         "events": events,
-        "events_left_out": 0,
+        "events_left_out": events_left_out,
     }
 
 
@@ -108,12 +107,27 @@ def shown_silent(name: str, rank: int, silent: NoAnswer) -> dict[str, Any]:
     }
 
 
+def _each(
+    show: Callable[[Actor], dict[str, Any]], actors: Sequence[Actor]
+) -> Slices[list[dict[str, Any]]]:
+    """Return tasks or threads as they are shown; a frame takes a few microseconds."""
+    found: list[dict[str, Any]] = []
+    for some, weight in weighed_parts(actors, _frames_of, FRAMES_OF_SLICE):
+        found += map(show, some)
+        yield weight
+    return found
+
+
+def _frames_of(one: Actor) -> int:
+    return min(FRAMES_MAX, len(one.frames))
+
+
 def _task(one: Actor) -> dict[str, Any]:
     is_waiting = one.wait.kind is not WaitKind.RUNS
     return {
         "name": named(one).partition(" ")[2].strip("`"),
         "state": "waits" if is_waiting else "runs",
-        "age_s": one.wait.for_s if one.wait.for_s >= 0 else None,
+        "age_s": known_age(one.wait.for_s),
         "waits_for": words_of(one.wait),
         "chain": _frames(one),
         "chain_left_out": max(0, len(one.frames) - FRAMES_MAX),
@@ -144,8 +158,8 @@ def _link(one: LinkDetails) -> dict[str, Any]:
         "lanes": one.lanes,
         "in_flight": one.in_flight,
         "served": one.calls_served,
-        "calls_per_s": one.calls_per_s,
-        "bytes_per_s": one.bytes_per_s,
+        "calls_per_s": known(one.calls_per_s),
+        "bytes_per_s": known(one.bytes_per_s),
         "p50_s": known(one.p50_s),
     }
 
@@ -153,23 +167,32 @@ def _link(one: LinkDetails) -> dict[str, Any]:
 # --- events --------------------------------------------------------------------------
 
 
-def _events(recent: RecentEvents) -> Slices[list[dict[str, Any]]]:
-    """Return the last events of all kinds, the newest first, in slices."""
+def _events(recent: RecentEvents) -> Slices[tuple[list[dict[str, Any]], int]]:
+    """Return the last events of all kinds, the newest first, in slices.
+
+    Returns:
+        The events, and how many others were told.
+    """
     newest: list[tuple[float, str, Any]] = []
+    count = 0
     for name in KIND_NAMES:
-        for part in parts_of(getattr(recent, name)[-EVENTS_MAX:]):
+        told = getattr(recent, name)
+        count += len(told)
+        for part in parts_of(told[-EVENTS_MAX:]):
             newest += [(one.at_s, name, one) for one in part]
             yield len(part)
     found = heapq.nlargest(EVENTS_MAX, newest, key=lambda one: one[0])
+    yield len(newest)
     wall_s = recent.wall_ns / _NS_PER_S
-    return [
+    said = [
         {
-            "at_s": wall_s - (recent.now_s - at_s),
+            "at_s": known(wall_s - (recent.now_s - at_s)),
             "kind": _KIND_WORDS[kind],
             "text": " ".join(_words(kind, one)),
         }
         for at_s, kind, one in found
     ]
+    return said, count - len(said)
 
 
 _KIND_WORDS: Final = {

@@ -9,7 +9,8 @@ import pytest
 
 from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices, finished
 from asyncrpc.serving.dashboard.machine.paging import Row, RowsPage, page_of
-from asyncrpc.serving.dashboard.machine.query import ViewQuery
+from asyncrpc.serving.dashboard.machine.query import PAGE_MAX, ViewQuery
+from tests.unit.serving.dashboard.machine.told import ODD_NAMES
 
 COUNT = 3 * SLICE_MAX + 7
 
@@ -105,3 +106,72 @@ def test_a_list_of_names_counts_as_owners() -> None:
 
 def test_no_rows_are_a_page() -> None:
     assert finished(page_of([], ViewQuery("age_s", is_up=True))) == RowsPage([], 0, 0)
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+@pytest.mark.parametrize("value", [0, 0.0, "", "x", None, [], ["a"]])
+def test_rows_that_are_alike_stay_in_their_order_on_all_pages(
+    value: object, *, is_up: bool
+) -> None:
+    given = [{"key": value, "place": place} for place in range(COUNT)]
+    found = all_pages(given, sort="key", is_up=is_up, per_page=200)
+    assert [row["place"] for row in found] == list(range(COUNT))
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_numbers_are_sorted_as_numbers_whatever_their_size(*, is_up: bool) -> None:
+    values = [-1.5, -0.0, 0, 1e-300, 3, 3.5, 1 << 53, (1 << 63) - 1, 1 << 90, 1e300]
+    given: list[Row] = [{"key": value} for value in random.Random(1).sample(values, 10)]
+    shown = finished(page_of(given, ViewQuery("key", is_up=is_up)))
+    assert [row["key"] for row in shown.rows] == (values if is_up else values[::-1])
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_odd_names_are_sorted_and_found_as_text(*, is_up: bool) -> None:
+    given: list[Row] = [{"worker": name} for name in ODD_NAMES]
+    shown = finished(page_of(given, ViewQuery("worker", is_up=is_up)))
+    assert [row["worker"] for row in shown.rows] == sorted(ODD_NAMES, reverse=not is_up)
+    for name in ODD_NAMES:
+        query = ViewQuery("worker", is_up=is_up, workers=frozenset({name}))
+        assert finished(page_of(given, query)).rows == [{"worker": name}]
+        query = ViewQuery("worker", is_up=is_up, find=name.casefold())
+        assert {"worker": name} in finished(page_of(given, query)).rows
+
+
+def test_numbers_and_lists_are_not_searched() -> None:
+    given: list[Row] = [{"worker": "a", "pid": 77, "holders": ["77"], "host": None}]
+    assert finished(page_of(given, ViewQuery("pid", is_up=True, find="77"))).total == 0
+
+
+def test_a_key_that_no_row_has_is_not_known() -> None:
+    given = rows(3)
+    shown = finished(page_of(given, ViewQuery("nothing", is_up=True)))
+    assert shown.rows == given
+
+
+def test_a_row_without_an_owner_is_of_no_worker() -> None:
+    given: list[Row] = [{"owner": None, "holders": None}, {}, {"owner": "a"}]
+    query = ViewQuery("owner", is_up=True, workers=frozenset({"a"}))
+    assert finished(page_of(given, query, ("owner", "holders"))).total == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "page", "first", "shown"),
+    [
+        (1, 1, 1, 1),
+        (1, 2, 0, 0),
+        (50, 1, 1, 50),
+        (51, 2, 51, 1),
+        (SLICE_MAX, 10, 451, 50),
+        (SLICE_MAX + 1, 11, 501, 1),
+        (COUNT, PAGE_MAX, 0, 0),
+    ],
+)
+def test_a_page_begins_where_the_one_before_it_ends(
+    count: int, page: int, first: int, shown: int
+) -> None:
+    query = ViewQuery("worker", is_up=True, page=page, per_page=50)
+    found, steps = steps_of(page_of(rows(count), query))
+    assert (found.total, found.first, len(found.rows)) == (count, first, shown)
+    # However far away the page is: sorted, passed over, and let go of.
+    assert sum(steps) <= 3 * count

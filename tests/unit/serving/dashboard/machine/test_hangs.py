@@ -1,0 +1,338 @@
+"""Hangs in words and as a drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from asyncrpc.inspection.machine import graph
+from asyncrpc.inspection.machine.slices import SLICE_MAX
+from asyncrpc.inspection.records import (
+    NO_ACTOR,
+    NoAnswer,
+    Trouble,
+    Wait,
+    WaitKind,
+    WorkerSnapshot,
+)
+from asyncrpc.serving.dashboard.machine.hangs import (
+    FRAMES_MAX,
+    NODES_MAX,
+    SENTENCES_MAX,
+    findings_of,
+)
+from tests.unit.serving.dashboard.machine.seen import (
+    EVENT,
+    actor,
+    call_to,
+    frames,
+    lock,
+    served_by,
+    snapshot,
+    thread,
+)
+from tests.unit.serving.dashboard.machine.told import (
+    NO_NUMBERS,
+    ODD_NAMES,
+    as_sent,
+    done,
+)
+
+AFTER_S = 10.0
+
+
+def findings(
+    snapshots: Sequence[WorkerSnapshot] = (), **silent: NoAnswer
+) -> dict[str, Any]:
+    return done(findings_of(snapshots, silent, after_s=AFTER_S))[0]
+
+
+def pair_in_a_cycle(name: str = "a", **given: Any) -> WorkerSnapshot:
+    """Return a worker two of whose tasks wait for each other."""
+    tasks = [actor("one", lock(1)), actor("two", lock(0))]
+    return snapshot(name, tasks, **given)
+
+
+def chain(name: str, length: int) -> WorkerSnapshot:
+    """Return a worker whose tasks wait for the next, and the last for an event."""
+    waits = [lock(place + 1) for place in range(length - 1)]
+    tasks = [actor(f"t{place}", wait) for place, wait in enumerate(waits)]
+    never = Wait(WaitKind.EVENT, "Event `go`", 20.0, is_closed=True)
+    return snapshot(name, [*tasks, actor("last", never)])
+
+
+# --- what there is to say ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "snapshots",
+    [[], [snapshot("a")], [snapshot("a", [actor("t"), thread("x")]), snapshot("b")]],
+)
+def test_where_nothing_waits_there_is_nothing_to_say(
+    snapshots: list[WorkerSnapshot],
+) -> None:
+    assert findings(snapshots) == {
+        "sentences": [],
+        "sentences_left_out": 0,
+        "after_s": AFTER_S,
+        "is_certain": False,
+        "nodes": [],
+        "edges": [],
+        "cycle": [],
+        "at_fault": None,
+        "left_out": 0,
+    }
+
+
+def test_a_cycle_is_said_and_drawn() -> None:
+    found = findings([pair_in_a_cycle()])
+    (sentence,) = found["sentences"]
+    assert sentence.endswith("a cycle, which nothing can end")
+    assert found["is_certain"]
+    ids = {node["label"]: node["id"] for node in found["nodes"]}
+    assert sorted(ids) == ["task `one`", "task `two`"]
+    assert sorted(found["cycle"]) == sorted(ids.values())
+    assert found["at_fault"] in ids.values()
+    assert [(edge["from"], edge["to"]) for edge in found["edges"]] in (
+        [("n0", "n1"), ("n1", "n0")],
+        [("n1", "n0"), ("n0", "n1")],
+    )
+    assert all(edge["is_sure"] for edge in found["edges"])
+    assert found["edges"][0]["label"].startswith("Lock `table` held by a task `")
+
+
+def test_a_way_leads_over_workers_to_who_is_at_fault() -> None:
+    snapshots = [
+        snapshot("a", [actor("train", call_to(1))], incarnation=1),
+        snapshot(
+            "b",
+            [actor("f", lock(1)), actor("holds", EVENT._replace(for_s=20.0))],
+            incarnation=2,
+            served=(served_by(0, 1),),
+        ),
+    ]
+    found = findings(snapshots)
+    nodes = {node["id"]: node for node in found["nodes"]}
+    assert [node["worker"] for node in nodes.values()] == ["a", "b", "b"]
+    assert nodes[found["at_fault"]]["label"] == "task `holds`"
+    assert found["cycle"] == []
+    assert found["nodes"][0] == {
+        "id": "n0",
+        "kind": "task",
+        "worker": "a",
+        "label": "task `train`",
+        "age_s": 20.0,
+        "detail": ["waits for `f`", "train.py:2 in f2", "train.py:1 in f1"],
+        "trouble": None,
+    }
+    assert found["edges"][0]["label"] == "b `f`"
+
+
+def test_a_cycle_below_a_way_is_told_apart_from_it() -> None:
+    tasks = [actor("enters", lock(1)), actor("one", lock(2)), actor("two", lock(1))]
+    found = findings([snapshot("a", tasks)])
+    labels = {node["id"]: node["label"] for node in found["nodes"]}
+    assert len(labels) == 3
+    assert sorted(labels[one] for one in found["cycle"]) == ["task `one`", "task `two`"]
+
+
+@pytest.mark.parametrize("trouble", list(Trouble))
+def test_a_worker_in_trouble_is_a_node_of_its_own(trouble: Trouble) -> None:
+    snapshots = [
+        snapshot(
+            "a",
+            [
+                actor(
+                    "train",
+                    Wait(WaitKind.COLLECTIVE, "all_reduce", 20.0, members=("a", "b")),
+                )
+            ],
+        )
+    ]
+    no_answer = NoAnswer(trouble, "since noon")
+    found = findings(snapshots, b=no_answer)
+    (_, node) = found["nodes"]
+    assert node == {
+        "id": "n1",
+        "kind": "worker",
+        "worker": "b",
+        "label": "its event loop",
+        "age_s": None,
+        "detail": [no_answer.text],
+        "trouble": no_answer.text,
+    }
+    assert found["at_fault"] == "n1"
+    assert len(found["sentences"]) == 1
+
+
+def test_a_trouble_that_nobody_waits_for_is_said_all_the_same() -> None:
+    found = findings([snapshot("a")], b=NoAnswer(Trouble.GONE, ""))
+    assert found["sentences"] == ["b does not go on: its process is gone"]
+    assert found["nodes"] == []
+    assert not found["is_certain"]
+
+
+def test_a_pool_that_is_taken_is_no_task_and_no_trouble() -> None:
+    """It is in no snapshot: it has a name, and nothing else is known of it."""
+    snapshots = [
+        snapshot("a", [actor("train", call_to(1))], incarnation=1),
+        snapshot("b", [], incarnation=2, served=(served_by(NO_ACTOR, 1),)),
+    ]
+    found = findings(snapshots)
+    assert found["nodes"][-1] == {
+        "id": "n1",
+        "kind": "worker",
+        "worker": "b",
+        "label": graph.NO_THREAD,
+        "age_s": None,
+        "detail": [],
+        "trouble": None,
+    }
+
+
+@pytest.mark.parametrize("for_s", [-1.0, *NO_NUMBERS])
+def test_an_age_that_is_none_is_null(for_s: float) -> None:
+    """What no task can end is told of however long it has waited."""
+    tasks = [actor("one", lock(1, for_s=for_s)), actor("two", lock(0, for_s=for_s))]
+    found = findings([snapshot("a", tasks)])
+    assert [node["age_s"] for node in found["nodes"]] == [None, None]
+    as_sent(found)
+
+
+def test_a_wait_that_has_not_lasted_is_none() -> None:
+    calls = [actor("train", call_to(1, for_s=AFTER_S - 0.1))]
+    snapshots = [
+        snapshot("a", calls, incarnation=1),
+        snapshot("b", [actor("f", EVENT)], incarnation=2, served=(served_by(0, 1),)),
+    ]
+    assert findings(snapshots)["sentences"] == []
+    late = [actor("train", call_to(1, for_s=AFTER_S))]
+    snapshots[0] = snapshot("a", late, incarnation=1)
+    snapshots[1] = snapshots[1]._replace(actors=(actor("f", lock(for_s=AFTER_S)),))
+    assert len(findings(snapshots)["sentences"]) == 1
+
+
+# --- limits --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, FRAMES_MAX, FRAMES_MAX + 1, 500])
+def test_of_a_stack_the_innermost_frames_are_shown_the_innermost_first(
+    count: int,
+) -> None:
+    tasks = [actor("one", lock(1), frames=frames(count)), actor("two", lock(0))]
+    found = findings([snapshot("a", tasks)])
+    node = next(node for node in found["nodes"] if node["label"] == "task `one`")
+    lines = [f"train.py:{line} in f{line}" for line in range(count, 0, -1)]
+    assert node["detail"][1:] == lines[:FRAMES_MAX]
+
+
+@pytest.mark.parametrize("count", [SENTENCES_MAX, SENTENCES_MAX + 1, 300])
+def test_so_many_findings_are_said_and_the_others_counted(count: int) -> None:
+    found = findings([pair_in_a_cycle(f"w{number}") for number in range(count)])
+    assert len(found["sentences"]) == SENTENCES_MAX
+    assert found["sentences_left_out"] == count - SENTENCES_MAX
+    drawn = min(count, NODES_MAX // 2)
+    assert len(found["nodes"]) == 2 * drawn
+    assert len(found["edges"]) == 2 * drawn
+    assert found["left_out"] == 2 * (count - drawn)
+    assert len({node["id"] for node in found["nodes"]}) == 2 * drawn
+
+
+@pytest.mark.parametrize("hangs", [0, 1, SENTENCES_MAX - 1, SENTENCES_MAX])
+def test_troubles_follow_the_findings_within_the_same_limit(hangs: int) -> None:
+    snapshots = [pair_in_a_cycle(f"w{number}") for number in range(hangs)]
+    silent = {
+        f"x{number:02}": NoAnswer(Trouble.SILENT, "") for number in range(SENTENCES_MAX)
+    }
+    found = findings(snapshots, **silent)
+    assert len(found["sentences"]) == SENTENCES_MAX
+    assert found["sentences_left_out"] == hangs
+    words = found["sentences"][hangs:]
+    assert words == [
+        f"{name} does not go on: it does not answer"
+        for name in sorted(silent)[: SENTENCES_MAX - hangs]
+    ]
+
+
+def test_a_way_that_is_longer_than_a_drawing_is_left_out_of_it() -> None:
+    found = findings([chain("a", NODES_MAX + 1)])
+    assert len(found["sentences"]) == 1
+    assert found["nodes"] == found["edges"] == []
+    assert found["left_out"] == NODES_MAX + 1
+    assert found["at_fault"] is None
+    assert found["cycle"] == []
+
+
+def test_what_fits_is_drawn_though_something_before_it_does_not() -> None:
+    found = findings([chain("a", NODES_MAX), chain("b", 3)])
+    assert len(found["nodes"]) == NODES_MAX
+    assert found["left_out"] == 3
+    longer = findings([chain("a", NODES_MAX + 1), chain("b", 3)])
+    assert {node["worker"] for node in longer["nodes"]} == {"b"}
+    assert longer["at_fault"] is None  # that of the first is not drawn
+
+
+def test_a_node_on_two_ways_is_drawn_once() -> None:
+    tasks = [
+        actor("x", lock(2)),
+        actor("y", lock(2, for_s=30.0)),
+        actor("holds", Wait(WaitKind.EVENT, "Event `go`", 20.0, is_closed=True)),
+    ]
+    found = findings([snapshot("a", tasks)])
+    labels = [node["label"] for node in found["nodes"]]
+    assert len(labels) == len(set(labels))
+
+
+@pytest.mark.parametrize("size", [1, 150, 1000])
+def test_no_more_than_a_slice_is_done_at_once(size: int) -> None:
+    snapshots = [pair_in_a_cycle(f"w{number}") for number in range(size)]
+    found, steps = done(findings_of(snapshots, {}, after_s=AFTER_S))
+    assert len(found["sentences"]) == min(size, SENTENCES_MAX)
+    assert max(steps) <= SLICE_MAX
+
+
+def test_a_collective_of_many_ranks_comes_in_slices() -> None:
+    """Half of the ranks wait for the other half: ten thousand edges."""
+    names = tuple(f"w{number}" for number in range(200))
+    waits = Wait(WaitKind.COLLECTIVE, "all_reduce 1", 20.0, members=names)
+    other = EVENT._replace(for_s=20.0)
+    snapshots = [
+        snapshot(
+            name, [actor("train", waits if place % 2 else other)], incarnation=place
+        )
+        for place, name in enumerate(names)
+    ]
+    found, steps = done(findings_of(snapshots, {}, after_s=AFTER_S))
+    assert "and 99 more have not come" in found["sentences"][0]
+    assert max(steps) <= SLICE_MAX
+    assert len(steps) > 100 * 100 // (10 * graph.NODES_MAX)
+
+
+# --- names ---------------------------------------------------------------------------
+
+
+def test_odd_names_stay_text() -> None:
+    snapshots = [
+        snapshot(
+            name,
+            [
+                actor(name, lock(1)._replace(what=name), function=name),
+                actor(name, lock(0)._replace(what=name), frames=()),
+            ],
+            incarnation=place,
+        )
+        for place, name in enumerate(ODD_NAMES)
+    ]
+    silent = {f"silent {name}": NoAnswer(Trouble.SILENT, name) for name in ODD_NAMES}
+    found = done(findings_of(snapshots, silent, after_s=AFTER_S))[0]
+    assert as_sent(found) == found
+    assert {node["worker"] for node in found["nodes"]} == set(ODD_NAMES)
+    assert len(found["sentences"]) + found["sentences_left_out"] == 2 * len(ODD_NAMES)
+
+
+def test_how_long_a_wait_may_take_is_told_back() -> None:
+    for after_s in (0.0, 0.5, 1e9):
+        found, _ = done(findings_of([], {}, after_s=after_s))
+        assert found["after_s"] == after_s

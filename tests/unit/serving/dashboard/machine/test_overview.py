@@ -1,0 +1,317 @@
+"""The overview: rows of workers, totals, and the matrix of their links."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import pytest
+
+from asyncrpc.inspection.machine.slices import SLICE_MAX
+from asyncrpc.inspection.records import NoAnswer, Trouble
+from asyncrpc.inspection.summaries import UNKNOWN_BYTES
+from asyncrpc.serving.dashboard.machine.history import Moment
+from asyncrpc.serving.dashboard.machine.overview import (
+    BUSY_S,
+    KEYS,
+    MATRIX_MAX,
+    STATES,
+    matrix_of,
+    moment_of,
+    row_of,
+    silent_row,
+    state_of,
+    totals_of,
+)
+from asyncrpc.serving.dashboard.machine.paging import Row
+from tests.unit.serving.dashboard.machine.told import (
+    HUGE,
+    NO_NUMBERS,
+    ODD_NAMES,
+    as_sent,
+    calls_a_second,
+    done,
+    link,
+    rates,
+    summary,
+)
+
+SILENT = NoAnswer(Trouble.SILENT, "")
+
+
+def totals(*rows: Row) -> dict[str, Any]:
+    return done(totals_of(rows))[0]
+
+
+# --- rows ----------------------------------------------------------------------------
+
+
+def test_a_row_has_all_keys_and_each_number_in_its_place() -> None:
+    told = summary(
+        pid=4,
+        host="h",
+        running_s=5.0,
+        rates=rates(
+            calls_a_second(10.0, failed=1.0, p99_s=0.5, nbytes=300.0),
+            calls_a_second(20.0, failed=9.0, p99_s=9.0, nbytes=900.0),
+        ),
+        lag_s=0.01,
+        memory_bytes=2000,
+        slab_bytes=3000,
+        references=6,
+        tasks=7,
+        calls_made=8,
+        calls_served=9,
+    )
+    row = row_of("a", 3, told)
+    assert set(row) == set(KEYS)
+    assert row == {
+        "worker": "a",
+        "rank": 3,
+        "host": "h",
+        "pid": 4,
+        "state": "well",
+        "since_s": 5.0,
+        "made_per_s": 10.0,
+        "served_per_s": 20.0,
+        "failed_per_s": 1.0,  # of those that it made
+        "p50_s": 0.25,
+        "p99_s": 0.5,
+        "bytes_per_s": 300.0,
+        "lag_s": 0.01,
+        "memory_bytes": 2000,
+        "slab_bytes": 3000,
+        "references": 6,
+        "tasks": 7,
+        "calls_under_way": 8,
+    }
+
+
+def test_what_a_worker_does_not_know_is_null() -> None:
+    row = row_of("a", -1, summary(memory_bytes=UNKNOWN_BYTES))
+    assert [row[key] for key in ("rank", "p50_s", "p99_s", "memory_bytes")] == [
+        None
+    ] * 4
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+def test_a_number_that_is_none_is_null_wherever_it_is(value: float) -> None:
+    bad = calls_a_second(value, failed=value, p99_s=value, nbytes=value)
+    row = row_of("a", 0, summary(rates=rates(bad, bad), running_s=value, lag_s=value))
+    floats = {
+        *("since_s", "made_per_s", "served_per_s", "failed_per_s", "p50_s", "p99_s"),
+        *("bytes_per_s", "lag_s"),
+    }
+    assert {key for key in KEYS if row[key] is None} == floats
+    assert totals(row) == {
+        "calls_made_per_s": 0.0,
+        "calls_served_per_s": 0.0,
+        "failed_per_s": 0.0,
+        "bytes_per_s": 0.0,
+        "memory_bytes": 1000,
+        "references": 0,
+        "p99_s": None,
+    }
+    as_sent({"rows": [row]})
+
+
+@pytest.mark.parametrize(
+    ("lag_s", "is_draining", "state"),
+    [
+        (0.0, False, "well"),
+        (BUSY_S - 1e-9, False, "well"),
+        (BUSY_S, False, "busy"),
+        (math.inf, False, "busy"),
+        (math.nan, False, "well"),
+        (0.0, True, "draining"),
+        (BUSY_S, True, "draining"),
+    ],
+)
+def test_how_a_worker_is(lag_s: float, *, is_draining: bool, state: str) -> None:
+    assert state_of(summary(lag_s=lag_s, is_draining=is_draining)) == state
+
+
+@pytest.mark.parametrize("trouble", list(Trouble))
+def test_a_silent_worker_has_a_row_that_knows_its_state_alone(trouble: Trouble) -> None:
+    row = silent_row("a", 2, NoAnswer(trouble, "words"))
+    assert set(row) == set(KEYS)
+    assert {key: value for key, value in row.items() if value is not None} == {
+        "worker": "a",
+        "rank": 2,
+        "state": STATES[trouble],
+    }
+    assert silent_row("a", -1, NoAnswer(trouble, ""))["rank"] is None
+
+
+def test_odd_names_stay_text() -> None:
+    rows = [row_of(name, 0, summary(host=name)) for name in ODD_NAMES]
+    rows += [silent_row(name, 0, SILENT) for name in ODD_NAMES]
+    assert as_sent({"rows": rows}) == {"rows": rows}
+
+
+# --- totals --------------------------------------------------------------------------
+
+
+def test_the_totals_of_nobody_are_nothing() -> None:
+    assert totals() == totals(silent_row("a", 0, SILENT))
+    assert totals()["memory_bytes"] == 0
+    assert totals()["p99_s"] is None
+
+
+def test_totals_are_sums_and_the_slowest_of_those_that_answer() -> None:
+    rows = [
+        row_of(
+            f"w{number}",
+            number,
+            summary(
+                pid=number,
+                rates=rates(
+                    calls_a_second(1.0, failed=0.5, p99_s=p99_s, nbytes=10.0),
+                    calls_a_second(2.0),
+                ),
+                references=number,
+            ),
+        )
+        for number, p99_s in enumerate((0.1, math.nan, 0.3))
+    ]
+    assert totals(*rows, silent_row("x", 9, SILENT)) == {
+        "calls_made_per_s": 3.0,
+        "calls_served_per_s": 6.0,
+        "failed_per_s": 1.5,
+        "bytes_per_s": 30.0,
+        "memory_bytes": 3000,
+        "references": 3,
+        "p99_s": 0.3,
+    }
+
+
+def test_the_memory_of_a_process_counts_once() -> None:
+    def worker(name: str, host: str, pid: int, nbytes: int) -> Row:
+        return row_of(name, 0, summary(host=host, pid=pid, memory_bytes=nbytes))
+
+    found = totals(
+        worker("a", "h", 1, 100),
+        worker("b", "h", 1, 100),
+        worker("c", "h", 2, 1000),
+        worker("d", "i", 1, 10_000),
+        worker("e", "i", 3, UNKNOWN_BYTES),
+    )
+    assert found["memory_bytes"] == 11_100
+
+
+def test_huge_numbers_are_added_and_what_is_too_much_is_not_known() -> None:
+    most = sys.float_info.max
+    rows = [
+        row_of(
+            name,
+            0,
+            summary(
+                pid=pid,
+                memory_bytes=HUGE,
+                references=HUGE,
+                rates=rates(calls_a_second(most, nbytes=1e300), calls_a_second(1.0)),
+            ),
+        )
+        for pid, name in enumerate("ab")
+    ]
+    found = as_sent(totals(*rows))
+    assert found["memory_bytes"] == found["references"] == 2 * HUGE
+    assert found["calls_made_per_s"] is None
+    assert found["calls_served_per_s"] == 2.0
+    assert moment_of(1.0, found) == Moment(1.0, None, None, 2 * HUGE)
+
+
+@pytest.mark.parametrize("count", [0, 1, SLICE_MAX, 3 * SLICE_MAX + 1])
+def test_no_more_than_a_slice_is_added_at_once(count: int) -> None:
+    row = row_of("a", 0, summary(references=1))
+    found, steps = done(totals_of([row] * count))
+    assert found["references"] == count
+    assert steps == [SLICE_MAX] * (count // SLICE_MAX)
+
+
+def test_the_history_keeps_three_of_the_totals() -> None:
+    given = {"calls_made_per_s": 1.0, "p99_s": 2.0, "memory_bytes": 3, "references": 4}
+    assert moment_of(9.0, given) == Moment(9.0, 1.0, 2.0, 3)
+
+
+# --- the matrix ----------------------------------------------------------------------
+
+
+def test_without_workers_the_matrix_is_empty() -> None:
+    assert matrix_of([], {}, 0) == {"workers": [], "cells": [], "left_out": 0}
+
+
+def test_a_worker_alone_has_one_cell_of_nothing() -> None:
+    found = matrix_of(["a"], {"a": [link("a")]}, 1)
+    assert found == {"workers": ["a"], "cells": [[None]], "left_out": 0}
+
+
+def test_a_row_is_who_sends_and_a_column_who_receives() -> None:
+    links = {
+        "a": [link("b", in_flight=3), link("elsewhere")],
+        "b": [link("a", is_broken=True, p50_s=math.nan)],
+    }
+    found = matrix_of(["b", "a", "silent"], links, 3)
+    assert found["workers"] == ["b", "a", "silent"]
+    cells = found["cells"]
+    assert cells[1] == [
+        {
+            "state": "open",
+            "in_flight": 3,
+            "calls_per_s": 1.0,
+            "bytes_per_s": 2.0,
+            "p50_s": 0.5,
+        },
+        None,
+        None,
+    ]
+    assert cells[0][1]["state"] == "broken"
+    assert cells[0][1]["p50_s"] is None
+    assert cells[2] == [None] * 3
+
+
+def test_the_last_of_two_links_to_one_peer_counts() -> None:
+    links = {"a": [link("b", in_flight=1), link("b", in_flight=2)]}
+    assert matrix_of(["a", "b"], links, 2)["cells"][0][1]["in_flight"] == 2
+
+
+@pytest.mark.parametrize("count", [MATRIX_MAX - 1, MATRIX_MAX, MATRIX_MAX + 1, 200])
+@pytest.mark.parametrize("more", [0, 800])
+def test_the_matrix_has_the_first_workers_and_counts_the_others(
+    count: int, more: int
+) -> None:
+    names = [f"w{number}" for number in range(count)]
+    links = {name: [link(other) for other in names] for name in names}
+    found = matrix_of(names, links, count + more)
+    size = min(count, MATRIX_MAX)
+    assert found["workers"] == names[:size]
+    assert [len(row) for row in found["cells"]] == [size] * size
+    nothing = [at for at, row in enumerate(found["cells"]) if row[at] is None]
+    assert nothing == list(range(size))  # the diagonal
+    assert sum(cell is None for row in found["cells"] for cell in row) == size
+    assert found["left_out"] == count + more - size
+
+
+def test_a_group_that_has_become_smaller_leaves_out_nobody() -> None:
+    assert matrix_of(["a", "b"], {}, 1)["left_out"] == 0
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+def test_a_cell_has_no_number_that_is_none(value: float) -> None:
+    odd = link("b", calls_per_s=value, bytes_per_s=value, p50_s=value)
+    (_, cell), _ = as_sent(matrix_of(["a", "b"], {"a": [odd]}, 2))["cells"]
+    assert cell == {
+        "state": "open",
+        "in_flight": 0,
+        "calls_per_s": None,
+        "bytes_per_s": None,
+        "p50_s": None,
+    }
+
+
+def test_odd_names_lead_to_each_other() -> None:
+    links = {name: [link(other) for other in ODD_NAMES] for name in ODD_NAMES}
+    found = as_sent(matrix_of(ODD_NAMES, links, len(ODD_NAMES)))
+    assert found["workers"] == list(ODD_NAMES)
+    assert sum(cell is None for row in found["cells"] for cell in row) == len(ODD_NAMES)

@@ -1,0 +1,455 @@
+"""One worker: its tasks, threads, links, functions and last events."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from asyncrpc.ids import ContextId, Incarnation, MessageId, RRefId, WorkerId
+from asyncrpc.inspection.details import (
+    FunctionRates,
+    LinkDetails,
+    NamedBytes,
+    NamedText,
+    WorkerDetails,
+)
+from asyncrpc.inspection.events import KIND_NAMES, RecentEvents
+from asyncrpc.inspection.machine.slices import SLICE_MAX
+from asyncrpc.inspection.records import NoAnswer, Trouble, Wait, WaitKind
+from asyncrpc.serving.dashboard.machine.overview import KEYS
+from asyncrpc.serving.dashboard.machine.worker import (
+    ACTORS_MAX,
+    EVENTS_MAX,
+    FRAMES_MAX,
+    WorkerTold,
+    shown,
+    shown_silent,
+)
+from asyncrpc.trace import (
+    OK,
+    BackwardPassEnded,
+    BackwardSegmentEnded,
+    BucketReduced,
+    CallEnded,
+    CallServed,
+    CollectiveEnded,
+    LinkChanged,
+    MembershipChanged,
+    MemoryChanged,
+    OptimizerStepEnded,
+    ReferenceChanged,
+    StreamReceived,
+    StreamSent,
+)
+from tests.unit.serving.dashboard.machine.seen import (
+    EVENT,
+    RUNS,
+    actor,
+    frames,
+    snapshot,
+    thread,
+)
+from tests.unit.serving.dashboard.machine.told import (
+    HUGE,
+    NO_NUMBERS,
+    ODD_NAMES,
+    as_sent,
+    calls_a_second,
+    done,
+    summary,
+)
+
+PEER = WorkerId("b", Incarnation(2))
+NO_DETAILS = WorkerDetails([], [], [], [], 0, [], 0, [])
+
+
+def recent(**kinds: list[Any]) -> RecentEvents:
+    """Return events of a worker whose clock shows 100 s, 1,000 s after 1970."""
+    lists: dict[str, list[Any]] = {name: kinds.get(name, []) for name in KIND_NAMES}
+    return RecentEvents(100.0, 1_000_000_000_000, [], **lists)
+
+
+def look(**given: Any) -> dict[str, Any]:
+    """Return a worker that has nothing to tell but what is given."""
+    plain = WorkerTold(summary(), NO_DETAILS, snapshot("a"), recent())
+    return done(shown("a", 0, plain._replace(**given)))[0]
+
+
+# --- all of it -----------------------------------------------------------------------
+
+
+def test_a_worker_that_does_nothing_has_all_keys_and_empty_lists() -> None:
+    found = look()
+    assert set(found) >= set(KEYS)
+    assert set(found) == set(shown_silent("a", 0, NoAnswer(Trouble.GONE, "")))
+    for name in ("functions", "tasks", "threads", "links", "events"):
+        assert found[name] == []
+        assert found[f"{name}_left_out"] == 0
+    assert (found["state"], found["trouble"], found["why"]) == ("well", None, None)
+    assert found["task_count"] == 1
+    assert found["internal_left_out"] == 0
+
+
+@pytest.mark.parametrize("trouble", list(Trouble))
+def test_a_silent_worker_says_why(trouble: Trouble) -> None:
+    found = shown_silent("a", 4, NoAnswer(trouble, "since noon"))
+    assert (found["worker"], found["rank"]) == ("a", 4)
+    assert found["trouble"] == trouble.name.lower()
+    assert found["why"] == f"{trouble.value}: since noon"
+    assert found["task_count"] is None
+    unknown = set(KEYS) - {"worker", "rank", "state", "tasks"}
+    assert all(found[key] is None for key in unknown)
+
+
+def test_details_are_told_by_name() -> None:
+    details = WorkerDetails(
+        versions=[NamedText("torch", "2.6")],
+        addresses=["uds:///x", "tcp://127.0.0.1:1"],
+        options=[NamedText("secret", "given")],
+        functions=[FunctionRates("f", calls_a_second(2.0, failed=1.0, p99_s=0.5))],
+        functions_left_out=3,
+        links=[
+            LinkDetails(
+                peer="b",
+                is_broken=False,
+                transport="uds",
+                lanes=2,
+                in_flight=3,
+                calls_served=4,
+                calls_per_s=5.0,
+                bytes_per_s=6.0,
+                p50_s=0.25,
+            )
+        ],
+        links_left_out=9,
+        memory=[NamedBytes("slabs", HUGE)],
+    )
+    found = look(details=details)
+    assert found["versions"] == {"torch": "2.6"}
+    assert found["addresses"] == ["uds:///x", "tcp://127.0.0.1:1"]
+    assert found["options"] == {"secret": "given"}
+    assert found["memory"] == {"slabs": HUGE}
+    assert found["functions"] == [
+        {
+            "function": "f",
+            "per_s": 2.0,
+            "failed_per_s": 1.0,
+            "p50_s": 0.25,
+            "p99_s": 0.5,
+        }
+    ]
+    assert found["links"] == [
+        {
+            "peer": "b",
+            "state": "open",
+            "transport": "uds",
+            "lanes": 2,
+            "in_flight": 3,
+            "served": 4,
+            "calls_per_s": 5.0,
+            "bytes_per_s": 6.0,
+            "p50_s": 0.25,
+        }
+    ]
+    assert (found["functions_left_out"], found["links_left_out"]) == (3, 9)
+
+
+def test_what_has_no_name_is_null_and_a_broken_link_is_said() -> None:
+    link = LinkDetails(
+        "b",
+        is_broken=True,
+        transport="",
+        lanes=0,
+        in_flight=0,
+        calls_served=0,
+        calls_per_s=0.0,
+        bytes_per_s=0.0,
+        p50_s=math.nan,
+    )
+    rates = FunctionRates("", calls_a_second(0.0))
+    found = look(details=NO_DETAILS._replace(links=[link], functions=[rates]))
+    assert found["links"][0]["state"] == "broken"
+    assert found["links"][0]["transport"] is None
+    assert found["functions"][0]["function"] is None
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+def test_a_number_that_is_none_is_null_wherever_it_is(value: float) -> None:
+    link = LinkDetails(
+        "b",
+        is_broken=False,
+        transport="",
+        lanes=0,
+        in_flight=0,
+        calls_served=0,
+        calls_per_s=value,
+        bytes_per_s=value,
+        p50_s=value,
+    )
+    rates = calls_a_second(value, failed=value, p99_s=value, nbytes=value)
+    found = look(
+        summary=summary(running_s=value, lag_s=value),
+        details=NO_DETAILS._replace(
+            links=[link], functions=[FunctionRates("f", rates)]
+        ),
+        snapshot=snapshot("a", [actor("t", Wait(WaitKind.EVENT, "e", value))]),
+        recent=recent(links=[LinkChanged(value, PEER, "opened", "")]),
+    )
+    as_sent(found)
+    for key in ("calls_per_s", "bytes_per_s", "p50_s"):
+        assert found["links"][0][key] is None
+    for key in ("per_s", "failed_per_s", "p50_s", "p99_s"):
+        assert found["functions"][0][key] is None
+    assert found["tasks"][0]["age_s"] is None
+    assert found["events"][0]["at_s"] is None
+
+
+# --- tasks and threads ---------------------------------------------------------------
+
+
+def test_tasks_and_threads_are_told_apart_and_what_is_internal_counted() -> None:
+    actors = [
+        actor("asyncrpc's", is_internal=True),
+        actor("t", EVENT),
+        thread("main", Wait(WaitKind.LOCK, "Lock `x`", 1.0)),
+        thread("asyncrpc-a-0", is_internal=True),
+        thread("runs"),
+    ]
+    found = look(snapshot=snapshot("a", actors))
+    assert found["tasks"] == [
+        {
+            "name": "t",
+            "state": "waits",
+            "age_s": 4.0,
+            "waits_for": "waits for Event `go`",
+            "chain": ["train.py:1 in f1", "train.py:2 in f2"],
+            "chain_left_out": 0,
+        }
+    ]
+    assert [(one["name"], one["state"]) for one in found["threads"]] == [
+        *(("main", "waits"), ("runs", "runs")),
+    ]
+    assert found["threads"][1]["waits_for"] == "runs `step()`"
+    assert found["internal_left_out"] == 2
+
+
+def test_a_task_without_a_name_of_its_own_has_that_of_its_function() -> None:
+    tasks = [actor("Task-7", function="serve"), actor("mine", function="serve")]
+    found = look(snapshot=snapshot("a", tasks))
+    assert [one["name"] for one in found["tasks"]] == ["serve", "mine"]
+
+
+def test_who_has_waited_for_longest_is_first_and_what_is_not_known_last() -> None:
+    ages = [1.0, -1.0, 9.0, 1.0, 5.0]
+    tasks = [
+        actor(f"t{place}", Wait(WaitKind.EVENT, "e", age_s))
+        for place, age_s in enumerate(ages)
+    ]
+    found = look(snapshot=snapshot("a", tasks))
+    assert [one["name"] for one in found["tasks"]] == ["t2", "t4", "t0", "t3", "t1"]
+    assert [one["age_s"] for one in found["tasks"]] == [9.0, 5.0, 1.0, 1.0, None]
+
+
+@pytest.mark.parametrize("count", [0, 1, ACTORS_MAX, ACTORS_MAX + 1, 3000])
+@pytest.mark.parametrize("left_out", [0, 7])
+def test_so_many_are_shown_and_the_others_counted(count: int, left_out: int) -> None:
+    actors = [actor(f"t{number}") for number in range(count)]
+    actors += [thread(f"x{number}") for number in range(count)]
+    found = look(snapshot=snapshot("a", actors, left_out=left_out))
+    assert len(found["tasks"]) == len(found["threads"]) == min(count, ACTORS_MAX)
+    more = max(0, count - ACTORS_MAX)
+    assert found["tasks_left_out"] == more + left_out
+    assert found["threads_left_out"] == more
+
+
+@pytest.mark.parametrize("count", [0, 1, FRAMES_MAX, FRAMES_MAX + 1, 500])
+def test_of_a_stack_the_innermost_frames_are_shown_the_innermost_last(
+    count: int,
+) -> None:
+    stack = frames(count)
+    actors = [actor("t", frames=stack), thread("x", frames=stack)]
+    found = look(snapshot=snapshot("a", actors))
+    lines = [f"train.py:{line} in f{line}" for line in range(1, count + 1)]
+    assert found["tasks"][0]["chain"] == lines[-FRAMES_MAX:]
+    assert found["tasks"][0]["chain_left_out"] == max(0, count - FRAMES_MAX)
+    assert found["threads"][0]["stack"] == lines[-FRAMES_MAX:]
+    assert found["threads"][0]["stack_left_out"] == max(0, count - FRAMES_MAX)
+
+
+def test_deep_stacks_come_in_slices() -> None:
+    actors = [actor(f"t{number}", frames=frames(50)) for number in range(ACTORS_MAX)]
+    plain = WorkerTold(summary(), NO_DETAILS, snapshot("a", actors), recent())
+    _, steps = done(shown("a", 0, plain))
+    assert sorted(steps)[-2:] == [180, ACTORS_MAX]  # six stacks, and who there is
+    assert sum(steps) == ACTORS_MAX + ACTORS_MAX * FRAMES_MAX
+
+
+# --- events --------------------------------------------------------------------------
+
+CONTEXT = ContextId(Incarnation(1), 1)
+MESSAGE = MessageId(Incarnation(1), 1)
+EVENTS: dict[str, tuple[Any, str, str]] = {
+    "calls": (
+        CallEnded(1.0, 0.5, PEER, "f", 1, OK, 0, 0, ""),
+        "call made",
+        "f on b",
+    ),
+    "served": (CallServed(1.0, 0.5, 0.5, PEER, "f", 1, OK), "call served", "f for b"),
+    "received": (
+        StreamReceived(1.0, 0.5, PEER, "f", 1, OK, 3, ""),
+        "stream received",
+        "f on b",
+    ),
+    "sent": (StreamSent(1.0, 0.5, PEER, "f", 1, OK, 3), "stream sent", "f for b"),
+    "references": (
+        ReferenceChanged(1.0, RRefId(Incarnation(1), 4), "freed"),
+        "reference",
+        "#4 freed",
+    ),
+    "passes": (
+        BackwardPassEnded(1.0, 0.5, CONTEXT, "b", True, 1, ""),  # noqa: FBT003
+        "backward pass",
+        "begun by b: committed",
+    ),
+    "segments": (
+        BackwardSegmentEnded(1.0, 0.5, CONTEXT, "b", 1, 9, (MESSAGE,), (), 0, OK),
+        "backward segment",
+        "of 9 nodes, begun by b",
+    ),
+    "steps": (
+        OptimizerStepEnded(1.0, 0.5, "SGD", ("a", "b"), OK, ""),
+        "optimizer step",
+        "SGD on a, b",
+    ),
+    "collectives": (
+        CollectiveEnded(
+            at_s=1.0,
+            began_s=0.5,
+            group="group 'g'",
+            operation="all_reduce",
+            number=3,
+            rank=0,
+            members=("a", "b"),
+            dtype="float32",
+            shape=(2,),
+            outcome=OK,
+            group_id=1,
+            task="",
+        ),
+        "collective",
+        "all_reduce 3 of group 'g'",
+    ),
+    "buckets": (BucketReduced(1.0, 0.5, 2, 64, ""), "bucket", "2, 64 bytes"),
+    "links": (LinkChanged(1.0, PEER, "ended", "lost"), "link", "to b ended: lost"),
+    "membership": (MembershipChanged(1.0, PEER, "joined"), "member", "b joined"),
+    "memory": (
+        MemoryChanged(1.0, "slab", "taken", 64),
+        "memory",
+        "slab taken, 64 bytes",
+    ),
+}
+
+
+def text_of(kind: str, event: Any) -> str:
+    (found,) = look(recent=recent(**{kind: [event]}))["events"]
+    text: str = found["text"]
+    return text
+
+
+def test_each_kind_has_an_example_here() -> None:
+    assert set(EVENTS) == set(KIND_NAMES)
+
+
+@pytest.mark.parametrize("kind", EVENTS)
+def test_each_kind_of_event_is_said_in_words(kind: str) -> None:
+    event, words, text = EVENTS[kind]
+    found = look(recent=recent(**{kind: [event]}))
+    assert found["events"] == [{"at_s": 1000.0 - 99.0, "kind": words, "text": text}]
+    if "outcome" in event._fields:
+        failed = event._replace(outcome="KeyError")
+        assert text_of(kind, failed) == f"{text} (KeyError)"
+
+
+def test_what_an_event_lacks_is_said_without() -> None:
+    made, dropped = EVENTS["calls"][0], EVENTS["passes"][0]
+    assert text_of("calls", made._replace(function="")) == "? on b"
+    served = EVENTS["served"][0]
+    assert text_of("served", served._replace(function="")) == "? for b"
+    assert (
+        text_of("passes", dropped._replace(is_committed=False)) == "begun by b: dropped"
+    )
+    assert text_of("links", EVENTS["links"][0]._replace(reason="")) == "to b ended"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "SGD on "),
+        (1, "SGD on w0"),
+        (3, "SGD on w0, w1, w2"),
+        (5, "SGD on w0, w1, w2 and 2 more"),
+    ],
+)
+def test_so_many_owners_of_a_step_are_named(count: int, text: str) -> None:
+    owners = tuple(f"w{number}" for number in range(count))
+    assert text_of("steps", EVENTS["steps"][0]._replace(owners=owners)) == text
+
+
+def test_events_of_all_kinds_are_in_one_order_the_newest_first() -> None:
+    event = EVENTS["links"][0]
+    found = look(
+        recent=recent(
+            links=[event._replace(at_s=at_s) for at_s in (10.0, 40.0)],
+            memory=[MemoryChanged(at_s, "slab", "taken", 1) for at_s in (20.0, 30.0)],
+        )
+    )["events"]
+    assert [one["at_s"] for one in found] == [940.0, 930.0, 920.0, 910.0]
+    assert [one["kind"] for one in found] == ["link", "memory", "memory", "link"]
+
+
+@pytest.mark.parametrize("count", [EVENTS_MAX // 2, EVENTS_MAX, 3 * SLICE_MAX])
+def test_so_many_events_are_shown_the_newest_of_all_kinds(count: int) -> None:
+    event = EVENTS["links"][0]
+    told = recent(
+        links=[event._replace(at_s=float(at)) for at in range(count)],
+        memory=[MemoryChanged(at + 0.5, "slab", "taken", 1) for at in range(count)],
+    )
+    plain = WorkerTold(summary(), NO_DETAILS, snapshot("a"), told)
+    found, steps = done(shown("a", 0, plain))
+    times = sorted((at / 2 for at in range(2 * count)), reverse=True)
+    assert [one["at_s"] - 900.0 for one in found["events"]] == times[:EVENTS_MAX]
+    assert found["events_left_out"] == 2 * count - len(found["events"])
+    assert max(steps) <= SLICE_MAX
+
+
+# --- names ---------------------------------------------------------------------------
+
+
+def test_odd_names_stay_text() -> None:
+    for name in ODD_NAMES:
+        odd = WorkerId(name, Incarnation(9))
+        found = look(
+            summary=summary(host=name),
+            details=NO_DETAILS._replace(
+                versions=[NamedText(name, name)],
+                addresses=[name],
+                options=[NamedText(name, name)],
+                functions=[FunctionRates(name, calls_a_second(1.0))],
+                memory=[NamedBytes(name, 1)],
+            ),
+            snapshot=snapshot(
+                name,
+                [actor(name, RUNS._replace(what=name)), thread(name, function=name)],
+            ),
+            recent=recent(
+                calls=[EVENTS["calls"][0]._replace(to=odd, function=name)],
+                links=[EVENTS["links"][0]._replace(peer=odd, reason=name)],
+            ),
+        )
+        assert as_sent(found) == found
+        assert found["threads"][0]["name"] == name
+        assert found["versions"] == {name: name}
+    silent = shown_silent(ODD_NAMES[0], 0, NoAnswer(Trouble.SILENT, ODD_NAMES[0]))
+    assert as_sent(silent) == silent
