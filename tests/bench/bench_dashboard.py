@@ -42,8 +42,8 @@ from asyncrpc.serving.dashboard.look import in_slices
 from asyncrpc.serving.dashboard.machine.encoding import encoded
 from asyncrpc.serving.dashboard.machine.query import PER_PAGE_MAX, read_query
 from asyncrpc.serving.dashboard.mounting import views_by_name
-from asyncrpc.serving.dashboard.streams import event_of_text
 from asyncrpc.serving.dashboard.views import ViewContext
+from asyncrpc.serving.machine import server_sent_events as sse
 from asyncrpc.testing import Cluster
 from asyncrpc.trace import OK, RECENT_MAX, CallEnded, CallServed
 from tests.bench.full_answers import ANSWERS, name_of
@@ -180,7 +180,9 @@ async def measure_dashboard(count: int, rounds: int) -> None:
                 questions.held = [one]
                 seen = await look.after(number)
                 answer = await in_slices(view.show(seen, query))
-                event_of_text("look", await in_slices(encoded(answer)))
+                sse.encoded(
+                    sse.ServerSentEvent(await in_slices(encoded(answer)), "look"), str
+                )
             number = seen.number
             del seen, answer  # or this frame frees the look, all at once
             held.append(one.most_ms)

@@ -311,7 +311,7 @@ class _Socket:
             return False
         offered = self._websocket.scope.get("subprotocols", ())
         chosen = "".join(protocols_for(offered, protocols)) or None
-        accepting = {"subprotocol": chosen, "headers": []}
+        accepting: dict[str, Any] = {"subprotocol": chosen, "headers": []}
         await self._websocket.send({"type": "websocket.accept", **accepting})
         return True
 

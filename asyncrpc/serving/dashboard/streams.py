@@ -13,7 +13,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from aiohttp import web
 
@@ -24,7 +24,6 @@ from asyncrpc.serving.machine.server_sent_events import (
     encoded,
 )
 
-NextEvent: TypeAlias = Callable[[], Awaitable[tuple[str, Any]]]
 NextEvent: TypeAlias = Callable[[], Awaitable[tuple[str, str]]]
 
 STREAMS_MAX: Final = 64
@@ -105,8 +104,7 @@ async def _send_all(
             await response.write(COMMENT)
         else:
             name, data = found
-            await response.write(encoded(ServerSentEvent(data, name)))
-            await response.write(event_of_text(*found))
+            await response.write(encoded(ServerSentEvent(data, name), str))
 
 
 async def _within(next_event: NextEvent, limit_s: float) -> tuple[str, str] | None:
