@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -52,6 +52,17 @@ async def refuse_on(busy: str) -> str:
     return here().name
 
 
+class Runs:
+    """Where a function has run; the simulation is one process."""
+
+    names: ClassVar[list[str]] = []
+
+
+async def run_and_be_refused() -> None:
+    Runs.names.append(here().name)
+    raise RejectedError("of something that it has called")
+
+
 async def fail_on(broken: str) -> str:
     if here().name == broken:
         raise RuntimeError("broken")
@@ -78,11 +89,10 @@ async def group(
 # --- where calls go ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("announced", [True, False])
-def test_calls_are_spread_over_those_whose_names_match(announced: bool) -> None:  # noqa: FBT001
+def test_calls_are_spread_over_those_whose_names_match() -> None:
     async def scenario(network: Network) -> None:
         async with (
-            group(network, announced=announced) as (web, _, _),
+            group(network) as (web, _, _),
             serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
         ):
             await replicas.wait_ready(3)
@@ -152,6 +162,22 @@ def test_an_overloaded_replica_sends_the_call_on() -> None:
             found = [await replicas.call(refuse_on, "model-0") for _ in range(10)]
             assert set(found) == {"model-1"}
             assert replicas.statistics().ejections == 0
+
+    for seed in SEEDS:
+        play(scenario, seed)
+
+
+def test_a_function_that_was_refused_what_it_called_is_not_run_twice() -> None:
+    async def scenario(network: Network) -> None:
+        async with (
+            group(network, 2) as (web, _, _),
+            serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
+        ):
+            await replicas.wait_ready(2)
+            Runs.names.clear()
+            with pytest.raises(RejectedError, match="of something that it has called"):
+                await replicas.call(run_and_be_refused)
+            assert len(Runs.names) == 1
 
     for seed in SEEDS:
         play(scenario, seed)
@@ -342,10 +368,10 @@ def test_nothing_fails_while_replicas_drain_and_leave() -> None:
         play(scenario, seed)
 
 
-def test_nothing_fails_although_a_plain_worker_only_shuts_down() -> None:
+def test_nothing_fails_although_a_replica_only_shuts_down() -> None:
     async def scenario(network: Network) -> None:
         async with (
-            group(network, 3, announced=False) as (web, models, _),
+            group(network, 3) as (web, models, _),
             serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
         ):
             await replicas.wait_ready(3)
@@ -392,6 +418,28 @@ def test_a_replica_takes_calls_when_it_says_so() -> None:
             await replicas.wait_ready(2)
             found = {await replicas.call(whose) for _ in range(20)}
             assert found == {"model-0", "model-1"}
+
+    for seed in SEEDS:
+        play(scenario, seed)
+
+
+def test_no_worker_is_called_before_it_says_that_it_is_a_replica() -> None:
+    async def scenario(network: Network) -> None:
+        options = serving.ReplicaOptions(warm_s=0.0, ready_timeout_s=5.0)
+        async with (
+            group(network, 2, announced=False) as (web, models, _),
+            serving.Replicas(web, "model-*", options=options) as replicas,
+        ):
+            with pytest.raises(RejectedError, match=r"'model-1': it has not said, by "):
+                await replicas.call(whose)
+            async with serving.Replica(models[1], ready=False) as late:
+                waiting = asyncio.ensure_future(replicas.call(whose))
+                await asyncio.sleep(3.0)  # virtual: it has been asked since
+                assert not waiting.done()
+                late.make_ready()
+                assert await waiting == "model-1"
+                states = [one.state for one in replicas.statistics().replicas]
+                assert states == ["JOINING", "READY"]
 
     for seed in SEEDS:
         play(scenario, seed)

@@ -1,8 +1,8 @@
 """A worker that says of itself that it is a replica: its load, and when it goes.
 
-Any worker can be called through `Replicas`.  One that enters a `Replica` tells its load
-with each answer, is given calls only when it is ready, and can drain: routers then send
-it no further call, and what runs there ends.
+`Replicas` call the workers that have entered a `Replica`.  Each tells its load with its
+answers, is given calls only when it is ready, and can drain: routers then send it no
+further call, and what runs there ends.
 """
 
 from __future__ import annotations

@@ -105,9 +105,10 @@ class Replicas:
     call fails, unless the function is idempotent (`asyncrpc.idempotent`); such a call
     is also made once more if it takes longer than most, and the first answer counts.
 
-    Replicas are the members of the group whose names match.  They come and go while
-    calls are made; a worker that is started again is a new replica.  Nothing is shared
-    between routers: each may be in a process of its own.
+    Replicas are the members of the group whose names match and that have entered a
+    `Replica`.  They come and go while calls are made; a worker that is started again is
+    a new replica.  Nothing is shared between routers: each may be in a process of its
+    own.
 
     Example:
         >>> async with serving.Replicas(worker, "model-*") as replicas:

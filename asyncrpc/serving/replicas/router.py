@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 from collections.abc import Collection
 from fnmatch import fnmatchcase
@@ -16,8 +15,10 @@ from typing import Final
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
+    NAMES_SHOWN,
     AsyncRpcError,
     Outcome,
+    OverloadedError,
     RejectedError,
     RemoteError,
     TransportError,
@@ -152,17 +153,18 @@ class ReplicaRouter:
     # --- what replicas say -----------------------------------------------------------
 
     async def _watch(self, record: ReplicaRecord) -> None:
-        """Ask a replica how it is, until it says so, or is gone."""
+        """Ask a worker how it is, until it says that it is a replica, or is gone."""
         pause_s = FIRST_PAUSE_S
         while record.life.state is ReplicaState.JOINING:
             try:
-                self._on_statement(record, await self._ask(record))
-            except RemoteError:  # it does not know the question: it tells nothing
-                self._on_statement(record, None)
+                statement = await self._ask(record)
             except (AsyncRpcError, TimeoutError) as error:
+                # Or it does not know the question, before it enters a `Replica`.
                 logger.debug("replica %r cannot be asked: %s", record.name, error)
             else:
-                return
+                if statement is not None:
+                    self._on_statement(record, statement)
+                    return
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
@@ -180,20 +182,17 @@ class ReplicaRouter:
             self._on_statement(record, statement)
 
     def _on_statement(
-        self, record: ReplicaRecord, statement: ReplicaStatement | None
+        self, record: ReplicaRecord, statement: ReplicaStatement
     ) -> None:
         now_s = self.worker.loop.time()
-        if statement is None:
-            self.routing.make_ready(record, now_s, age_s=math.inf)
-        else:
-            record.weight = statement.weight if statement.weight > 0 else 1.0
-            record.version = statement.version
-            record.tell_load(statement.load, now_s)
-            self.routing.set_canary(record, statement.canary)
-            if statement.is_draining:
-                self.routing.advance(record, ReplicaEvent.SAID_DRAINING)
-            elif statement.is_ready:
-                self.routing.make_ready(record, now_s, age_s=statement.age_s)
+        record.weight = statement.weight if statement.weight > 0 else 1.0
+        record.version = statement.version
+        record.tell_load(statement.load, now_s)
+        self.routing.set_canary(record, statement.canary)
+        if statement.is_draining:
+            self.routing.advance(record, ReplicaEvent.SAID_DRAINING)
+        elif statement.is_ready:
+            self.routing.make_ready(record, now_s, age_s=statement.age_s)
         self._changed.set()
 
     def on_note(self, record: ReplicaRecord, note: AnswerNote) -> None:
@@ -259,10 +258,12 @@ class ReplicaRouter:
         return any(one.life.takes_calls for one in self.routing.records)
 
     def _none_ready(self, why: str) -> RejectedError:
-        states = ", ".join(
-            f"{one.name!r} is {one.life.state.name}" for one in self.routing.records
-        )
-        there = states or "no worker of such a name is there"
+        states = [
+            f"{one.name!r}: {one.life.state.value}" for one in self.routing.records
+        ]
+        if more := states[NAMES_SHOWN:]:
+            states[NAMES_SHOWN:] = [f"and {len(more)} more"]
+        there = "; ".join(states) or "no worker of such a name is there"
         return RejectedError(
             f"no replica {self.pattern!r} is ready, and {why}; {there}",
             outcome=Outcome.NOT_EXECUTED,
@@ -295,7 +296,11 @@ class ReplicaRouter:
     def failure_of(self, record: ReplicaRecord, error: BaseException) -> Failure:
         """Return how an attempt has failed."""
         outcome = getattr(error, "outcome", Outcome.UNKNOWN)
-        if isinstance(error, RejectedError):
+        # What the function raised says nothing of what it did before, except that a
+        # queue which is full has not begun.
+        if isinstance(error, OverloadedError) or (
+            isinstance(error, RejectedError) and not isinstance(error, RemoteError)
+        ):
             if self.is_leaving(record.name) and outcome is Outcome.NOT_EXECUTED:
                 self.routing.advance(record, ReplicaEvent.SAID_DRAINING)
             draining = record.life.state is ReplicaState.DRAINING

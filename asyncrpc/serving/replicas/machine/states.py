@@ -26,7 +26,7 @@ from typing import Final
 class ReplicaState(enum.Enum):
     """What a replica takes."""
 
-    JOINING = "it has not said that it is ready"
+    JOINING = "it has not said, by serving.Replica, that it is ready"
     WARMING = "it takes a growing share of the calls"
     READY = "it takes calls"
     EJECTED = "it failed too often: it takes no calls for a while"
