@@ -296,11 +296,10 @@ class ReplicaRouter:
     def failure_of(self, record: ReplicaRecord, error: BaseException) -> Failure:
         """Return how an attempt has failed."""
         outcome = getattr(error, "outcome", Outcome.UNKNOWN)
-        # What the function raised says nothing of what it did before, except that a
-        # queue which is full has not begun.
-        if isinstance(error, OverloadedError) or (
-            isinstance(error, RejectedError) and not isinstance(error, RemoteError)
-        ):
+        # If the function raised it, the outcome is `EXECUTED`, for nobody knows what it
+        # did before; except that what a full queue refused has not begun.
+        ran = outcome is Outcome.EXECUTED and not isinstance(error, OverloadedError)
+        if isinstance(error, RejectedError) and not ran:
             if self.is_leaving(record.name) and outcome is Outcome.NOT_EXECUTED:
                 self.routing.advance(record, ReplicaEvent.SAID_DRAINING)
             draining = record.life.state is ReplicaState.DRAINING
