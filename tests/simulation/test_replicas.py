@@ -445,6 +445,22 @@ def test_no_worker_is_called_before_it_says_that_it_is_a_replica() -> None:
         play(scenario, seed)
 
 
+def test_a_replica_ends_its_slow_start_although_nobody_calls_it() -> None:
+    async def scenario(network: Network) -> None:
+        options = serving.ReplicaOptions(warm_s=2.0)
+        async with (
+            group(network, 1) as (web, _, _),
+            serving.Replicas(web, "model-*", options=options) as replicas,
+        ):
+            await replicas.wait_ready(1)
+            states = [replicas.statistics().replicas[0].state]
+            await asyncio.sleep(3.0)  # virtual
+            states.append(replicas.statistics().replicas[0].state)
+            assert states == ["WARMING", "READY"]
+
+    play(scenario, 0)
+
+
 # --- streams -------------------------------------------------------------------------
 
 

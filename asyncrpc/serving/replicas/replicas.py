@@ -329,6 +329,7 @@ class Replicas:
         """
         router, counts = self.entered("Replicas.statistics"), self._counts
         now_s = router.worker.loop.time()
+        router.routing.tick(now_s)
         return ReplicaStatistics(
             replicas=tuple(
                 ReplicaStatus(

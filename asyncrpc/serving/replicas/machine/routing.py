@@ -157,7 +157,7 @@ class Routing:
         """A replica has said that it takes calls, since so many seconds."""
         if self.advance(record, ReplicaEvent.SAID_READY):
             record.since_s = now_s - age_s
-            self._tick(now_s)
+            self.tick(now_s)
 
     def set_canary(self, record: ReplicaRecord, share: float) -> None:
         """A replica has said which share of the calls canaries get; 0: it is none."""
@@ -170,7 +170,7 @@ class Routing:
         timed = (ReplicaState.WARMING, ReplicaState.EJECTED)
         self._timed = sum(one.life.state in timed for one in self._records.values())
 
-    def _tick(self, now_s: float) -> None:
+    def tick(self, now_s: float) -> None:
         """Let happen what happens with time."""
         if not self._timed:
             return
@@ -201,7 +201,7 @@ class Routing:
             key: calls with the same one go to the same replica.
             tried: replicas that the call has been at.
         """
-        self._tick(now_s)
+        self.tick(now_s)
         pool = self._pool(tried)
         if not pool:
             return None
