@@ -15,7 +15,7 @@ from asyncrpc.inspection.observer import Observer
 from asyncrpc.runtime.secret_file import read_secret
 from asyncrpc.serving.dashboard import observing_dashboard
 from asyncrpc.serving.dashboard.mounting import AFTER_S, EVERY_S
-from asyncrpc.serving.listening import listening
+from asyncrpc.serving.listening import check_where, listening
 from asyncrpc.transport.address import is_loopback
 
 PORT: Final = 8265
@@ -27,8 +27,8 @@ def add_dashboard(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of `asyncrpc dashboard`."""
     parser.description = (
         "Serve a page that shows a group: workers, calls, references, training, "
-        "collectives and hangs; until Ctrl-C.  Who opens it proves to know the group's "
-        "secret, or the token."
+        "collectives and hangs; until Ctrl-C or SIGTERM, after which the exit code is "
+        "0.  Who opens it proves to know the group's secret, or the token."
     )
     add_entrance(parser)
     parser.add_argument(
@@ -68,6 +68,7 @@ def add_dashboard(parser: argparse.ArgumentParser) -> None:
 
 
 async def _serve(given: argparse.Namespace) -> int:
+    check_where(given.host, given.port)
     found = await asyncio.to_thread(entrance, given)  # it looks at files
     token = _token(given)
     if (

@@ -31,6 +31,7 @@ from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
 DISTRIBUTION: Final = "asyncrpc-torch"
 _EXIT_USAGE: Final = 2  # as argparse does
 _EXIT_PIPE: Final = 141  # as a shell reports SIGPIPE
+_EXIT_INTERRUPT: Final = 130  # as it reports SIGINT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (AuthenticationError, ConnectError, UsageError) as error:
         print(f"asyncrpc {arguments.command}: {error}", file=sys.stderr)
         return _EXIT_USAGE
+    except KeyboardInterrupt:  # whoever pressed Ctrl-C needs no traceback
+        return _EXIT_INTERRUPT
     except BrokenPipeError:
         # `asyncrpc status | head`: the reader has enough.  What is left in the buffer
         # goes nowhere, also when the interpreter ends.
