@@ -2,7 +2,8 @@
 
 A browser that reads slowly holds up nobody and collects nothing: when it has read one
 look, it is sent the newest.  A stream ends with its client, with its session, and with
-the application.
+the application; and if its client has read nothing for `STALLED_S`, whose network is
+gone, say.
 
 Source: the HTML standard, "Server-sent events".
 """
@@ -28,6 +29,7 @@ NextEvent: TypeAlias = Callable[[], Awaitable[tuple[str, str]]]
 
 STREAMS_MAX: Final = 64
 STREAMS_OF_ONE_MAX: Final = 12  # of one session
+STALLED_S: Final = 60.0  # that a client may take to read what was sent
 SILENT_S: Final = 15.0  # then a comment, so that proxies do not close the connection
 
 
@@ -74,7 +76,7 @@ class EventStreams:
                 async with end:
                     await _send_all(response, next_event, is_open)
             except (ConnectionError, TimeoutError):
-                pass  # the client has left; or see `close`
+                _drop_unread(request)  # the client has left; or see `close`
         return response
 
     @contextmanager
@@ -100,11 +102,19 @@ async def _send_all(
 ) -> None:
     while is_open():
         found = await _within(next_event, SILENT_S)
-        if found is None:
-            await response.write(COMMENT)
-        else:
+        sent = COMMENT
+        if found is not None:
             name, data = found
-            await response.write(encoded(ServerSentEvent(data, name), str))
+            sent = encoded(ServerSentEvent(data, name), str)
+        async with asyncio.timeout(STALLED_S):
+            await response.write(sent)
+
+
+def _drop_unread(request: web.Request) -> None:
+    """Close a connection whose client reads nothing: its answer would never end."""
+    transport = request.transport
+    if transport is not None and transport.get_write_buffer_size():
+        transport.abort()
 
 
 async def _within(next_event: NextEvent, limit_s: float) -> tuple[str, str] | None:
