@@ -44,6 +44,20 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownGroup]:
         yield group
 
 
+@pytest.fixture(scope="session")
+def dozen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownGroup]:
+    """A group of twelve workers; it is not to be changed."""
+    with running("dozen", tmp_path_factory.mktemp("dozen")) as group:
+        yield group
+
+
+@pytest.fixture(scope="session")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownGroup]:
+    """A group of forty workers without a secret; it is not to be changed."""
+    with running("crowd", tmp_path_factory.mktemp("crowd")) as group:
+        yield group
+
+
 @pytest.fixture
 def calm(tmp_path: Path) -> Iterator[ShownGroup]:
     """A group that does nothing."""

@@ -26,7 +26,7 @@ from torch import nn
 import asyncrpc
 from asyncrpc import Options, Worker, serving
 from asyncrpc.ddp import DistributedDataParallel
-from asyncrpc.testing import ProcessCluster
+from asyncrpc.testing import Cluster, ProcessCluster
 
 SECRET: Final = "the secret of this test's group"
 TOKEN: Final = "the-token-of-this-test"
@@ -155,11 +155,50 @@ KINDS: Final[dict[str, tuple[list[str], Run]]] = {
 }
 
 
+# By name: how many workers, all of them here, and whether the group has a secret.
+CROWDS: Final = {"dozen": (12, True), "crowd": (40, False)}
+NEIGHBOURS: Final = 3  # that each worker of a crowd calls
+
+
+async def crowded(workers: list[Worker], tasks: asyncio.TaskGroup) -> None:
+    """Let each call its neighbours, on and on; one call is under way for good."""
+
+    async def call(place: int) -> None:
+        while True:
+            for more in range(1, NEIGHBOURS + 1):
+                to = workers[(place + more) % len(workers)].name
+                await workers[place].peer(to).call(double, torch.ones(1 << more))
+            await asyncio.sleep(0.5)  # that is enough to be seen
+
+    for place in range(len(workers)):
+        tasks.create_task(call(place))
+    tasks.create_task(workers[0].peer(workers[1].name).call(never))
+
+
+async def show_crowd(kind: str, folder: Path) -> None:
+    """Serve the dashboard of a group whose workers are all in this process."""
+    count, has_secret = CROWDS[kind]
+    names = [f"w{number:02}" for number in range(count)]
+    if not has_secret:
+        os.environ.pop("ASYNCRPC_SECRET", None)
+    options = Options(secret=SECRET if has_secret else None, drain_timeout_s=5.0)
+    async with AsyncExitStack() as stack:
+        cluster = Cluster(names=names, options=options)
+        workers = list(await stack.enter_async_context(cluster))
+        token = TOKEN if has_secret else None
+        url = await stack.enter_async_context(served(workers[0], token))
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        await crowded(workers, tasks)
+        tell(folder, url, workers[0], dict.fromkeys(names, os.getpid()))
+        await until_told()
+        raise OverError
+
+
 @asynccontextmanager
-async def served(worker: Worker) -> AsyncIterator[str]:
+async def served(worker: Worker, token: str | None = TOKEN) -> AsyncIterator[str]:
     """Serve the dashboard; yield its address."""
     app = web.Application()
-    dashboard = serving.dashboard(worker, token=TOKEN, every_s=EVERY_S, after_s=AFTER_S)
+    dashboard = serving.dashboard(worker, token=token, every_s=EVERY_S, after_s=AFTER_S)
     app.add_subapp(PREFIX, dashboard)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
@@ -173,6 +212,9 @@ async def served(worker: Worker) -> AsyncIterator[str]:
 
 
 async def main(kind: str, folder: Path) -> None:
+    if kind in CROWDS:
+        await show_crowd(kind, folder)
+        return
     names, run = KINDS[kind]
     options = Options(secret=SECRET, drain_timeout_s=0.0)
     multiprocessing.set_forkserver_preload(["asyncrpc.testing", "torch._dynamo"])

@@ -17,7 +17,7 @@ AA_LARGE = 3.0
 SIZES = {"phone": (360, 740), "tablet": (768, 1024), "wide": (2560, 1200)}
 
 # Each text that is seen: its colour, and the opaque colour that it stands on.
-_TEXTS = """() => {
+TEXTS = """() => {
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = 1;
   const brush = canvas.getContext("2d", { willReadFrequently: true });
@@ -76,7 +76,7 @@ def test_texts_stand_out(
     page = open_page(busy, color_scheme=scheme)
     page.open(view)
     page.stop()
-    texts = page.page.evaluate(_TEXTS)
+    texts = page.page.evaluate(TEXTS)
     assert len(texts) > 20
     pale = {
         one["text"]: round(contrast(one), 2)

@@ -1,0 +1,221 @@
+"""Groups of more than 8 workers, whose matrix is compact, and of more than 32."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import ELSEWHERE, Open
+from tests.browser.groups import ShownGroup
+from tests.browser.pages import VIEWS, DashboardPage
+from tests.browser.test_appearance import AA, AA_LARGE, SIZES, TEXTS, contrast
+from tests.browser.test_keyboard import NAMED, accessibility_tree, focused
+
+MATRIX_MAX = 32
+VIEWS_OF_CROWD = [view if view != "worker/ps" else "worker/w01" for view in VIEWS]
+
+
+def cells(page: DashboardPage) -> list[dict[str, Any]]:
+    """Return the cells of the matrix, row by row."""
+    found: list[dict[str, Any]] = page.page.locator(".matrix [data-at]").evaluate_all(
+        "cells => cells.map((cell) => ({"
+        "label: cell.getAttribute('aria-label'), text: cell.innerText.trim(),"
+        "level: cell.dataset.level ?? null, isSelf: cell.dataset.self === 'true',"
+        "width: cell.getBoundingClientRect().width,"
+        "height: cell.getBoundingClientRect().height,"
+        "}))"
+    )
+    return found
+
+
+# --- more than 8 ---------------------------------------------------------------------
+
+
+def test_the_matrix_of_a_dozen_has_shades_and_no_numbers(
+    dozen: ShownGroup, open_page: Open
+) -> None:
+    page = open_page(dozen)
+    page.open("overview")
+    page.wait_for("look.links.cells[0][1]?.calls_per_s > 0")
+    look = page.stop()
+    names = look["links"]["workers"]
+    assert len(names) == 12
+    found = cells(page)
+    assert len(found) == 12 * 12
+    assert {one["text"] for one in found} == {""}
+    assert len({(one["width"], one["height"]) for one in found}) == 1  # all alike
+    for place, one in enumerate(found):
+        row, column = divmod(place, 12)
+        told = look["links"]["cells"][row][column]
+        assert one["isSelf"] == (row == column)
+        assert (one["level"] is None) == (told is None)
+        start = f"{names[row]} itself" if row == column else f"{names[row]} to "
+        assert one["label"].startswith(start)
+    expect(page.page.locator(".matrix.wide")).to_have_count(0)
+    expect(page.page.locator(".links .note")).to_be_hidden()
+
+
+def test_a_link_of_the_compact_matrix_is_told_in_words(
+    dozen: ShownGroup, open_page: Open
+) -> None:
+    page = open_page(dozen)
+    page.open("overview")
+    page.wait_for("look.links.cells[0][1]?.calls_per_s > 0")
+    look = page.stop()
+    told = look["links"]["cells"][0][1]
+    cell = page.page.get_by_role("gridcell", name=re.compile("^w00 to w01: open"))
+    cell.hover()
+    line = page.page.locator("#link-told")
+    expect(line).to_contain_text("w00 to w01: open")
+    expect(line).to_contain_text(page.written("traffic", told["bytes_per_s"]))
+    choice = page.page.get_by_label("Shade by")
+    choice.select_option("in_flight")
+    expect(page.page.locator(".legend")).to_contain_text("Shade: 0")
+    levels = {one["label"][:10]: one["level"] for one in cells(page)}
+    assert levels["w00 to w01"] == "4"  # its call is the only one under way
+    assert levels["w01 to w02"] == "0"
+
+
+# --- more than 32 --------------------------------------------------------------------
+
+
+def test_of_forty_workers_the_matrix_has_32_and_says_so(
+    crowd: ShownGroup, open_page: Open
+) -> None:
+    page = open_page(crowd, is_signed_in=False)
+    page.open("overview")
+    look = page.stop()
+    assert len(page.rows("Workers")) == 40
+    assert look["links"]["workers"] == [f"w{number:02}" for number in range(MATRIX_MAX)]
+    assert len(cells(page)) == MATRIX_MAX**2
+    note = page.page.locator(".links .note")
+    expect(note).to_have_text(
+        "8 workers left out: the matrix has those of this page of the table, and 32 at "
+        "most."
+    )
+
+
+def test_the_matrix_is_of_the_workers_of_the_page(
+    crowd: ShownGroup, open_page: Open
+) -> None:
+    page = open_page(crowd, is_signed_in=False)
+    page.open("overview", "?per_page=10&page=4&sort=worker&order=up")
+    names = [f"w{number}" for number in range(30, 40)]
+    heads = page.page.locator(".matrix tbody th")
+    expect(heads).to_have_text(names)
+    expect(page.page.locator(".links .note")).to_contain_text("30 workers left out")
+    page.page.get_by_role("searchbox", name="Find").first.fill("w03")
+    expect(page.page.locator(".links .empty")).to_contain_text("One worker has no link")
+    expect(page.page.locator(".matrix")).to_be_hidden()
+
+
+def test_arrows_go_through_the_large_matrix_and_tab_past_it(
+    crowd: ShownGroup, open_page: Open
+) -> None:
+    page = open_page(crowd, is_signed_in=False)
+    page.open("overview")
+    page.stop()
+    page.page.locator(".matrix [data-at='0 1']").focus()
+    told = page.page.locator("#link-told")
+    page.page.keyboard.press("Control+End")
+    expect(told).to_have_text("w31 itself")
+    assert focused(page) == "w31 itself"
+    expect(page.page.locator(":focus")).to_be_in_viewport()
+    page.page.keyboard.press("PageUp")
+    page.page.keyboard.press("ArrowRight")  # at the edge it stays
+    expect(told).to_have_text(re.compile("^w00 to w31: "))
+    page.page.keyboard.press("Home")
+    expect(told).to_have_text("w00 itself")
+    expect(page.page.locator(".matrix [tabindex='0']")).to_have_count(1)
+    page.page.keyboard.press("Tab")
+    outside = "document.activeElement.closest('.matrix tbody [data-at]') === null"
+    assert page.page.evaluate(outside)
+
+
+@pytest.mark.parametrize("view", VIEWS_OF_CROWD)
+def test_each_thing_of_a_crowd_has_a_name(
+    crowd: ShownGroup, open_page: Open, view: str
+) -> None:
+    """As Chromium tells it to a screen reader."""
+    page = open_page(crowd, is_signed_in=False)
+    page.open(view)
+    page.stop()
+    nodes = accessibility_tree(page)
+    nameless = [role for role, name, _ in nodes if role in NAMED and not name]
+    assert nameless == []
+    levels = [level for role, _, level in nodes if role == "heading"]
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    if view == "overview":
+        found = [name for role, name, _ in nodes if role == "gridcell"]
+        assert len(found) == len(set(found)) == MATRIX_MAX**2
+        heads = [name for role, name, _ in nodes if role == "columnheader"]
+        assert set(found[0].split()[:1]) <= set(heads)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("view", ["overview", "calls"])
+def test_texts_of_a_crowd_stand_out(
+    crowd: ShownGroup, open_page: Open, view: str, scheme: str
+) -> None:
+    page = open_page(crowd, is_signed_in=False, color_scheme=scheme)
+    page.open(view)
+    page.stop()
+    pale = {
+        one["text"]: round(contrast(one), 2)
+        for one in page.page.evaluate(TEXTS)
+        if contrast(one) < (AA_LARGE if one["isLarge"] else AA)
+    }
+    assert pale == {}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_page_with_a_large_matrix_does_not_scroll_to_the_side(
+    crowd: ShownGroup, open_page: Open, size: str
+) -> None:
+    width, height = SIZES[size]
+    viewport = {"width": width, "height": height}
+    page = open_page(crowd, is_signed_in=False, viewport=viewport)
+    page.open("overview")
+    page.stop()
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= width
+    for one in cells(page):
+        assert one["width"] >= 14  # can be pointed at
+        assert one["height"] >= 14
+
+
+# --- a group without a secret --------------------------------------------------------
+
+
+def test_a_group_without_a_secret_is_shown_on_this_host_at_once(
+    crowd: ShownGroup, open_page: Open
+) -> None:
+    page = open_page(crowd, is_signed_in=False)
+    page.page.goto(crowd.url)
+    expect(page.page.locator("h1")).to_have_text("Overview")
+    page.wait_for_look()
+    expect(page.page.locator("#group-words")).to_have_text("All 40 workers answer")
+    expect(page.page.get_by_role("button", name="Sign out")).to_be_hidden()
+    assert page.page.context.cookies() == []
+
+
+def test_by_another_name_it_is_shown_to_nobody_and_says_why(
+    crowd: ShownGroup, open_page: Open
+) -> None:
+    """A page of a stranger whose name leads here sends that name."""
+    url = crowd.url.replace("127.0.0.1", ELSEWHERE)
+    page = open_page(url, is_signed_in=False)
+    page.page.goto(f"{url}#/calls")
+    heading = page.page.get_by_role("heading", level=1)
+    expect(heading).to_have_text("You may not look")
+    expect(heading).to_be_focused()
+    alert = page.page.get_by_role("alert").filter(has_text="this group has no secret")
+    expect(alert).to_contain_text("give it a token, or come from loopback")
+    expect(page.page.locator("table")).to_have_count(0)
+    # What the browser says of a header that counts for HTTPS alone.
+    assert all("Cross-Origin-Opener-Policy" in one for one in page.troubles)
+    page.troubles.clear()
