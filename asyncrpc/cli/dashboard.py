@@ -6,12 +6,15 @@ import argparse
 import asyncio
 import os
 import signal
+import sys
 from typing import Final
 
 from asyncrpc.cli.observing import add_entrance, seconds
-from asyncrpc.cli.runs.finding import entrance
+from asyncrpc.cli.runs.choosing import others_in
+from asyncrpc.cli.runs.finding import GroupEntrance, entrance
 from asyncrpc.errors import UsageError
 from asyncrpc.inspection.observer import Observer
+from asyncrpc.inspection.questions import ObserverQuestions
 from asyncrpc.runtime.secret_file import read_secret
 from asyncrpc.serving.dashboard import observing_dashboard
 from asyncrpc.serving.dashboard.mounting import AFTER_S, EVERY_S
@@ -82,7 +85,7 @@ async def _serve(given: argparse.Namespace) -> int:
         )
     async with Observer(found.options) as observer:
         address = await found.address_for(observer)
-        (await observer.connect(address)).close()  # says at once what is wrong
+        await _look_who_is_there(found, observer, address)
         app = observing_dashboard(
             observer, address, token=token, every_s=given.every, after_s=given.after
         )
@@ -90,6 +93,21 @@ async def _serve(given: argparse.Namespace) -> int:
             print(f"http://{_shown(given.host)}:{port}/", flush=True)
             await _until_signal()
     return 0
+
+
+async def _look_who_is_there(
+    found: GroupEntrance, observer: Observer, address: str
+) -> None:
+    """Say at once what is wrong, and which workers of a run are in another group."""
+    questions = ObserverQuestions(observer, address)
+    try:
+        known = {one.member.incarnation for one in await questions.first_records()}
+    except TimeoutError:  # it is busy: the page will say so
+        return
+    finally:
+        questions.close()
+    if found.run is not None and (words := others_in(found.run, known)):
+        print(words, file=sys.stderr, flush=True)
 
 
 def _token(given: argparse.Namespace) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from asyncrpc.cli.observing import (
     TROUBLE,
     add_observing,
-    check_workers,
+    check_group,
     plain,
     print_json,
     print_silent,
@@ -98,7 +98,7 @@ def _add_common(parser: argparse.ArgumentParser, show: Show) -> None:
         view = await view_of(
             observer, address, names=arguments.worker, is_thorough=show is _why
         )
-        check_workers(arguments.worker, view.members)
+        check_group(arguments, view.members)
         return show(view, arguments)
 
     add_observing(parser, look)

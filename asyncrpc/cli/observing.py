@@ -11,11 +11,13 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
+from asyncrpc.cli.runs.choosing import others_in
 from asyncrpc.cli.runs.finding import ADDRESS_VARIABLE, entrance
 from asyncrpc.cli.table import UNCUT, columns_here, lines_of
 from asyncrpc.errors import UsageError
 from asyncrpc.inspection.observer import Observer
 from asyncrpc.inspection.records import NoAnswer
+from asyncrpc.runtime.members import Member
 
 TROUBLE: Final = 1  # exit status: not all is well
 
@@ -65,7 +67,7 @@ def add_group(parser: argparse.ArgumentParser) -> None:
 
 async def _observe(arguments: argparse.Namespace, look: Look) -> int:
     # In a thread: it looks at files.
-    found = await asyncio.to_thread(entrance, arguments)
+    arguments.meant = found = await asyncio.to_thread(entrance, arguments)
     async with Observer(found.options) as observer:
         address = await found.address_for(observer)
         return await look(observer, address, arguments)
@@ -94,6 +96,19 @@ def check_workers(wanted: Sequence[str], members: Collection[str]) -> None:
     if unknown:
         known = ", ".join(sorted(members))
         raise UsageError(f"there is no worker {unknown[0]!r}; known: {known}")
+
+
+def check_group(arguments: argparse.Namespace, members: Mapping[str, Member]) -> None:
+    """Raise UsageError unless the group has all workers that are meant.
+
+    Says, once, which workers of the run that is meant are in another group.
+    """
+    check_workers(arguments.worker, members)
+    meant, arguments.meant = arguments.meant, None
+    if meant is not None and meant.run is not None:
+        known = {one.incarnation for one in members.values()}
+        if words := others_in(meant.run, known):
+            print(words, file=sys.stderr)
 
 
 def print_table(rows: Sequence[Sequence[str]], nothing: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from asyncrpc.cli.observing import (
     TROUBLE,
     add_observing,
-    check_workers,
+    check_group,
     plain,
     print_silent,
     silent_records,
@@ -50,7 +50,7 @@ def add_dump(parser: argparse.ArgumentParser) -> None:
 
 async def _dump(observer: Observer, address: str, given: argparse.Namespace) -> int:
     view = await view_of(observer, address, names=given.worker, is_thorough=False)
-    check_workers(given.worker, view.members)
+    check_group(given, view.members)
     found = await events_of(observer, address, names=given.worker, kinds=given.kind)
     silent = {**found.silent, **view.silent}
     record = {

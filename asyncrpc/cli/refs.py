@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from asyncrpc.cli.observing import (
     TROUBLE,
     add_observing,
-    check_workers,
+    check_group,
     plain,
     print_json,
     print_silent,
@@ -48,7 +48,7 @@ async def _refs(observer: Observer, address: str, given: argparse.Namespace) -> 
     found = await references_of(
         observer, address, names=given.worker, oldest_max=given.max
     )
-    check_workers(given.worker, found.members)
+    check_group(given, found.members)
     listed = [
         (name, one)
         for name, seen in sorted(found.answers.items())

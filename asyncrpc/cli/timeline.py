@@ -15,7 +15,7 @@ from typing import IO, Any, Final
 from asyncrpc.cli.observing import (
     TROUBLE,
     add_observing,
-    check_workers,
+    check_group,
     print_json,
     print_silent,
     silent_records,
@@ -68,7 +68,7 @@ async def _timeline(observer: Observer, address: str, given: argparse.Namespace)
     profile = await asyncio.to_thread(_profile, given.profile)
     with _progress() as show:
         found = await events_of(observer, address, names=given.worker, told=show.told)
-        check_workers(given.worker, found.members)
+        check_group(given, found.members)
         workers = sorted(found.answers.values(), key=_by_rank)
         zero_s = min((_first_s(one) for one in workers), default=0.0)
         # What the reader's clock showed at a moment of the wall's.

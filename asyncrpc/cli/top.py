@@ -12,7 +12,7 @@ from typing import Any, Final
 from asyncrpc.cli.observing import (
     TROUBLE,
     add_observing,
-    check_workers,
+    check_group,
     print_json,
     print_silent,
     print_table,
@@ -81,7 +81,7 @@ async def _ask_rates(
 ) -> GroupAnswers[WorkerEvents]:
     kinds = ["calls", "served", "passes", "steps", "collectives"]
     found = await events_of(observer, address, names=given.worker, kinds=kinds)
-    check_workers(given.worker, found.members)
+    check_group(given, found.members)
     return found
 
 

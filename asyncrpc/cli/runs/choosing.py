@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from asyncrpc.cli.runs.listing import LiveRun, RunListing
@@ -12,6 +12,7 @@ from asyncrpc.inspection.machine.wording import duration
 
 HEADING: Final = ("run", "pid", "age", "workers", "command")
 ELSEWHERE: Final = "of another host or container"
+_NAMED_MAX: Final = 4  # workers of other groups
 
 
 def choose(listing: RunListing, wanted: str | None, now_s: float) -> LiveRun:
@@ -72,6 +73,25 @@ def nothing_runs(listing: RunListing) -> str:
         f"{besides}.  For a group that `asyncrpc run` has not started, give the ADDRESS"
         " of any worker, as tcp://host:port, or set ASYNCRPC_ADDRESS"
     )
+
+
+def others_in(run: LiveRun, incarnations: Collection[int]) -> str:
+    """Return words about the workers of a run that are in another group; empty: none.
+
+    Args:
+        run: whose workers may be of several groups.
+        incarnations: of the members of the group that is looked at.
+    """
+    others = [one for one in run.notes if one.incarnation not in incarnations]
+    if not others:
+        return ""
+    names = ", ".join(one.name for one in others[:_NAMED_MAX])
+    more = len(others) - _NAMED_MAX
+    names += f" and {more} more" if more > 0 else ""
+    addresses = [one.addresses[0] for one in others if one.addresses]
+    how = f"; to look at them: --run {run.id} {addresses[0]}" if addresses else ""
+    verb = "workers are" if len(others) > 1 else "worker is"
+    return f"{len(others)} {verb} of run {run.id}, but not in this group: {names}{how}"
 
 
 def rows_of(runs: Sequence[LiveRun], now_s: float) -> list[tuple[str, ...]]:

@@ -59,14 +59,15 @@ def entrance(
 ) -> GroupEntrance:
     """Return the group that a command means; blocks this thread.
 
-    ADDRESS or --run comes first, then the variable with an address, then the run that
+    ADDRESS or --run comes first, or both: a worker with the secret of the run; then the variable with an address, then the run that
     this process is a part of, then the only run of this user.
 
     Raises:
         UsageError: no group is meant, or more than one.
     """
-    if arguments.address and arguments.run:
-        raise UsageError("give ADDRESS or --run, not both")
+    if arguments.address and arguments.run:  # a run of several groups has one secret
+        run = entrance_of(_run_meant(arguments.run, environ), environ)
+        return GroupEntrance(run.options, arguments.address)
     address = arguments.address
     if not address and not arguments.run:
         address = environ.get(ADDRESS_VARIABLE)

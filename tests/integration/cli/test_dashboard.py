@@ -258,7 +258,7 @@ class TestRefusals:
             (("--every", "nan"), "must be finite seconds"),
             (("--after", "-1"), "must be finite seconds"),
             (("--token-file", "/no/such"), "--token-file: cannot read"),
-            (("--run", "train"), "give ADDRESS or --run, not both"),
+            (("--run", "train"), "there is no run 'train'"),
         ],
     )
     async def test_what_it_cannot_do_is_said(

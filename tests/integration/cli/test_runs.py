@@ -41,11 +41,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextlib.contextmanager
 def run_of(
-    folder: Path, name: str, nprocs: int, **environment: str
+    folder: Path, name: str, nprocs: int, *, source: str = WORK, **environment: str
 ) -> Iterator[subprocess.Popen[str]]:
     """Start a run; go on when its workers listen."""
     script = folder / f"{name}.py"
-    script.write_text(WORK)
+    script.write_text(source)
     command = (sys.executable, "-m", "asyncrpc", "run", f"--nproc={nprocs}")
     with subprocess.Popen(
         [*command, str(script)],
@@ -105,6 +105,32 @@ def test_the_only_run_is_found_by_every_verb(
         assert (status, run["run"], run["nprocs"]) == (0, name, 2)
         assert [one["name"] for one in run["workers"]] == ["worker0", "worker1"]
     assert list(place.iterdir()) == []
+
+
+TWO_GROUPS = """
+import asyncio, asyncrpc
+async def main():
+    async with asyncrpc.Worker("one", rank=0, world_size=1) as one:
+        meeting = asyncrpc.LocalRendezvous(1)
+        async with asyncrpc.Worker("two", rank=0, world_size=1, rendezvous=meeting):
+            print("up", flush=True)
+            await asyncio.Event().wait()
+asyncrpc.run(main())
+"""
+
+
+def test_a_run_of_two_groups_shows_one_and_names_the_other(
+    tmp_path: Path, told: Told
+) -> None:
+    with run_of(tmp_path, "train", 1, source=TWO_GROUPS):
+        status, printed = told("status")
+        assert status == 0
+        (shown,) = {"one", "two"} & set(printed.split("\n")[1].split())
+        other = "two" if shown == "one" else "one"
+        assert f"but not in this group: {other}; to look at them: --run " in printed
+        status, printed = told("status", *printed.split()[-3:])
+        assert other in printed.split("\n")[1].split()
+        assert "not in this group" not in printed
 
 
 @pytest.mark.slow

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from asyncrpc.cli.runs.choosing import choose, table_of
+from asyncrpc.cli.runs.choosing import choose, others_in, table_of
 from asyncrpc.cli.runs.entry import RunRecord
 from asyncrpc.cli.runs.listing import LiveRun, RunListing
 from asyncrpc.errors import UsageError
+from asyncrpc.inspection.run_note import RunNote
 from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.run_places import RunPlace
 
@@ -77,3 +78,30 @@ def test_the_table_fits_and_shows_names_whole(monkeypatch: pytest.MonkeyPatch) -
     assert max(map(len, lines)) == 80
     assert lines[1].split()[:5] == ["a" * 16 + "-4194304", "4194304", "41", "s", "0/4"]
     assert "another host or" in lines[3]
+
+
+def note(name: str, incarnation: int, *addresses: str) -> RunNote:
+    return RunNote(name, 0, 7, 1, incarnation, addresses)
+
+
+def test_workers_of_a_run_that_are_in_another_group_are_named() -> None:
+    notes = [
+        note("a", 1, "uds:///a"),
+        note("b", 2),
+        note("c", 3, "uds:///c", "tcp://c"),
+    ]
+    run = LiveRun(TRAIN.path, TRAIN.record, tuple(notes))
+    assert others_in(run, {1, 2, 3, 4}) == ""
+    assert others_in(TRAIN, {1}) == ""
+    assert others_in(run, {1, 2}) == (
+        "1 worker is of run train-17, but not in this group: c; to look at them: --run "
+        "train-17 uds:///c"
+    )
+    assert others_in(run, {1, 3}) == (
+        "1 worker is of run train-17, but not in this group: b"
+    )
+    many = tuple(note(f"w{number}", number) for number in range(9))
+    assert others_in(LiveRun(TRAIN.path, TRAIN.record, many), {0}) == (
+        "8 workers are of run train-17, but not in this group: w1, w2, w3, w4 and 4 "
+        "more"
+    )
