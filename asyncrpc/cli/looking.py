@@ -18,6 +18,7 @@ from asyncrpc.cli.observing import (
     seconds,
     silent_records,
 )
+from asyncrpc.cli.table import line_of, wrapped
 from asyncrpc.inspection.group import RUNS, GroupView, view_of
 from asyncrpc.inspection.machine.graph import Hang, find_hangs
 from asyncrpc.inspection.machine.wording import (
@@ -142,11 +143,11 @@ def _why(view: GroupView, arguments: argparse.Namespace) -> int:
     for place, one in enumerate(found[:_LISTED_MAX]):
         if place and arguments.tree:
             print()
-        print(sentence(graph, one))
+        print(wrapped(sentence(graph, one)))
         if arguments.tree:
-            print("\n".join(tree(graph, one)))
+            print("\n".join(map(line_of, tree(graph, one))))
     for line in unnamed_troubles(graph, found):
-        print(line)
+        print(wrapped(line))
     if len(found) > _LISTED_MAX:
         print(f"and {len(found) - _LISTED_MAX} more; all: --json")
     _print_left_out(view)
@@ -183,18 +184,18 @@ def _stacks(view: GroupView, arguments: argparse.Namespace) -> int:
         )
         return _status_of(view)
     for name, snapshot in sorted(view.snapshots.items()):
-        print(f"{name}, process {snapshot.pid}")
+        print(line_of(f"{name}, process {snapshot.pid}"))
         hidden = 0
         for actor in snapshot.actors:
             if actor.is_internal and not arguments.internal:
                 hidden += 1
                 continue
-            print(f"  {actor.kind.value} {actor.name}")
+            print(line_of(f"  {actor.kind.value} {actor.name}"))
             for frame in actor.frames:
-                print(f"      {place_of(frame)}")
+                print(line_of(f"      {place_of(frame)}"))
             what = actor.wait.what or actor.wait.kind.value
             verb = "runs" if actor.wait.kind is WaitKind.RUNS else "waits for"
-            print(f"    {verb} {what}")
+            print(line_of(f"    {verb} {what}"))
         if hidden:
             print(f"  and {hidden} of asyncrpc's own; --internal shows them")
     _print_left_out(view)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat, zip_longest
@@ -39,6 +40,23 @@ def lines_of(
         ).rstrip()
         for row in shown
     ]
+
+
+def line_of(text: str) -> str:
+    """Return a line that is no wider than the terminal: what is too long is cut.
+
+    Where the output is no terminal it is left whole, for programs and files.
+    """
+    return _cut(text, columns_here()) if sys.stdout.isatty() else text
+
+
+def wrapped(text: str) -> str:
+    """Return a sentence in lines as wide as the terminal; whole where there is none."""
+    if not sys.stdout.isatty():
+        return text
+    return textwrap.fill(
+        text, columns_here(), subsequent_indent="  ", break_on_hyphens=False
+    )
 
 
 def columns_here() -> int:

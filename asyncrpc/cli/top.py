@@ -18,7 +18,7 @@ from asyncrpc.cli.observing import (
     print_table,
     silent_records,
 )
-from asyncrpc.cli.table import lines_of
+from asyncrpc.cli.table import line_of, lines_of
 from asyncrpc.inspection.group import GroupAnswers
 from asyncrpc.inspection.group_answers import events_of
 from asyncrpc.inspection.machine.rates import (
@@ -69,7 +69,7 @@ async def _top(observer: Observer, address: str, given: argparse.Namespace) -> i
         found = await _ask_rates(observer, address, given)
         lines = lines_of(list(_rates_rows(found, given)))
         lines += [
-            f"{name} tells nothing: {one.trouble.value}"
+            line_of(f"{name} tells nothing: {one.trouble.value}")
             for name, one in sorted(found.silent.items())
         ]
         print(_CLEAR + "\n".join(lines), flush=True)

@@ -9,7 +9,7 @@ that this worker served, the `call_label` of the call; or empty: it belonged to 
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, get_args
 
 from asyncrpc.ids import ContextId, MessageId, RRefId, WorkerId
 
@@ -313,21 +313,7 @@ TraceEvent: TypeAlias = (
     | MemoryChanged
 )
 
-KINDS: Final[tuple[type[TraceEvent], ...]] = (
-    CallEnded,
-    CallServed,
-    StreamReceived,
-    StreamSent,
-    ReferenceChanged,
-    BackwardPassEnded,
-    BackwardSegmentEnded,
-    OptimizerStepEnded,
-    CollectiveEnded,
-    BucketReduced,
-    LinkChanged,
-    MembershipChanged,
-    MemoryChanged,
-)
+KINDS: Final[tuple[type[TraceEvent], ...]] = get_args(TraceEvent)
 
 
 def outcome_of(error: BaseException | None) -> str:

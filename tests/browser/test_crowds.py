@@ -152,7 +152,7 @@ def test_each_thing_of_a_crowd_has_a_name(
     assert all(after <= before + 1 for before, after in pairwise(levels))
     if view == "overview":
         found = [name for role, name, _ in nodes if role == "gridcell"]
-        assert found[0] == "from \\ to"  # the corner
+        assert "from \\ to" in found  # the corner
         assert len(found) == len(set(found)) == 1 + MATRIX_MAX**2
 
 

@@ -59,8 +59,9 @@ def entrance(
 ) -> GroupEntrance:
     """Return the group that a command means; blocks this thread.
 
-    ADDRESS or --run comes first, or both: a worker with the secret of the run; then the variable with an address, then the run that
-    this process is a part of, then the only run of this user.
+    ADDRESS or --run comes first, or both: a worker that has the secret of the run; then
+    the variable with an address, then the run that this process is a part of, then the
+    only run of this user.
 
     Raises:
         UsageError: no group is meant, or more than one.

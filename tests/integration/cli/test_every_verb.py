@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import fcntl
 import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import termios
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -156,6 +163,57 @@ async def test_the_other_tables_of_top_fit(
 ) -> None:
     _, output, _ = await told(capsys, "top", address, "--once", more)
     assert max(map(len, output.splitlines())) <= 80
+
+
+COLUMNS: Final = 80
+# Until when it is read: to the end, or a screen of what goes on.
+IN_TERMINAL: Final = {
+    ("stacks", "--internal"): b"",
+    ("why", "--after", "0", "--tree"): b"",
+    ("top",): b"made/s",
+    ("top", "--functions"): b"calls/s",
+}
+
+
+def read_terminal(address: str, arguments: tuple[str, ...], until: bytes) -> list[str]:
+    """Run a command in a terminal of 80 columns; return the lines that it writes."""
+    ours, theirs = os.openpty()
+    try:
+        try:
+            fcntl.ioctl(
+                theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, COLUMNS, 0, 0)
+            )
+            environment = {
+                one: it for one, it in os.environ.items() if one != "COLUMNS"
+            }
+            process = subprocess.Popen(
+                [sys.executable, "-m", "asyncrpc", *arguments, address],
+                stdin=subprocess.DEVNULL,
+                stdout=theirs,
+                env=environment,
+            )
+        finally:
+            os.close(theirs)
+        written = b""
+        with process:
+            while not until or until not in written or not written.endswith(b"\n"):
+                try:
+                    written += os.read(ours, 1 << 16)
+                except OSError:  # the command has ended
+                    break
+            process.kill()
+    finally:
+        os.close(ours)
+    return re.sub(r"\x1b\[[0-9;]*[A-Z]", "", written.decode()).splitlines()
+
+
+async def test_in_a_terminal_no_line_is_wider_than_that(address: str) -> None:
+    for arguments, until in IN_TERMINAL.items():
+        lines = await asyncio.to_thread(read_terminal, address, arguments, until)
+        assert lines, arguments
+        assert max(map(len, lines)) <= COLUMNS, (arguments, lines)
+        if arguments[0] != "why":
+            assert any(line.endswith("…") or "…" in line for line in lines), lines
 
 
 async def test_who_cannot_be_reached_is_another_exit_status(

@@ -187,7 +187,7 @@ def _events(recent: RecentEvents) -> Slices[tuple[list[dict[str, Any]], int]]:
     said = [
         {
             "at_s": known(wall_s - (recent.now_s - at_s)),
-            "kind": _KIND_WORDS[kind],
+            "kind": _SAYS[kind][0],
             "text": " ".join(_words(kind, one)),
         }
         for at_s, kind, one in found
@@ -195,26 +195,10 @@ def _events(recent: RecentEvents) -> Slices[tuple[list[dict[str, Any]], int]]:
     return said, count - len(said)
 
 
-_KIND_WORDS: Final = {
-    "calls": "call made",
-    "served": "call served",
-    "received": "stream received",
-    "sent": "stream sent",
-    "references": "reference",
-    "passes": "backward pass",
-    "segments": "backward segment",
-    "steps": "optimizer step",
-    "collectives": "collective",
-    "buckets": "bucket",
-    "links": "link",
-    "membership": "member",
-    "memory": "memory",
-}
-
-
 def _words(kind: str, one: Any) -> Iterator[str]:
     """Yield what an event says, in words."""
-    yield _SAYS[kind](one)
+    _, say = _SAYS[kind]
+    yield say(one)
     outcome = getattr(one, "outcome", _OK)
     if outcome != _OK:
         yield f"({outcome})"
@@ -237,24 +221,37 @@ def _changed_link(one: Any) -> str:
     return f"to {one.peer.name} {one.change}{reason}"
 
 
-_SAYS: Final[Mapping[str, Callable[[Any], str]]] = {
-    "calls": _made,
-    "served": _served,
-    "received": _made,
-    "sent": _served,
-    "references": lambda one: f"#{one.rref_id.serial} {one.change}",
-    "passes": _pass,
-    "segments": lambda one: f"of {one.nodes} nodes, begun by {one.root}",
-    "steps": lambda one: f"{one.optimizer} on {_listed(one.owners)}",
-    "collectives": lambda one: f"{one.operation} {one.number} of {one.group}",
-    "buckets": lambda one: f"{one.bucket}, {one.nbytes} bytes",
-    "links": _changed_link,
-    "membership": lambda one: f"{one.member.name} {one.change}",
-    "memory": lambda one: f"{one.what} {one.change}, {one.nbytes} bytes",
+# By field of `RecentEvents`: what such an event is called, and what it says.
+_SAYS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
+    "calls": ("call made", _made),
+    "served": ("call served", _served),
+    "received": ("stream received", _made),
+    "sent": ("stream sent", _served),
+    "references": ("reference", lambda one: f"#{one.rref_id.serial} {one.change}"),
+    "passes": ("backward pass", _pass),
+    "segments": (
+        "backward segment",
+        lambda one: f"of {one.nodes} nodes, begun by {one.root}",
+    ),
+    "steps": (
+        "optimizer step",
+        lambda one: f"{one.optimizer} on {_listed(one.owners)}",
+    ),
+    "collectives": (
+        "collective",
+        lambda one: f"{one.operation} {one.number} of {one.group}",
+    ),
+    "buckets": ("bucket", lambda one: f"{one.bucket}, {one.nbytes} bytes"),
+    "links": ("link", _changed_link),
+    "membership": ("member", lambda one: f"{one.member.name} {one.change}"),
+    "memory": (
+        "memory",
+        lambda one: f"{one.what} {one.change}, {one.nbytes} bytes",
+    ),
 }
 
 
-assert set(_SAYS) == set(_KIND_WORDS) == set(KIND_NAMES)  # each is said
+assert set(_SAYS) == set(KIND_NAMES)  # each is said
 
 
 def _listed(names: Sequence[str]) -> str:
