@@ -123,8 +123,8 @@ def main() -> None:
     given = parser.parse_args()
     size = given.processes * given.workers
     forking = multiprocessing.get_context("forkserver")
-    # Not this module: each process runs it anew, as its main module, and Python warns of
-    # one that is there already.
+    # Not this module: each process runs it anew, as its main module, and Python warns
+    # of one that is there already.
     forking.set_forkserver_preload(["asyncrpc.inspection.observer"])
     up = forking.Semaphore(0)
     with tempfile.TemporaryDirectory(prefix="asyncrpc-") as folder:
