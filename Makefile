@@ -160,6 +160,7 @@ property: $(STAMP) ## Test what must hold for every input, on new examples each 
 mutants: $(STAMP) ## Show that errors put into machines on purpose are noticed
 	$(RUN) -m tests.property.machines.mutants
 	$(RUN) -m tests.property.mutants_rref
+	$(RUN) -m tests.property.mutants_dashboard
 
 sim: $(STAMP) ## Test workers on virtual time; SCENARIO=churn SEED=7 WORKERS=1000: one run
 	$(if $(SCENARIO),$(RUN) -m tests.simulation --scenario $(SCENARIO) \
