@@ -39,13 +39,7 @@ from asyncrpc.inspection.records import (
 NODES_MAX: Final = 100  # of one slice of work: half a millisecond
 _PER_NODE: Final = 10  # members, or edges, that take as long as a node
 # Waits that end by themselves, or by what no worker is asked for.
-_ENDS_ALONE: Final = frozenset(
-    {
-        WaitKind.RUNS,
-        WaitKind.SLEEP,
-        WaitKind.SOCKET,
-    }
-)
+_ENDS_ALONE: Final = frozenset({WaitKind.RUNS, WaitKind.SLEEP, WaitKind.SOCKET})
 # A look at all workers takes less.  What has waited for longer at each of them, has
 # waited at one moment at all of them.
 SKEW_S: Final = 2.0
@@ -56,14 +50,8 @@ _OF_MEMBERS: Final = frozenset({WaitKind.ROUND, WaitKind.COLLECTIVE})
 # item that never comes a program may also wait at rest, for as long as it runs.
 _AT_REST: Final = frozenset({WaitKind.EVENT, WaitKind.ITEM, WaitKind.SOCKET})
 _NEVER_AT_REST: Final = _OF_MEMBERS | {
-    WaitKind.LOCK,
-    WaitKind.SEMAPHORE,
-    WaitKind.CONDITION,
-    WaitKind.BACKWARD,
-    WaitKind.REDUCTION,
-    WaitKind.TURN,
-    WaitKind.INBOUND,
-    WaitKind.IN_FLIGHT,
+    *(WaitKind.LOCK, WaitKind.SEMAPHORE, WaitKind.CONDITION, WaitKind.BACKWARD),
+    *(WaitKind.REDUCTION, WaitKind.TURN, WaitKind.INBOUND, WaitKind.IN_FLIGHT),
     WaitKind.DEVICE,
 }
 _NEEDS_ALL: Final = _OF_MEMBERS | {
@@ -375,11 +363,10 @@ def _stuck_in_slices(graph: AwaitGraph) -> Slices[set[Node]]:
     waiting, missing = yield from _needed(graph)
     free, going = deque[Node](), set[Node]()
     for some in parts_of(missing.items(), NODES_MAX):
-        free.extend(node for node, count in some if not count)
+        begin = [node for node, count in some if not count]
+        free.extend(begin)
+        going.update(begin)
         yield len(some)
-    for part in parts_of(tuple(free), NODES_MAX):
-        going.update(part)
-        yield len(part)
     passed = 0
     while free:
         waiters = waiting.get(free.popleft(), ())
