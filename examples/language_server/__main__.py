@@ -83,6 +83,13 @@ async def listening(app: web.Application, port: int) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
+async def joined(changes: asyncrpc.MemberChanges, name: str) -> None:
+    """Wait until a worker has joined."""
+    async for change in changes:
+        if change.member.name == name:
+            return
+
+
 async def serve(port: int) -> None:
     """Be the front until this process is told to end."""
     told = told_to_end()
@@ -95,6 +102,7 @@ async def serve(port: int) -> None:
             options=asyncrpc.Options(network=network),
         )
         async with worker, serving.Replicas(worker, REPLICAS) as replicas:
+            changes = worker.members_changed()
             processes, front = Processes(contact), Front(worker, replicas)
             app = web.Application(middlewares=[serving.middleware()])
             app.cleanup_ctx.append(serving.worker_context(worker))
@@ -103,6 +111,8 @@ async def serve(port: int) -> None:
                 for name in (*REPLICA_NAMES, TRAINER):
                     processes.start(name)
                 await replicas.wait_ready(len(REPLICA_NAMES), START_S)
+                async with asyncio.timeout(START_S):
+                    await joined(changes, TRAINER)
                 async with listening(app, port) as url:
                     looking = asyncio.create_task(front.look())
                     print(f"serving {url}", flush=True)

@@ -13,6 +13,7 @@ from aiohttp import web
 
 import asyncrpc
 from asyncrpc import serving
+from asyncrpc.errors import PublishError
 from examples.language_server.workers import (
     REPLICAS,
     TRAINER,
@@ -63,9 +64,9 @@ class Front:
         try:
             codes, length, boldness = self._asked(request.query)
         except KeyError as error:
-            return _refused(f"the query must have {error}")
+            return _refused(f"the query must have {error}", error)
         except ValueError as error:
-            return _refused(str(error))
+            return _refused(str(error), error)
         pieces = self._written(codes, length, boldness)
         return await serving.sse_response(request, pieces, end_event="end")
 
@@ -158,7 +159,10 @@ class Front:
     async def post_roll_back(self, _: web.Request) -> web.Response:
         """Serve the version before, and no new one until `publish`."""
         await self._worker.peer(TRAINER).call(let_publish, may=False)
-        served = sorted(set((await self._publisher.roll_back()).values()))
+        try:
+            served = sorted(set((await self._publisher.roll_back()).values()))
+        except PublishError as error:
+            return _refused(str(error), error, status=409)
         versions = ", ".join(map(str, served))
         return web.json_response({"message": f"Serving version {versions}"})
 
@@ -168,5 +172,6 @@ class Front:
         return web.json_response({"message": "New versions are served again"})
 
 
-def _refused(message: str) -> web.Response:
-    return web.json_response({"error": "ValueError", "message": message}, status=400)
+def _refused(message: str, error: Exception, status: int = 400) -> web.Response:
+    body = {"error": type(error).__name__, "message": message}
+    return web.json_response(body, status=status)
