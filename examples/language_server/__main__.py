@@ -29,7 +29,13 @@ from aiohttp import web
 import asyncrpc
 from asyncrpc import serving
 from examples.language_server.front import Front
-from examples.language_server.workers import REPLICAS, TRAINER, run_worker, told_to_end
+from examples.language_server.workers import (
+    FRONT,
+    REPLICAS,
+    TRAINER,
+    run_worker,
+    told_to_end,
+)
 
 REPLICA_NAMES = ("model-0", "model-1")
 START_S, END_S = 60.0, 10.0
@@ -97,8 +103,8 @@ async def serve(port: int) -> None:
         contact = f"uds://{Path(folder) / 'front'}"
         network = asyncrpc.NetworkOptions(listen=(contact,))
         worker = asyncrpc.Worker(
-            "front",
-            rendezvous={"front": contact},
+            FRONT,
+            rendezvous={FRONT: contact},
             options=asyncrpc.Options(network=network),
         )
         async with worker, serving.Replicas(worker, REPLICAS) as replicas:

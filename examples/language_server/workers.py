@@ -23,7 +23,7 @@ from examples.language_server.writer import (
     WrittenText,
 )
 
-REPLICAS, TRAINER = "model-*", "trainer"
+FRONT, REPLICAS, TRAINER = "front", "model-*", "trainer"
 SLOTS = 16  # texts in a step of a replica
 WAITING_MAX, MAX_QUEUE_AGE_S = 64, 10.0
 READ_S = 3.0  # that a client has to take characters, before its place is given away
@@ -38,11 +38,18 @@ def new_model() -> Writer:
 
 
 def told_to_end() -> asyncio.Event:
-    """Return what is set once this process is told to end."""
+    """Return an event that is set once this process is told to end."""
     told, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
     return told
+
+
+async def left_by_front(worker: asyncrpc.Worker, told: asyncio.Event) -> None:
+    """Wait until the front is gone, which nobody else would tell; then end as well."""
+    async for change in worker.members_changed():
+        if change.member.name == FRONT and change.kind in {"left", "lost"}:
+            told.set()
 
 
 # --- a replica -----------------------------------------------------------------------
@@ -105,9 +112,11 @@ async def replicate(name: str, where: asyncrpc.JoinRendezvous) -> None:
         Replica.batcher,
         serving.Replica(worker, model=served, ready=False) as replica,
     ):
+        watching = asyncio.create_task(left_by_front(worker, told))
         await serving.catch_up(served, REPLICAS)
         replica.make_ready()
         await told.wait()
+        watching.cancel()
 
 
 # --- the trainer ---------------------------------------------------------------------
@@ -140,6 +149,7 @@ async def train(name: str, where: asyncrpc.JoinRendezvous) -> None:
     learner = Learner(model, Alphabet(text := ALICE.read_text("utf-8")).encode(text))
     async with asyncrpc.Worker(name, rendezvous=where) as worker:
         publisher = serving.Publisher(worker, REPLICAS)
+        watching = asyncio.create_task(left_by_front(worker, told))
         while not told.is_set():
             for _ in range(STEPS):
                 Training.perplexity = await asyncio.to_thread(learner.learn)
@@ -150,6 +160,7 @@ async def train(name: str, where: asyncrpc.JoinRendezvous) -> None:
                     await publisher.publish(model)
                 except asyncrpc.AsyncRpcError as error:
                     print(f"version not published: {error}", flush=True)
+        watching.cancel()
 
 
 def run_worker(name: str, contact: str) -> None:

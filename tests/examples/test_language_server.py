@@ -40,3 +40,18 @@ def test_it_streams_a_text_and_ends_in_order() -> None:
             assert process.wait(PROGRAM_S) == 0
         finally:
             process.kill()
+
+
+@pytest.mark.slow
+def test_all_end_when_the_front_is_killed() -> None:
+    command = [sys.executable, "-m", "examples.language_server", "--port", "0"]
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert any("serving " in line for line in process.stdout)
+            process.kill()
+            process.stdout.read()  # to its end: the others hold it, too
+        finally:
+            process.kill()
