@@ -1,14 +1,16 @@
-"""A language model of characters: how it learns, and how it writes many texts at once."""
+"""A language model of characters: how it learns, and how it writes many texts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
+
+from asyncrpc import serving
 
 ALICE = Path(__file__).parent.parent / "data" / "alice.txt"
 WIDTH, HIDDEN = 32, 192
@@ -21,7 +23,9 @@ class Alphabet:
 
     def __init__(self, text: str) -> None:
         self.characters = sorted(set(text))
-        self._codes = {character: code for code, character in enumerate(self.characters)}
+        self._codes = {
+            character: code for code, character in enumerate(self.characters)
+        }
 
     def encode(self, text: str) -> list[int]:
         """Return the codes of a text.
@@ -80,7 +84,7 @@ class Learner:
             scores.flatten(0, 1), self._next[:, part].flatten()
         )
         self._optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         self._optimizer.step()
         self._at, self._state = self._at + LENGTH, state.detach()
@@ -105,54 +109,66 @@ class Prompt:
     seed: int
 
 
+@dataclass(frozen=True)
+class Piece:
+    """What a step writes of one text: a character, and the version that chose it."""
+
+    code: int
+    version: int
+
+
 class WrittenText:
-    """One text that is being written."""
+    """One text that is being written, to its end by the version that began it."""
 
-    def __init__(self, prompt: Prompt, state: torch.Tensor, scores: torch.Tensor) -> None:
-        self._chance = torch.Generator().manual_seed(prompt.seed)
-        self._boldness = prompt.boldness
+    def __init__(self, prompt: Prompt, current: serving.ServedVersion[Writer]) -> None:
+        self.model, self.version = current.model, current.number
         self.left = prompt.length
-        self.state = state  # (1, 1, hidden), after all but the last character
-        self.code = self._drawn(scores)
+        self._boldness = prompt.boldness
+        self._chance = torch.Generator().manual_seed(prompt.seed)
+        scores, state = self.model(torch.tensor([prompt.codes[-READ_MAX:]]))
+        self.take(state, scores[0, -1])
 
-    def go_on(self, state: torch.Tensor, scores: torch.Tensor) -> None:
-        """Draw the next character from its scores, `(characters,)`."""
-        self.state, self.code = state, self._drawn(scores)
+    def take(self, state: torch.Tensor, scores: torch.Tensor) -> None:
+        """Choose the next character by its scores, `(characters,)`.
 
-    def _drawn(self, scores: torch.Tensor) -> int:
+        Args:
+            state: `(1, 1, hidden)`, after the characters before it.
+            scores: of all characters.
+        """
         odds = torch.softmax(scores / self._boldness, dim=0)
-        return int(torch.multinomial(odds, 1, generator=self._chance))
+        self.code = int(torch.multinomial(odds, 1, generator=self._chance))
+        self.state = state
 
 
 class WriterSequences:
     """The model as a `ContinuousBatcher` uses it: a step writes a character of each."""
 
-    def __init__(self, model: Writer) -> None:
-        self._model = model
+    def __init__(self, served: serving.ServedModel[Writer]) -> None:
+        self._served = served
 
     @torch.inference_mode()
     def enter(self, prompts: list[Prompt]) -> list[WrittenText]:
-        """Read the prompts."""
-        made = []
-        for prompt in prompts:
-            scores, state = self._model(torch.tensor([prompt.codes[-READ_MAX:]]))
-            made.append(WrittenText(prompt, state, scores[0, -1]))
-        return made
+        """Read the prompts, by the version that is served now."""
+        with self._served.batch() as current:
+            return [WrittenText(prompt, current) for prompt in prompts]
 
     @torch.inference_mode()
-    def step(self, texts: list[WrittenText]) -> Sequence[tuple[list[int], bool]]:
+    def step(self, texts: list[WrittenText]) -> list[tuple[list[Piece], bool]]:
         """Write one character of each text."""
-        written = [text.code for text in texts]
+        written = [Piece(text.code, text.version) for text in texts]
+        by_version = defaultdict(list)
         for text in texts:
             text.left -= 1
-        going_on = [text for text in texts if text.left > 0]
-        if going_on:
-            codes = torch.tensor([[text.code] for text in going_on])
-            states = torch.cat([text.state for text in going_on], dim=1)
-            scores, states = self._model(codes, states)
-            for number, text in enumerate(going_on):
-                text.go_on(states[:, number : number + 1], scores[number, 0])
-        return [([code], text.left <= 0) for code, text in zip(written, texts, strict=True)]
+            if text.left > 0:
+                by_version[text.version].append(text)
+        for group in by_version.values():
+            codes = torch.tensor([[text.code] for text in group])
+            states = torch.cat([text.state for text in group], dim=1)
+            scores, states = group[0].model(codes, states)
+            for number, text in enumerate(group):
+                text.take(states[:, number : number + 1], scores[number, 0])
+        ends = (text.left <= 0 for text in texts)
+        return [([piece], ended) for piece, ended in zip(written, ends, strict=True)]
 
     def leave(self, text: WrittenText) -> None:
-        """Nothing is kept of a text that is over."""
+        """Keep nothing of a text that is over."""

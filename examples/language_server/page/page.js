@@ -2,6 +2,8 @@
 
 const at = (id) => document.getElementById(id);
 
+const RATE_SHOWN_MS = 200; // before, it says little
+
 let writing = null; // an AbortController while the model writes
 
 function showButtons() {
@@ -62,6 +64,7 @@ class Progress {
       say(at("outcome"), data.moved ? "The replica was lost; this one goes on" : "Writing");
     }
     if (event === "error") throw new Error(data.message);
+    if (event === "end") this.showRate(performance.now());
     return event === "end";
   }
 
@@ -73,8 +76,12 @@ class Progress {
     }
     this.characters += text.length;
     at("text").lastChild.textContent += text;
-    const tookS = (nowMs - this.firstMs) / 1000;
-    if (tookS > 0.2) at("rate").textContent = Math.round(this.characters / tookS);
+    if (nowMs - this.firstMs > RATE_SHOWN_MS) this.showRate(nowMs);
+  }
+
+  showRate(nowMs) {
+    const tookMs = nowMs - this.firstMs;
+    if (tookMs > 0) at("rate").textContent = Math.round((1000 * this.characters) / tookMs);
   }
 }
 
@@ -124,21 +131,25 @@ function follow() {
   events.addEventListener("error", () => say(at("connection"), "No connection to the server", true));
 }
 
-async function rollBack() {
-  at("roll-back").disabled = true;
+// Ask for something by a button, and say what came of it.
+async function order(button, path) {
+  button.disabled = true;
   try {
-    const response = await fetch("roll-back", { method: "POST" });
+    const response = await fetch(path, { method: "POST" });
     const { message } = await response.json();
-    say(at("rolled-back"), message, !response.ok);
+    say(at("ordered"), message, !response.ok);
   } catch {
-    say(at("rolled-back"), "No connection to the server", true);
+    say(at("ordered"), "No connection to the server", true);
   } finally {
-    at("roll-back").disabled = false;
+    button.disabled = false;
   }
 }
 
 at("prompt-form").addEventListener("submit", write);
 at("stop").addEventListener("click", () => writing?.abort());
-at("roll-back").addEventListener("click", rollBack);
+for (const path of ["roll-back", "publish"]) {
+  const button = at(path);
+  button.addEventListener("click", () => order(button, path));
+}
 showButtons();
 follow();
