@@ -109,7 +109,11 @@ class Parts:
             self.functions, may_run_on_loop=options.limits.on_loop_bytes_max > 0
         )
         self.calls = CallStarter(self.lifecycle, self.functions, options)
-        self.admission = CallAdmission(self.lifecycle, options.limits.inbound_calls_max)
+        self.admission = CallAdmission(
+            self.lifecycle,
+            options.limits.inbound_calls_max,
+            lambda: self.recorder.now_s(),  # noqa: PLW0108  (a simulation has another)
+        )
         self.services = Services()
         self.references: References | None = None
         self.propagators: list[Propagator] = []
