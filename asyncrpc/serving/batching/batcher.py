@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +45,13 @@ from asyncrpc.serving.batching.queue_arguments import (
     hashable,
     name_of,
 )
-from asyncrpc.serving.batching.statistics import EndCounts, QueueStats, stats_of
+from asyncrpc.serving.batching.statistics import (
+    EndCounts,
+    QueueStats,
+    figures_of,
+    show,
+    stats_of,
+)
 from asyncrpc.serving.batching.wake_timer import WakeTimer
 
 A = TypeVar("A")
@@ -191,6 +197,7 @@ class Batcher(Generic[A, B]):
         for items in self._warm_up:
             await self._function(list(items))  # the program's function ends it
         self._loop = loop
+        self._hide = show(self._name, self._figures, self._context)
         return self
 
     async def __aexit__(
@@ -211,6 +218,7 @@ class Batcher(Generic[A, B]):
                 while self._running:
                     await asyncio.wait(self._running)  # the program's function ends
         finally:
+            self._hide()
             await self._abort()
 
     async def __call__(
@@ -266,6 +274,9 @@ class Batcher(Generic[A, B]):
         running = sum(len(one.members) for one in tuple(self._running.values()))
         now_s = 0.0 if self._loop is None else self._loop.time()
         return stats_of(self._queue, self._ends, running, now_s)
+
+    def _figures(self) -> Mapping[str, float]:
+        return figures_of(self.stats())
 
     # --- coming and going ------------------------------------------------------------
 

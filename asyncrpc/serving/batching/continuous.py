@@ -46,6 +46,8 @@ from asyncrpc.serving.batching.sequence_driver import SequenceDriver
 from asyncrpc.serving.batching.sequence_model import SequenceModel
 from asyncrpc.serving.batching.statistics import (
     GenerationStats,
+    figures_of,
+    show,
     stats_of,
 )
 
@@ -203,6 +205,7 @@ class ContinuousBatcher(Generic[R, S, T]):
         self._loop = loop
         work = self._driver.work(self._thread)
         self._task = loop.create_task(work, context=context)
+        self._hide = show(self._name, lambda: figures_of(self.stats()), context)
         return self
 
     async def __aexit__(
@@ -222,6 +225,7 @@ class ContinuousBatcher(Generic[R, S, T]):
             if error is None:
                 await asyncio.wait([self._task])  # `pause_max_s` and the model end it
         finally:
+            self._hide()
             self._task.cancel()
             await asyncio.wait([self._task])
             await self._thread.close()

@@ -34,7 +34,13 @@ from asyncrpc.serving.batching.queue_arguments import (
     check_request,
     chosen_name,
 )
-from asyncrpc.serving.batching.statistics import EndCounts, QueueStats, stats_of
+from asyncrpc.serving.batching.statistics import (
+    EndCounts,
+    QueueStats,
+    figures_of,
+    show,
+    stats_of,
+)
 from asyncrpc.serving.batching.wake_timer import WakeTimer
 
 _NO_CONTEXT: Final = contextvars.Context()  # the queue is nobody's
@@ -68,7 +74,10 @@ class Limiter:
         priority_step_s: float = PRIORITY_STEP_S,
         name: str | None = None,
     ) -> None:
-        """Describe a limiter; it belongs to the event loop that uses it first.
+        """Describe a limiter.
+
+        It belongs to the event loop that uses it first; the worker that is current then
+        shows its figures among its metrics.
 
         Args:
             running_max: blocks that may run at the same time.
@@ -153,6 +162,8 @@ class Limiter:
         loop = loop_for("a Limiter")
         if self._loop is None:
             self._loop = loop
+            context = contextvars.copy_context()
+            show(self._name, lambda: figures_of(self.stats()), context)
         if loop is not self._loop:
             raise UsageError("the Limiter belongs to another event loop than this")
         check_request(priority, client)
