@@ -22,7 +22,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from asyncrpc.arguments import check_callable, check_count, check_duration
+from asyncrpc.arguments import check_callable, check_choice, check_count, check_duration
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import NotStartedError, Outcome, RejectedError, UsageError
 from asyncrpc.runtime.calls.context import current_worker_var, deadline_var
@@ -35,8 +35,10 @@ from asyncrpc.serving.batching.machine.batches import BatchLimits, BatchQueue
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
 from asyncrpc.serving.batching.machine.overload import DropReason, QueueLimits
 from asyncrpc.serving.batching.queue_arguments import (
+    OVERFLOWS,
     PRIORITY_STEP_S,
     WAITING_MAX,
+    Overflow,
     batches_of,
     check_queue,
     check_request,
@@ -113,6 +115,7 @@ class Batcher(Generic[A, B]):
         bucket: Callable[[A], Hashable] | None = None,
         max_queue_age_s: float | None = None,
         standing_queue_age_s: float | None = None,
+        overflow: Overflow = "newest",
         priority_step_s: float = PRIORITY_STEP_S,
         warm_up: Sequence[Sequence[A]] = (),
         name: str | None = None,
@@ -141,6 +144,9 @@ class Batcher(Generic[A, B]):
                 most.  None: no limit.
             standing_queue_age_s: the same while the queue has not been empty for
                 `max_queue_age_s`: short, so that it is long for bursts alone.
+            overflow: which item is rejected when too much waits: the "newest" one, at
+                once, or the "oldest" one, of the client with the most, so that what is
+                served has waited the least.
             priority_step_s: each step of priority is a head start of so many seconds.
             warm_up: batches that the function is called with before any request, to
                 compile what it needs; nobody gets their answers.
@@ -158,6 +164,7 @@ class Batcher(Generic[A, B]):
         check_callable("size_of", size_of)
         checked_callable("bucket", bucket)
         check_queue(waiting_max, max_queue_age_s, standing_queue_age_s, priority_step_s)
+        check_choice("overflow", overflow, OVERFLOWS)
         self._function = function
         self._batch = BatchLimits(max_size, max_wait_s, max_bytes)
         self._size_of = size_of
@@ -173,6 +180,7 @@ class Batcher(Generic[A, B]):
                 max_age_s=max_queue_age_s,
                 standing_age_s=standing_queue_age_s,
                 priority_step_s=priority_step_s,
+                evicts_oldest=overflow == "oldest",
             ),
         )
         self._queue = self._batches.queue
@@ -306,12 +314,9 @@ class Batcher(Generic[A, B]):
             size=size,
             cost=self._batch.cost_of(size),
         )
-        refusal = self._queue.refusal(request, now_s)
-        if refusal is not None:
-            raise refusals.refused(refusal)
         if (tracer := self._tracer) is not None:
             request.what.trace = tracer.here()
-        evicted = self._queue.add(request)
+        evicted = refusals.admitted(self._queue, request, now_s)
         if evicted is not None:
             self._drop(evicted, DropReason.EVICTED, now_s)
         self._pump()

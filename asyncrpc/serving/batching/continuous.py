@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
-from asyncrpc.arguments import check_callable, check_count, check_flag
+from asyncrpc.arguments import check_callable, check_choice, check_count, check_flag
 from asyncrpc.errors import (
     NotStartedError,
     UsageError,
@@ -33,8 +33,10 @@ from asyncrpc.serving.batching.machine.sequences import (
 )
 from asyncrpc.serving.batching.model_thread import ModelThread
 from asyncrpc.serving.batching.queue_arguments import (
+    OVERFLOWS,
     PRIORITY_STEP_S,
     WAITING_MAX,
+    Overflow,
     batches_of,
     check_age,
     check_queue,
@@ -92,6 +94,7 @@ class ContinuousBatcher(Generic[R, S, T]):
         waiting_max: int = WAITING_MAX,
         max_queue_age_s: float | None = None,
         standing_queue_age_s: float | None = None,
+        overflow: Overflow = "newest",
         priority_step_s: float = PRIORITY_STEP_S,
         warm_up: Sequence[Sequence[R]] = (),
         in_thread: bool = True,
@@ -120,6 +123,9 @@ class ContinuousBatcher(Generic[R, S, T]):
                 longer, by the measured rate, is rejected.  None: no limit.
             standing_queue_age_s: the same while the queue has not been empty for
                 `max_queue_age_s`.
+            overflow: which request is rejected when too much waits: the "newest" one,
+                at once, or the "oldest" one, of the client with the most, so that what
+                is served has waited the least.
             priority_step_s: each step of priority is a head start of so many seconds.
             warm_up: requests that are run before any other, those of one inner list
                 together, for 32 steps or until they end.
@@ -145,6 +151,7 @@ class ContinuousBatcher(Generic[R, S, T]):
         check_count("items_max", items_max, at_least=1)
         check_age("pause_max_s", pause_max_s)
         check_queue(waiting_max, max_queue_age_s, standing_queue_age_s, priority_step_s)
+        check_choice("overflow", overflow, OVERFLOWS)
         check_flag("in_thread", in_thread)
         self._memory_max = memory_max
         self._memory_of = memory_of
@@ -163,6 +170,7 @@ class ContinuousBatcher(Generic[R, S, T]):
                     max_age_s=max_queue_age_s,
                     standing_age_s=standing_queue_age_s,
                     priority_step_s=priority_step_s,
+                    evicts_oldest=overflow == "oldest",
                     whole_turns=False,
                 )
             ),

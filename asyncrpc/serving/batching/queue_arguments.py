@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from asyncrpc.arguments import (
     check_above,
@@ -17,6 +17,8 @@ from asyncrpc.errors import UsageError
 
 WAITING_MAX: Final = 1024  # about a second of load for a batch of 32 in 30 ms
 PRIORITY_STEP_S: Final = 1.0  # what is less important waits for a second more
+Overflow: TypeAlias = Literal["newest", "oldest"]
+OVERFLOWS: Final = ("newest", "oldest")
 PRIORITY_MAX: Final = 100  # more levels than programs tell apart; each one is looked at
 NAME_CHARACTERS_MAX: Final = 100
 

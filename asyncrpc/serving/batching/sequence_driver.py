@@ -96,11 +96,7 @@ class SequenceDriver(Generic[R, S, T]):
         Raises:
             OverloadedError: too many wait, or it would wait too long.
         """
-        queued = generation.queued
-        refusal = self.queue.refusal(queued, now_s)
-        if refusal is not None:
-            raise refusals.refused(refusal)
-        evicted = self.queue.add(queued)
+        evicted = refusals.admitted(self.queue, generation.queued, now_s)
         if evicted is not None:
             self._drop(evicted, DropReason.EVICTED, now_s)
         self._wanted.set()

@@ -142,7 +142,7 @@ async def test_a_full_queue_makes_room_for_a_client_without_a_place() -> None:
         await asyncio.sleep(0)
         asked.append(asyncio.ensure_future(batched(3, client="b")))
         await asyncio.wait(asked[2:3])
-        with pytest.raises(OverloadedError, match="had a better right") as caught:
+        with pytest.raises(OverloadedError, match="gave way to another") as caught:
             asked[2].result()
         assert caught.value.outcome is Outcome.NOT_EXECUTED
         with pytest.raises(OverloadedError, match="waiting_max"):
@@ -151,6 +151,23 @@ async def test_a_full_queue_makes_room_for_a_client_without_a_place() -> None:
         assert await ends(*asked) == [0, 1, "OverloadedError", 3]
         stats = batched.stats()
     assert (stats.evicted, stats.refused, stats.answered) == (1, 1, 3)
+
+
+async def test_the_oldest_makes_room_if_the_program_wants_it_so() -> None:
+    hold = asyncio.Event()
+
+    async def held(items: list[Any]) -> list[Any]:
+        await hold.wait()
+        return items
+
+    async with Batcher(held, 1, 0.0, waiting_max=2, overflow="oldest") as batched:
+        asked = asyncio.gather(
+            ends(*map(batched, range(6))),
+        )
+        await asyncio.sleep(0)
+        hold.set()
+        (found,) = await asked
+    assert found == [0, *["OverloadedError"] * 3, 4, 5]
 
 
 @pytest.mark.parametrize("priority", [101, -101, 1.0, True])
@@ -342,6 +359,7 @@ async def test_what_waits_and_runs_is_told() -> None:
             "at most max_queue_age_s",
         ),
         ({"priority_step_s": -1}, "priority_step_s must be"),
+        ({"overflow": "all"}, "overflow must be 'newest' or 'oldest'"),
         ({"warm_up": [[]]}, "must have 1 to 2 items"),
         ({"warm_up": [[1, 2, 3]]}, "must have 1 to 2 items"),
         ({"warm_up": [1]}, "each of warm_up must be"),

@@ -241,6 +241,20 @@ class TestRoom:
         line.add("z", client="b", bucket=1)
         assert line.queue.to_evict(0, "c") is last
 
+    def test_the_oldest_gives_way_to_all_but_those_of_less_importance(
+        self, line: Line
+    ) -> None:
+        queue = line.queue
+        assert queue.to_evict(0, "a", oldest=True) is None
+        first, *_ = [line.add(name, client="a", bucket=name) for name in "xyz"]
+        other = line.add("b", client="b")
+        assert queue.to_evict(0, "a", oldest=True) is first
+        assert queue.to_evict(0, "b", oldest=True) is first
+        assert queue.to_evict(0, "c", oldest=True) is first
+        assert queue.to_evict(-1, "a", oldest=True) is None
+        line.add("b", client="b")
+        assert queue.to_evict(0, "b", oldest=True) is other, "it has its share"
+
     def test_what_is_less_important_gives_way(self, line: Line) -> None:
         line.add("a")
         low = line.add("b")
