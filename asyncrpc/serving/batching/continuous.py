@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
-from asyncrpc.arguments import check_callable, check_choice, check_count, check_flag
+from asyncrpc.arguments import check_choice, check_count, check_flag
 from asyncrpc.errors import (
     NotStartedError,
     UsageError,
@@ -39,6 +39,7 @@ from asyncrpc.serving.batching.queue_arguments import (
     Overflow,
     batches_of,
     check_age,
+    check_model,
     check_queue,
     check_request,
     checked_callable,
@@ -136,8 +137,7 @@ class ContinuousBatcher(Generic[R, S, T]):
         Raises:
             UsageError: an argument is of another kind, or out of its range.
         """
-        for method in ("enter", "step", "leave"):
-            check_callable(f"model.{method}", getattr(model, method, None))
+        check_model(model)
         check_count("slots", slots, at_least=1)
         checked_callable("memory_of", memory_of)
         if (memory_max is None) is not (memory_of is None):

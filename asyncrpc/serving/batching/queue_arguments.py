@@ -113,3 +113,15 @@ def checked_callable(name: str, value: Callable[..., Any] | None) -> None:
     """Raise UsageError unless an argument can be called, or is None."""
     if value is not None and not callable(value):
         raise wrong(name, "callable, or None", value)
+
+
+def check_model(model: object) -> None:
+    """Raise UsageError unless an object has the functions of a `SequenceModel`."""
+    for method in ("enter", "step", "leave"):
+        try:
+            found = getattr(model, method, None)
+        except Exception:  # noqa: BLE001  (the object's own code)
+            found = None
+        if not callable(found):
+            wanted = "an object with functions `enter`, `step` and `leave`"
+            raise wrong("model", wanted, model)

@@ -454,7 +454,9 @@ async def test_errors_name_what_is_wrong() -> None:
 def test_wrong_arguments_are_named(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         ContinuousBatcher(Counter(), **{"slots": 2, **wrong})
-    with pytest.raises(UsageError, match=r"model\.enter must be callable"):
+    with pytest.raises(
+        UsageError, match="model must be an object with functions `enter`"
+    ):
         ContinuousBatcher(3, 1)  # type: ignore[arg-type]
 
 
