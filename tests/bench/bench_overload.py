@@ -120,7 +120,10 @@ async def measure(
     client = HttpClient(http_port)
 
     async def by_http() -> bool:
-        return await client.ask("/") == 200
+        try:
+            return await client.ask("/") == 200
+        except OSError:  # a reset connection is no answer
+            return False
 
     async def by_call() -> bool:
         try:

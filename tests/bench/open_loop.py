@@ -21,6 +21,7 @@ from asyncrpc.clock import now_s
 
 Ask = Callable[[], Awaitable[bool]]  # returns whether it was answered, or refused
 
+CONNECTIONS_MAX: Final = 512  # fewer than may wait to be accepted
 SETTLING_S: Final = 1.0  # what is due in it does not count
 
 
@@ -113,8 +114,8 @@ class _Connection(asyncio.Protocol):
         length = head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]
         if len(body) >= int(length):
             self._received = b""
-            assert self.answer is not None
-            self.answer.set_result(int(head[9:12]))
+            if self.answer is not None and not self.answer.done():
+                self.answer.set_result(int(head[9:12]))
 
 
 class HttpClient:
@@ -124,15 +125,17 @@ class HttpClient:
         self._port = port
         self._idle: deque[_Connection] = deque()
         self._all: list[_Connection] = []
+        self._free = asyncio.Semaphore(CONNECTIONS_MAX)
 
     async def ask(self, path: str) -> int:
         """Return the status of the answer to a GET."""
         loop = asyncio.get_running_loop()
-        one = await self._connection()
-        one.answer = loop.create_future()
-        one.transport.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        status = await one.answer
-        self._idle.append(one)
+        async with self._free:
+            one = await self._connection()
+            one.answer = loop.create_future()
+            one.transport.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            status = await one.answer
+            self._idle.append(one)
         return status
 
     async def _connection(self) -> _Connection:

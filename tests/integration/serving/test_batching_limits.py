@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrpc import Outcome, RejectedError, UsageError, deadline
+from asyncrpc import Outcome, RejectedError, UsageError, deadline, expose
 from asyncrpc.errors import DeadlineExceededError, OverloadedError
 from asyncrpc.serving import Batcher
+from asyncrpc.testing import Cluster
 from asyncrpc.testing.loop import SimLoop
 
 FOREVER_S = 60.0
@@ -36,6 +37,15 @@ async def ends(*asked: Any) -> list[Any]:
     return [
         type(one).__name__ if isinstance(one, BaseException) else one for one in found
     ]
+
+
+# What runs on another worker, by name; workers of a test share its process.
+batchers: dict[str, Batcher[int, int]] = {}
+
+
+@expose
+async def predict(name: str, number: int) -> int:
+    return await batchers[name](number)
 
 
 # --- single errors -------------------------------------------------------------------
@@ -100,9 +110,10 @@ async def test_a_batch_has_one_bucket() -> None:
 
 
 async def test_a_bucket_must_be_hashable() -> None:
-    async with Batcher(Model(), 2, 0.0, bucket=lambda one: [one]) as batched:
+    listed: Any = list
+    async with Batcher(Model(), 2, 0.0, bucket=listed) as batched:
         with pytest.raises(UsageError, match="what bucket returns must be hashable"):
-            await batched(1)
+            await batched("1")
 
 
 # --- priorities and clients ----------------------------------------------------------
@@ -314,6 +325,35 @@ class TestInVirtualTime:
             assert await batched(1) == 1
         stats = batched.stats()
         assert (stats.answered, stats.turns) == (1, 1)
+
+
+async def test_the_deadline_of_a_caller_on_another_worker_counts() -> None:
+    """Its item is taken out, and what refuses it tells the caller when to come."""
+    hold = asyncio.Event()
+    model = Model()
+
+    async def held(items: list[int]) -> list[int]:
+        await hold.wait()
+        return await model(items)
+
+    async with Cluster(2) as (a, _):
+        peer = a.peer("b")
+        async with Batcher(held, 1, 0.0, waiting_max=1) as batched:
+            batchers["remote"] = batched
+            first = a.parts.start_call("b", predict, ("remote", 0))
+            with pytest.raises(DeadlineExceededError):
+                await peer.using(timeout_s=0.05).call(predict, "remote", 1)
+            assert batched.waiting == 0
+            second = a.parts.start_call("b", predict, ("remote", 2))
+            with pytest.raises(OverloadedError, match="waiting_max") as caught:
+                await peer.call(predict, "remote", 3)
+            assert caught.value.retry_after_s > 0
+            # `predict` has run, and its item has not.
+            assert caught.value.outcome is Outcome.EXECUTED
+            hold.set()
+            assert [await first, await second] == [0, 2]
+        del batchers["remote"]
+    assert model.batches == [[0], [2]]
 
 
 async def test_a_warm_up_that_fails_is_told() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import aclosing
 from typing import Any
 
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.openmetrics import parser
 
 from asyncrpc import observability
 from asyncrpc.serving import Batcher, ContinuousBatcher, Limiter
@@ -17,10 +17,11 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 def read(metrics: observability.Metrics) -> dict[tuple[str, ...], float]:
+    parse: Any = parser.text_string_to_metric_families
     text = metrics.text(OPENMETRICS).body.decode()
     return {
         (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(text)
+        for family in parse(text)
         for sample in family.samples
         if "queue" in sample.labels
     }

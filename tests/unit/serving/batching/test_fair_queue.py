@@ -17,11 +17,13 @@ class Line:
 
     def __init__(self) -> None:
         self.queue: FairQueue[str] = FairQueue(STEP_S)
+        self.all_of: list[QueuedRequest[str]] = []
         self.now_s = 0.0
 
     def add(self, name: str, client: Hashable = None, **given: Any) -> Any:
         request = QueuedRequest(name, self.now_s, client=client, **given)
         self.queue.add(request)
+        self.all_of.append(request)
         return request
 
     def take(self, count: int, size: int | None = None, bucket: Any = None) -> str:
@@ -262,7 +264,6 @@ class TestRoom:
         assert line.queue.to_evict(1, None) is low
         assert line.queue.to_evict(0, None) is None
         assert line.queue.to_evict(-1, None) is None
-        line.queue.remove(low)
 
 
 def test_what_waits_is_told(line: Line) -> None:
@@ -272,8 +273,8 @@ def test_what_waits_is_told(line: Line) -> None:
     line.add("b")
     assert queue.oldest is first
     assert (len(queue), first in queue) == (2, True)
-    queue.remove(first)
+    line.queue.remove(line.all_of[0])
     assert [one.what for one in queue] == ["b"]
     assert first not in queue
     with pytest.raises(KeyError):
-        queue.remove(first)
+        line.queue.remove(line.all_of[0])
