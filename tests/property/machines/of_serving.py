@@ -204,11 +204,6 @@ and it cannot enter:
                     "            pass\n",
                 ),
                 Guard(
-                    "who-comes-back-has-no-debt",
-                    "            share.tag = max(share.tag, self.clock)\n",
-                    "            share.tag = self.clock\n",
-                ),
-                Guard(
                     "the-clock-stands",
                     "self.clock = max(self.clock + cost / self.clients, share.tag)",
                     "self.clock = max(self.clock, share.tag)",

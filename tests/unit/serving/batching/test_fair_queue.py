@@ -70,9 +70,10 @@ class TestOrder:
         assert line.take(9) == "AbbAbbAbb"
 
     def test_a_client_that_comes_back_has_saved_nothing(self, line: Line) -> None:
-        for _ in range(8):
+        line.add("b", client=2)
+        for _ in range(12):
             line.add("A", client=1)
-        assert line.take(4) == "AAAA"
+        assert line.take(9) == "bAAAAAAAA"
         for _ in range(4):
             line.add("b", client=2)
         taken = line.take(8)
@@ -92,6 +93,19 @@ class TestOrder:
             taken += line.take(1)
         counts = {name: taken.count(name) for name in "aBC"}
         assert max(counts.values()) - min(counts.values()) <= 1
+
+    def test_a_client_that_comes_back_still_owes_what_it_was_given(
+        self, line: Line
+    ) -> None:
+        """Its requests are large, and it has one at a time."""
+        for _ in range(100):
+            line.add("b", client="b", cost=0.125)
+        given = {"A": 0.0, "b": 0.0}
+        for _ in range(80):
+            if "A" not in [str(one.what) for one in line.queue]:
+                line.add("A", client="A")
+            given[line.take(1)] += 1.0
+        assert abs(given["A"] - given["b"] * 0.125) <= 2.0
 
     def test_ever_new_clients_do_not_starve_one_that_waits(self, line: Line) -> None:
         for _ in range(10):
