@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import pytest
 import torch
+from aiohttp import web
 
-from asyncrpc import Outcome, RejectedError, UsageError, deadline, expose
+from asyncrpc import (
+    Outcome,
+    RejectedError,
+    UsageError,
+    deadline,
+    expose,
+    serving,
+)
 from asyncrpc.errors import DeadlineExceededError, OverloadedError
 from asyncrpc.serving import Batcher
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.loop import SimLoop
+from tests.integration.serving.conftest import Group, Serving
 
 FOREVER_S = 60.0
 
@@ -354,6 +365,46 @@ async def test_the_deadline_of_a_caller_on_another_worker_counts() -> None:
             assert [await first, await second] == [0, 2]
         del batchers["remote"]
     assert model.batches == [[0], [2]]
+
+
+async def test_over_http_too_much_is_503_with_the_time_to_come_again(
+    group: Group, serving_app: Serving
+) -> None:
+    hold = asyncio.Event()
+    is_held = asyncio.Event()
+
+    async def held(items: list[int]) -> list[int]:
+        is_held.set()
+        await hold.wait()
+        return items
+
+    batched = Batcher(held, 1, 0.0, waiting_max=1)
+
+    async def enter(app: web.Application) -> AsyncIterator[None]:
+        async with batched:
+            yield
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response(await batched(1))
+
+    app = web.Application(middlewares=[serving.middleware()])
+    app.cleanup_ctx.extend([serving.worker_context(group.front), enter])
+    app.router.add_get("/", handler)
+
+    async def ask(client: aiohttp.ClientSession) -> tuple[int, int]:
+        async with client.get("/") as response:
+            return response.status, int(response.headers.get("Retry-After", 0))
+
+    async with serving_app(app) as client:
+        asked = [asyncio.ensure_future(ask(client)) for _ in range(3)]
+        # One runs, one waits, one is refused, in whichever order they come.
+        done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        await is_held.wait()
+        (refused,) = done
+        assert refused.result() == (503, 1)
+        hold.set()
+        found = await asyncio.gather(*asked)
+    assert sorted(found) == [(200, 0), (200, 0), (503, 1)]
 
 
 async def test_a_warm_up_that_fails_is_told() -> None:
