@@ -165,6 +165,87 @@ SERVER_STREAM_ITEMS: Final = _items(
     "asyncrpc_server_stream_items", "Items of a stream that were sent"
 )
 
+# --- queues of requests: `serving.Batcher` and its like ------------------------------
+
+QUEUE_WAITING: Final = _gauge(
+    "asyncrpc_queue_waiting", "Requests that wait in a queue", "queue"
+)
+QUEUE_OLDEST: Final = _gauge(
+    "asyncrpc_queue_oldest_seconds",
+    "How long the oldest request in a queue has waited",
+    "queue",
+    unit="seconds",
+)
+QUEUE_RUNNING: Final = _gauge(
+    "asyncrpc_queue_running", "Requests of a queue that run", "queue"
+)
+QUEUE_ENDED: Final = _counter(
+    "asyncrpc_queue_requests", "Requests that have ended, by how", "queue", "outcome"
+)
+QUEUE_TURNS: Final = _counter(
+    "asyncrpc_queue_turns", "Batches, sequences or blocks that have ended", "queue"
+)
+QUEUE_TURN_TIME: Final = _gauge(
+    "asyncrpc_queue_turn_seconds",
+    "Mean time of a batch, sequence or block, of the last ones",
+    "queue",
+    unit="seconds",
+)
+QUEUE_TURN_REQUESTS: Final = _gauge(
+    "asyncrpc_queue_turn_requests",
+    "Mean requests in a batch, of the last ones",
+    "queue",
+)
+QUEUE_CAPACITY: Final = _gauge(
+    "asyncrpc_queue_capacity",
+    "Requests a second that can be done, by the last batches",
+    "queue",
+)
+SEQUENCES_PAUSED: Final = _gauge(
+    "asyncrpc_sequences_paused", "Sequences whose consumers are behind", "queue"
+)
+SEQUENCES_MEMORY: Final = _gauge(
+    "asyncrpc_sequences_memory_held",
+    "Memory that is reserved for sequences, in the unit of memory_of",
+    "queue",
+)
+SEQUENCE_STEPS: Final = _counter(
+    "asyncrpc_sequence_steps", "Steps that a model has made", "queue"
+)
+SEQUENCE_STEP_TIME: Final = _gauge(
+    "asyncrpc_sequence_step_seconds",
+    "Mean time of a step, of the last ones",
+    "queue",
+    unit="seconds",
+)
+SEQUENCE_ITEMS: Final = _counter(
+    "asyncrpc_sequence_items", "Items (tokens) that a model has generated", "queue"
+)
+SEQUENCE_ITEMS_RATE: Final = _gauge(
+    "asyncrpc_sequence_items_rate",
+    "Items a second that a model generates while it works, by the last steps",
+    "queue",
+)
+# By the name of the figure.
+QUEUES: Final = {
+    "waiting": QUEUE_WAITING,
+    "oldest_s": QUEUE_OLDEST,
+    "running": QUEUE_RUNNING,
+    "turns": QUEUE_TURNS,
+    "turn_s": QUEUE_TURN_TIME,
+    "turn_requests": QUEUE_TURN_REQUESTS,
+    "capacity_per_s": QUEUE_CAPACITY,
+    "paused": SEQUENCES_PAUSED,
+    "memory_held": SEQUENCES_MEMORY,
+    "steps": SEQUENCE_STEPS,
+    "step_s": SEQUENCE_STEP_TIME,
+    "items": SEQUENCE_ITEMS,
+    "items_per_s": SEQUENCE_ITEMS_RATE,
+}
+QUEUE_OUTCOMES: Final = frozenset(
+    {"answered", "failed", "left", "refused", "expired", "shed", "evicted"}
+)
+
 # --- references ----------------------------------------------------------------------
 
 REFERENCES: Final = _gauge(

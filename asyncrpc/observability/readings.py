@@ -6,8 +6,9 @@ event loop, which may be blocked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
 from asyncrpc.observability import definitions as d
 from asyncrpc.observability.definitions import MetricDefinition
@@ -16,6 +17,8 @@ from asyncrpc.runtime.parts import Parts
 
 _LIVE: Final = frozenset({WorkerState.RUNNING, WorkerState.DRAINING})
 _TRIES: Final = 10
+
+T = TypeVar("T")
 
 
 class MetricReading(NamedTuple):
@@ -46,8 +49,24 @@ def readings_of(parts: Parts) -> Iterator[MetricReading]:
     is_live = parts.lifecycle.state in _LIVE
     for metric, values, read in _OF_LIVE:
         yield MetricReading(metric, values, _steady(read, parts) if is_live else 0)
+    yield from _of_queues(parts)
     for name, metric in d.COUNTERS.items():
         yield MetricReading(metric, (), getattr(parts.counters, name))
+
+
+def _of_queues(parts: Parts) -> Iterator[MetricReading]:
+    for queue in tuple(parts.queues):
+        figures = _steady(partial(_figures, queue), parts)
+        for name, figure in figures.items():
+            if name in d.QUEUE_OUTCOMES:
+                yield MetricReading(d.QUEUE_ENDED, (queue, name), figure)
+            else:
+                yield MetricReading(d.QUEUES[name], (queue,), figure)
+
+
+def _figures(queue: str, parts: Parts) -> Mapping[str, float]:
+    read = parts.queues.get(queue)  # it may have ended meanwhile
+    return {} if read is None else read()
 
 
 def _pending(parts: Parts) -> int:
@@ -81,7 +100,7 @@ _OF_LIVE: Final[
 )
 
 
-def _steady(read: Callable[[Parts], float], parts: Parts) -> float:
+def _steady(read: Callable[[Parts], T], parts: Parts) -> T:
     """Read what the loop may change meanwhile; again if it did, which is rare."""
     for _ in range(_TRIES):
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -76,6 +76,8 @@ class Parts:
         tracer: shows calls in traces, see `trace_by`; None: nothing does.
         note_of: returns what is told beside the answer to a call, by what its function
             has said (`InboundCall.said`); None: nothing is.
+        queues: of requests that come to this worker's process, by name: each returns
+            its figures, from any thread; metrics show them.
         on_raised: called with exceptions of called functions; a facade prints them.
         random_bytes: returns unpredictable bytes; a simulation has others.
         make_pool: makes the threads for plain functions; a simulation has others.
@@ -109,12 +111,17 @@ class Parts:
             self.functions, may_run_on_loop=options.limits.on_loop_bytes_max > 0
         )
         self.calls = CallStarter(self.lifecycle, self.functions, options)
-        self.admission = CallAdmission(self.lifecycle, options.limits.inbound_calls_max)
+        self.admission = CallAdmission(
+            self.lifecycle,
+            options.limits.inbound_calls_max,
+            lambda: self.recorder.now_s(),  # noqa: PLW0108  (a simulation has another)
+        )
         self.services = Services()
         self.references: References | None = None
         self.propagators: list[Propagator] = []
         self.tracer: CallTracer | None = None
         self.note_of: Callable[[Any], Any] | None = None
+        self.queues: dict[str, Callable[[], Mapping[str, float]]] = {}
         self.on_raised: Callable[[BaseException], None] | None = None
         self.random_bytes: Callable[[int], bytes] = os.urandom
         self.make_pool: Callable[[], ThreadPool] = self._make_pool

@@ -19,7 +19,11 @@ from hypothesis.stateful import (
 
 from asyncrpc.serving.batching.machine.batches import BatchLimits, BatchQueue
 from asyncrpc.serving.batching.machine.fair_queue import FairQueue, QueuedRequest
-from asyncrpc.serving.batching.machine.overload import DropReason, QueueLimits
+from asyncrpc.serving.batching.machine.overload import (
+    DropReason,
+    QueueLimits,
+    QueueRefusal,
+)
 
 CLIENTS = st.sampled_from("abc")
 COSTS = st.sampled_from([0.125, 0.25, 1.0])
@@ -29,6 +33,8 @@ WAIT_S = 2.0
 
 class Batches(RuleBasedStateMachine):
     """Safety: each request has one end; a batch has what a batch may have."""
+
+    evicts_oldest = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,6 +48,7 @@ class Batches(RuleBasedStateMachine):
                 turn_max=SIZE_MAX,
                 max_age_s=AGE_MAX_S,
                 standing_age_s=AGE_MAX_S / 2,
+                evicts_oldest=self.evicts_oldest,
             ),
         )
         self.waiting: dict[int, QueuedRequest[int]] = {}
@@ -75,12 +82,11 @@ class Batches(RuleBasedStateMachine):
             size=size,
             cost=self.limits.cost_of(size),
         )
-        refusal = self.queue.refusal(request, self.now_s)
-        if refusal is not None:
-            assert refusal.retry_after_s > 0
+        evicted = self.queue.offer(request, self.now_s)
+        if isinstance(evicted, QueueRefusal):
+            assert evicted.retry_after_s > 0
             self.ends[self.serial] += 1
             return
-        evicted = self.queue.add(request)
         self.waiting[self.serial] = request
         if evicted is not None:
             assert evicted.priority <= priority
@@ -159,7 +165,14 @@ class Batches(RuleBasedStateMachine):
                 self.end(request.what)
 
 
+class BatchesOfTheNewest(Batches):
+    """The same, where the oldest request gives way."""
+
+    evicts_oldest = True
+
+
 TestBatches = Batches.TestCase
+TestBatchesOfTheNewest = BatchesOfTheNewest.TestCase
 
 
 @given(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
-from asyncrpc.errors import Outcome, RejectedError
+from asyncrpc.errors import Outcome, OverloadedError, RejectedError
+from asyncrpc.runtime.calls.machine.served_rate import ServedRate
 from asyncrpc.runtime.lifecycle import Lifecycle
 
 
@@ -14,11 +16,22 @@ class CallAdmission:
     Attributes:
         active: how many there are now.
         refused: how many were refused, ever.
+        ended: how many have ended, ever; refused ones too, which are answered.
     """
 
-    def __init__(self, lifecycle: Lifecycle, calls_max: int) -> None:
-        """Admit so many at the same time, until the worker shuts down."""
-        self.active = self.refused = 0
+    def __init__(
+        self, lifecycle: Lifecycle, calls_max: int, now_s: Callable[[], float]
+    ) -> None:
+        """Admit so many at the same time, until the worker shuts down.
+
+        Args:
+            lifecycle: of the worker.
+            calls_max: so many.
+            now_s: reads the clock; asked when a call is refused.
+        """
+        self.active = self.refused = self.ended = 0
+        self._rate = ServedRate()
+        self._now_s = now_s
         self._lifecycle = lifecycle
         self._calls_max = calls_max
         self._idle = asyncio.Event()
@@ -27,7 +40,8 @@ class CallAdmission:
         """Accept a call, or refuse it.
 
         Raises:
-            RejectedError: too many calls, or the worker is shutting down.
+            OverloadedError: too many calls.
+            RejectedError: the worker is shutting down.
         """
         if self._lifecycle.is_draining:
             self.refused += 1
@@ -35,16 +49,19 @@ class CallAdmission:
                 "the worker is shutting down", outcome=Outcome.NOT_EXECUTED
             )
         if self.active >= self._calls_max:
+            served = self.ended - self.refused
             self.refused += 1
-            raise RejectedError(
+            after_s = self._rate.retry_after_s(served, self.active, self._now_s())
+            raise OverloadedError(
                 f"the worker is serving {self.active} calls, its limit "
-                "(LimitOptions.inbound_calls_max); try again later",
-                outcome=Outcome.NOT_EXECUTED,
+                f"(LimitOptions.inbound_calls_max); try again in {after_s:.3g} s",
+                retry_after_s=after_s,
             )
 
     def on_served(self) -> None:
         """Count a call as ended: it has been answered, or its caller has gone."""
         self.active -= 1
+        self.ended += 1
         if not self.active:
             self._idle.set()
 

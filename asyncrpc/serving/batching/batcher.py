@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from asyncrpc.arguments import check_callable, check_count, check_duration
+from asyncrpc.arguments import check_callable, check_choice, check_count, check_duration
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import NotStartedError, Outcome, RejectedError, UsageError
 from asyncrpc.runtime.calls.context import current_worker_var, deadline_var
@@ -35,8 +35,10 @@ from asyncrpc.serving.batching.machine.batches import BatchLimits, BatchQueue
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
 from asyncrpc.serving.batching.machine.overload import DropReason, QueueLimits
 from asyncrpc.serving.batching.queue_arguments import (
+    OVERFLOWS,
     PRIORITY_STEP_S,
     WAITING_MAX,
+    Overflow,
     batches_of,
     check_queue,
     check_request,
@@ -45,7 +47,13 @@ from asyncrpc.serving.batching.queue_arguments import (
     hashable,
     name_of,
 )
-from asyncrpc.serving.batching.statistics import EndCounts, QueueStats, stats_of
+from asyncrpc.serving.batching.statistics import (
+    EndCounts,
+    QueueStats,
+    figures_of,
+    show,
+    stats_of,
+)
 from asyncrpc.serving.batching.wake_timer import WakeTimer
 
 A = TypeVar("A")
@@ -107,6 +115,7 @@ class Batcher(Generic[A, B]):
         bucket: Callable[[A], Hashable] | None = None,
         max_queue_age_s: float | None = None,
         standing_queue_age_s: float | None = None,
+        overflow: Overflow = "newest",
         priority_step_s: float = PRIORITY_STEP_S,
         warm_up: Sequence[Sequence[A]] = (),
         name: str | None = None,
@@ -135,6 +144,9 @@ class Batcher(Generic[A, B]):
                 most.  None: no limit.
             standing_queue_age_s: the same while the queue has not been empty for
                 `max_queue_age_s`: short, so that it is long for bursts alone.
+            overflow: which item is rejected when too much waits: the "newest" one, at
+                once, or the "oldest" one, of the client with the most, so that what is
+                served has waited the least.
             priority_step_s: each step of priority is a head start of so many seconds.
             warm_up: batches that the function is called with before any request, to
                 compile what it needs; nobody gets their answers.
@@ -152,6 +164,7 @@ class Batcher(Generic[A, B]):
         check_callable("size_of", size_of)
         checked_callable("bucket", bucket)
         check_queue(waiting_max, max_queue_age_s, standing_queue_age_s, priority_step_s)
+        check_choice("overflow", overflow, OVERFLOWS)
         self._function = function
         self._batch = BatchLimits(max_size, max_wait_s, max_bytes)
         self._size_of = size_of
@@ -167,6 +180,7 @@ class Batcher(Generic[A, B]):
                 max_age_s=max_queue_age_s,
                 standing_age_s=standing_queue_age_s,
                 priority_step_s=priority_step_s,
+                evicts_oldest=overflow == "oldest",
             ),
         )
         self._queue = self._batches.queue
@@ -191,6 +205,7 @@ class Batcher(Generic[A, B]):
         for items in self._warm_up:
             await self._function(list(items))  # the program's function ends it
         self._loop = loop
+        self._hide = show(self._name, self._figures, self._context)
         return self
 
     async def __aexit__(
@@ -211,6 +226,7 @@ class Batcher(Generic[A, B]):
                 while self._running:
                     await asyncio.wait(self._running)  # the program's function ends
         finally:
+            self._hide()
             await self._abort()
 
     async def __call__(
@@ -267,6 +283,9 @@ class Batcher(Generic[A, B]):
         now_s = 0.0 if self._loop is None else self._loop.time()
         return stats_of(self._queue, self._ends, running, now_s)
 
+    def _figures(self) -> Mapping[str, float]:
+        return figures_of(self.stats())
+
     # --- coming and going ------------------------------------------------------------
 
     def _join(
@@ -295,12 +314,9 @@ class Batcher(Generic[A, B]):
             size=size,
             cost=self._batch.cost_of(size),
         )
-        refusal = self._queue.refusal(request, now_s)
-        if refusal is not None:
-            raise refusals.refused(refusal)
         if (tracer := self._tracer) is not None:
             request.what.trace = tracer.here()
-        evicted = self._queue.add(request)
+        evicted = refusals.admitted(self._queue, request, now_s)
         if evicted is not None:
             self._drop(evicted, DropReason.EVICTED, now_s)
         self._pump()

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
-from asyncrpc.arguments import check_callable, check_count, check_flag
+from asyncrpc.arguments import check_choice, check_count, check_flag
 from asyncrpc.errors import (
     NotStartedError,
     UsageError,
@@ -33,10 +33,13 @@ from asyncrpc.serving.batching.machine.sequences import (
 )
 from asyncrpc.serving.batching.model_thread import ModelThread
 from asyncrpc.serving.batching.queue_arguments import (
+    OVERFLOWS,
     PRIORITY_STEP_S,
     WAITING_MAX,
+    Overflow,
     batches_of,
     check_age,
+    check_model,
     check_queue,
     check_request,
     checked_callable,
@@ -46,6 +49,8 @@ from asyncrpc.serving.batching.sequence_driver import SequenceDriver
 from asyncrpc.serving.batching.sequence_model import SequenceModel
 from asyncrpc.serving.batching.statistics import (
     GenerationStats,
+    figures_of,
+    show,
     stats_of,
 )
 
@@ -90,6 +95,7 @@ class ContinuousBatcher(Generic[R, S, T]):
         waiting_max: int = WAITING_MAX,
         max_queue_age_s: float | None = None,
         standing_queue_age_s: float | None = None,
+        overflow: Overflow = "newest",
         priority_step_s: float = PRIORITY_STEP_S,
         warm_up: Sequence[Sequence[R]] = (),
         in_thread: bool = True,
@@ -118,6 +124,9 @@ class ContinuousBatcher(Generic[R, S, T]):
                 longer, by the measured rate, is rejected.  None: no limit.
             standing_queue_age_s: the same while the queue has not been empty for
                 `max_queue_age_s`.
+            overflow: which request is rejected when too much waits: the "newest" one,
+                at once, or the "oldest" one, of the client with the most, so that what
+                is served has waited the least.
             priority_step_s: each step of priority is a head start of so many seconds.
             warm_up: requests that are run before any other, those of one inner list
                 together, for 32 steps or until they end.
@@ -128,8 +137,7 @@ class ContinuousBatcher(Generic[R, S, T]):
         Raises:
             UsageError: an argument is of another kind, or out of its range.
         """
-        for method in ("enter", "step", "leave"):
-            check_callable(f"model.{method}", getattr(model, method, None))
+        check_model(model)
         check_count("slots", slots, at_least=1)
         checked_callable("memory_of", memory_of)
         if (memory_max is None) is not (memory_of is None):
@@ -143,6 +151,7 @@ class ContinuousBatcher(Generic[R, S, T]):
         check_count("items_max", items_max, at_least=1)
         check_age("pause_max_s", pause_max_s)
         check_queue(waiting_max, max_queue_age_s, standing_queue_age_s, priority_step_s)
+        check_choice("overflow", overflow, OVERFLOWS)
         check_flag("in_thread", in_thread)
         self._memory_max = memory_max
         self._memory_of = memory_of
@@ -161,6 +170,7 @@ class ContinuousBatcher(Generic[R, S, T]):
                     max_age_s=max_queue_age_s,
                     standing_age_s=standing_queue_age_s,
                     priority_step_s=priority_step_s,
+                    evicts_oldest=overflow == "oldest",
                     whole_turns=False,
                 )
             ),
@@ -203,6 +213,7 @@ class ContinuousBatcher(Generic[R, S, T]):
         self._loop = loop
         work = self._driver.work(self._thread)
         self._task = loop.create_task(work, context=context)
+        self._hide = show(self._name, lambda: figures_of(self.stats()), context)
         return self
 
     async def __aexit__(
@@ -222,6 +233,7 @@ class ContinuousBatcher(Generic[R, S, T]):
             if error is None:
                 await asyncio.wait([self._task])  # `pause_max_s` and the model end it
         finally:
+            self._hide()
             self._task.cancel()
             await asyncio.wait([self._task])
             await self._thread.close()

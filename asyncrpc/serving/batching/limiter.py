@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from asyncrpc.arguments import check_count
+from asyncrpc.arguments import check_choice, check_count
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.calls.context import deadline_var
@@ -28,13 +28,21 @@ from asyncrpc.serving.batching.machine.overload import (
     ServiceQueue,
 )
 from asyncrpc.serving.batching.queue_arguments import (
+    OVERFLOWS,
     PRIORITY_STEP_S,
     WAITING_MAX,
+    Overflow,
     check_queue,
     check_request,
     chosen_name,
 )
-from asyncrpc.serving.batching.statistics import EndCounts, QueueStats, stats_of
+from asyncrpc.serving.batching.statistics import (
+    EndCounts,
+    QueueStats,
+    figures_of,
+    show,
+    stats_of,
+)
 from asyncrpc.serving.batching.wake_timer import WakeTimer
 
 _NO_CONTEXT: Final = contextvars.Context()  # the queue is nobody's
@@ -65,10 +73,14 @@ class Limiter:
         waiting_max: int = WAITING_MAX,
         max_queue_age_s: float | None = None,
         standing_queue_age_s: float | None = None,
+        overflow: Overflow = "newest",
         priority_step_s: float = PRIORITY_STEP_S,
         name: str | None = None,
     ) -> None:
-        """Describe a limiter; it belongs to the event loop that uses it first.
+        """Describe a limiter.
+
+        It belongs to the event loop that uses it first; the worker that is current then
+        shows its figures among its metrics.
 
         Args:
             running_max: blocks that may run at the same time.
@@ -78,6 +90,9 @@ class Limiter:
                 longer, by the measured rate, is rejected.  None: no limit.
             standing_queue_age_s: the same while the queue has not been empty for
                 `max_queue_age_s`.
+            overflow: which block is rejected when too much waits: the "newest" one, at
+                once, or the "oldest" one, of the client with the most, so that what is
+                served has waited the least.
             priority_step_s: each step of priority is a head start of so many seconds.
             name: in errors and metrics.
 
@@ -86,6 +101,7 @@ class Limiter:
         """
         check_count("running_max", running_max, at_least=1)
         check_queue(waiting_max, max_queue_age_s, standing_queue_age_s, priority_step_s)
+        check_choice("overflow", overflow, OVERFLOWS)
         self._name = chosen_name(name, type(self))
         self._queue: ServiceQueue[_Entrant] = ServiceQueue(
             QueueLimits(
@@ -95,6 +111,7 @@ class Limiter:
                 max_age_s=max_queue_age_s,
                 standing_age_s=standing_queue_age_s,
                 priority_step_s=priority_step_s,
+                evicts_oldest=overflow == "oldest",
             )
         )
         self._ends = EndCounts()
@@ -153,6 +170,8 @@ class Limiter:
         loop = loop_for("a Limiter")
         if self._loop is None:
             self._loop = loop
+            context = contextvars.copy_context()
+            show(self._name, lambda: figures_of(self.stats()), context)
         if loop is not self._loop:
             raise UsageError("the Limiter belongs to another event loop than this")
         check_request(priority, client)
@@ -168,10 +187,7 @@ class Limiter:
             priority=priority,
             client=client,
         )
-        refusal = self._queue.refusal(request, now_s)
-        if refusal is not None:
-            raise refusals.refused(refusal)
-        evicted = self._queue.add(request)
+        evicted = refusals.admitted(self._queue, request, now_s)
         if evicted is not None:
             self._drop(evicted, DropReason.EVICTED, now_s)
         self._pump()

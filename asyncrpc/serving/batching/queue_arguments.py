@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from asyncrpc.arguments import (
     check_above,
@@ -17,6 +17,8 @@ from asyncrpc.errors import UsageError
 
 WAITING_MAX: Final = 1024  # about a second of load for a batch of 32 in 30 ms
 PRIORITY_STEP_S: Final = 1.0  # what is less important waits for a second more
+Overflow: TypeAlias = Literal["newest", "oldest"]
+OVERFLOWS: Final = ("newest", "oldest")
 PRIORITY_MAX: Final = 100  # more levels than programs tell apart; each one is looked at
 NAME_CHARACTERS_MAX: Final = 100
 
@@ -111,3 +113,15 @@ def checked_callable(name: str, value: Callable[..., Any] | None) -> None:
     """Raise UsageError unless an argument can be called, or is None."""
     if value is not None and not callable(value):
         raise wrong(name, "callable, or None", value)
+
+
+def check_model(model: object) -> None:
+    """Raise UsageError unless an object has the functions of a `SequenceModel`."""
+    for method in ("enter", "step", "leave"):
+        try:
+            found = getattr(model, method, None)
+        except Exception:  # noqa: BLE001  (the object's own code)
+            found = None
+        if not callable(found):
+            wanted = "an object with functions `enter`, `step` and `leave`"
+            raise wrong("model", wanted, model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
@@ -12,15 +12,19 @@ from asyncrpc.errors import (
     OverloadedError,
     RejectedError,
 )
+from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
 from asyncrpc.serving.batching.machine.overload import (
     DropReason,
     QueueRefusal,
+    ServiceQueue,
 )
 
+T = TypeVar("T")
+
 _WORDS: Final = {
-    DropReason.TOO_OLD: "it waited {age_s:.3g} s, as long as it may (max_queue_age_s)",
-    DropReason.EVICTED: "the queue is full, and another request had a better right to "
-    "the place: of a higher priority, or of a client that has less than its share",
+    DropReason.TOO_OLD: "it waited {age_s:.3g} s, and may not longer (max_queue_age_s)",
+    DropReason.EVICTED: "too many requests wait, and it gave way to another: of a "
+    "higher priority, of a client that has less than its share, or newer",
 }
 
 
@@ -29,12 +33,21 @@ def closed(what: str, outcome: Outcome = Outcome.NOT_EXECUTED) -> RejectedError:
     return RejectedError(f"the {what} is closed", outcome=outcome)
 
 
-def refused(refusal: QueueRefusal) -> OverloadedError:
-    """Return the error of a request that was not let in."""
-    return OverloadedError(
-        f"{refusal.problem}; try again in {refusal.retry_after_s:.3g} s",
-        retry_after_s=refusal.retry_after_s,
-    )
+def admitted(
+    queue: ServiceQueue[T], request: QueuedRequest[T], now_s: float
+) -> QueuedRequest[T] | None:
+    """Let a request wait; return the one that has given way to it.
+
+    Raises:
+        OverloadedError: it must not wait.
+    """
+    found = queue.offer(request, now_s)
+    if isinstance(found, QueueRefusal):
+        raise OverloadedError(
+            f"{found.problem}; try again in {found.retry_after_s:.3g} s",
+            retry_after_s=found.retry_after_s,
+        )
+    return found
 
 
 def expired(deadline: Deadline, function: str) -> DeadlineExceededError:

@@ -96,11 +96,7 @@ class SequenceDriver(Generic[R, S, T]):
         Raises:
             OverloadedError: too many wait, or it would wait too long.
         """
-        queued = generation.queued
-        refusal = self.queue.refusal(queued, now_s)
-        if refusal is not None:
-            raise refusals.refused(refusal)
-        evicted = self.queue.add(queued)
+        evicted = refusals.admitted(self.queue, generation.queued, now_s)
         if evicted is not None:
             self._drop(evicted, DropReason.EVICTED, now_s)
         self._wanted.set()
@@ -257,7 +253,7 @@ class SequenceDriver(Generic[R, S, T]):
             states = await self._thread.call(
                 self._model.enter,
                 requests,
-                late=lambda made: self._on_entered(entering, made),
+                late=lambda made: self._on_entered_late(entering, made),
             )
             _check_answers("enter", states, len(requests))
         except Exception as error:  # noqa: BLE001  (theirs who asked)
@@ -281,6 +277,12 @@ class SequenceDriver(Generic[R, S, T]):
             else:
                 generation.state = state
                 self.schedule.on_entered(generation.sequence)
+
+    def _on_entered_late(self, entering: list[Generation[R, T]], states: Any) -> None:
+        """Take what a thread has made meanwhile, so that it leaves like the others."""
+        with suppress(UsageError):
+            _check_answers("enter", states, len(entering))
+            self._on_entered(entering, states)
 
     def _refuse(self, generation: Generation[R, T], error: BaseException) -> None:
         """The model has no state of a sequence that was about to enter."""

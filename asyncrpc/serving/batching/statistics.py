@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextvars
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.serving.batching.machine.overload import ServiceQueue
 
 
@@ -107,3 +110,43 @@ def stats_of(
         shed=counts.shed,
         evicted=counts.evicted,
     )
+
+
+def figures_of(stats: QueueStats | GenerationStats) -> Mapping[str, float]:
+    """Return the figures of a queue as metrics take them: flat, by name."""
+    found: dict[str, float] = asdict(stats)
+    requests: Any = found.pop("requests", {})
+    return {**requests, **found}
+
+
+def show(
+    name: str, read: Callable[[], Mapping[str, float]], context: contextvars.Context
+) -> Callable[[], None]:
+    """Show the figures of a queue among the metrics of the worker that is current.
+
+    Args:
+        name: of the queue; if another one has it, a number follows.
+        read: returns the figures, from any thread.
+        context: in which the worker is current; without one, nothing is shown.
+
+    Returns:
+        What ends it.
+    """
+    worker = context.get(current_worker_var)
+    if worker is None:
+        return _nothing
+    queues = worker.parts.queues
+    number, own = 1, name
+    while own in queues:
+        number += 1
+        own = f"{name}-{number}"
+    queues[own] = read
+    return lambda: _hide(queues, own)
+
+
+def _hide(queues: dict[str, Any], name: str) -> None:
+    queues.pop(name, None)
+
+
+def _nothing() -> None:
+    """Nothing is shown."""

@@ -27,6 +27,7 @@ from asyncrpc.runtime.membership.changes import MemberChange
 from asyncrpc.runtime.membership.machine.membership import ChangeKind
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.misuse import (
+    uses_batching,
     uses_observability,
     uses_processes,
     uses_ray,
@@ -132,17 +133,6 @@ async def _start_and_end(context: Any) -> None:
     await runner.cleanup()
 
 
-async def _give_back_all(items: list[Any]) -> Any:
-    return items
-
-
-async def _batcher(world: World) -> None:
-    """Keep a batcher that has been entered; it has nothing to close."""
-    if "batcher" not in world.kept:
-        made = serving.Batcher(_give_back_all, 1, 0.0)
-        world.kept["batcher"] = await made.__aenter__()
-
-
 # --- an announced end ----------------------------------------------------------------
 
 
@@ -241,6 +231,7 @@ async def _meet(world: World) -> Any:
 
 
 USES: Final[Mapping[str, Use]] = {
+    **uses_batching.USES,
     **uses_observability.USES,
     **uses_processes.USES,
     **uses_ray.USES,
@@ -418,33 +409,6 @@ USES: Final[Mapping[str, Use]] = {
         finish=nothing,
     ),
     "serving.health_routes": Use(lambda _: serving.health_routes, needs_worker=False),
-    "serving.Batcher": Use(
-        lambda _: serving.Batcher,
-        needs_worker=False,
-        right={
-            "function": lambda _: _give_back_all,
-            "max_size": lambda _: 1,
-            "max_wait_s": lambda _: 0.0,
-        },
-        fits={
-            "function": CALLABLES | {"a local function", "raises in everything"},
-            "max_size": COUNTS,
-            "max_wait_s": DURATIONS,
-            "waiting_max": COUNTS,
-            "batches_max": COUNTS,
-        },
-    ),
-    "serving.Batcher.__aenter__": Use(
-        lambda _: giving(serving.Batcher(_give_back_all, 1, 0.0)),
-        needs_worker=False,
-    ),
-    "serving.Batcher.__call__": Use(
-        lambda world: world.kept["batcher"],
-        ready=_batcher,
-        needs_worker=False,
-        right={"item": lambda _: 1},
-        fits={"item": ANYTHING},
-    ),
     # --- devices
     "devices.DeviceName": Use(
         lambda _: DeviceName,

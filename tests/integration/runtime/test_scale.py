@@ -13,7 +13,8 @@ from typing import Literal
 import pytest
 import uvloop
 
-from asyncrpc import LimitOptions, Options, Outcome, RejectedError, Worker
+from asyncrpc import LimitOptions, Options, Outcome, Worker
+from asyncrpc.errors import OverloadedError
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.runtime import fan_in
 from tests.integration.runtime.fan_in import MIB
@@ -109,9 +110,10 @@ async def test_calls_beyond_the_cap_are_refused_and_the_others_answered() -> Non
             a.parts.start_call("b", fan_in.pass_gate, (n,)) for n in range(cap + 10)
         ]
         for call in calls[cap:]:
-            with pytest.raises(RejectedError, match="inbound_calls_max") as caught:
+            with pytest.raises(OverloadedError, match="inbound_calls_max") as caught:
                 await call
             assert caught.value.outcome is Outcome.NOT_EXECUTED
+            assert caught.value.retry_after_s > 0
         fan_in.open_gate_here()
         assert await asyncio.gather(*calls[:cap]) == list(range(cap))
         assert await a.peer("b").call(fan_in.give_back, 1) == 1

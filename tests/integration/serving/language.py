@@ -57,6 +57,17 @@ class Block(nn.Module):
         self.out = nn.Linear(WIDTH, WIDTH)
         self.inner, self.outer = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
 
+    def queries(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return queries, keys and values of each token."""
+        found: torch.Tensor = self.project(self.first(hidden))
+        return found.chunk(3, dim=-1)
+
+    def after(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Return what comes after what was attended to."""
+        hidden = hidden + self.out(attended)
+        inner = functional.gelu(self.inner(self.second(hidden)))
+        return torch.add(hidden, self.outer(inner))
+
 
 class LanguageModel(nn.Module):
     """A decoder; random weights that are the same everywhere."""
@@ -85,15 +96,15 @@ class LanguageModel(nn.Module):
         at = torch.stack([torch.arange(one, one + new) for one in begun])
         hidden = self.embedding(tokens) + self.places(at)
         for index, block in enumerate(self.blocks):
-            q, k, v = block.project(block.first(hidden)).chunk(3, dim=-1)
+            assert isinstance(block, Block)
+            q, k, v = block.queries(hidden)
             attended = [
                 self._attend(index, state, q[row], k[row], v[row])
                 for row, state in enumerate(states)
             ]
-            hidden = hidden + block.out(torch.stack(attended))
-            inner = functional.gelu(block.inner(block.second(hidden)))
-            hidden = hidden + block.outer(inner)
-        return self.head(hidden[:, -1])
+            hidden = block.after(hidden, torch.stack(attended))
+        logits: torch.Tensor = self.head(hidden[:, -1])
+        return logits
 
     @staticmethod
     def _attend(

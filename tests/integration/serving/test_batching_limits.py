@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import pytest
 import torch
+from aiohttp import web
 
-from asyncrpc import Outcome, RejectedError, UsageError, deadline
+from asyncrpc import (
+    Outcome,
+    RejectedError,
+    UsageError,
+    deadline,
+    expose,
+    serving,
+)
 from asyncrpc.errors import DeadlineExceededError, OverloadedError
 from asyncrpc.serving import Batcher
+from asyncrpc.testing import Cluster
 from asyncrpc.testing.loop import SimLoop
+from tests.integration.serving.conftest import Group, Serving
 
 FOREVER_S = 60.0
 
@@ -36,6 +48,15 @@ async def ends(*asked: Any) -> list[Any]:
     return [
         type(one).__name__ if isinstance(one, BaseException) else one for one in found
     ]
+
+
+# What runs on another worker, by name; workers of a test share its process.
+batchers: dict[str, Batcher[int, int]] = {}
+
+
+@expose
+async def predict(name: str, number: int) -> int:
+    return await batchers[name](number)
 
 
 # --- single errors -------------------------------------------------------------------
@@ -100,9 +121,10 @@ async def test_a_batch_has_one_bucket() -> None:
 
 
 async def test_a_bucket_must_be_hashable() -> None:
-    async with Batcher(Model(), 2, 0.0, bucket=lambda one: [one]) as batched:
+    listed: Any = list
+    async with Batcher(Model(), 2, 0.0, bucket=listed) as batched:
         with pytest.raises(UsageError, match="what bucket returns must be hashable"):
-            await batched(1)
+            await batched("1")
 
 
 # --- priorities and clients ----------------------------------------------------------
@@ -142,7 +164,7 @@ async def test_a_full_queue_makes_room_for_a_client_without_a_place() -> None:
         await asyncio.sleep(0)
         asked.append(asyncio.ensure_future(batched(3, client="b")))
         await asyncio.wait(asked[2:3])
-        with pytest.raises(OverloadedError, match="had a better right") as caught:
+        with pytest.raises(OverloadedError, match="gave way to another") as caught:
             asked[2].result()
         assert caught.value.outcome is Outcome.NOT_EXECUTED
         with pytest.raises(OverloadedError, match="waiting_max"):
@@ -151,6 +173,23 @@ async def test_a_full_queue_makes_room_for_a_client_without_a_place() -> None:
         assert await ends(*asked) == [0, 1, "OverloadedError", 3]
         stats = batched.stats()
     assert (stats.evicted, stats.refused, stats.answered) == (1, 1, 3)
+
+
+async def test_the_oldest_makes_room_if_the_program_wants_it_so() -> None:
+    hold = asyncio.Event()
+
+    async def held(items: list[Any]) -> list[Any]:
+        await hold.wait()
+        return items
+
+    async with Batcher(held, 1, 0.0, waiting_max=2, overflow="oldest") as batched:
+        asked = asyncio.gather(
+            ends(*map(batched, range(6))),
+        )
+        await asyncio.sleep(0)
+        hold.set()
+        (found,) = await asked
+    assert found == [0, *["OverloadedError"] * 3, 4, 5]
 
 
 @pytest.mark.parametrize("priority", [101, -101, 1.0, True])
@@ -299,6 +338,75 @@ class TestInVirtualTime:
         assert (stats.answered, stats.turns) == (1, 1)
 
 
+async def test_the_deadline_of_a_caller_on_another_worker_counts() -> None:
+    """Its item is taken out, and what refuses it tells the caller when to come."""
+    hold = asyncio.Event()
+    model = Model()
+
+    async def held(items: list[int]) -> list[int]:
+        await hold.wait()
+        return await model(items)
+
+    async with Cluster(2) as (a, _):
+        peer = a.peer("b")
+        async with Batcher(held, 1, 0.0, waiting_max=1) as batched:
+            batchers["remote"] = batched
+            first = a.parts.start_call("b", predict, ("remote", 0))
+            with pytest.raises(DeadlineExceededError):
+                await peer.using(timeout_s=0.05).call(predict, "remote", 1)
+            assert batched.waiting == 0
+            second = a.parts.start_call("b", predict, ("remote", 2))
+            with pytest.raises(OverloadedError, match="waiting_max") as caught:
+                await peer.call(predict, "remote", 3)
+            assert caught.value.retry_after_s > 0
+            # `predict` has run, and its item has not.
+            assert caught.value.outcome is Outcome.EXECUTED
+            hold.set()
+            assert [await first, await second] == [0, 2]
+        del batchers["remote"]
+    assert model.batches == [[0], [2]]
+
+
+async def test_over_http_too_much_is_503_with_the_time_to_come_again(
+    group: Group, serving_app: Serving
+) -> None:
+    hold = asyncio.Event()
+    is_held = asyncio.Event()
+
+    async def held(items: list[int]) -> list[int]:
+        is_held.set()
+        await hold.wait()
+        return items
+
+    batched = Batcher(held, 1, 0.0, waiting_max=1)
+
+    async def enter(app: web.Application) -> AsyncIterator[None]:
+        async with batched:
+            yield
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response(await batched(1))
+
+    app = web.Application(middlewares=[serving.middleware()])
+    app.cleanup_ctx.extend([serving.worker_context(group.front), enter])
+    app.router.add_get("/", handler)
+
+    async def ask(client: aiohttp.ClientSession) -> tuple[int, int]:
+        async with client.get("/") as response:
+            return response.status, int(response.headers.get("Retry-After", 0))
+
+    async with serving_app(app) as client:
+        asked = [asyncio.ensure_future(ask(client)) for _ in range(3)]
+        # One runs, one waits, one is refused, in whichever order they come.
+        done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        await is_held.wait()
+        (refused,) = done
+        assert refused.result() == (503, 1)
+        hold.set()
+        found = await asyncio.gather(*asked)
+    assert sorted(found) == [(200, 0), (200, 0), (503, 1)]
+
+
 async def test_a_warm_up_that_fails_is_told() -> None:
     async def fail(items: list[int]) -> list[int]:
         raise ValueError(f"no luck with {items}")
@@ -342,6 +450,7 @@ async def test_what_waits_and_runs_is_told() -> None:
             "at most max_queue_age_s",
         ),
         ({"priority_step_s": -1}, "priority_step_s must be"),
+        ({"overflow": "all"}, "overflow must be 'newest' or 'oldest'"),
         ({"warm_up": [[]]}, "must have 1 to 2 items"),
         ({"warm_up": [[1, 2, 3]]}, "must have 1 to 2 items"),
         ({"warm_up": [1]}, "each of warm_up must be"),

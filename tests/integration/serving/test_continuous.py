@@ -319,7 +319,10 @@ async def test_a_coroutine_that_lets_sequences_enter_is_cancelled() -> None:
     assert (model.left, stats.requests.running, stats.memory_held) == ([], 0, 0)
 
 
-async def test_what_enters_in_a_thread_while_the_block_raises_leaves() -> None:
+@pytest.mark.parametrize("is_wrong", [False, True])
+async def test_what_enters_in_a_thread_while_the_block_raises_leaves(
+    is_wrong: bool,  # noqa: FBT001
+) -> None:
     loop = asyncio.get_running_loop()
     begun, go_on = asyncio.Event(), threading.Event()
 
@@ -327,7 +330,7 @@ async def test_what_enters_in_a_thread_while_the_block_raises_leaves() -> None:
         def enter(self, requests: list[Any]) -> list[Any]:
             loop.call_soon_threadsafe(begun.set)
             go_on.wait()
-            return super().enter(requests)
+            return [] if is_wrong else super().enter(requests)
 
     model = Model()
     batcher = batcher_of(model, 1, in_thread=True)
@@ -340,7 +343,8 @@ async def test_what_enters_in_a_thread_while_the_block_raises_leaves() -> None:
     await end
     with pytest.raises(RejectedError):
         await asked
-    assert model.left == ["a"]
+    assert model.left == ([] if is_wrong else ["a"])
+    assert batcher.stats().requests.running == 0
 
 
 class TestInVirtualTime:
@@ -454,7 +458,9 @@ async def test_errors_name_what_is_wrong() -> None:
 def test_wrong_arguments_are_named(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         ContinuousBatcher(Counter(), **{"slots": 2, **wrong})
-    with pytest.raises(UsageError, match=r"model\.enter must be callable"):
+    with pytest.raises(
+        UsageError, match="model must be an object with functions `enter`"
+    ):
         ContinuousBatcher(3, 1)  # type: ignore[arg-type]
 
 

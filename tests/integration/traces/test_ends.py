@@ -102,7 +102,7 @@ async def test_each_attempt_has_a_span_below_that_of_the_call(
     assert whole.status == "UNSET"
     *refused, last = spans.named("read", "CLIENT")
     assert refused
-    assert {one.error_type for one in refused} == {"RejectedError"}
+    assert {one.error_type for one in refused} == {"OverloadedError"}
     assert {one.parent_id for one in (*refused, last)} == {whole.span_id}
     server = spans.one("read", "SERVER")
     assert (server.parent_id, found[1]) == (last.span_id, server.span_id)

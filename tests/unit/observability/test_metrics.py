@@ -18,6 +18,8 @@ from asyncrpc import LocalRendezvous, UsageError, Worker, observability
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
 from asyncrpc.observability.definitions import (
     DEFINITIONS,
+    QUEUE_OUTCOMES,
+    QUEUES,
     MetricDefinition,
     MetricKind,
 )
@@ -72,6 +74,8 @@ def all_noted(worker: Worker) -> None:
     recorder.links.record((1.0, b, "opened", ""))
     recorder.membership.record((1.0, b, "joined"))
     recorder.memory.record((1.0, "slab", "taken", 64))
+    figures = dict.fromkeys((*QUEUES, *QUEUE_OUTCOMES), 1.0)
+    worker.parts.queues["predict"] = lambda: figures
 
 
 def counted(**options: Any) -> observability.Metrics:

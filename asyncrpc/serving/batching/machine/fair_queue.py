@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
@@ -255,8 +255,8 @@ class FairQueue(Generic[T]):
         """The buckets that requests wait in."""
         return self._buckets.keys()
 
-    def shares_of(self, priority: int) -> Iterable[Hashable]:
-        """The clients of a level that are remembered, whether they wait or not."""
+    def shares_of(self, priority: int) -> Collection[Hashable]:
+        """Return the clients of a level that are remembered, waiting or not."""
         return self._levels[priority].shares.keys()
 
     def waiting_in(self, bucket: Hashable) -> tuple[int, int, float]:
@@ -384,11 +384,21 @@ class FairQueue(Generic[T]):
         clients = level.clients + (not own)
         return ahead + min(level.waiting, (own + 1) * clients - 1)
 
-    def to_evict(self, priority: int, client: Hashable) -> QueuedRequest[T] | None:
+    def to_evict(
+        self, priority: int, client: Hashable, *, oldest: bool = False
+    ) -> QueuedRequest[T] | None:
         """Return the request that should give way to one that would come now.
 
-        It is the last one of the client with the most, of the least priority; None: the
-        new one has no better right to the place.
+        It is of the client with the most, of the least priority.
+
+        Args:
+            priority: of the one that would come.
+            client: of that one.
+            oldest: return the client's first one, even if the new one has no better
+                right to the place; else its last one.
+
+        Returns:
+            None: none should.
         """
         if not self._levels:
             return None
@@ -396,17 +406,33 @@ class FairQueue(Generic[T]):
         if lowest > priority:
             return None
         level = self._levels[lowest]
+        longest = None
         if lowest == priority:
             own = level.waiting_of(client)
             if (own + 1) * level.clients > level.waiting:  # it has its share already
-                return None
-        longest = level.longest()
-        return max(
-            (
-                next(reversed(line.by_client[longest]))
-                for bucket in self._buckets.values()
-                if (line := bucket.lines.get(lowest)) is not None
-                and longest in line.by_client
-            ),
-            key=lambda one: one.serial,
-        )
+                if not oldest:
+                    return None
+                longest = client if own else None
+        if longest is None:
+            longest = level.longest()
+        lines = [
+            line.by_client[longest]
+            for bucket in self._buckets.values()
+            if (line := bucket.lines.get(lowest)) is not None
+            and longest in line.by_client
+        ]
+        if oldest:
+            return min(map(_first, lines), key=_serial)
+        return max(map(_last, lines), key=_serial)
+
+
+def _first(line: dict[QueuedRequest[T], None]) -> QueuedRequest[T]:
+    return next(iter(line))
+
+
+def _last(line: dict[QueuedRequest[T], None]) -> QueuedRequest[T]:
+    return next(reversed(line))
+
+
+def _serial(request: QueuedRequest[T]) -> int:
+    return request.serial

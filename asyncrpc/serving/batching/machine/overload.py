@@ -4,7 +4,8 @@ A request is refused at once if the queue is full, or if, by the measured rate, 
 wait longer than it may: until it is too old, or until its deadline, or so long that it
 could not be answered by then.  It is told after which time to come again.  A full queue
 makes room for a request that has a better right to it: of a higher priority, or of a
-client that has less than its share.
+client that has less than its share.  A queue that evicts the oldest makes room for each
+that comes: as much runs as otherwise, and has waited less.
 
 A request that waits is dropped when its deadline passes, and when it is too old.  What
 too old means may depend on the queue: one that has not been empty for `max_age_s` is
@@ -17,9 +18,9 @@ before it begins.
 
 Source: K. Nichols, V. Jacobson, "Controlling Queue Delay", ACM Queue 2012 (the time in
 the queue is the signal, and a standing queue the fault); B. Maurer, "Fail at Scale",
-ACM Queue 2015 (two limits, by whether the queue has been empty lately); H. Zhou et al.,
-"Overload Control for Scaling WeChat Microservices", SoCC 2018 (priorities, and refusing
-at the entry).
+ACM Queue 2015 (two limits, by whether the queue has been empty lately; under overload
+the newest run); H. Zhou et al., "Overload Control for Scaling WeChat Microservices",
+SoCC 2018 (priorities, and refusing at the entry).
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ class QueueLimits:
         standing_age_s: so long if the queue has not been empty for `max_age_s`; None:
             `max_age_s` too.
         priority_step_s: head start of each step of priority.
+        evicts_oldest: whether what has waited longest makes room for what comes, so
+            that what runs has not waited long; else what comes is refused, unless it
+            has a better right to a place.
         whole_turns: whether a request is of use only if its turn ends by its deadline;
             else it is if the turn begins by then.
     """
@@ -66,6 +70,7 @@ class QueueLimits:
     max_age_s: float | None = None
     standing_age_s: float | None = None
     priority_step_s: float = 1.0
+    evicts_oldest: bool = False
     whole_turns: bool = True
 
 
@@ -123,35 +128,58 @@ class ServiceQueue(Generic[T]):
 
     # --- who may wait ----------------------------------------------------------------
 
-    def refusal(self, request: QueuedRequest[T], now_s: float) -> QueueRefusal | None:
-        """Return why a request must not wait; None: it may, `add` it."""
-        problem = self._problem(request, now_s)
-        if problem is None:
-            return None
-        self.counts.refused += 1
-        return QueueRefusal(problem, self.rate.drain_s(len(self.waiting), now_s))
+    def offer(
+        self, request: QueuedRequest[T], now_s: float
+    ) -> QueueRefusal | QueuedRequest[T] | None:
+        """Let a request wait, or refuse it.
 
-    def _problem(self, request: QueuedRequest[T], now_s: float) -> str | None:
-        waiting, priority, client = self.waiting, request.priority, request.client
-        is_full = len(waiting) >= self._limits.waiting_max
-        if is_full and waiting.to_evict(priority, client) is None:
-            return f"{len(waiting)} requests wait, the limit (waiting_max)"
+        Returns:
+            Why it must not wait; or the request that has given way to it, and will not
+            run; None: there was room.
+        """
+        problem, needs_room = self._problem(request, now_s)
+        evicted = None
+        if problem is not None and needs_room:
+            evicted = self.waiting.to_evict(
+                request.priority, request.client, oldest=self._limits.evicts_oldest
+            )
+        if problem is not None and evicted is None:
+            self.counts.refused += 1
+            retry_after_s = self.rate.drain_s(len(self.waiting), now_s)
+            return QueueRefusal(problem, retry_after_s)
+        if evicted is not None:
+            self.waiting.remove(evicted)
+            self.counts.evicted += 1
+        self._add(request)
+        return evicted
+
+    def _problem(
+        self, request: QueuedRequest[T], now_s: float
+    ) -> tuple[str | None, bool]:
+        """Return why a request must not wait, and whether a place would let it."""
+        waiting, limits = self.waiting, self._limits
+        if len(waiting) >= limits.waiting_max:
+            return f"{len(waiting)} requests wait, the limit (waiting_max)", True
         age_max_s = self._age_max_s(now_s)
         is_unlimited = age_max_s is None and request.deadline_s is None
         if is_unlimited or self.rate.has_place:
-            return None  # in the second case nothing that runs is before it
-        turns = waiting.ahead_of(priority, client) // self._limits.turn_max
-        return self._problem_of_wait(request, turns, age_max_s, now_s)
+            return None, False  # in the second case nothing that runs is before it
+        ahead = waiting.ahead_of(request.priority, request.client)
+        problem = self._problem_of_wait(request, ahead, age_max_s, now_s)
+        if problem is None or not limits.evicts_oldest or not ahead:
+            return problem, False
+        with_room = self._problem_of_wait(request, ahead - 1, age_max_s, now_s)
+        return problem, with_room is None
 
     def _problem_of_wait(
         self,
         request: QueuedRequest[T],
-        turns_before: int,
+        ahead: int,
         age_max_s: float | None,
         now_s: float,
     ) -> str | None:
         limits, deadline_s = self._limits, request.deadline_s
-        wait_s = self.rate.wait_s(turns_before, now_s)
+        wait_s = self.rate.wait_s(ahead // limits.turn_max, now_s)
         if age_max_s is not None and wait_s > age_max_s:
             return (
                 f"at the present rate it would wait {wait_s:.3g} s, longer than "
@@ -168,25 +196,13 @@ class ServiceQueue(Generic[T]):
             f"deadline is in {deadline_s - now_s:.3g} s"
         )
 
-    def add(self, request: QueuedRequest[T]) -> QueuedRequest[T] | None:
-        """Let a request wait that is not refused.
-
-        Returns:
-            The one that has given way to it; None: there was room.
-        """
-        evicted = None
-        if len(self.waiting) >= self._limits.waiting_max:
-            evicted = self.waiting.to_evict(request.priority, request.client)
-            assert evicted is not None  # else it would have been refused
-            self.waiting.remove(evicted)
-            self.counts.evicted += 1
+    def _add(self, request: QueuedRequest[T]) -> None:
         if not self.waiting:
             self._busy_since_s = request.came_s
         self.waiting.add(request)
         self.counts.admitted += 1
         if request.deadline_s is not None:
             self._deadlines.add(request.deadline_s, request)
-        return evicted
 
     def remove(self, request: QueuedRequest[T]) -> bool:
         """Let a request go; return whether it waited."""

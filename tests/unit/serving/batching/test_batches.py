@@ -19,7 +19,7 @@ def made(limits: QueueLimits = LIMITS, **batch: Any) -> BatchQueue[str]:
 
 
 def add(batches: BatchQueue[str], name: str, came_s: float = 0.0, **given: Any) -> None:
-    batches.queue.add(QueuedRequest(name, came_s, **given))
+    assert batches.queue.offer(QueuedRequest(name, came_s, **given), came_s) is None
 
 
 def taken(batches: BatchQueue[str], now_s: float, **given: Any) -> str:

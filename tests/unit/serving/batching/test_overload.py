@@ -12,6 +12,7 @@ from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
 from asyncrpc.serving.batching.machine.overload import (
     DropReason,
     QueueLimits,
+    QueueRefusal,
     ServiceQueue,
 )
 
@@ -42,15 +43,31 @@ def request(
 
 
 def fill(queue: ServiceQueue[str], count: int, client: Hashable = None) -> None:
+    """Let so many wait that came when nothing was before them."""
     for _ in range(count):
-        assert queue.add(request(client=client)) is None
+        queue.waiting.add(request(client=client))
+
+
+def refusal_of(
+    queue: ServiceQueue[str], one: QueuedRequest[str], now_s: float = 0.0
+) -> QueueRefusal | None:
+    """Return why a request must not wait; one that may is taken out again."""
+    found = queue.offer(one, now_s)
+    if isinstance(found, QueueRefusal):
+        return found
+    queue.remove(one)
+    return None
+
+
+def wait(queue: ServiceQueue[str], one: QueuedRequest[str]) -> None:
+    assert queue.offer(one, one.came_s) is None
 
 
 class TestRefusals:
     def test_a_full_queue(self) -> None:
         queue = made(replace(LIMITS, waiting_max=2))
         fill(queue, 2)
-        refusal = queue.refusal(request(), 0.0)
+        refusal = refusal_of(queue, request(), 0.0)
         assert refusal is not None
         assert "2 requests wait, the limit (waiting_max)" in refusal.problem
         assert refusal.retry_after_s > 0
@@ -60,54 +77,78 @@ class TestRefusals:
         queue = made(replace(LIMITS, waiting_max=2))
         fill(queue, 2, client="a")
         other = request(client="b")
-        assert queue.refusal(other, 0.0) is None
-        evicted = queue.add(other)
-        assert evicted is not None
+        evicted = queue.offer(other, 0.0)
+        assert isinstance(evicted, QueuedRequest)
         assert evicted.client == "a"
         assert len(queue.waiting) == 2
         assert (queue.counts.evicted, queue.counts.refused) == (1, 0)
 
+    def test_the_oldest_makes_room_for_each_that_comes(self) -> None:
+        queue = made(replace(LIMITS, waiting_max=2, evicts_oldest=True))
+        first, second, third = (request(float(at)) for at in range(3))
+        wait(queue, first)
+        wait(queue, second)
+        assert queue.offer(third, 2.0) is first
+        low = request(3.0, priority=-1)
+        assert isinstance(queue.offer(low, 3.0), QueueRefusal)
+
+    def test_the_oldest_makes_room_in_time(self) -> None:
+        """As many wait as go next; one more would wait for a turn more."""
+        limits = replace(LIMITS, max_age_s=1.0, evicts_oldest=True)
+        queue = made(limits, turn_s=1.0)
+        requests = [request(at / 10) for at in range(6)]
+        for one in requests[:4]:
+            wait(queue, one)
+        assert queue.offer(requests[4], 0.4) is requests[0]
+        assert queue.offer(requests[5], 0.5) is requests[1]
+        assert (queue.counts.evicted, queue.counts.refused) == (2, 0)
+        # One that would be too late anyway takes nobody's place.
+        queue.rate.drop("runs")
+        queue.rate.begin("slow", 2.0)
+        assert isinstance(queue.offer(request(0.9), 0.9), QueueRefusal)
+        assert len(queue.waiting) == 4
+
     def test_without_limits_of_time_nothing_else_is_refused(self) -> None:
         queue = made(LIMITS, turn_s=1000.0)
         fill(queue, 99)
-        assert queue.refusal(request(), 0.0) is None
+        assert refusal_of(queue, request(), 0.0) is None
 
     def test_one_that_would_wait_too_long(self) -> None:
         """The rest of the turn that runs, and those before it, of 1 s and 4 each."""
         queue = made(replace(LIMITS, max_age_s=2.0), turn_s=1.0)
         fill(queue, 7)
-        assert queue.refusal(request(), 0.0) is None
+        assert refusal_of(queue, request(), 0.0) is None
         fill(queue, 1)
-        refusal = queue.refusal(request(), 0.0)
+        refusal = refusal_of(queue, request(), 0.0)
         assert refusal is not None
         assert "longer than 2 s (max_queue_age_s)" in refusal.problem
-        assert queue.refusal(request(), 1.0) is None, "the turn is about to end"
+        assert refusal_of(queue, request(), 1.0) is None, "the turn is about to end"
 
     def test_one_of_another_client_waits_less(self) -> None:
         queue = made(replace(LIMITS, max_age_s=1.5), turn_s=1.0)
         fill(queue, 50, client="a")
-        assert queue.refusal(request(client="a"), 0.0) is not None
-        assert queue.refusal(request(client="b"), 0.0) is None
-        assert queue.refusal(request(client="a", priority=1), 0.0) is None
+        assert refusal_of(queue, request(client="a"), 0.0) is not None
+        assert refusal_of(queue, request(client="b"), 0.0) is None
+        assert refusal_of(queue, request(client="a", priority=1), 0.0) is None
 
     def test_nothing_is_refused_while_a_place_is_free(self) -> None:
         queue = made(replace(LIMITS, places=2, max_age_s=0.001), turn_s=1000.0)
         fill(queue, 3)
-        assert queue.refusal(request(deadline_s=0.5), 0.0) is None
+        assert refusal_of(queue, request(deadline_s=0.5), 0.0) is None
 
     def test_one_that_could_not_be_answered_by_its_deadline(self) -> None:
         """The rest of the turn that runs, and its own."""
         queue = made(LIMITS, turn_s=1.0)
-        refusal = queue.refusal(request(deadline_s=1.4), 0.5)
+        refusal = refusal_of(queue, request(deadline_s=1.4), 0.5)
         assert refusal is not None
         assert "would be answered after 1.5 s" in refusal.problem
         assert "deadline is in 0.9 s" in refusal.problem
-        assert queue.refusal(request(deadline_s=2.0), 0.5) is None
+        assert refusal_of(queue, request(deadline_s=2.0), 0.5) is None
 
     def test_one_whose_turn_need_only_begin(self) -> None:
         queue = made(replace(LIMITS, whole_turns=False), turn_s=1.0)
-        assert queue.refusal(request(deadline_s=1.0), 0.5) is None
-        refusal = queue.refusal(request(deadline_s=0.9), 0.5)
+        assert refusal_of(queue, request(deadline_s=1.0), 0.5) is None
+        refusal = refusal_of(queue, request(deadline_s=0.9), 0.5)
         assert refusal is not None
         assert "would begin after 0.5 s" in refusal.problem
 
@@ -121,7 +162,7 @@ class TestDrops:
             request(),
         )
         for one in (late, later, other):
-            queue.add(one)
+            wait(queue, one)
         assert queue.drops_at_s == 1.0
         assert list(queue.drop_due(0.9)) == []
         assert list(queue.drop_due(1.0)) == [(later, DropReason.EXPIRED)]
@@ -136,8 +177,8 @@ class TestDrops:
         queue = made(replace(LIMITS, max_age_s=3.0))
         assert queue.drops_at_s is None
         first, second = request(0.0), request(1.0)
-        queue.add(first)
-        queue.add(second)
+        wait(queue, first)
+        wait(queue, second)
         assert queue.drops_at_s == 3.0
         assert list(queue.drop_due(2.9)) == []
         assert list(queue.drop_due(3.0)) == [(first, DropReason.TOO_OLD)]
@@ -147,7 +188,7 @@ class TestDrops:
     def test_the_forecast_may_be_wrong_by_a_turn(self) -> None:
         queue = made(replace(LIMITS, max_age_s=3.0), turn_s=2.0)
         one = request(0.0)
-        queue.add(one)
+        wait(queue, one)
         assert queue.drops_at_s == 5.0
         assert list(queue.drop_due(4.9)) == []
         assert list(queue.drop_due(5.0)) == [(one, DropReason.TOO_OLD)]
@@ -155,8 +196,8 @@ class TestDrops:
     def test_a_standing_queue_has_a_shorter_limit(self) -> None:
         queue = made(replace(LIMITS, max_age_s=3.0, standing_age_s=1.0))
         first, second = request(0.0), request(2.5)
-        queue.add(first)
-        queue.add(second)
+        wait(queue, first)
+        wait(queue, second)
         assert queue.drops_at_s == 3.0
         assert list(queue.drop_due(2.9)) == []
         assert list(queue.drop_due(3.0)) == [(first, DropReason.TOO_OLD)]
@@ -166,9 +207,9 @@ class TestDrops:
 
     def test_a_queue_that_was_empty_is_not_standing(self) -> None:
         queue = made(replace(LIMITS, max_age_s=3.0, standing_age_s=1.0))
-        queue.add(request(0.0))
+        wait(queue, request(0.0))
         queue.take(None, 1, None)
-        queue.add(request(2.5))
+        wait(queue, request(2.5))
         assert queue.drops_at_s == 5.5
         assert list(queue.drop_due(4.0)) == []
 
@@ -176,18 +217,21 @@ class TestDrops:
         limits = replace(LIMITS, max_age_s=3.0, standing_age_s=1.0)
         queue = made(limits, turn_s=2.0)
         queue.rate.drop("runs")
+        first, last = request(0.5), request(3.9)
+        wait(queue, first)
         queue.rate.begin("runs", 4.0)
-        queue.add(request(0.5))
-        refusal = queue.refusal(request(), 4.0)
+        refusal = refusal_of(queue, request(), 4.0)
         assert refusal is not None
         assert "longer than 1 s" in refusal.problem
-        queue.remove(next(iter(queue.waiting)))
-        queue.add(request(3.9))
-        assert queue.refusal(request(), 4.0) is None
+        queue.remove(first)
+        queue.rate.drop("runs")
+        wait(queue, last)
+        queue.rate.begin("runs", 4.0)
+        assert refusal_of(queue, request(), 4.0) is None, "it was empty a moment ago"
 
     def test_what_runs_already_is_not_dropped(self) -> None:
         queue = made(replace(LIMITS, max_age_s=3.0))
-        queue.add(request(deadline_s=1.0))
+        wait(queue, request(deadline_s=1.0))
         assert len(queue.take(None, 1, None)) == 1
         assert list(queue.drop_due(9.0)) == []
         assert queue.counts.taken == 1
@@ -196,7 +240,7 @@ class TestDrops:
 def test_the_age_of_the_queue() -> None:
     queue = made(LIMITS)
     assert queue.age_s(5.0) == 0.0
-    queue.add(request(2.0))
+    wait(queue, request(2.0))
     assert queue.age_s(5.0) == 3.0
     assert queue.age_s(1.0) == 0.0, "clocks may be early"
 
@@ -204,7 +248,7 @@ def test_the_age_of_the_queue() -> None:
 def test_removing_tells_whether_it_waited() -> None:
     queue = made(LIMITS)
     one = request()
-    queue.add(one)
+    wait(queue, one)
     assert queue.remove(one)
     assert not queue.remove(one)
 

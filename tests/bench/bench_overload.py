@@ -1,0 +1,248 @@
+"""What becomes of requests that are more than a server can do?
+
+    $ python -m tests.bench.bench_overload --quick
+    $ python -m tests.bench.bench_overload --update-docs   # the page: five minutes
+
+A model that computes eight requests in 80 ms stands behind a `serving.Batcher`, in a
+process of its own; this process offers it 0.5 to 20 times what it can do, in an open
+loop: requests come when they come.  Latencies count from when a request was due.  They
+come over HTTP (aiohttp) or as calls; too much is refused in one of three ways:
+
+- *oldest*: by the age of the queue, 1.25 times that of a batch; the oldest gives way;
+- *newest*: by the same age; what comes is refused at once;
+- *none*: by nothing but the length of the queue, 1,024.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from matplotlib.figure import Figure
+
+import asyncrpc
+from asyncrpc import Worker
+from asyncrpc.errors import OverloadedError
+from tests.bench import pages
+from tests.bench.open_loop import (
+    Ask,
+    HttpClient,
+    LoadResult,
+    offer,
+    one_at_a_time,
+    quantile,
+)
+from tests.bench.overload_server import CAPACITY_PER_S, POLICIES, predict
+from tests.bench.processes import process, say
+from tests.ports import free_port
+
+LOADS: Final = (0.5, 1.0, 2.0, 5.0, 20.0)
+DOORS: Final = ("http", "call")
+ALONE: Final = 100  # requests, one after the other
+PAGE: Final = pages.PAGE.with_name("overload.md")
+PICTURE: Final = PAGE.with_suffix(".png")
+HEADS: Final = (
+    *("too much is refused", "door", "offered", "answered/s", "of the peak"),
+    *("p50, ms", "p99, ms", "p99 : alone", "refused/s"),
+    *("p99 of refusals, ms", "generator late, ms"),
+)
+RULES: Final = ("---", "---", *["---:"] * (len(HEADS) - 2))
+COLORS: Final = {"oldest": "#2a7f62", "newest": "#3c6fb4", "none": "#d1495b"}
+
+
+class OverloadRow(NamedTuple):
+    """One load by one door.
+
+    Attributes:
+        policy: how too much is refused.
+        door: by which requests come.
+        load: as a multiple of the capacity.
+        goodput: answers a second.
+        of_peak: that, as a share of the most of this policy and door.
+        p50_ms: median latency of what was answered.
+        p99_ms: 99th percentile of it.
+        ratio: of that to the 99th percentile of requests that are alone.
+        refused: refusals a second.
+        refused_p99_ms: 99th percentile of their latency.
+        late_ms: by how much the generator was late, at most.
+    """
+
+    policy: str
+    door: str
+    load: float
+    goodput: float
+    of_peak: float
+    p50_ms: float
+    p99_ms: float
+    ratio: float
+    refused: float
+    refused_p99_ms: float
+    late_ms: float
+
+
+def rows_of(
+    policy: str, door: str, alone: LoadResult, found: dict[float, LoadResult]
+) -> list[OverloadRow]:
+    """Return the rows of one policy and door."""
+    peak = max(one.goodput for one in found.values())
+    alone_ms = 1e3 * quantile(alone.answered_s, 0.99)
+    rows = []
+    for load, one in found.items():
+        p99_ms = 1e3 * quantile(one.answered_s, 0.99)
+        rows.append(
+            OverloadRow(
+                policy,
+                door,
+                load,
+                one.goodput,
+                one.goodput / peak,
+                1e3 * quantile(one.answered_s, 0.5),
+                p99_ms,
+                p99_ms / alone_ms,
+                len(one.refused_s) / one.seconds,
+                1e3 * quantile(one.refused_s, 0.99),
+                1e3 * one.late_s,
+            )
+        )
+    return rows
+
+
+async def measure(
+    policy: str, doors: Sequence[str], seconds: float, ports: tuple[int, int]
+) -> tuple[list[OverloadRow], dict[str, LoadResult]]:
+    """Flood a server that runs; return the rows, and what one alone takes, by door."""
+    http_port, meeting_port = ports
+    worker = Worker(
+        "load", rank=1, world_size=2, rendezvous=f"tcp://127.0.0.1:{meeting_port}"
+    )
+    client = HttpClient(http_port)
+
+    async def by_http() -> bool:
+        try:
+            return await client.ask("/") == 200
+        except OSError:  # a reset connection is no answer
+            return False
+
+    async def by_call() -> bool:
+        try:
+            await peer.call(predict, 1)
+        except OverloadedError:
+            return False
+        return True
+
+    asks: dict[str, Ask] = {"http": by_http, "call": by_call}
+    rows: list[OverloadRow] = []
+    alone = {}
+    async with worker:
+        await worker.barrier()
+        peer = worker.peer("server")
+        for door in doors:
+            ask = asks[door]
+            alone[door] = await one_at_a_time(ask, ALONE)
+            found = {}
+            for load in LOADS:
+                say(f"  {policy}, {door}: {load:g} times the capacity")
+                seed = int(10 * load)
+                found[load] = await offer(ask, load * CAPACITY_PER_S, seconds, seed)
+            rows += rows_of(policy, door, alone[door], found)
+        client.close()
+        await worker.barrier()
+    return rows, alone
+
+
+def measure_all(
+    policies: Sequence[str], doors: Sequence[str], seconds: float
+) -> tuple[list[OverloadRow], dict[str, LoadResult]]:
+    """Return the rows of all, each policy with a server of its own."""
+    rows: list[OverloadRow] = []
+    alone: dict[str, LoadResult] = {}
+    for policy in policies:
+        http_port, meeting_port = free_port(), free_port()
+        arguments = ["--policy", policy]
+        arguments += ["--http", str(http_port), "--meeting", str(meeting_port)]
+        with process("tests.bench.overload_server", arguments, {}) as server:
+            ports = (http_port, meeting_port)
+            found, alone = asyncrpc.run(measure(policy, doors, seconds, ports))
+            rows += found
+            server.wait(30)
+    return rows, alone
+
+
+def table(rows: Sequence[OverloadRow], alone: dict[str, LoadResult]) -> str:
+    """Return the rows, as the page has them."""
+    lines = [f"| {' | '.join(HEADS)} |", f"| {' | '.join(RULES)} |"]
+    for one in rows:
+        cells = (
+            *(one.policy, one.door, f"{one.load:g}x", f"{one.goodput:.1f}"),
+            *(f"{one.of_peak:.0%}", f"{one.p50_ms:,.0f}", f"{one.p99_ms:,.0f}"),
+            *(f"{one.ratio:.2f}", f"{one.refused:,.0f}"),
+            "" if not one.refused else f"{one.refused_p99_ms:,.0f}",
+            f"{one.late_ms:,.0f}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    told = ", ".join(
+        f"{1e3 * quantile(one.answered_s, 0.5):.1f} ms in the median and "
+        f"{1e3 * quantile(one.answered_s, 0.99):.1f} ms at p99 by {door}"
+        for door, one in alone.items()
+    )
+    lines += ["", f"A request that is alone takes {told}."]
+    return "\n".join(lines)
+
+
+def draw(rows: Sequence[OverloadRow], path: Path) -> None:
+    """Write the picture: answers a second, and latency, over the load."""
+    figure = Figure(figsize=(10, 4))
+    left, right = figure.subplots(1, 2)
+    for policy in dict.fromkeys(one.policy for one in rows):
+        for door, line in zip(DOORS, ("-", "--"), strict=True):
+            own = [one for one in rows if (one.policy, one.door) == (policy, door)]
+            if not own:
+                continue
+            style: dict[str, Any] = {
+                "color": COLORS[policy],
+                "linestyle": line,
+                "marker": "o",
+                "markersize": 3,
+                "label": f"{policy}, {door}",
+            }
+            loads = [one.load for one in own]
+            left.plot(loads, [one.goodput for one in own], **style)
+            right.plot(loads, [one.p99_ms for one in own], **style)
+    left.set_title("answers a second", loc="left", fontsize=10)
+    right.set_title("p99 of what is answered, ms", loc="left", fontsize=10)
+    left.set_ylim(bottom=0)
+    right.set_yscale("log")
+    for axes in (left, right):
+        axes.set_xscale("log")
+        axes.set_xticks(LOADS, [f"{load:g}x" for load in LOADS])
+        axes.minorticks_off()
+        axes.set_xlabel("offered, as a multiple of what the model can do", fontsize=9)
+        axes.grid(color="#dddddd")
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    right.legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES))
+    parser.add_argument("--doors", nargs="+", default=list(DOORS))
+    parser.add_argument("--quick", action="store_true", help="3 s of each load")
+    parser.add_argument("--update-docs", action="store_true")
+    given = parser.parse_args()
+    seconds = 3.0 if given.quick else given.seconds
+    rows, alone = measure_all(given.policies, given.doors, seconds)
+    text = table(rows, alone)
+    print(text)
+    if given.update_docs:
+        pages.renew("overload", f"{pages.about()}\n\n{text}", PAGE)
+        draw(rows, PICTURE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Requests that come when they come, however the server fares.
+
+Each has a time at which it is due, by a Poisson process; its latency counts from then,
+and not from when the generator came to send it, so a server that holds up the generator
+does not look better for it.
+
+Source: G. Tene, "How NOT to Measure Latency", 2013 (coordinated omission); B. Schroeder
+et al., "Open Versus Closed: A Cautionary Tale", NSDI 2006.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from asyncrpc.clock import now_s
+
+Ask = Callable[[], Awaitable[bool]]  # returns whether it was answered, or refused
+
+CONNECTIONS_MAX: Final = 512  # fewer than may wait to be accepted
+SETTLING_S: Final = 1.0  # what is due in it does not count
+
+
+@dataclass
+class LoadResult:
+    """What became of the requests of one load.
+
+    Attributes:
+        seconds: in which those were due that count.
+        answered_s: latencies of those that were answered.
+        refused_s: of those that were refused.
+        late_s: by how much the generator was late, at most.
+    """
+
+    seconds: float
+    answered_s: list[float] = field(default_factory=list)
+    refused_s: list[float] = field(default_factory=list)
+    late_s: float = 0.0
+
+    @property
+    def goodput(self) -> float:
+        """Answers a second."""
+        return len(self.answered_s) / self.seconds
+
+
+def quantile(values: list[float], share: float) -> float:
+    """Return a quantile; NaN of nothing."""
+    if not values:
+        return float("nan")
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+async def one_at_a_time(ask: Ask, count: int) -> LoadResult:
+    """Return the latencies if nothing else is there."""
+    result = LoadResult(1.0)
+    for _ in range(count):
+        begun_s = now_s()
+        if await ask():
+            result.answered_s.append(now_s() - begun_s)
+    return result
+
+
+async def offer(ask: Ask, per_s: float, seconds: float, seed: int) -> LoadResult:
+    """Offer so many requests a second for so long; return what became of them."""
+    chance = random.Random(seed)
+    result = LoadResult(seconds)
+
+    async def one(due_s: float, *, counts: bool) -> None:
+        is_answered = await ask()
+        if counts:
+            found = result.answered_s if is_answered else result.refused_s
+            found.append(now_s() - due_s)
+
+    begun_s = due_s = now_s()
+    end_s = begun_s + SETTLING_S + seconds
+    async with asyncio.TaskGroup() as tasks:
+        while (due_s := due_s + chance.expovariate(per_s)) < end_s:
+            wait_s = due_s - now_s()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            counts = due_s >= begun_s + SETTLING_S
+            if counts:
+                result.late_s = max(result.late_s, now_s() - due_s)
+            tasks.create_task(one(due_s, counts=counts))
+    return result
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    def __init__(self) -> None:
+        self.transport: Any = None  # uvloop's are of no class of asyncio
+        self.answer: asyncio.Future[int] | None = None
+        self._received = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.transport = None
+        if self.answer is not None and not self.answer.done():
+            self.answer.set_exception(error or ConnectionError("it was closed"))
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, end, body = self._received.partition(b"\r\n\r\n")
+        if not end:
+            return
+        length = head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]
+        if len(body) >= int(length):
+            self._received = b""
+            if self.answer is not None and not self.answer.done():
+                self.answer.set_result(int(head[9:12]))
+
+
+class HttpClient:
+    """As little of HTTP as it takes: a generator must not be what is slow."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._idle: deque[_Connection] = deque()
+        self._all: list[_Connection] = []
+        self._free = asyncio.Semaphore(CONNECTIONS_MAX)
+
+    async def ask(self, path: str) -> int:
+        """Return the status of the answer to a GET."""
+        loop = asyncio.get_running_loop()
+        async with self._free:
+            one = await self._connection()
+            one.answer = loop.create_future()
+            one.transport.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            status = await one.answer
+            self._idle.append(one)
+        return status
+
+    async def _connection(self) -> _Connection:
+        while self._idle:
+            found = self._idle.pop()
+            if found.transport is not None:
+                return found
+        loop = asyncio.get_running_loop()
+        _, made = await loop.create_connection(_Connection, "127.0.0.1", self._port)
+        self._all.append(made)
+        return made
+
+    def close(self) -> None:
+        """Close all connections."""
+        for one in self._all:
+            if one.transport is not None:
+                one.transport.close()

@@ -1,0 +1,147 @@
+"""Sequences of a model: memory is never exceeded, no slot is lost, nobody is starved.
+
+Hypothesis plays requests, consumers that are behind, take, and go, and the model, which
+lets sequences enter, makes steps, and ends or fails them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+)
+
+from asyncrpc.serving.batching.machine.sequences import (
+    INSIDE,
+    ModelSequence,
+    SequenceLimits,
+    SequenceSchedule,
+    SequenceState,
+)
+
+SLOTS, INSIDE_MAX, MEMORY_MAX = 2, 5, 10
+# Each that is ready is in one of so many steps.
+STEPS_MAX = -(-INSIDE_MAX // SLOTS)
+
+
+class Generations(RuleBasedStateMachine):
+    """One model between two of its functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        limits = SequenceLimits(SLOTS, INSIDE_MAX, SLOTS, MEMORY_MAX)
+        self.schedule: SequenceSchedule[int] = SequenceSchedule(limits)
+        self.all: list[ModelSequence[int]] = []
+        self.entering: list[ModelSequence[int]] = []
+        self.stepping: list[ModelSequence[int]] = []
+        self.entered: Counter[int] = Counter()
+        self.left: Counter[int] = Counter()
+        self.passed_over: Counter[int] = Counter()
+        self.closed: set[int] = set()
+
+    @rule(memory=st.integers(1, MEMORY_MAX), is_made=st.booleans())
+    def admit(self, memory: int, is_made: bool) -> None:  # noqa: FBT001
+        one = ModelSequence(len(self.all), memory)
+        free = self.schedule.memory_free
+        assert free is not None
+        if not self.schedule.room or memory > free:
+            return
+        self.all.append(one)
+        self.schedule.admit(one)
+        if not is_made:
+            self.entering.append(one)
+            return
+        self.entered[one.what] += 1
+        self.schedule.on_entered(one)
+
+    @precondition(lambda self: self.entering)
+    @rule(is_refused=st.booleans())
+    def enter(self, is_refused: bool) -> None:  # noqa: FBT001
+        one = self.entering.pop(0)
+        if is_refused:
+            self.schedule.on_refused(one)
+        else:
+            self.entered[one.what] += 1
+            self.schedule.on_entered(one)
+
+    @precondition(lambda self: not self.stepping)
+    @rule()
+    def begin_step(self) -> None:
+        ready = [one for one in self.all if one.state is SequenceState.READY]
+        self.stepping = self.schedule.begin_step()
+        assert len(self.stepping) == min(SLOTS, len(ready))
+        for one in ready:
+            self.passed_over[one.what] += 1
+            if one in self.stepping:
+                assert one.what not in self.closed
+                self.passed_over[one.what] = 0
+            assert self.passed_over[one.what] < STEPS_MAX
+
+    @precondition(lambda self: self.stepping)
+    @rule(last=st.sets(st.integers(0, 1)), behind=st.sets(st.integers(0, 1)))
+    def end_step(self, last: set[int], behind: set[int]) -> None:
+        for index, one in enumerate(self.stepping):
+            self.schedule.on_stepped(
+                one, is_last=index in last, is_behind=index in behind
+            )
+            assert one.state is not SequenceState.STEPPING
+            if one.what in self.closed or index in last:
+                assert one.state is SequenceState.LEAVING
+        self.stepping = []
+
+    @precondition(lambda self: self.all)
+    @rule(data=st.data())
+    def take(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.all))
+        was_paused = one.state is SequenceState.PAUSED
+        self.schedule.on_taken(one)
+        if was_paused:
+            assert one.state is SequenceState.READY
+
+    @precondition(lambda self: self.all)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.all))
+        self.schedule.close(one)
+        self.closed.add(one.what)
+
+    @rule()
+    def leave(self) -> None:
+        for one in self.schedule.leaving():
+            assert one not in self.stepping
+            self.left[one.what] += 1
+            self.schedule.on_left(one)
+
+    @invariant()
+    def memory_is_that_of_those_inside(self) -> None:
+        inside = [one for one in self.all if one.state in INSIDE]
+        held = sum(one.memory for one in inside)
+        assert self.schedule.memory_held == held <= MEMORY_MAX
+        assert set(self.schedule.inside_now) == set(inside)
+        assert len(inside) <= INSIDE_MAX
+
+    @invariant()
+    def each_state_is_dropped_once(self) -> None:
+        for one in self.all:
+            is_inside = one.state in INSIDE
+            may_be = self.entered[one.what] - (is_inside and self.entered[one.what])
+            assert self.left[one.what] == may_be
+
+    def teardown(self) -> None:
+        """All end, once their consumers go and the model returns."""
+        for one in self.all:
+            self.schedule.close(one)
+        while self.entering:
+            self.enter(is_refused=False)
+        self.end_step(last=set(), behind=set())
+        self.leave()
+        assert self.schedule.inside == self.schedule.memory_held == 0
+        assert not self.schedule.has_work
+
+
+TestGenerations = Generations.TestCase
