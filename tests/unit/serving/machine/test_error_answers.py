@@ -41,6 +41,11 @@ class RemoteTimeoutError(RemoteError, TimeoutError):
     """A timeout that a called function raised."""
 
 
+def from_far(**sent: Any) -> BaseException:
+    known = {"function": "f", "to": "b", "outcome": Outcome.NOT_EXECUTED}
+    return rebuild(FromFarError, ("full",), {**known, **sent})
+
+
 def told(error: BaseException, **state: Any) -> ErrorAnswer | None:
     return answer_to(error, **{"is_over": False, "is_closed": False, **state})
 
@@ -119,14 +124,14 @@ def test_an_application_whose_worker_has_ended() -> None:
 )
 def test_an_estimate_is_taken_as_far_as_it_makes_sense(given: Any, sent: str) -> None:
     """It may come from another worker, where anything can be an attribute."""
-    error = rebuild(FromFarError, ("full",), {"retry_after_s": given})
+    error = from_far(retry_after_s=given)
     answer = told(error, retry_after_s=8.5)
     assert answer is not None
     assert (answer.error, answer.headers["Retry-After"]) == ("OverloadedError", sent)
 
 
 def test_an_estimate_that_did_not_come() -> None:
-    answer = told(rebuild(FromFarError, ("full",), {}), retry_after_s=0.5)
+    answer = told(from_far(), retry_after_s=0.5)
     assert answer is not None
     assert answer.headers["Retry-After"] == "1"
 
