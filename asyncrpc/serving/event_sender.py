@@ -124,7 +124,7 @@ class EventSender:
         Cancellation:
             The stream is closed, and the response is left as it is.
         """
-        async with closing(items), beside(self._keep_alive()):
+        async with beside(self._keep_alive()), closing(items):
             try:
                 async with until_deadline():
                     async for item in items:
