@@ -44,20 +44,26 @@ async def test_leaving_twice_is_leaving_once() -> None:
     await asyncio.sleep(0)
 
 
+async def wait_in(client: ClientScope, begun: asyncio.Event) -> None:
+    async with client:
+        begun.set()
+        await asyncio.Event().wait()
+
+
+async def fail_in(client: ClientScope) -> None:
+    async with client:
+        asyncio.get_running_loop().call_soon(client.leave)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("of the block")
+
+
 async def test_a_cancellation_of_another_passes_through() -> None:
     """Also one that comes in the same turn."""
     for leaves in (False, True):
-        client = ClientScope()
-        begun = asyncio.Event()
-
-        async def run(
-            client: ClientScope = client, begun: asyncio.Event = begun
-        ) -> None:
-            async with client:
-                begun.set()
-                await asyncio.Event().wait()
-
-        task = asyncio.create_task(run())
+        client, begun = ClientScope(), asyncio.Event()
+        task = asyncio.create_task(wait_in(client, begun))
         await begun.wait()
         if leaves:
             client.leave()
@@ -67,14 +73,8 @@ async def test_a_cancellation_of_another_passes_through() -> None:
 
 
 async def test_an_error_of_the_block_passes_through() -> None:
-    client = ClientScope()
     with pytest.raises(ValueError, match="of the block"):
-        async with client:
-            asyncio.get_running_loop().call_soon(client.leave)
-            try:
-                await asyncio.Event().wait()
-            finally:
-                raise ValueError("of the block")
+        await fail_in(ClientScope())
 
 
 async def test_scopes_nest() -> None:
