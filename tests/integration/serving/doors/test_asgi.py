@@ -133,7 +133,8 @@ async def test_a_plain_function_calls_from_its_thread(group: Group) -> None:
     app.add_middleware(asgi.WorkerMiddleware, timeout_s=60.0)
 
     def get() -> list[int]:
-        return asyncrpc.rpc_sync("back", remote.double, args=([3],))
+        doubled: list[int] = asyncrpc.rpc_sync("back", remote.double, args=([3],))
+        return doubled
 
     app.add_api_route("/", get)
     async with served(app) as client, client.get("/") as response:

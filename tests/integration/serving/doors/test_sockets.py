@@ -30,7 +30,7 @@ async def closed(websocket: aiohttp.ClientWebSocketResponse) -> tuple[int, str]:
     async with asyncio.timeout(30):
         message = await websocket.receive()
     assert message.type is WSMsgType.CLOSE
-    return message.data, message.extra
+    return message.data, message.extra or ""
 
 
 async def test_a_stream_is_sent_and_ends(group: Group, door: Door) -> None:
