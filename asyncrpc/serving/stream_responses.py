@@ -103,10 +103,13 @@ async def sse_response(
     options = EventOptions.checked(encode, end_event, keep_alive_s, begin_within_s)
     response = web.StreamResponse(headers=sse.HEADERS)
     response.headers.update(sse.checked_headers(headers))
-    channel = _AiohttpEvents(request, response)
-    items = source_of(stream, request.headers.get(LAST_EVENT_ID, ""))
+    sender = EventSender(_AiohttpEvents(request, response), options)
     with contextlib.suppress(ClientLeftError):  # nobody is there to be told
-        await EventSender(channel, options).send_all(items)
+        if request.method == "HEAD":
+            await sender.send_head()
+        else:
+            last_event_id = request.headers.get(LAST_EVENT_ID, "")
+            await sender.send_all(source_of(stream, last_event_id))
     return response
 
 

@@ -8,7 +8,7 @@ Source: the ASGI specification 3.0, "HTTP & WebSocket ASGI Message Format".
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
 from asyncrpc.arguments import check_callable, check_count, check_texts, wrong
@@ -153,14 +153,15 @@ class EventStreamApplication:
             The stream is closed.
         """
         channel = _AsgiEvents(send, self.raw_headers)
-        last_event_id = "".join(header_values(scope, _LAST_EVENT_ID)[:1])
-        items = source_of(self._stream, last_event_id)
+        sender = EventSender(channel, self._options)
         async with _until_left(scope, receive):
-            try:
-                await EventSender(channel, self._options).send_all(items)
+            with suppress(ClientLeftError):  # nobody is there to be told
+                if scope["method"] == "HEAD":
+                    await sender.send_head()
+                else:
+                    last = "".join(header_values(scope, _LAST_EVENT_ID)[:1])
+                    await sender.send_all(source_of(self._stream, last))
                 await channel.end()
-            except ClientLeftError:
-                pass  # nobody is there to be told
 
 
 def sse_response(

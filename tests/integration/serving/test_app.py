@@ -5,9 +5,11 @@ What all doors do is in tests/integration/serving/doors.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -80,6 +82,31 @@ async def test_a_timeout_that_the_function_raised_is_not_the_deadline(
     ):
         assert response.status == 504
         assert response.content_type == "text/plain"
+
+
+async def test_a_stream_of_a_handler_that_is_not_cancelled(group: Group) -> None:
+    """A client that has left is noticed by the next comment at the latest."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        stream = (
+            current_worker()
+            .peer("back")
+            .stream(remote.give_and_wait, group.name, "one")
+        )
+        return await serving.sse_response(request, stream, keep_alive_s=0.01)
+
+    runner = web.AppRunner(app_with(group, handler), shutdown_timeout=1.0)
+    try:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
+        async with aiohttp.ClientSession() as client, asyncio.timeout(30):
+            response = await client.get(url)
+            await group.watch.begun.wait()
+            response.close()
+            await group.watch.cancelled.wait()
+    finally:
+        await runner.cleanup()
 
 
 @pytest.mark.parametrize("number", [-1.0, float("nan"), float("inf")])
