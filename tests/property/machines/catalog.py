@@ -17,6 +17,7 @@ from tests.property.machines.of_payloads import LANES, REGION
 from tests.property.machines.of_preemption import PREEMPTION
 from tests.property.machines.of_references import HOLDING
 from tests.property.machines.of_rounds import SERIES
+from tests.property.machines.of_serving import ASGI_CONNECTION, LIFESPAN
 from tests.property.machines.of_stages import MICRO_BATCH
 from tests.property.machines.of_workers import WORKER
 from tests.property.machines.spec import Machine
@@ -39,4 +40,6 @@ CATALOG: Final[tuple[Machine, ...]] = (
     ELASTIC,
     HOLDING,
     MICRO_BATCH,
+    ASGI_CONNECTION,
+    LIFESPAN,
 )

@@ -9,8 +9,8 @@ import pytest
 from asyncrpc.serving.asgi.machine.connection import (
     READ_AHEAD_BYTES_MAX,
     READ_AHEAD_MESSAGES_MAX,
-    AnswerState,
     AsgiConnection,
+    AsgiState,
 )
 
 LEFT = {"type": "http.disconnect"}
@@ -59,7 +59,7 @@ def test_a_client_that_leaves_during_the_response() -> None:
     connection = request()
     connection.sends(start())
     connection.sends(part(more=True))
-    assert connection.answer is AnswerState.BEGUN
+    assert connection.state is AsgiState.ANSWERING
     assert connection.received(LEFT) is True
 
 
@@ -68,7 +68,7 @@ def test_what_is_done_after_the_response_goes_on(last: dict[str, Any]) -> None:
     connection = request()
     connection.sends(start(204))
     connection.sends(last)
-    assert (connection.answer, connection.status) == (AnswerState.COMPLETE, 204)
+    assert (connection.state, connection.status) == (AsgiState.ANSWERED, 204)
     assert connection.received(LEFT) is False
     assert not connection.has_left
 
@@ -128,7 +128,7 @@ def test_an_application_that_waits_is_told_and_not_cancelled() -> None:
 def test_an_application_that_works_is_cancelled() -> None:
     connection = websocket()
     connection.sends({"type": "websocket.accept"})
-    assert connection.answer is AnswerState.ACCEPTED
+    assert connection.state is AsgiState.ACCEPTED
     connection.asks()
     connection.asks_no_more()
     assert connection.received(SOCKET_LEFT) is True
@@ -151,7 +151,7 @@ def test_a_websocket_that_the_application_has_closed(
     connection = websocket()
     for message in messages:
         connection.sends(message)
-    assert connection.answer is AnswerState.COMPLETE
+    assert connection.state is AsgiState.ANSWERED
     assert connection.received(SOCKET_LEFT) is False
 
 

@@ -20,19 +20,27 @@ def test_the_end_is_held_back_until_the_worker_has_ended(last: dict[str, Any]) -
     assert inner.sends(STARTED) is True
     assert inner.sends(last) is False
     assert (inner.state, inner.last) == (LifespanState.ENDED, last)
-    assert not inner.is_unknown
+    assert not inner.returned()
 
 
 def test_a_start_that_failed_is_told_after_the_worker_has_ended() -> None:
     inner = InnerLifespan()
     assert inner.sends(FAILED) is False
     assert (inner.state, inner.last) == (LifespanState.FAILED, FAILED)
-    assert not inner.is_unknown
+    assert not inner.returned()
+
+
+def test_an_application_that_ends_without_a_word() -> None:
+    inner = InnerLifespan()
+    inner.sends(STARTED)
+    assert not inner.returned()
+    assert (inner.state, inner.last) == (LifespanState.ENDED, ENDED)
 
 
 def test_an_application_without_a_lifespan() -> None:
     inner = InnerLifespan()
-    assert inner.is_unknown
+    assert inner.returned()
+    assert inner.returned()  # it is asked again
     assert inner.last == ENDED
 
 
