@@ -2,7 +2,7 @@
 
 Three ways in, one implementation: `Worker`, a value; the functions that
 torch.distributed.rpc knows, on the current worker; and `asyncrpc.serving` for workers
-inside an aiohttp application.
+inside an application of aiohttp or ASGI.
 """
 
 from asyncrpc import (

@@ -40,6 +40,7 @@ MODULES: Final = (
     "asyncrpc.observability",
     "asyncrpc.ray",
     "asyncrpc.serving",
+    "asyncrpc.serving.asgi",
     "asyncrpc.trace",
     "asyncrpc.functions",
     "asyncrpc.inspection",

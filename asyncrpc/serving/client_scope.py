@@ -7,6 +7,7 @@ other cancellation passes through.
 from __future__ import annotations
 
 import asyncio
+from asyncio import CancelledError
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -27,17 +28,14 @@ class ClientScope:
     def __init__(self) -> None:
         """Begin with a client that is there."""
         self.has_left = False
-        self._is_open = False
-        self._scope = asyncio.timeout(None)
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
 
     async def __aenter__(self) -> Self:
-        """Begin the block.
-
-        Raises:
-            RuntimeError: this is no task.
-        """
-        await self._scope.__aenter__()
-        self._is_open = True
+        """Begin the block."""
+        self._task = asyncio.current_task()
+        assert self._task is not None  # a coroutine runs in a task
+        self._cancelling = self._task.cancelling()
         return self
 
     async def __aexit__(
@@ -47,18 +45,19 @@ class ClientScope:
         traceback: TracebackType | None,
     ) -> bool:
         """End the block; it has not failed if `leave` has cut it off."""
-        self._is_open = False
-        try:
-            await self._scope.__aexit__(kind, error, traceback)
-        except TimeoutError:  # that the scope makes of its own cancellation alone
-            return True
-        return False
+        task, self._task = self._task, None
+        assert task is not None
+        if not self.has_left:
+            return False
+        # As `asyncio.timeout`, which takes a turn of the loop more to cancel.
+        is_alone = task.uncancel() <= self._cancelling
+        return is_alone and kind is not None and issubclass(kind, CancelledError)
 
     def leave(self) -> None:
-        """Cancel the block: the client has left.  Idempotent."""
-        if self._is_open and not self.has_left:
+        """Cancel the block: the client has left.  Idempotent; not from the block."""
+        if self._task is not None and not self.has_left:
             self.has_left = True
-            self._scope.reschedule(asyncio.get_running_loop().time())
+            self._task.cancel()
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ from asyncrpc.serving.machine.error_answers import (
 )
 
 # A token of RFC 9110, which is what names of headers are.
-_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 
 
 class Contract:
@@ -47,10 +47,9 @@ class Contract:
         if timeout_s is not None:
             check_duration("timeout_s", timeout_s)
         check_duration("retry_after_s", retry_after_s)
-        if deadline_header is not None and not (
-            isinstance(deadline_header, str) and _HEADER_NAME.fullmatch(deadline_header)
-        ):
-            raise wrong("deadline_header", "the name of a header", deadline_header)
+        if deadline_header is not None and not _is_header_name(deadline_header):
+            wanted = "the name of a header, or None"
+            raise wrong("deadline_header", wanted, deadline_header)
         self._timeout_s = timeout_s
         self._retry_after_s = retry_after_s
         self._deadline_header = deadline_header
@@ -94,3 +93,7 @@ class Contract:
             is_closed=is_closed,
             retry_after_s=self._retry_after_s,
         )
+
+
+def _is_header_name(value: object) -> bool:
+    return isinstance(value, str) and _HEADER_NAME.fullmatch(value) is not None

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 from asyncrpc.arguments import check_callable, check_duration, wrong
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.calls.context import current_worker_var
-from asyncrpc.serving.client_scope import ClientLeftError, beside
+from asyncrpc.serving.client_scope import ClientLeftError, ClientScope, beside
 from asyncrpc.serving.machine import server_sent_events as sse
 from asyncrpc.serving.machine.error_answers import INTERNAL, ErrorAnswer, answer_to
 from asyncrpc.serving.request_deadline import is_over, until_deadline
@@ -124,19 +124,33 @@ class EventSender:
         Cancellation:
             The stream is closed, and the response is left as it is.
         """
-        async with closing(items), beside(self._keep_alive()):
-            try:
-                async with until_deadline():
-                    async for item in items:
-                        await self._send(sse.encoded(item, self._options.encode))
-            except Exception as error:
-                if not self.has_begun or isinstance(error, ClientLeftError):
-                    raise
-                await self._send(error_event(failure_of(error)))
-                return
-            await self._end()
+        client = ClientScope()
+        async with client, beside(self._keep_alive(client)), closed(items) as stream:
+            await self._send_items(stream)
+        if client.has_left:
+            raise ClientLeftError
 
-    async def _end(self) -> None:
+    async def send_head(self) -> None:
+        """Answer a request for the head of the response alone.
+
+        Raises:
+            ClientLeftError: the client has left.
+
+        Cancellation:
+            It may have been sent.
+        """
+        await self._send(b"")
+
+    async def _send_items(self, items: AsyncIterator[Any]) -> None:
+        try:
+            async with until_deadline():
+                async for item in items:
+                    await self._send(sse.encoded(item, self._options.encode))
+        except Exception as error:
+            if not self.has_begun or isinstance(error, ClientLeftError):
+                raise
+            await self._send(error_event(failure_of(error)))
+            return
         name = self._options.end_event
         ending = sse.encoded(sse.ServerSentEvent(event=name)) if name else b""
         await self._send(ending)
@@ -150,11 +164,17 @@ class EventSender:
                 await self._channel.write(data)
             self._sent_s = self._loop.time()
 
-    async def _keep_alive(self) -> None:
-        """Begin the response in time, and break silence; the sender sees a failure."""
-        await asyncio.sleep(self._options.begin_within_s)
-        if not self.has_begun:
-            await self._send(sse.COMMENT)  # some servers keep headers back without it
+    async def _keep_alive(self, client: ClientScope) -> None:
+        """Begin the response in time, and break silence, until the client leaves."""
+        try:
+            await asyncio.sleep(self._options.begin_within_s)
+            if not self.has_begun:
+                await self._send(sse.COMMENT)  # without it some servers wait
+            await self._break_silence()
+        except ClientLeftError:
+            client.leave()
+
+    async def _break_silence(self) -> None:
         every_s = self._options.keep_alive_s
         while every_s is not None:
             rest_s = self._sent_s + every_s - self._loop.time()
@@ -185,12 +205,13 @@ def error_event(answer: ErrorAnswer) -> bytes:
 
 
 @asynccontextmanager
-async def closing(items: AsyncIterable[Any]) -> AsyncIterator[None]:
-    """Close a stream after a block, if it can be closed: a remote `finally` runs."""
+async def closed(items: AsyncIterable[Any]) -> AsyncIterator[AsyncIterator[Any]]:
+    """Iterate over a stream, and close it, if it can be: a remote `finally` runs."""
+    iterator = aiter(items)
     try:
-        yield
+        yield iterator
     finally:
-        close = getattr(items, "aclose", None)
+        close = getattr(iterator, "aclose", None)
         if close is not None:
             await close()
 

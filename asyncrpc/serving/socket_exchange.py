@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 from asyncrpc.arguments import wrong
 from asyncrpc.errors import UsageError
 from asyncrpc.serving.client_scope import ClientLeftError, ClientScope, beside
-from asyncrpc.serving.event_sender import closing, failure_of
+from asyncrpc.serving.event_sender import closed, failure_of
 from asyncrpc.serving.machine.error_answers import NORMAL_CLOSURE
 from asyncrpc.serving.machine.server_sent_events import as_json
 from asyncrpc.serving.request_deadline import until_deadline
@@ -162,8 +162,8 @@ async def run_exchange(
 async def _write(
     channel: SocketChannel, items: AsyncIterable[Any], encode: EncodeFrame
 ) -> None:
-    async with closing(items), until_deadline():
-        async for item in items:
+    async with closed(items) as stream, until_deadline():
+        async for item in stream:
             data = encode(item)
             if not isinstance(data, str | bytes):
                 raise wrong("what encode returns", "a string or bytes", data)

@@ -103,10 +103,13 @@ async def sse_response(
     options = EventOptions.checked(encode, end_event, keep_alive_s, begin_within_s)
     response = web.StreamResponse(headers=sse.HEADERS)
     response.headers.update(sse.checked_headers(headers))
-    channel = _EventResponse(request, response)
-    items = source_of(stream, request.headers.get(LAST_EVENT_ID, ""))
+    sender = EventSender(_AiohttpEvents(request, response), options)
     with contextlib.suppress(ClientLeftError):  # nobody is there to be told
-        await EventSender(channel, options).send_all(items)
+        if request.method == "HEAD":
+            await sender.send_head()
+        else:
+            last_event_id = request.headers.get(LAST_EVENT_ID, "")
+            await sender.send_all(source_of(stream, last_event_id))
     return response
 
 
@@ -177,14 +180,14 @@ async def websocket_response(
     )
     await response.prepare(request)
     closure = await run_exchange(
-        _Socket(response), stream, encode=encode, messages_max=messages_max
+        _AiohttpSocket(response), stream, encode=encode, messages_max=messages_max
     )
     if closure is not None:
         await response.close(code=closure.code, message=closure.reason.encode())
     return response
 
 
-class _EventResponse:
+class _AiohttpEvents:
     """Takes the bytes of a stream of events."""
 
     def __init__(self, request: web.Request, response: web.StreamResponse) -> None:
@@ -201,7 +204,7 @@ class _EventResponse:
             raise ClientLeftError from error
 
 
-class _Socket:
+class _AiohttpSocket:
     """A websocket of aiohttp."""
 
     def __init__(self, response: web.WebSocketResponse) -> None:

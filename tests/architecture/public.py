@@ -25,6 +25,7 @@ MODULES = (
     "asyncrpc.optim",
     "asyncrpc.ray",
     "asyncrpc.serving",
+    "asyncrpc.serving.asgi",
     "asyncrpc.testing",
     "asyncrpc.trace",
 )

@@ -131,8 +131,8 @@ async def _run_inner(
     try:
         await app(scope, receive_inner, send_inner)
     except Exception:
-        if not inner.is_unknown:
+        if not inner.returned():
             raise
-    if inner.is_unknown:
+    if inner.returned():
         await send({"type": STARTUP_COMPLETE})
         await receive()  # until the shutdown

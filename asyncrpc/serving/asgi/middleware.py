@@ -19,7 +19,7 @@ from asyncrpc.errors import UsageError
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.asgi.lifespan import run_lifespan
-from asyncrpc.serving.asgi.machine.connection import AnswerState
+from asyncrpc.serving.asgi.machine.connection import AsgiState
 from asyncrpc.serving.asgi.protocol import (
     WATCHED_KEY,
     WORKER_KEY,
@@ -154,31 +154,31 @@ class WorkerMiddleware:
         self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
     ) -> None:
         worker = self._worker_for(scope)
-        connection = WatchedConnection(scope, receive, send)
+        watched = WatchedConnection(scope, receive, send)
         tracer = worker.parts.tracer
         token = current_worker_var.set(worker)
         try:
-            async with self._watched(scope, connection):
-                if tracer is None or connection.state.is_websocket:
-                    await self._answer(scope, connection, worker)
+            async with self._watching(scope, watched):
+                if tracer is None or watched.connection.is_websocket:
+                    await self._answer(scope, watched, worker)
                     return
-                async with traced(tracer, scope, connection.state):
-                    await self._answer(scope, connection, worker)
+                async with traced(tracer, scope, watched.connection):
+                    await self._answer(scope, watched, worker)
         finally:
             current_worker_var.reset(token)
 
     @asynccontextmanager
-    async def _watched(
-        self, scope: AsgiScope, connection: WatchedConnection
+    async def _watching(
+        self, scope: AsgiScope, watched: WatchedConnection
     ) -> AsyncIterator[None]:
-        async with connection.watching(cancels=self._is_cancelling):
+        async with watched.watching(cancels=self._is_cancelling):
             scope[WATCHED_KEY] = self._is_cancelling
             yield
-        if connection.state.has_left:
+        if watched.connection.has_left:
             logger.debug("%s: the client has left", scope["path"])
 
     async def _answer(
-        self, scope: AsgiScope, connection: WatchedConnection, worker: Worker
+        self, scope: AsgiScope, watched: WatchedConnection, worker: Worker
     ) -> None:
         values = self._contract.header_of(lambda name: header_values(scope, name))
         loop = asyncio.get_running_loop()
@@ -187,14 +187,14 @@ class WorkerMiddleware:
             timeout_s = self._contract.time_allowed_s(values)
             end_s = math.inf if timeout_s is None else loop.time() + timeout_s
             async with request_deadline(timeout_s):
-                await self._app(scope, connection.receive, connection.send)
+                await self._app(scope, watched.receive, watched.send)
         except Exception as error:
             answer = self._contract.answer_to(
                 error, is_over=loop.time() >= end_s, is_closed=worker.is_closed
             )
             if answer is not None:
                 logger.warning("%s: %s", scope["path"], answer.message)
-            if not await _send_answer(scope, connection, answer):
+            if not await _send_answer(scope, watched, answer):
                 raise
 
     def _worker_for(self, scope: AsgiScope) -> Worker:
@@ -209,21 +209,23 @@ class WorkerMiddleware:
 
 
 async def _send_answer(
-    scope: AsgiScope, connection: WatchedConnection, answer: ErrorAnswer | None
+    scope: AsgiScope, watched: WatchedConnection, answer: ErrorAnswer | None
 ) -> bool:
     """Answer an error, if there is a way; return whether it is settled by that."""
-    state, send = connection.state, connection.send
-    if state.answer is AnswerState.ACCEPTED:
+    connection, send = watched.connection, watched.send
+    if connection.has_left:
+        return answer is not None
+    if connection.state is AsgiState.ACCEPTED:
         told = answer or INTERNAL
         closing = {"code": told.close_code, "reason": told.reason}
         await send({"type": "websocket.close", **closing})
         return answer is not None
-    if answer is None or state.answer is not AnswerState.NONE:
+    if answer is None or connection.state is not AsgiState.WAITING:
         return False  # not ours, or too late: the client has half a response
-    if state.is_websocket and _DENIAL not in scope.get("extensions", {}):
+    if connection.is_websocket and _DENIAL not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": answer.close_code})
         return True
-    prefix = "websocket." if state.is_websocket else ""
+    prefix = "websocket." if connection.is_websocket else ""
     body = answer.body.encode()
     await send_response(send, answer.status, answer.headers, body, prefix=prefix)
     return True

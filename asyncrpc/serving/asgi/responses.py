@@ -8,7 +8,7 @@ Source: the ASGI specification 3.0, "HTTP & WebSocket ASGI Message Format".
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
 from asyncrpc.arguments import check_callable, check_count, check_texts, wrong
@@ -152,15 +152,16 @@ class EventStreamApplication:
         Cancellation:
             The stream is closed.
         """
-        channel = _EventResponse(send, self.raw_headers)
-        last_event_id = "".join(header_values(scope, _LAST_EVENT_ID)[:1])
-        items = source_of(self._stream, last_event_id)
+        channel = _AsgiEvents(send, self.raw_headers)
+        sender = EventSender(channel, self._options)
         async with _until_left(scope, receive):
-            try:
-                await EventSender(channel, self._options).send_all(items)
+            with suppress(ClientLeftError):  # nobody is there to be told
+                if scope["method"] == "HEAD":
+                    await sender.send_head()
+                else:
+                    last = "".join(header_values(scope, _LAST_EVENT_ID)[:1])
+                    await sender.send_all(source_of(self._stream, last))
                 await channel.end()
-            except ClientLeftError:
-                pass  # nobody is there to be told
 
 
 def sse_response(
@@ -254,13 +255,13 @@ async def websocket_response(
 
     Source: RFC 6455.
     """
-    if not all(hasattr(websocket, name) for name in ("scope", "receive", "send")):
+    if not all(hasattr(type(websocket), name) for name in ("receive", "send")):
         raise wrong("websocket", "a websocket of ASGI, or of Starlette", websocket)
     check_source("stream", stream)
     check_callable("encode", encode)
     check_count("messages_max", messages_max, at_least=1)
     check_texts("protocols", protocols)
-    channel = _Socket(websocket)
+    channel = _AsgiSocket(websocket)
     if not await channel.accepted(protocols):
         return
     closure = await run_exchange(
@@ -270,7 +271,7 @@ async def websocket_response(
         await channel.close(closure.code, closure.reason)
 
 
-class _EventResponse:
+class _AsgiEvents:
     """Takes the bytes of a stream of events."""
 
     def __init__(self, send: AsgiSend, headers: list[tuple[bytes, bytes]]) -> None:
@@ -295,7 +296,7 @@ class _EventResponse:
             raise ClientLeftError from error
 
 
-class _Socket:
+class _AsgiSocket:
     """A websocket of ASGI."""
 
     def __init__(self, websocket: WebSocketLike) -> None:

@@ -20,7 +20,7 @@ class WatchedConnection:
     """What an application is given in place of a server's `receive` and `send`.
 
     Attributes:
-        state: what has come, and what has been answered.
+        connection: what has come, and what has been answered.
     """
 
     def __init__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
@@ -31,7 +31,7 @@ class WatchedConnection:
             receive: of the server.
             send: of the server.
         """
-        self.state = AsgiConnection(scope)
+        self.connection = AsgiConnection(scope)
         self._receive = receive
         self._send = send
         self._changed = asyncio.Event()  # a message has come, or one may be read
@@ -55,16 +55,16 @@ class WatchedConnection:
         Cancellation:
             No message is lost.
         """
-        if self.state.asks():
+        if self.connection.asks():
             self._notify()
         try:
-            while (message := self.state.take()) is None:
+            while (message := self.connection.take()) is None:
                 if self._failure is not None:
                     raise self._failure
                 await self._wait()
             return message
         finally:
-            self.state.asks_no_more()
+            self.connection.asks_no_more()
             self._notify()
 
     async def send(self, message: AsgiMessage) -> None:
@@ -73,15 +73,15 @@ class WatchedConnection:
         Cancellation:
             It may have been sent.
         """
-        self.state.sends(message)
+        self.connection.sends(message)
         await self._send(message)
 
     async def _read_ahead(self, leave: Callable[[], None]) -> None:
         try:
             while True:
-                while not self.state.may_read:
+                while not self.connection.may_read:
                     await self._wait()
-                if self.state.received(await self._receive()):
+                if self.connection.received(await self._receive()):
                     leave()
                 self._notify()
         except Exception as error:  # noqa: BLE001  (the application is given it)

@@ -31,6 +31,7 @@ from tests.integration.misuse import (
     uses_observability,
     uses_processes,
     uses_ray,
+    uses_serving,
     uses_testing,
 )
 from tests.integration.misuse.beside import (
@@ -235,6 +236,7 @@ USES: Final[Mapping[str, Use]] = {
     **uses_observability.USES,
     **uses_processes.USES,
     **uses_ray.USES,
+    **uses_serving.USES,
     **uses_testing.USES,
     # --- programs
     "run": Use(
@@ -378,7 +380,11 @@ USES: Final[Mapping[str, Use]] = {
     "serving.middleware": Use(
         lambda _: serving.middleware,
         needs_worker=False,
-        fits={"timeout_s": SECONDS, "retry_after_s": DURATIONS},
+        fits={
+            "timeout_s": SECONDS,
+            "retry_after_s": DURATIONS,
+            "deadline_header": {"none", "text"},
+        },
         finish=nothing,
     ),
     "serving.status_of": Use(

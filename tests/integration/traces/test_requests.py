@@ -1,19 +1,25 @@
-"""Requests to an aiohttp application, and one trace from there to the last worker."""
+"""Requests to applications of aiohttp and ASGI, and one trace to the last worker."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from opentelemetry import trace
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 
 import asyncrpc
 from asyncrpc import RejectedError, Worker, serving
 from asyncrpc.errors import Outcome
+from asyncrpc.serving import asgi
 from asyncrpc.testing import ProcessCluster
 from tests.integration.serving.conftest import serve
+from tests.integration.serving.doors.servers import run_uvicorn
 from tests.integration.traces import remote
 from tests.integration.traces.collected import Shown, Spans
 from tests.integration.traces.conftest import Trio
@@ -127,6 +133,75 @@ async def test_an_application_that_is_not_traced(plain: Trio, spans: Spans) -> N
     async with serve(app_of(plain[0])) as client, client.get("/ask/x") as response:
         assert response.status == 200
     assert spans.all == []
+
+
+# --- ASGI ----------------------------------------------------------------------------
+
+
+def asgi_app_of(worker: Worker) -> Starlette:
+    async def handle(request: Request) -> JSONResponse:
+        await asyncrpc.rpc_async("b", remote.here_async)
+        return JSONResponse(request.path_params["name"])
+
+    async def refused(_: Request) -> JSONResponse:
+        raise RejectedError("busy", outcome=Outcome.NOT_EXECUTED)
+
+    async def fail(_: Request) -> JSONResponse:
+        raise ValueError("no luck")
+
+    app = Starlette(lifespan=asgi.lifespan(worker))
+    app.add_middleware(asgi.WorkerMiddleware)
+    app.add_route("/ask/{name}", handle)
+    app.add_route("/refuse", refused)
+    app.add_route("/fail", fail)
+    return app
+
+
+async def asked_by_asgi(worker: Worker, path: str, **headers: str) -> int:
+    """Ask an application of Starlette on uvicorn; return the status."""
+    async with (
+        run_uvicorn(asgi_app_of(worker), http="h11") as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
+        client.get(path, headers=headers) as response,
+    ):
+        await response.read()
+        return response.status
+
+
+async def test_a_request_by_asgi_is_the_parent_of_its_calls(
+    trio: Trio, spans: Spans
+) -> None:
+    """Its route is known when the framework has found it."""
+    assert await asked_by_asgi(trio[0], "/ask/x", traceparent=PARENT) == 200
+    request = spans.one("GET /ask/{name}")
+    assert (request.trace_id, request.parent_id) == (TRACE_ID, SPAN_ID)
+    assert (request.kind, request.status) == ("SERVER", "UNSET")
+    assert request.attributes == {
+        "http.request.method": "GET",
+        "http.route": "/ask/{name}",
+        "url.path": "/ask/x",
+        "http.response.status_code": 200,
+    }
+    call, _ = spans.pair("here_async")
+    assert call.parent_id == request.span_id
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "error"),
+    [("/refuse", 503, "503"), ("/fail", 500, "ValueError")],
+)
+async def test_an_answer_by_asgi_that_is_an_error(
+    trio: Trio, spans: Spans, path: str, status: int, error: str
+) -> None:
+    assert await asked_by_asgi(trio[0], path) == status
+    request = spans.one(f"GET {path}")
+    assert (request.error_type, request.status) == (error, "ERROR")
+
+
+async def test_a_path_that_no_route_matches(trio: Trio, spans: Spans) -> None:
+    assert await asked_by_asgi(trio[0], "/nowhere") == 404
+    request = spans.one("GET")
+    assert request.attributes["http.response.status_code"] == 404
 
 
 # --- over processes ------------------------------------------------------------------

@@ -18,6 +18,7 @@ from tests.property.machines.of_preemption import PREEMPTION
 from tests.property.machines.of_references import HOLDING
 from tests.property.machines.of_rounds import SERIES
 from tests.property.machines.of_serving import SEQUENCE
+from tests.property.machines.of_serving import ASGI_CONNECTION, LIFESPAN
 from tests.property.machines.of_stages import MICRO_BATCH
 from tests.property.machines.of_workers import WORKER
 from tests.property.machines.spec import Machine
@@ -41,4 +42,6 @@ CATALOG: Final[tuple[Machine, ...]] = (
     HOLDING,
     MICRO_BATCH,
     SEQUENCE,
+    ASGI_CONNECTION,
+    LIFESPAN,
 )

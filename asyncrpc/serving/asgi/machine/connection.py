@@ -15,29 +15,54 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Mapping, MutableMapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Final
 
-AsgiEvent: TypeAlias = MutableMapping[str, Any]
+from asyncrpc.serving.asgi.protocol import AsgiMessage
 
 READ_AHEAD_BYTES_MAX: Final = 64 << 10  # what uvicorn buffers of a body by itself
 READ_AHEAD_MESSAGES_MAX: Final = 16
 
 
-class AnswerState(enum.Enum):
+class AsgiState(enum.Enum):
     """How far the answer to a connection is."""
 
-    NONE = "none"
-    ACCEPTED = "accepted"  # of a websocket
-    BEGUN = "begun"
-    COMPLETE = "complete"
+    WAITING = "nothing is answered"
+    ACCEPTED = "the websocket is accepted"
+    ANSWERING = "a response has begun"
+    ANSWERED = "the response is complete, or the websocket closed"
+    LEFT = "the client has left before that"
 
 
-_STATES: Final[Mapping[str, AnswerState]] = {
-    "websocket.accept": AnswerState.ACCEPTED,
-    "websocket.close": AnswerState.COMPLETE,
-    "http.response.start": AnswerState.BEGUN,
-    "websocket.http.response.start": AnswerState.BEGUN,
+class AsgiStep(enum.Enum):
+    """What changes it."""
+
+    ACCEPT = "the application accepts the websocket"
+    BEGIN = "the application begins a response"
+    END = "the application ends the response, or closes the websocket"
+    LEAVE = "the client leaves"
+
+
+_S, _E = AsgiState, AsgiStep
+
+TRANSITIONS: Final[Mapping[AsgiState, Mapping[AsgiStep, AsgiState]]] = {
+    _S.WAITING: {
+        _E.ACCEPT: _S.ACCEPTED,
+        _E.BEGIN: _S.ANSWERING,
+        _E.END: _S.ANSWERED,
+        _E.LEAVE: _S.LEFT,
+    },
+    _S.ACCEPTED: {_E.END: _S.ANSWERED, _E.LEAVE: _S.LEFT},
+    _S.ANSWERING: {_E.END: _S.ANSWERED, _E.LEAVE: _S.LEFT},
+    _S.ANSWERED: {},
+    _S.LEFT: {},
+}
+
+_STEPS: Final[Mapping[str, AsgiStep]] = {
+    "websocket.accept": _E.ACCEPT,
+    "websocket.close": _E.END,
+    "http.response.start": _E.BEGIN,
+    "websocket.http.response.start": _E.BEGIN,
 }
 _BODIES: Final = ("http.response.body", "websocket.http.response.body")
 _LEAVINGS: Final = ("http.disconnect", "websocket.disconnect")
@@ -48,9 +73,8 @@ class AsgiConnection:
 
     Attributes:
         is_websocket: whether it is a websocket.
-        answer: how far the answer is.
+        state: how far the answer is.
         status: of the response; None: none has begun.
-        has_left: whether the client has left.
     """
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
@@ -60,16 +84,24 @@ class AsgiConnection:
             scope: of the connection.
         """
         self.is_websocket = scope["type"] == "websocket"
-        self.answer = AnswerState.NONE
+        self.state = AsgiState.WAITING
         self.status: int | None = None
-        self.has_left = False
-        self._messages: deque[AsgiEvent] = deque()
-        self._leaving: AsgiEvent | None = None
+        self._messages: deque[AsgiMessage] = deque()
+        self._leaving: AsgiMessage | None = None
         self._bytes = 0
         self._readers = 0
         # To read the body of such a request asks the client for it: only the
         # application may.
         self._is_asked_for = not _expects_continue(scope)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has left before it was answered."""
+        return self.state is AsgiState.LEFT
+
+    def advance(self, step: AsgiStep) -> None:
+        """Go to the next state; a step that is not listed changes nothing."""
+        self.state = TRANSITIONS[self.state].get(step, self.state)
 
     # --- from the client -------------------------------------------------------------
 
@@ -83,17 +115,16 @@ class AsgiConnection:
             and len(self._messages) < READ_AHEAD_MESSAGES_MAX
         )
 
-    def received(self, message: AsgiEvent) -> bool:
+    def received(self, message: AsgiMessage) -> bool:
         """A message has come; return whether the application is to be cancelled."""
         if message["type"] not in _LEAVINGS:
             self._messages.append(message)
             self._bytes += _bytes_of(message)
             return False
         self._leaving = message
-        if self.answer is AnswerState.COMPLETE:
-            return False
-        self.has_left = True
-        return not (self.is_websocket and self._readers)
+        self.advance(AsgiStep.LEAVE)
+        is_told = self.is_websocket and self._readers > 0
+        return self.has_left and not is_told
 
     # --- to the application ----------------------------------------------------------
 
@@ -107,7 +138,7 @@ class AsgiConnection:
         """The application has its message, or was cancelled."""
         self._readers -= 1
 
-    def take(self) -> AsgiEvent | None:
+    def take(self) -> AsgiMessage | None:
         """Return the next message; None: there is none yet.
 
         What says that the client has left is the last one, again and again.
@@ -123,11 +154,12 @@ class AsgiConnection:
     def sends(self, message: Mapping[str, Any]) -> None:
         """The application is about to send a message."""
         kind = message["type"]
-        self.answer = _STATES.get(kind, self.answer)
+        if kind in _STEPS:
+            self.advance(_STEPS[kind])
+        elif kind in _BODIES and not message.get("more_body", False):
+            self.advance(AsgiStep.END)
         if kind.endswith("http.response.start"):
             self.status = message["status"]
-        if kind in _BODIES and not message.get("more_body", False):
-            self.answer = AnswerState.COMPLETE
 
 
 def _bytes_of(message: Mapping[str, Any]) -> int:

@@ -23,18 +23,43 @@ SHUTDOWN_FAILED: Final = "lifespan.shutdown.failed"
 class LifespanState(enum.Enum):
     """How far the lifespan of an application is."""
 
-    STARTING = "starting"
-    STARTED = "started"
-    FAILED = "failed"  # to start
-    ENDED = "ended"
+    STARTING = "the application starts"
+    STARTED = "the application has started"
+    FAILED = "the application could not start"
+    ENDED = "the application has ended"
+    UNSUPPORTED = "the application knows no lifespan"
 
 
-_NEXT: Final[Mapping[tuple[LifespanState, str], LifespanState]] = {
-    (LifespanState.STARTING, STARTUP_COMPLETE): LifespanState.STARTED,
-    (LifespanState.STARTING, STARTUP_FAILED): LifespanState.FAILED,
-    (LifespanState.STARTED, SHUTDOWN_COMPLETE): LifespanState.ENDED,
-    (LifespanState.STARTED, SHUTDOWN_FAILED): LifespanState.ENDED,
+class LifespanStep(enum.Enum):
+    """What changes it."""
+
+    START = "the application says that it has started"
+    FAIL = "the application says that it could not start"
+    END = "the application says that it has ended, well or not"
+    RETURN = "the application returns, or raises"
+
+
+_S, _E = LifespanState, LifespanStep
+
+TRANSITIONS: Final[Mapping[LifespanState, Mapping[LifespanStep, LifespanState]]] = {
+    _S.STARTING: {
+        _E.START: _S.STARTED,
+        _E.FAIL: _S.FAILED,
+        _E.RETURN: _S.UNSUPPORTED,
+    },
+    _S.STARTED: {_E.END: _S.ENDED, _E.RETURN: _S.ENDED},
+    _S.FAILED: {},
+    _S.ENDED: {},
+    _S.UNSUPPORTED: {},
 }
+
+_STEPS: Final[Mapping[str, LifespanStep]] = {
+    STARTUP_COMPLETE: _E.START,
+    STARTUP_FAILED: _E.FAIL,
+    SHUTDOWN_COMPLETE: _E.END,
+    SHUTDOWN_FAILED: _E.END,
+}
+_HELD_BACK: Final = (LifespanState.FAILED, LifespanState.ENDED)
 
 
 class InnerLifespan:
@@ -50,18 +75,23 @@ class InnerLifespan:
         self.state = LifespanState.STARTING
         self.last: dict[str, Any] = {"type": SHUTDOWN_COMPLETE}
 
+    def advance(self, step: LifespanStep) -> bool:
+        """Go to the next state; return whether the step is listed, and changes it."""
+        before = self.state
+        self.state = TRANSITIONS[before].get(step, before)
+        return step in TRANSITIONS[before]
+
     def sends(self, message: Mapping[str, Any]) -> bool:
         """The application sends a message; return whether it goes on at once."""
-        following = _NEXT.get((self.state, message["type"]))
-        if following is None:
+        step = _STEPS.get(message["type"])
+        if step is None or not self.advance(step):
             return True  # the server says what is wrong with it
-        self.state = following
-        if following is LifespanState.STARTED:
+        if self.state not in _HELD_BACK:
             return True
         self.last = dict(message)
         return False
 
-    @property
-    def is_unknown(self) -> bool:
-        """Whether an application that has returned, or raised, knows no lifespan."""
-        return self.state is LifespanState.STARTING
+    def returned(self) -> bool:
+        """The application has ended; return whether it knows no lifespan."""
+        self.advance(LifespanStep.RETURN)
+        return self.state is LifespanState.UNSUPPORTED

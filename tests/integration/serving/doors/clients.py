@@ -31,7 +31,11 @@ async def stalled(
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
     raw.settimeout(0)
-    await asyncio.get_running_loop().sock_connect(raw, (url.host, url.port))
+    try:
+        await asyncio.get_running_loop().sock_connect(raw, (url.host, url.port))
+    except BaseException:
+        raw.close()
+        raise
     reader, writer = await asyncio.open_connection(sock=raw, limit=1024)
     try:
         extra = _UPGRADE if upgrade else ""

@@ -104,6 +104,25 @@ async def test_silence_is_broken_by_comments(group: Group, door: Door) -> None:
     await ended(group)
 
 
+async def test_who_asks_for_the_head_alone_runs_no_generator(
+    group: Group, door: Door
+) -> None:
+    asked: list[str] = []
+
+    async def items(_: str) -> AsyncIterator[int]:
+        asked.append("an item")
+        yield 1
+
+    async with door.serve(one_stream(group, items)) as client:
+        async with client.head("/") as response:
+            if response.status != 405:  # FastAPI's routes answer GET alone
+                assert response.status == 200
+                assert response.content_type == "text/event-stream"
+        async with client.get("/nowhere") as response:  # on the same connection
+            assert response.status == 404
+    assert asked == []
+
+
 # --- errors --------------------------------------------------------------------------
 
 

@@ -1,0 +1,108 @@
+"""An application on granian, in a process of its own.
+
+Its threads, which are Rust's, stay for a while after it has ended, so it is no guest of
+a process that must leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from granian.constants import Interfaces
+from granian.server.embed import Server
+
+import asyncrpc
+from asyncrpc import LocalRendezvous, Worker, current_worker
+from asyncrpc.serving.asgi.protocol import AsgiApplication
+from tests.integration.serving import remote
+from tests.integration.serving.doors.applications import fastapi_app
+from tests.integration.serving.doors.conftest import ITEM_LENGTH
+from tests.integration.serving.doors.neutral import Asked, NeutralApp
+
+NAME = "granian"
+
+
+def there(function: Any, *args: Any) -> Any:
+    return current_worker().peer("front").stream(function, *args)
+
+
+async def wait_here(asked: Asked) -> Any:
+    await asyncrpc.rpc_async("front", remote.wait_forever, args=(NAME,))
+
+
+async def refuse(asked: Asked) -> Any:
+    await asyncrpc.rpc_async("front", remote.overload)
+
+
+async def next_ended(asked: Asked) -> Any:
+    """Answer when what the clients wait for has ended; it may begin again then."""
+    watch = remote.watches[NAME]
+    await watch.cancelled.wait()
+    watch.begun.clear()
+    watch.cancelled.clear()
+    return True
+
+
+async def next_begun(asked: Asked) -> Any:
+    return await remote.watches[NAME].begun.wait()
+
+
+async def produced(asked: Asked) -> Any:
+    return remote.watches[NAME].produced
+
+
+async def echo(messages: AsyncIterator[str | bytes]) -> AsyncIterator[Any]:
+    async for message in messages:
+        yield message
+
+
+def application() -> AsgiApplication:
+    remote.watches[NAME] = remote.Watch()
+    return fastapi_app(
+        NeutralApp(
+            lambda: Worker("front", rank=0, rendezvous=LocalRendezvous(1)),
+            answers={
+                "/wait": wait_here,
+                "/refuse": refuse,
+                "/begun": next_begun,
+                "/ended": next_ended,
+                "/produced": produced,
+            },
+            events={
+                "/count": lambda _: there(remote.count_to, 40),
+                "/give": lambda _: there(remote.give_and_wait, NAME, "one"),
+                "/fail": lambda _: there(remote.give_and_refuse, "one"),
+                "/slow": lambda _: there(remote.produce, NAME, "slow", ITEM_LENGTH),
+                "/quick": lambda _: there(remote.produce, NAME, "quick", ITEM_LENGTH),
+            },
+            sockets={
+                "/echo": echo,
+                "/give-socket": lambda _: there(remote.give_and_wait, NAME, "one"),
+                "/slow-socket": lambda _: there(
+                    remote.produce, NAME, "slow", ITEM_LENGTH
+                ),
+                "/fail-socket": lambda _: there(remote.give_and_refuse, "one"),
+            },
+        )
+    )
+
+
+async def main(port: int) -> None:
+    app = application()
+
+    async def told(scope: Any, receive: Any, send: Any) -> None:
+        async def send_told(message: Any) -> None:
+            await send(message)
+            if message["type"] == "lifespan.startup.complete":
+                print("ready", flush=True)  # noqa: T201  (for who has started it)
+
+        await app(scope, receive, send_told)
+
+    server = Server(told, port=port, interface=Interfaces.ASGI, log_enabled=False)
+    await server.serve()
+
+
+def run(port: int) -> None:
+    asyncio.run(main(port))

@@ -1,0 +1,106 @@
+"""FastAPI on granian: what could differ by the server, which is in another process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.forked import forked
+from tests.integration.serving.doors.clients import events_of, stalled
+from tests.integration.serving.doors.conftest import HELD_MAX, ITEM_LENGTH
+from tests.ports import free_port
+
+PROGRAM = "from tests.integration.serving.doors.granian_program import run; run({})"
+_WMEM = Path("/proc/sys/net/ipv4/tcp_wmem")
+
+
+def held_max() -> int:
+    """Return what may be on its way: this server lets the kernel choose its buffer."""
+    kernel = int(_WMEM.read_text("utf-8").split()[2]) if _WMEM.exists() else 4 << 20
+    return HELD_MAX + kernel // ITEM_LENGTH
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    port = free_port()
+    with forked(PROGRAM.format(port)) as program:
+        assert await asyncio.to_thread(program.output.readline) == "ready\n"
+        await listens(port)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as made:
+            yield made
+
+
+async def listens(port: int) -> None:
+    """Wait until the server listens, which it does some time after it is ready."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except ConnectionRefusedError:
+                await asyncio.sleep(0.01)
+            else:
+                break
+    writer.close()
+    await writer.wait_closed()
+
+
+async def told(client: aiohttp.ClientSession, path: str) -> Any:
+    async with asyncio.timeout(30), client.get(path) as response:
+        return await response.json()
+
+
+async def test_requests(client: aiohttp.ClientSession) -> None:
+    async with client.get("/refuse") as response:
+        assert response.status == 503
+        assert response.headers["Retry-After"] == "8"
+    asking = asyncio.create_task(client.get("/wait"))
+    await told(client, "/begun")
+    asking.cancel()
+    await told(client, "/ended")
+
+
+async def test_events(client: aiohttp.ClientSession) -> None:
+    async with client.get("/count") as response:
+        assert await events_of(response) == [{"data": str(one)} for one in range(40)]
+    async with client.get("/fail") as response:
+        first, last = await events_of(response)
+        assert (first, last["event"]) == ({"data": '"one"'}, "error")
+    leaving = await client.get("/give")
+    await told(client, "/begun")
+    leaving.close()
+    await told(client, "/ended")
+
+
+async def test_sockets(client: aiohttp.ClientSession) -> None:
+    async with client.ws_connect("/echo") as websocket:
+        await websocket.send_str("ä")
+        assert await websocket.receive_json() == "ä"
+        await websocket.send_bytes(b"\xff")
+        assert await websocket.receive_bytes() == b"\xff"
+    async with client.ws_connect("/fail-socket") as websocket:
+        await websocket.receive()
+        assert (await websocket.receive()).data == 1013
+    leaving = await client.ws_connect("/give-socket")
+    await told(client, "/begun")
+    await leaving.close()
+    await told(client, "/ended")
+
+
+@pytest.mark.parametrize("path", ["/slow", "/slow-socket"])
+async def test_a_slow_reader(client: aiohttp.ClientSession, path: str) -> None:
+    async with (
+        stalled(client, path, upgrade=path.endswith("socket")),
+        client.get("/quick") as response,
+    ):
+        read, items = 0, 4 * held_max()
+        while read < items * ITEM_LENGTH:
+            read += len(await response.content.readany())
+        produced = await told(client, "/produced")
+        assert produced["quick"] >= items - 1
+        assert produced["slow"] <= held_max()
+    await told(client, "/ended")

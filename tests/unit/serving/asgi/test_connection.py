@@ -1,0 +1,168 @@
+"""Which message goes on, and when an application is cancelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncrpc.serving.asgi.machine.connection import (
+    READ_AHEAD_BYTES_MAX,
+    READ_AHEAD_MESSAGES_MAX,
+    AsgiConnection,
+    AsgiState,
+)
+
+LEFT = {"type": "http.disconnect"}
+SOCKET_LEFT = {"type": "websocket.disconnect", "code": 1001}
+
+
+def request(*headers: tuple[bytes, bytes]) -> AsgiConnection:
+    return AsgiConnection({"type": "http", "headers": headers})
+
+
+def websocket() -> AsgiConnection:
+    return AsgiConnection({"type": "websocket", "headers": []})
+
+
+def body(size: int = 0, *, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.request", "body": b"x" * size, "more_body": more}
+
+
+def start(status: int = 200) -> dict[str, Any]:
+    return {"type": "http.response.start", "status": status}
+
+
+def part(*, more: bool) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": b"x", "more_body": more}
+
+
+def test_messages_come_in_order_and_the_last_one_again() -> None:
+    connection = request()
+    assert connection.take() is None
+    messages = [body(1, more=True), body(2)]
+    assert [connection.received(one) for one in messages] == [False, False]
+    assert connection.received(LEFT) is True
+    taken = [connection.take() for _ in range(4)]
+    assert taken == [*messages, LEFT, LEFT]
+
+
+def test_a_client_that_leaves_cancels_the_application() -> None:
+    connection = request()
+    connection.received(body())
+    connection.asks()  # whether or not it waits
+    assert connection.received(LEFT) is True
+    assert connection.has_left
+
+
+def test_a_client_that_leaves_during_the_response() -> None:
+    connection = request()
+    connection.sends(start())
+    connection.sends(part(more=True))
+    assert connection.state is AsgiState.ANSWERING
+    assert connection.received(LEFT) is True
+
+
+@pytest.mark.parametrize("last", [part(more=False), {"type": "http.response.body"}])
+def test_what_is_done_after_the_response_goes_on(last: dict[str, Any]) -> None:
+    connection = request()
+    connection.sends(start(204))
+    connection.sends(last)
+    assert (connection.state, connection.status) == (AsgiState.ANSWERED, 204)
+    assert connection.received(LEFT) is False
+    assert not connection.has_left
+
+
+def test_no_more_is_read_than_is_held() -> None:
+    connection = request()
+    assert connection.may_read
+    connection.received(body(READ_AHEAD_BYTES_MAX - 1, more=True))
+    assert connection.may_read
+    connection.received(body(1, more=True))
+    assert not connection.may_read
+    connection.take()
+    assert connection.may_read
+
+
+def test_empty_messages_are_limited_too() -> None:
+    connection = request()
+    for _ in range(READ_AHEAD_MESSAGES_MAX):
+        assert connection.may_read
+        connection.received(body(more=True))
+    assert not connection.may_read
+    connection.take()
+    assert connection.may_read
+
+
+def test_nothing_is_read_after_the_client_has_left() -> None:
+    connection = request()
+    connection.received(LEFT)
+    assert not connection.may_read
+
+
+def test_a_body_that_waits_to_be_asked_for_is_not_read_ahead() -> None:
+    connection = request((b"expect", b"100-Continue"))
+    assert not connection.may_read
+    assert connection.asks() is True
+    assert connection.may_read
+    connection.asks_no_more()
+    assert connection.asks() is False
+    assert connection.may_read
+
+
+def test_other_requests_are_read_without_being_asked() -> None:
+    assert request((b"expect", b"nothing")).asks() is False
+
+
+# --- websockets ----------------------------------------------------------------------
+
+
+def test_an_application_that_waits_is_told_and_not_cancelled() -> None:
+    connection = websocket()
+    connection.asks()
+    assert connection.received(SOCKET_LEFT) is False
+    assert connection.has_left
+    assert connection.take() == SOCKET_LEFT
+
+
+def test_an_application_that_works_is_cancelled() -> None:
+    connection = websocket()
+    connection.sends({"type": "websocket.accept"})
+    assert connection.state is AsgiState.ACCEPTED
+    connection.asks()
+    connection.asks_no_more()
+    assert connection.received(SOCKET_LEFT) is True
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"type": "websocket.accept"}, {"type": "websocket.close"}],
+        [{"type": "websocket.close"}],
+        [
+            {"type": "websocket.http.response.start", "status": 503},
+            {"type": "websocket.http.response.body"},
+        ],
+    ],
+)
+def test_a_websocket_that_the_application_has_closed(
+    messages: list[dict[str, Any]],
+) -> None:
+    connection = websocket()
+    for message in messages:
+        connection.sends(message)
+    assert connection.state is AsgiState.ANSWERED
+    assert connection.received(SOCKET_LEFT) is False
+
+
+def test_messages_of_a_websocket_count_by_their_content() -> None:
+    connection = websocket()
+    connection.received({"type": "websocket.connect"})
+    connection.received({"type": "websocket.receive", "text": None, "bytes": b"xx"})
+    assert connection.may_read
+    long = "x" * READ_AHEAD_BYTES_MAX
+    connection.received({"type": "websocket.receive", "text": long, "bytes": None})
+    assert not connection.may_read
+    for _ in range(3):
+        connection.take()
+    assert connection.may_read

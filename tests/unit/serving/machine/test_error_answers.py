@@ -1,0 +1,146 @@
+"""Which error gets which answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from asyncrpc.errors import (
+    DeadlineExceededError,
+    NotStartedError,
+    Outcome,
+    OverloadedError,
+    OwnerLostError,
+    RejectedError,
+    RemoteError,
+    UsageError,
+    WorkerLostError,
+    rebuild,
+)
+from asyncrpc.serving.machine.error_answers import (
+    INTERNAL,
+    REASON_BYTES_MAX,
+    ErrorAnswer,
+    answer_to,
+    bad_request,
+)
+
+LATE = DeadlineExceededError(
+    function="f", to="b", outcome=Outcome.UNKNOWN, timeout_s=2.0
+)
+LOST = OwnerLostError(worker="b", incarnation=1, reason="it ended")
+
+
+class FromFarError(RemoteError, OverloadedError):
+    """An error of a worker further on, which is of a class made at run time."""
+
+
+class RemoteTimeoutError(RemoteError, TimeoutError):
+    """A timeout that a called function raised."""
+
+
+def from_far(**sent: Any) -> BaseException:
+    known = {"function": "f", "to": "b", "outcome": Outcome.NOT_EXECUTED}
+    return rebuild(FromFarError, ("full",), {**known, **sent})
+
+
+def told(error: BaseException, **state: Any) -> ErrorAnswer | None:
+    return answer_to(error, **{"is_over": False, "is_closed": False, **state})
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "name", "code", "retry"),
+    [
+        (LATE, 504, "DeadlineExceededError", 4504, None),
+        (RejectedError("no"), 503, "RejectedError", 1013, "1"),
+        (WorkerLostError("gone"), 503, "WorkerLostError", 1013, "1"),
+        (LOST, 503, "OwnerLostError", 1013, "1"),
+        (
+            OverloadedError("full", retry_after_s=2.1),
+            503,
+            "OverloadedError",
+            1013,
+            "3",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_errors_that_have_an_answer(
+    error: Exception, status: int, name: str, code: int, retry: str | None
+) -> None:
+    answer = told(error)
+    assert answer is not None
+    assert (answer.status, answer.error, answer.close_code) == (status, name, code)
+    assert answer.headers.get("Retry-After") == retry
+    assert json.loads(answer.body) == {"error": name, "message": str(error)}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("x"),
+        UsageError("x"),
+        RemoteError("x"),
+        NotStartedError("none"),
+        TimeoutError("of the program"),
+        RemoteTimeoutError("of the function"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_that_are_for_others_to_decide(error: Exception) -> None:
+    assert told(error) is None
+
+
+def test_what_is_a_timeout_of_the_request() -> None:
+    """Only one that comes after the deadline, and from no function."""
+    assert told(TimeoutError(), is_over=True) == ErrorAnswer(
+        504, "DeadlineExceededError", "the request took longer than it may", 4504
+    )
+    assert told(RemoteTimeoutError("its own"), is_over=True) is None
+
+
+def test_an_application_whose_worker_has_ended() -> None:
+    answer = told(NotStartedError("it has ended"), is_closed=True)
+    assert answer is not None
+    assert (answer.status, answer.error) == (503, "NotStartedError")
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        (0, "0"),
+        (0.2, "1"),
+        (7, "7"),
+        (1e9, "3600"),
+        (-3, "0"),
+        (float("inf"), "3600"),
+        (float("nan"), "9"),
+        ("soon", "9"),
+        (True, "9"),
+        (None, "9"),
+    ],
+)
+def test_an_estimate_is_taken_as_far_as_it_makes_sense(given: Any, sent: str) -> None:
+    """It may come from another worker, where anything can be an attribute."""
+    error = from_far(retry_after_s=given)
+    answer = told(error, retry_after_s=8.5)
+    assert answer is not None
+    assert (answer.error, answer.headers["Retry-After"]) == ("OverloadedError", sent)
+
+
+def test_an_estimate_that_did_not_come() -> None:
+    answer = told(from_far(), retry_after_s=0.5)
+    assert answer is not None
+    assert answer.headers["Retry-After"] == "1"
+
+
+def test_a_reason_fits_into_a_close_frame() -> None:
+    answer = told(RejectedError("ä" * 200), retry_after_s=2)
+    assert answer is not None
+    size = len(answer.reason.encode())
+    assert REASON_BYTES_MAX - 1 <= size <= REASON_BYTES_MAX  # no half character
+    assert answer.reason.startswith("RejectedError: retry after 2 s: ää")
+    assert bad_request("no").reason == "BadRequest: no"
+    assert INTERNAL.reason.startswith("InternalError: the server failed")

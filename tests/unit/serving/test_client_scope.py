@@ -1,0 +1,112 @@
+"""A block that ends when its client leaves, and what it has no part in."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from asyncrpc.serving.client_scope import ClientScope, beside
+
+
+async def test_a_block_ends_when_its_client_leaves() -> None:
+    client = ClientScope()
+    has_ended = False
+    async with client:
+        asyncio.get_running_loop().call_soon(client.leave)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            has_ended = True
+    assert has_ended
+    assert client.has_left
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)  # nothing is left that would cancel this
+
+
+async def test_a_client_that_leaves_later_cancels_nothing() -> None:
+    client = ClientScope()
+    async with client:
+        pass
+    client.leave()
+    await asyncio.sleep(0)
+    assert not client.has_left
+
+
+async def test_leaving_twice_is_leaving_once() -> None:
+    client = ClientScope()
+    async with client:
+        asyncio.get_running_loop().call_soon(client.leave)
+        asyncio.get_running_loop().call_soon(client.leave)
+        await asyncio.Event().wait()
+    await asyncio.sleep(0)
+
+
+async def wait_in(client: ClientScope, begun: asyncio.Event) -> None:
+    async with client:
+        begun.set()
+        await asyncio.Event().wait()
+
+
+async def fail_in(client: ClientScope) -> None:
+    async with client:
+        asyncio.get_running_loop().call_soon(client.leave)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("of the block")
+
+
+async def test_a_cancellation_of_another_passes_through() -> None:
+    """Also one that comes in the same turn."""
+    for leaves in (False, True):
+        client, begun = ClientScope(), asyncio.Event()
+        task = asyncio.create_task(wait_in(client, begun))
+        await begun.wait()
+        if leaves:
+            client.leave()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_an_error_of_the_block_passes_through() -> None:
+    with pytest.raises(ValueError, match="of the block"):
+        await fail_in(ClientScope())
+
+
+async def test_scopes_nest() -> None:
+    outer, inner = ClientScope(), ClientScope()
+    reached: list[str] = []
+    async with outer:
+        async with inner:
+            asyncio.get_running_loop().call_soon(inner.leave)
+            asyncio.get_running_loop().call_soon(outer.leave)
+            await asyncio.Event().wait()
+        reached.append("after the inner one")
+    assert reached == []
+    await asyncio.sleep(0)
+
+
+async def test_what_is_beside_a_block_ends_with_it() -> None:
+    ended: list[str] = []
+
+    async def run() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("beside")
+
+    async with beside(run()):
+        await asyncio.sleep(0)
+    assert ended == ["beside"]
+
+
+async def test_an_error_beside_a_block_is_not_the_blocks() -> None:
+    async def fail() -> None:
+        raise ValueError("beside")
+
+    async with beside(fail()):
+        await asyncio.sleep(0)
