@@ -16,6 +16,7 @@ from tests.property.machines.of_messages import OUTGOING
 from tests.property.machines.of_payloads import LANES, REGION
 from tests.property.machines.of_preemption import PREEMPTION
 from tests.property.machines.of_references import HOLDING
+from tests.property.machines.of_replicas import REPLICA, WEIGHTS
 from tests.property.machines.of_rounds import SERIES
 from tests.property.machines.of_stages import MICRO_BATCH
 from tests.property.machines.of_workers import WORKER
@@ -39,4 +40,6 @@ CATALOG: Final[tuple[Machine, ...]] = (
     ELASTIC,
     HOLDING,
     MICRO_BATCH,
+    REPLICA,
+    WEIGHTS,
 )
