@@ -30,12 +30,20 @@ class HearsReplicas(Protocol):
         """A replica has told how it is now."""
 
 
+class Drains(Protocol):
+    """A replica, as far as its end goes."""
+
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Take no further calls, and wait until none runs here."""
+
+
 class ReplicaService:
     """Tells the routers that watch this worker how it is, and hears others.
 
     Attributes:
         routes: of its messages.
         statement: returns what this worker says of itself; None: it says nothing.
+        replica: that says it; None: there is none.
     """
 
     name = SERVICE
@@ -47,6 +55,7 @@ class ReplicaService:
             takes(ReplicaNews, self._on_news),
         )
         self.statement: Callable[[], ReplicaStatement] | None = None
+        self.replica: Drains | None = None
         self._watchers: dict[Incarnation, PeerLink] = {}  # no more than links
         self._listeners: list[HearsReplicas] = []
 
