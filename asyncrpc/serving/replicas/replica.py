@@ -159,8 +159,9 @@ class Replica:
         """Take no further calls of routers, and wait until none runs here.
 
         A function that another worker has called may do it; its own call is not waited
-        for.  Routers are told at once.  Calls that are on their way are still served,
-        and so are calls of workers that do not route.  It cannot be called off.
+        for.  Routers are told at once, and say when they have no call here any more.
+        Calls that are on their way are still served, and so are calls of workers that
+        do not route.  It cannot be called off.
 
         Args:
             timeout_s: seconds to wait; None: as in the worker's options.
@@ -179,9 +180,11 @@ class Replica:
         worker, _ = self._entered()
         if timeout_s is None:
             timeout_s = worker.options.drain_timeout_s
-        self._say_draining()
+        told = self._say_draining()
         try:
             async with asyncio.timeout(timeout_s):
+                if told:
+                    await asyncio.wait(told)  # then no call is on its way any more
                 await worker.parts.admission.wait_idle(but=_calls_here(worker))
         except TimeoutError:
             logger.warning(
@@ -193,11 +196,11 @@ class Replica:
             return False
         return True
 
-    def _say_draining(self) -> None:
+    def _say_draining(self) -> list[asyncio.Future[Any]]:
+        """Tell all routers; return what says that they have no call here any more."""
         _, service = self._entered()
-        if not self._is_draining:
-            self._is_draining = True
-            service.tell_watchers()
+        self._is_draining = True
+        return service.tell_watchers()
 
     def _entered(self) -> tuple[Worker, ReplicaService]:
         if self._worker is None or self._service is None:

@@ -77,7 +77,7 @@ class ServedModel(Generic[M]):
         self._staging: dict[str, torch.Tensor] = {}
         self._canary = 0.0
         self.history = VersionHistory(version, keep)
-        self.on_changed: Callable[[], None] | None = None
+        self.on_changed: Callable[[], object] | None = None
 
     # --- for those who serve ---------------------------------------------------------
 
