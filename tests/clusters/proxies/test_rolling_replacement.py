@@ -92,13 +92,10 @@ async def test_no_request_fails(kind: str, tmp_path: Path) -> None:
                 await workers.start(number)
                 await asyncio.to_thread(proxy.wait_both_up)
                 assert "ended in order" in await fleet.end(f"model-{number}")
-            seen = sum(answers.values())
-            while sum(answers.values()) < seen + 50:  # noqa: ASYNC110
+            while not any(text == "model-3" for _, text in answers):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             ended.set()
         assert "ended in order" in await workers.end(0)
         assert "ended in order" in await workers.end(1)
         statuses = {status for status, _ in answers}
         assert statuses == {200}, (answers, workers.said, proxy.said())
-        names = {text for _, text in answers}
-        assert {"model-2", "model-3"} <= names, answers
