@@ -140,8 +140,8 @@ def test_weights_that_do_not_fit_change_nothing_anywhere() -> None:
             await asyncio.sleep(1.0)
             assert await publisher.versions() == dict.fromkeys(served, 0)
             for model in models:
-                assert served[model.name].history.transfer is None
-                assert not served[model.name].room
+                assert served[model.name].weights.history.transfer is None
+                assert not served[model.name].weights.room
 
     play(scenario, 0)
 
@@ -159,7 +159,7 @@ def test_a_publisher_that_dies_in_the_middle_changes_nothing() -> None:
             await asyncio.wait([publishing])
             publishing.exception()
             while any(  # noqa: ASYNC110  (virtual time)
-                served[one.name].history.transfer for one in models
+                served[one.name].weights.history.transfer for one in models
             ):
                 await asyncio.sleep(0.1)
             for model in models:
@@ -170,7 +170,7 @@ def test_a_publisher_that_dies_in_the_middle_changes_nothing() -> None:
                         for number in one.flatten().tolist()
                     }
                 assert value == current.number in (0, 1)
-                assert not served[model.name].room
+                assert not served[model.name].weights.room
             other = serving.Publisher(web, "model-*")
             assert (await other.publish(Layers(2.0))).version in (1, 2)
 
@@ -183,7 +183,7 @@ def test_a_replica_that_dies_does_not_hold_up_the_others() -> None:
         async with group(network) as (trainer, _, _):
             publisher = serving.Publisher(trainer, "model-*")
             publishing = asyncio.ensure_future(publisher.publish(Layers(1.0)))
-            while not served["model-1"].history.transfer:  # noqa: ASYNC110  (likewise)
+            while not served["model-1"].weights.history.transfer:  # noqa: ASYNC110  (likewise)
                 await asyncio.sleep(0.001)
             network.crash("model-1")
             made = await publishing

@@ -115,7 +115,7 @@ class Replica:
         worker.parts.note_of = self._note
         if self._model is not None:
             serve_weights(worker.parts, self._model)
-            self._model.on_changed = service.tell_watchers
+            self._model.weights.on_changed = service.tell_watchers
         if self._begins_ready:
             self.make_ready()
         return self

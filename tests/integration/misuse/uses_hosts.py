@@ -30,6 +30,7 @@ from tests.integration.misuse import (
     uses_observability,
     uses_processes,
     uses_ray,
+    uses_replicas,
     uses_testing,
 )
 from tests.integration.misuse.beside import (
@@ -244,6 +245,7 @@ USES: Final[Mapping[str, Use]] = {
     **uses_observability.USES,
     **uses_processes.USES,
     **uses_ray.USES,
+    **uses_replicas.USES,
     **uses_testing.USES,
     # --- programs
     "run": Use(
