@@ -26,6 +26,8 @@ MODULES: Final = (
     "tests.integration.ddp.ranks",
     "tests.integration.multiprocessing.targets",
     "tests.integration.runtime.remote",
+    "tests.clusters.proxies.web_programs",
+    "tests.integration.serving.replica_programs",
     "tests.integration.traces.remote",
     "tests.numerics.ddp.hooks_beside_torch",
     "tests.numerics.optimizers",

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-import asyncrpc  # noqa: F401  (all services, and so all messages)
+import asyncrpc.serving  # noqa: F401  (all services, and so all messages)
 from asyncrpc.runtime.messages import Message, Notice, Request
 
 PAGE: Final = Path("docs/reference/wire-protocol.md")

@@ -13,6 +13,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeAlias
 
 from asyncrpc.serving import ReplicaOptions
@@ -90,7 +91,7 @@ class Server:
             job.began_s = max(now_s, self.paused_until_s)
             job.end_s = job.began_s + job.work_s * self.factor
             self.running.add(job)
-            self.clock.at(job.end_s, lambda job=job: self._on_time(job))
+            self.clock.at(job.end_s, partial(self._on_time, job))
 
     def _on_time(self, job: Job) -> None:
         if job.is_over:
@@ -322,11 +323,11 @@ def play(policy: Policy, traffic: Traffic, *, calls: int, seed: int) -> Outcome:
     for _ in range(calls):
         end_s += arriving.expovariate(rate)
         router = arriving.choice(routers)
-        clock.at(end_s, lambda router=router: Call(router, draw_work_s))
+        clock.at(end_s, partial(Call, router, draw_work_s))
     for server in servers if traffic.pause_every_s else ():
         time_s = pausing.expovariate(1 / traffic.pause_every_s)
         while time_s < end_s:
-            clock.at(time_s, lambda server=server: server.pause(traffic.pause_s))
+            clock.at(time_s, partial(server.pause, traffic.pause_s))
             time_s += traffic.pause_s + pausing.expovariate(1 / traffic.pause_every_s)
     clock.run()
     latencies_s = sorted(itertools.chain(*(one.latencies_s for one in routers)))

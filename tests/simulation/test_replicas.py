@@ -333,13 +333,18 @@ def test_a_cancelled_call_leaves_no_attempt_behind() -> None:
 # --- coming and going ----------------------------------------------------------------
 
 
-def test_nothing_fails_while_replicas_drain_and_leave() -> None:
+@pytest.mark.parametrize("delay_s", [0.001, 0.3])
+def test_nothing_fails_while_replicas_drain_and_leave(delay_s: float) -> None:
+    """Also where a call is on its way for long: none is sent into a closed door."""
+
     async def scenario(network: Network) -> None:
         async with (
             group(network, 3) as (web, models, announced),
             serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
         ):
             await replicas.wait_ready(3)
+            for model in models:
+                network.between("web", model.name).delay(delay_s)
             ended = asyncio.Event()
 
             async def flood() -> int:
@@ -352,14 +357,12 @@ def test_nothing_fails_while_replicas_drain_and_leave() -> None:
             flooding = [asyncio.ensure_future(flood()) for _ in range(20)]
             for model, replica in zip(models[:2], announced[:2], strict=True):
                 await asyncio.sleep(1.0)
-                before = model.counters
-                assert await replica.drain()
-                assert before is model.counters
+                assert await replica.drain(60.0)
                 assert model.parts.active == 0
                 await model.shutdown()
             await asyncio.sleep(1.0)
             ended.set()
-            assert sum(await asyncio.gather(*flooding)) > 100
+            assert sum(await asyncio.gather(*flooding)) > 50
             statistics = replicas.statistics()
             assert [one.name for one in statistics.replicas] == ["model-2"]
             assert statistics.retries == 0

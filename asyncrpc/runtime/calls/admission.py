@@ -35,6 +35,7 @@ class CallAdmission:
         self._lifecycle = lifecycle
         self._calls_max = calls_max
         self._idle = asyncio.Event()
+        self._few = 0  # for somebody who waits, so many are as good as none
 
     def admit(self) -> None:
         """Accept a call, or refuse it.
@@ -63,14 +64,19 @@ class CallAdmission:
         self.active -= 1
         self.ended += 1
         if not self.active:
+        if self.active <= self._few:
             self._idle.set()
 
-    async def wait_idle(self) -> None:
+    async def wait_idle(self, *, but: int = 0) -> None:
         """Wait until no call is served.
+
+        Args:
+            but: so many may still be: the calls that wait here themselves.
 
         Cancellation:
             Nothing has changed.
         """
-        self._idle.clear()
-        if self.active:
-            await self._idle.wait()  # who shuts down has a limit
+        self._few = max(self._few, but)
+        while self.active > but:
+            self._idle.clear()
+            await self._idle.wait()  # who shuts down, or drains, has a limit

@@ -2,7 +2,7 @@
 
 from asyncrpc.serving.replicas.call import ReplicaAnswer
 from asyncrpc.serving.replicas.options import ReplicaOptions
-from asyncrpc.serving.replicas.replica import Replica
+from asyncrpc.serving.replicas.replica import Replica, drain
 from asyncrpc.serving.replicas.replicas import (
     Replicas,
     ReplicaStatistics,
@@ -18,4 +18,5 @@ __all__ = [
     "ReplicaStatus",
     "Replicas",
     "RoutedCalls",
+    "drain",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from asyncrpc.runtime.messages import Notice, Request, message
+from asyncrpc.runtime.messages import Request, message
 
 SERVICE: Final = "replicas"
 _NOTE_FIELDS: Final = 3
@@ -46,8 +46,12 @@ class WatchReplica(Request[ReplicaStatement | None]):
 
 
 @message(SERVICE, "news")
-class ReplicaNews(Notice):
-    """What has changed of a replica."""
+class ReplicaNews(Request[None]):
+    """What has changed of a replica.
+
+    If it drains, it is answered when no call of the router is there any more, and none
+    can come: what was sent before the answer has been answered.
+    """
 
     statement: ReplicaStatement
 

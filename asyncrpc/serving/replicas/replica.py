@@ -24,6 +24,7 @@ from asyncrpc.arguments import (
     shown,
 )
 from asyncrpc.errors import NotStartedError, UsageError
+from asyncrpc.runtime.calls.context import current_call_var
 from asyncrpc.runtime.worker import Worker, current_worker
 from asyncrpc.serving.replicas.messages import ReplicaStatement
 from asyncrpc.serving.replicas.service import ReplicaService, service_of
@@ -109,11 +110,12 @@ class Replica:
         if service.statement is not None:
             raise UsageError(f"worker {worker.name!r} is a replica already")
         self._service = service
+        service.replica = self
         service.statement = self._statement
         worker.parts.note_of = self._note
         if self._model is not None:
             serve_weights(worker.parts, self._model)
-            self._model.on_changed = service.tell_watchers
+            self._model.weights.on_changed = service.tell_watchers
         if self._begins_ready:
             self.make_ready()
         return self
@@ -156,8 +158,10 @@ class Replica:
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Take no further calls of routers, and wait until none runs here.
 
-        Routers are told at once.  Calls that are on their way are still served, and so
-        are calls of workers that do not route.  It cannot be called off.
+        A function that another worker has called may do it; its own call is not waited
+        for.  Routers are told at once, and say when they have no call here any more.
+        Calls that are on their way are still served, and so are calls of workers that
+        do not route.  It cannot be called off.
 
         Args:
             timeout_s: seconds to wait; None: as in the worker's options.
@@ -176,10 +180,12 @@ class Replica:
         worker, _ = self._entered()
         if timeout_s is None:
             timeout_s = worker.options.drain_timeout_s
-        self._say_draining()
+        told = self._say_draining()
         try:
             async with asyncio.timeout(timeout_s):
-                await worker.parts.admission.wait_idle()
+                if told:
+                    await asyncio.wait(told)  # then no call is on its way any more
+                await worker.parts.admission.wait_idle(but=_calls_here(worker))
         except TimeoutError:
             logger.warning(
                 "worker %r: %d calls had not ended %g s after it began to drain",
@@ -190,11 +196,11 @@ class Replica:
             return False
         return True
 
-    def _say_draining(self) -> None:
+    def _say_draining(self) -> list[asyncio.Future[Any]]:
+        """Tell all routers; return what says that they have no call here any more."""
         _, service = self._entered()
-        if not self._is_draining:
-            self._is_draining = True
-            service.tell_watchers()
+        self._is_draining = True
+        return service.tell_watchers()
 
     def _entered(self) -> tuple[Worker, ReplicaService]:
         if self._worker is None or self._service is None:
@@ -245,3 +251,41 @@ def _checked_load(found: object) -> float:
     if not is_seconds(found) or not 0 <= found < math.inf:
         raise UsageError(f"load must return a number, not {shown(found)}")
     return float(found)
+
+
+def _calls_here(worker: Worker) -> int:
+    """Return 1 if this is part of a call that the worker serves, else 0."""
+    call = current_call_var.get()
+    if call is None or not call.is_running:
+        return 0
+    return int(call.pool is worker.parts.pool)
+
+
+async def drain(timeout_s: float | None = None) -> bool:
+    """Drain the replica of the current worker; see `Replica.drain`.
+
+    Another worker may call it: `await worker.peer("model-0").call(serving.drain)`; it
+    returns when all other calls there have ended.
+
+    Args:
+        timeout_s: seconds to wait; None: as in the worker's options.
+
+    Returns:
+        Whether all calls have ended.
+
+    Raises:
+        NotStartedError: no worker runs here, or it is not a replica.
+        UsageError: `timeout_s` is no number of seconds.
+
+    Cancellation:
+        It stays draining; calls run on.
+    """
+    check_timeout("timeout_s", timeout_s)
+    worker = current_worker()
+    replica = service_of(worker.parts).replica
+    if replica is None:
+        raise NotStartedError(
+            f"worker {worker.name!r} is not a replica; use `async with"
+            " serving.Replica(worker)` first"
+        )
+    return await replica.drain(timeout_s)

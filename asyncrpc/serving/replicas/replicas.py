@@ -145,7 +145,7 @@ class Replicas:
         self._options = options or ReplicaOptions()
         self._router: ReplicaRouter | None = None
         self._counts = CallCounts()
-        self._plain = RoutedCalls(self, _RoutedOptions())
+        self._plain = RoutedCalls(self._entered, self._counts, _RoutedOptions())
 
     async def __aenter__(self) -> Self:
         """Begin to follow who is there.  It waits for no replica.
@@ -319,7 +319,7 @@ class Replicas:
         check_count("count", count, at_least=1)
         check_timeout("timeout_s", timeout_s)
         async with asyncio.timeout(timeout_s):
-            await self.entered("Replicas.wait_ready").wait_ready(count)
+            await self._entered("Replicas.wait_ready").wait_ready(count)
 
     def statistics(self) -> ReplicaStatistics:
         """Return how the replicas are, and what has become of the calls.
@@ -327,7 +327,7 @@ class Replicas:
         Raises:
             NotStartedError: this object has not been entered.
         """
-        router, counts = self.entered("Replicas.statistics"), self._counts
+        router, counts = self._entered("Replicas.statistics"), self._counts
         now_s = router.worker.loop.time()
         router.routing.tick(now_s)
         return ReplicaStatistics(
@@ -352,22 +352,11 @@ class Replicas:
             ejections=router.ejections,
         )
 
-    def entered(self, used: str) -> ReplicaRouter:
-        """Internal: return the router.
-
-        Raises:
-            NotStartedError: this object has not been entered, or its worker has ended.
-            UsageError: this is not the worker's event loop.
-        """
+    def _entered(self, used: str) -> ReplicaRouter:
         if self._router is None:
             raise NotStartedError("use `async with serving.Replicas(...)` first")
         self._router.worker.parts.lifecycle.check_on_loop(used)
         return self._router
-
-    @property
-    def counts(self) -> CallCounts:
-        """Internal: what is counted."""
-        return self._counts
 
     def __repr__(self) -> str:
         return f"<Replicas {self._names!r}>"
@@ -376,10 +365,16 @@ class Replicas:
 class RoutedCalls:
     """Calls to replicas with options of their own; from `Replicas.using`."""
 
-    __slots__ = ("_options", "_replicas")
+    __slots__ = ("_counts", "_options", "_router")
 
-    def __init__(self, replicas: Replicas, options: _RoutedOptions) -> None:
-        self._replicas = replicas
+    def __init__(
+        self,
+        router: Callable[[str], ReplicaRouter],
+        counts: CallCounts,
+        options: _RoutedOptions,
+    ) -> None:
+        self._router = router
+        self._counts = counts
         self._options = options
 
     def using(self, **options: Any) -> RoutedCalls:
@@ -405,7 +400,7 @@ class RoutedCalls:
         )
         if "idempotent" not in options:
             made = replace(made, idempotent=mine.idempotent)
-        return RoutedCalls(self._replicas, made)
+        return RoutedCalls(self._router, self._counts, made)
 
     async def call(
         self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
@@ -468,14 +463,14 @@ class RoutedCalls:
     def _made(
         self, used: str, function: Callable[..., Any], args: Any, kwargs: Any
     ) -> ReplicaCall:
-        router, options = self._replicas.entered(used), self._options
+        router, options = self._router(used), self._options
         name, start = starter(router, function, args, kwargs, options.call)
         timeout_s = options.call.timeout_s
         if timeout_s is UNSET:
             timeout_s = router.worker.options.rpc_timeout_s
         return ReplicaCall(
             router=router,
-            counts=self._replicas.counts,
+            counts=self._counts,
             function=name,
             start=start,
             key=options.key,

@@ -175,11 +175,19 @@ class ReplicaRouter:
         deadline = Deadline.after(timeout_s, self.worker.loop.time())
         return await ask(link, WatchReplica(), deadline=deadline)
 
-    def on_news(self, peer: WorkerId, statement: ReplicaStatement) -> None:
-        """A replica has told how it is now."""
+    async def on_news(self, peer: WorkerId, statement: ReplicaStatement) -> None:
+        """A replica has told how it is; if it drains, wait until no call is there.
+
+        Cancellation:
+            The replica is gone, or waits no longer.
+        """
         record = self.routing.get(peer.name)
-        if record is not None and record.incarnation == peer.incarnation:
-            self._on_statement(record, statement)
+        if record is None or record.incarnation != peer.incarnation:
+            return
+        self._on_statement(record, statement)
+        while record.outstanding and record.life.state is ReplicaState.DRAINING:
+            self._changed.clear()
+            await self._changed.wait()  # the replica has a limit
 
     def _on_statement(
         self, record: ReplicaRecord, statement: ReplicaStatement
@@ -284,7 +292,10 @@ class ReplicaRouter:
     def end(self, record: ReplicaRecord, health: Health) -> None:
         """A call has ended at a replica."""
         now_s = self.worker.loop.time()
-        if self.routing.end(record, health, now_s):
+        is_ejected = self.routing.end(record, health, now_s)
+        if not record.outstanding and not record.life.takes_calls:
+            self._changed.set()
+        if is_ejected:
             self.ejections += 1
             logger.warning(
                 "replica %r failed %d times in a row: it gets no calls for %.3g s",

@@ -5,14 +5,16 @@ One for a worker, made when its program first enters a `Replica` or a `Replicas`
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
+from asyncrpc.errors import AsyncRpcError
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.parts import Parts
 from asyncrpc.runtime.ports import PeerLink
-from asyncrpc.runtime.router import answers, takes
+from asyncrpc.runtime.router import answers
 from asyncrpc.serving.replicas.messages import (
     SERVICE,
     ReplicaNews,
@@ -26,8 +28,15 @@ logger = logging.getLogger("asyncrpc")
 class HearsReplicas(Protocol):
     """Takes the news of replicas."""
 
-    def on_news(self, peer: WorkerId, statement: ReplicaStatement) -> None:
-        """A replica has told how it is now."""
+    async def on_news(self, peer: WorkerId, statement: ReplicaStatement) -> None:
+        """A replica has told how it is; if it drains, wait until no call is there."""
+
+
+class Drains(Protocol):
+    """A replica, as far as its end goes."""
+
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Take no further calls, and wait until none runs here."""
 
 
 class ReplicaService:
@@ -36,6 +45,7 @@ class ReplicaService:
     Attributes:
         routes: of its messages.
         statement: returns what this worker says of itself; None: it says nothing.
+        replica: that says it; None: there is none.
     """
 
     name = SERVICE
@@ -44,9 +54,10 @@ class ReplicaService:
         """Begin without routers, and with nothing to say."""
         self.routes = (
             answers(WatchReplica, self._on_watch),
-            takes(ReplicaNews, self._on_news),
+            answers(ReplicaNews, self._on_news),
         )
         self.statement: Callable[[], ReplicaStatement] | None = None
+        self.replica: Drains | None = None
         self._watchers: dict[Incarnation, PeerLink] = {}  # no more than links
         self._listeners: list[HearsReplicas] = []
 
@@ -58,14 +69,19 @@ class ReplicaService:
         """Tell it no more."""
         self._listeners.remove(listener)
 
-    def tell_watchers(self) -> None:
-        """Tell all routers that watch this worker how it is now."""
+    def tell_watchers(self) -> list[asyncio.Future[Any]]:
+        """Tell all routers that watch this worker how it is; return their answers."""
         if self.statement is None:
-            return
-        news = ReplicaNews(self.statement())
+            return []
+        statement, answers_ = self.statement(), []
         for link in self._watchers.values():
-            if not link.is_lost:
-                link.tell(news)
+            try:
+                answer = link.ask(ReplicaNews(statement))
+            except AsyncRpcError:  # it is leaving
+                continue
+            answer.add_done_callback(_forget)
+            answers_.append(answer)
+        return answers_
 
     async def _on_watch(
         self, link: PeerLink, _: WatchReplica
@@ -76,9 +92,10 @@ class ReplicaService:
         found = self.statement()
         return found._replace(load=max(found.load - 1, 0.0))  # this question's own
 
-    def _on_news(self, link: PeerLink, news: ReplicaNews) -> None:
-        for listener in tuple(self._listeners):
-            listener.on_news(link.peer, news.statement)
+    async def _on_news(self, link: PeerLink, news: ReplicaNews) -> None:
+        peer, statement = link.peer, news.statement
+        listeners = tuple(self._listeners)
+        await asyncio.gather(*(one.on_news(peer, statement) for one in listeners))
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Forget a router that is gone."""
@@ -86,6 +103,12 @@ class ReplicaService:
 
     async def close(self) -> None:
         """Do nothing: nothing is held."""
+
+
+def _forget(answer: asyncio.Future[Any]) -> None:
+    """Take the error of an answer: a router that is gone needs no news."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 def service_of(parts: Parts) -> ReplicaService:

@@ -142,6 +142,7 @@ class Publisher:
         Example:
             >>> await publisher.publish(net.state_dict(), version=step)
         """
+        tensors = _checked_state(weights)
         _check_canary(canary)
         check_count("canaries", canaries, at_least=1)
         if version is not None:
@@ -155,7 +156,7 @@ class Publisher:
             chosen = sorted(reports)
             if canary:
                 chosen = _canaries(chosen, canaries)
-            state = await _snapshot(worker, weights)
+            state = await _snapshot(worker, tensors)
             made = await self._bring(worker, state, version, chosen, canary)
             self._canary = (made, state) if canary else None
             return made
@@ -435,13 +436,11 @@ async def _gathered(jobs: Mapping[str, Awaitable[T]]) -> dict[str, T]:
     return {name: task.result() for name, task in tasks.items()}
 
 
-async def _snapshot(
-    worker: Worker, weights: nn.Module | Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Return a copy of weights, in the memory of the host.
+def _checked_state(weights: Any) -> Mapping[str, torch.Tensor]:
+    """Return weights by name.
 
     Raises:
-        UsageError: they are no weights, or were written to meanwhile.
+        UsageError: they are no weights.
     """
     state = weights.state_dict() if isinstance(weights, nn.Module) else weights
     wanted = "a torch.nn.Module or a state_dict of one"
@@ -450,6 +449,20 @@ async def _snapshot(
         raise wrong("weights", wanted, weights)
     if not all(isinstance(name, str) for name in state):
         raise wrong("weights", wanted, weights)
+    return state
+
+
+async def _snapshot(
+    worker: Worker, state: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return a copy of weights, in the memory of the host.
+
+    Raises:
+        UsageError: they were written to meanwhile.
+
+    Cancellation:
+        The copy is dropped.
+    """
     before = [one._version for one in state.values()]  # noqa: SLF001  (the only counter)
 
     def copied() -> dict[str, torch.Tensor]:

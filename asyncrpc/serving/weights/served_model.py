@@ -43,8 +43,141 @@ class ServedVersion(Generic[M]):
     number: int
 
 
+class WeightStore(Generic[M]):
+    """The versions of one model, and the new weights that are under way.
+
+    Attributes:
+        current: the version that is served.
+        canary: share of the calls that canaries get; 0: this is not one.
+        history: decides.
+        on_changed: called when the version or the canary share has changed.
+    """
+
+    def __init__(self, model: M, version: int, keep: int) -> None:
+        self.current = ServedVersion(model, version)
+        self.canary = 0.0
+        self.history = VersionHistory(version, keep)
+        self.on_changed: Callable[[], object] | None = None
+        self._kept: dict[int, ServedVersion[M]] = {}
+        self._next: ServedVersion[M] | None = None
+        self._staging: dict[str, torch.Tensor] = {}
+
+    @property
+    def report(self) -> VersionReport:
+        """What it tells publishers."""
+        return VersionReport(self.current.number, list(self.history.kept), self.canary)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The tensors of the version that is served; for reading."""
+        return dict(self.current.model.state_dict())
+
+    def begin(
+        self, transfer: TransferId, version: int, heads: Sequence[TensorHead]
+    ) -> None:
+        """Make room for new weights.
+
+        Raises:
+            UsageError: they do not fit the model.
+            RejectedError: those of another publisher are under way.
+        """
+        check_fit(self.state(), heads)
+        names = [head.name for head in heads]
+        self.history.begin(transfer, version, names)
+        self._next, self._staging = None, {}
+
+    def room_for(self) -> dict[str, torch.Tensor]:
+        """Make the tensors that new weights are copied to; in a thread."""
+        model = self.current.model
+        made: dict[int, torch.Tensor] = {}  # tied tensors stay tied
+        room = {}
+        for name, old in model.state_dict(keep_vars=True).items():
+            if id(old) not in made:
+                made[id(old)] = torch.empty_like(old.detach())
+            room[name] = made[id(old)]
+        return room
+
+    def set_room(self, transfer: TransferId, room: dict[str, torch.Tensor]) -> None:
+        """Keep that room, unless the transfer was given up meanwhile."""
+        if self.history.transfer == transfer:
+            self._staging = room
+
+    @property
+    def room(self) -> Mapping[str, torch.Tensor]:
+        """Where new weights are copied to."""
+        return self._staging
+
+    def with_room(self) -> M:
+        """Return the module with its new tensors; in a thread.
+
+        Raises:
+            UsageError: the module cannot be copied.
+        """
+        model, room = self.current.model, self._staging
+        memo: dict[int, object] = {}
+        for name, old in model.state_dict(keep_vars=True).items():
+            new = room[name]
+            if isinstance(old, nn.Parameter):
+                new = nn.Parameter(new, requires_grad=old.requires_grad)
+            memo.setdefault(id(old), new)
+        try:
+            return copy.deepcopy(model, memo)
+        except Exception as error:
+            raise UsageError(
+                f"the model cannot be copied for new weights: {error}; keep what cannot"
+                " be copied outside of the module"
+            ) from error
+
+    def set_next(self, model: M) -> None:
+        """The new weights are there, whole."""
+        self._next = ServedVersion(model, self.history.staged)
+
+    def commit(self, transfer: TransferId, canary: float) -> None:
+        """Serve the new weights, from the next batch on.
+
+        Raises:
+            RejectedError: they are not there, whole.
+        """
+        if self._next is None:
+            raise RejectedError("the new weights are not there, whole")
+        dropped = self.history.commit(transfer)
+        self._kept[self.current.number] = self.current
+        self._kept.pop(dropped, None)
+        self.current = self._next
+        self.canary = canary
+        self.drop()
+
+    def roll_back(self, version: int) -> None:
+        """Serve the version before again.
+
+        Raises:
+            RejectedError: none is kept.
+        """
+        if self.history.roll_back(version):
+            self.current = self._kept.pop(self.history.served)
+            self.canary = 0.0
+            self.drop()
+
+    def set_canary(self, version: int, share: float) -> None:
+        """Say which share of the calls canaries get."""
+        if version == self.current.number and share != self.canary:
+            self.canary = share
+            self._tell_changed()
+
+    def drop(self) -> None:
+        """Let go of new weights that are served, or given up."""
+        self._next, self._staging = None, {}
+        self._tell_changed()
+
+    def _tell_changed(self) -> None:
+        if self.on_changed is not None:
+            self.on_changed()
+
+
 class ServedModel(Generic[M]):
     """A model, in the version that is served now.
+
+    Attributes:
+        weights: its versions, for the service that brings new ones.
 
     Example:
         >>> served = serving.ServedModel(net)
@@ -71,15 +204,7 @@ class ServedModel(Generic[M]):
         check_kind("model", model, nn.Module, "a torch.nn.Module")
         check_count("version", version, at_most=VERSION_MAX)
         check_count("keep", keep)
-        self._current = ServedVersion(model, version)
-        self._kept: dict[int, ServedVersion[M]] = {}
-        self._next: ServedVersion[M] | None = None
-        self._staging: dict[str, torch.Tensor] = {}
-        self._canary = 0.0
-        self.history = VersionHistory(version, keep)
-        self.on_changed: Callable[[], None] | None = None
-
-    # --- for those who serve ---------------------------------------------------------
+        self.weights = WeightStore(model, version, keep)
 
     @contextmanager
     def batch(self) -> Iterator[ServedVersion[M]]:
@@ -89,7 +214,7 @@ class ServedModel(Generic[M]):
 
         Thread safety: from any thread.
         """
-        current = self._current
+        current = self.weights.current
         self.tell(current.number)
         yield current
 
@@ -121,124 +246,12 @@ class ServedModel(Generic[M]):
     @property
     def version(self) -> int:
         """The version that is served now."""
-        return self._current.number
+        return self.weights.current.number
 
     @property
     def canary(self) -> float:
         """Share of the calls that canaries get, if this is one; else 0."""
-        return self._canary
-
-    # --- for the service that brings new weights -------------------------------------
-
-    @property
-    def report(self) -> VersionReport:
-        """Internal: what it tells publishers."""
-        return VersionReport(self.version, list(self.history.kept), self._canary)
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """Internal: the tensors of the version that is served; for reading."""
-        return dict(self._current.model.state_dict())
-
-    def begin(
-        self, transfer: TransferId, version: int, heads: Sequence[TensorHead]
-    ) -> None:
-        """Internal: make room for new weights.
-
-        Raises:
-            UsageError: they do not fit the model.
-            RejectedError: those of another publisher are under way.
-        """
-        check_fit(self.state(), heads)
-        names = [head.name for head in heads]
-        self.history.begin(transfer, version, names)
-        self._next, self._staging = None, {}
-
-    def room_for(self) -> dict[str, torch.Tensor]:
-        """Internal: make the tensors that new weights are copied to; in a thread."""
-        model = self._current.model
-        made: dict[int, torch.Tensor] = {}  # tied tensors stay tied
-        room = {}
-        for name, old in model.state_dict(keep_vars=True).items():
-            if id(old) not in made:
-                made[id(old)] = torch.empty_like(old.detach())
-            room[name] = made[id(old)]
-        return room
-
-    def set_room(self, transfer: TransferId, room: dict[str, torch.Tensor]) -> None:
-        """Internal: keep that room, unless the transfer was given up meanwhile."""
-        if self.history.transfer == transfer:
-            self._staging = room
-
-    @property
-    def room(self) -> Mapping[str, torch.Tensor]:
-        """Internal: where new weights are copied to."""
-        return self._staging
-
-    def with_room(self) -> M:
-        """Internal: return the module with its new tensors; in a thread.
-
-        Raises:
-            UsageError: the module cannot be copied.
-        """
-        model, room = self._current.model, self._staging
-        memo: dict[int, object] = {}
-        for name, old in model.state_dict(keep_vars=True).items():
-            new = room[name]
-            if isinstance(old, nn.Parameter):
-                new = nn.Parameter(new, requires_grad=old.requires_grad)
-            memo.setdefault(id(old), new)
-        try:
-            return copy.deepcopy(model, memo)
-        except Exception as error:
-            raise UsageError(
-                f"the model cannot be copied for new weights: {error}; keep what cannot"
-                " be copied outside of the module"
-            ) from error
-
-    def set_next(self, model: M) -> None:
-        """Internal: the new weights are there, whole."""
-        self._next = ServedVersion(model, self.history.staged)
-
-    def commit(self, transfer: TransferId, canary: float) -> None:
-        """Internal: serve the new weights, from the next batch on.
-
-        Raises:
-            RejectedError: they are not there, whole.
-        """
-        if self._next is None:
-            raise RejectedError("the new weights are not there, whole")
-        dropped = self.history.commit(transfer)
-        self._kept[self._current.number] = self._current
-        self._kept.pop(dropped, None)
-        self._current = self._next
-        self._canary = canary
-        self.drop()
-
-    def roll_back(self, version: int) -> None:
-        """Internal: serve the version before again.
-
-        Raises:
-            RejectedError: none is kept.
-        """
-        if self.history.roll_back(version):
-            self._current = self._kept.pop(self.history.served)
-            self._canary = 0.0
-            self.drop()
-
-    def set_canary(self, version: int, share: float) -> None:
-        """Internal: say which share of the calls canaries get."""
-        if version == self.version and share != self._canary:
-            self._canary = share
-            self._tell_changed()
-
-    def drop(self) -> None:
-        """Internal: let go of new weights that are served, or given up."""
-        self._next, self._staging = None, {}
-        self._tell_changed()
-
-    def _tell_changed(self) -> None:
-        if self.on_changed is not None:
-            self.on_changed()
+        return self.weights.canary
 
 
 def check_fit(state: Mapping[str, torch.Tensor], heads: Sequence[TensorHead]) -> None:

@@ -50,6 +50,7 @@ class WeightsService:
     def __init__(self, parts: Parts, model: ServedModel[Any]) -> None:
         self._parts = parts
         self.model = model
+        self._weights = model.weights
         self._copying = asyncio.Lock()  # parts are copied one after the other
         self.routes = (
             answers(AskVersions, self._on_ask),
@@ -63,38 +64,44 @@ class WeightsService:
         )
 
     async def _on_ask(self, _: PeerLink, __: AskVersions) -> VersionReport:
-        return self.model.report
+        return self._weights.report
 
     async def _on_begin(self, link: PeerLink, told: BeginTransfer) -> None:
-        transfer, model = TransferId(link.peer.incarnation, told.serial), self.model
-        model.begin(transfer, told.version, told.tensors)
+        transfer, weights = (
+            TransferId(link.peer.incarnation, told.serial),
+            self._weights,
+        )
+        weights.begin(transfer, told.version, told.tensors)
         try:
-            room = await self._parts.run_in_thread(model.room_for)
+            room = await self._parts.run_in_thread(weights.room_for)
         except BaseException:
             self._give_up(transfer)
             raise
-        model.set_room(transfer, room)
+        weights.set_room(transfer, room)
 
     async def _on_put(self, link: PeerLink, told: PutTensors) -> None:
-        transfer, model = TransferId(link.peer.incarnation, told.serial), self.model
+        transfer, weights = (
+            TransferId(link.peer.incarnation, told.serial),
+            self._weights,
+        )
         async with self._copying:
             self._check_part(transfer, told)
-            room = model.room
+            room = weights.room
             targets = [room[name] for name in told.names]
             try:
                 await self._parts.run_in_thread(
                     lambda: _copy_all(targets, told.tensors)
                 )
-                if not model.history.take(transfer, told.names):
+                if not weights.history.take(transfer, told.names):
                     return
-                made = await self._parts.run_in_thread(model.with_room)
+                made = await self._parts.run_in_thread(weights.with_room)
             except RejectedError:  # it was given up meanwhile
                 raise
             except BaseException:
                 self._give_up(transfer)
                 raise
-            if model.history.transfer == transfer:
-                model.set_next(made)
+            if weights.history.transfer == transfer:
+                weights.set_next(made)
 
     def _check_part(self, transfer: TransferId, told: PutTensors) -> None:
         """Refuse a part that is not one of the transfer under way.
@@ -103,7 +110,7 @@ class WeightsService:
             RejectedError: the transfer is not under way.
             UsageError: a tensor is not expected, or has another shape.
         """
-        history, room = self.model.history, self.model.room
+        history, room = self._weights.history, self._weights.room
         if history.transfer != transfer or not room:
             raise RejectedError("this transfer is not under way any more")
         if len(told.names) != len(told.tensors):
@@ -120,46 +127,46 @@ class WeightsService:
     async def _on_commit(self, link: PeerLink, told: CommitTransfer) -> VersionReport:
         check_canary(told.canary)
         transfer = TransferId(link.peer.incarnation, told.serial)
-        self.model.commit(transfer, told.canary)
+        self._weights.commit(transfer, told.canary)
         logger.info("worker %r serves version %d", self._parts.name, self.model.version)
-        return self.model.report
+        return self._weights.report
 
     async def _on_abandon(self, link: PeerLink, told: AbandonTransfer) -> None:
         self._give_up(TransferId(link.peer.incarnation, told.serial))
 
     async def _on_canary(self, _: PeerLink, told: SetCanary) -> VersionReport:
         check_canary(told.share)
-        self.model.set_canary(told.version, told.share)
-        return self.model.report
+        self._weights.set_canary(told.version, told.share)
+        return self._weights.report
 
     async def _on_roll_back(self, _: PeerLink, told: RollBack) -> VersionReport:
-        self.model.roll_back(told.version)
-        return self.model.report
+        self._weights.roll_back(told.version)
+        return self._weights.report
 
     async def _on_send(self, link: PeerLink, told: SendWeights) -> int | None:
-        model, version = self.model, self.model.version
+        weights, version = self._weights, self.model.version
         if told.known == version:
             return None
         # Of one version, whatever comes meanwhile: its tensors are never written to.
         serial = new_serial(self._parts.random_bytes)
-        await stage_weights(link, serial, model.state(), version)
+        await stage_weights(link, serial, weights.state(), version)
         await ask(link, CommitTransfer(serial, 0.0))
         return version
 
     def _give_up(self, transfer: TransferId) -> None:
-        if self.model.history.abandon(transfer):
-            self.model.drop()
+        if self._weights.history.abandon(transfer):
+            self._weights.drop()
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Give up the weights of a publisher that is gone."""
-        if self.model.history.on_lost(peer.incarnation):
+        if self._weights.history.on_lost(peer.incarnation):
             logger.warning(
                 "worker %r: new weights of %r are given up: %s",
                 self._parts.name,
                 peer.name,
                 reason,
             )
-            self.model.drop()
+            self._weights.drop()
 
     async def close(self) -> None:
         """Do nothing: nothing is held."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 _RECORD: Final = "a record that the runtime makes; users read it"
+# tests/simulation/test_replicas.py uses them.
+_AS_PEER: Final = "checks its arguments as Peer.call does, which it makes"
 _OF_PROXY: Final = "called by the connections that go through a proxy"
 # tests/clusters/ray/misuse.py uses them wrongly, as it must.
 ON_RAY: Final = {
@@ -62,6 +64,19 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "serving.SequenceModel.enter": "called by a ContinuousBatcher",
     "serving.SequenceModel.leave": "called by a ContinuousBatcher",
     "serving.SequenceModel.step": "called by a ContinuousBatcher",
+    "serving.Publication": _RECORD,
+    "serving.ReplicaAnswer": _RECORD,
+    "serving.ReplicaStatistics": _RECORD,
+    "serving.ReplicaStatus": _RECORD,
+    "serving.Replicas.answer": _AS_PEER,
+    "serving.Replicas.call": _AS_PEER,
+    "serving.Replicas.stream": _AS_PEER,
+    "serving.RoutedCalls": "made by Replicas.using",
+    "serving.RoutedCalls.answer": _AS_PEER,
+    "serving.RoutedCalls.call": _AS_PEER,
+    "serving.RoutedCalls.stream": _AS_PEER,
+    "serving.RoutedCalls.using": "Replicas.using calls it",
+    "serving.ServedVersion": _RECORD,
     "serving.WorkerStatus": _RECORD,
     "serving.asgi.AsgiWebSocket.receive": "called by websocket_response",
     "serving.asgi.AsgiWebSocket.send": "called by websocket_response",

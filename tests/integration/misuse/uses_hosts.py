@@ -32,6 +32,7 @@ from tests.integration.misuse import (
     uses_processes,
     uses_ray,
     uses_serving,
+    uses_replicas,
     uses_testing,
 )
 from tests.integration.misuse.beside import (
@@ -237,6 +238,7 @@ USES: Final[Mapping[str, Use]] = {
     **uses_processes.USES,
     **uses_ray.USES,
     **uses_serving.USES,
+    **uses_replicas.USES,
     **uses_testing.USES,
     # --- programs
     "run": Use(

@@ -16,6 +16,7 @@ from tests.property.machines.of_messages import OUTGOING
 from tests.property.machines.of_payloads import LANES, REGION
 from tests.property.machines.of_preemption import PREEMPTION
 from tests.property.machines.of_references import HOLDING
+from tests.property.machines.of_replicas import REPLICA, WEIGHTS
 from tests.property.machines.of_rounds import SERIES
 from tests.property.machines.of_serving import SEQUENCE
 from tests.property.machines.of_serving import ASGI_CONNECTION, LIFESPAN
@@ -44,4 +45,6 @@ CATALOG: Final[tuple[Machine, ...]] = (
     SEQUENCE,
     ASGI_CONNECTION,
     LIFESPAN,
+    REPLICA,
+    WEIGHTS,
 )

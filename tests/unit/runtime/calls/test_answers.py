@@ -74,6 +74,19 @@ class TestResults:
         assert call.result() == 5
         assert len(link.pending) == 0
 
+    def test_what_comes_beside_it_is_kept(
+        self, link: LinkParts, call: CallFuture[Any]
+    ) -> None:
+        respond(link, 1, 5, pack_head([{"n": [1.5, False, 7]}]))
+        assert call.note == [1.5, False, 7]
+
+    def test_what_comes_beside_an_error_is_kept(
+        self, link: LinkParts, call: CallFuture[Any]
+    ) -> None:
+        fail(link, 1, ValueError("no"), pack_head([{"n": "anything"}]))
+        assert isinstance(call.exception(), ValueError)
+        assert call.note == "anything"
+
     def test_what_the_request_relied_on_is_let_go(
         self, link: LinkParts, call: CallFuture[Any]
     ) -> None:

@@ -238,6 +238,45 @@ class TestCancelling:
         assert link.host.admission.active == 0
 
 
+class TestNotes:
+    """What a worker tells of itself beside each answer."""
+
+    @pytest.fixture
+    def noted(self, link: LinkParts) -> LinkParts:
+        link.host.note_of = lambda said: ["note", said]
+        return link
+
+    def test_without_them_an_answer_has_no_head(self, link: LinkParts) -> None:
+        ask(link, double, 4)
+        assert link.connection.last.head == b""
+
+    def test_beside_a_result_and_an_error(self, noted: LinkParts) -> None:
+        ask(noted, double, 4)
+        assert unpack_head(noted.connection.last.head) == [{"n": ["note", None]}]
+        ask(noted, double, object(), call_id=2)
+        assert noted.connection.last.kind == FrameKind.ERROR
+        assert unpack_head(noted.connection.last.head)[0]["n"] == ["note", None]
+
+    def test_beside_a_refusal(self, noted: LinkParts) -> None:
+        noted.host.admission.refusal = asyncrpc.RejectedError("full")
+        ask(noted, double, 4)
+        meta = unpack_head(noted.connection.last.head)[0]
+        assert meta == {"o": "NOT_EXECUTED", "n": ["note", None]}
+
+    def test_beside_the_first_item_and_the_end_of_a_stream(
+        self, noted: LinkParts
+    ) -> None:
+        ask(noted, hold)
+        (serving,) = noted.served
+        serving.said = 7
+        noted.responder.send_item(serving, 0, "first")
+        assert unpack_head(noted.connection.last.head) == [0, {"n": ["note", 7]}]
+        noted.responder.send_item(serving, 1, "second")
+        assert unpack_head(noted.connection.last.head) == [1, None]
+        noted.responder.end_stream(serving, 2)
+        assert unpack_head(noted.connection.last.head) == [{"n": ["note", 7]}]
+
+
 class TestDeadline:
     def test_the_function_is_stopped(self, link: LinkParts) -> None:
         ask(link, hold, aux=2_000_000_000)

@@ -1,0 +1,327 @@
+"""Replicas as their router sees them, and the weights that they serve."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+from asyncrpc.errors import RejectedError, UsageError
+from asyncrpc.serving.replicas.machine import states
+from asyncrpc.serving.weights.machine import versions
+from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.walk import led, paths_to_all
+
+
+def _only_two_states_take_calls(build: ModuleType) -> None:
+    for state, path in paths_to_all(REPLICA, build).items():
+        one = led(REPLICA, build, path)
+        assert one.takes_calls is (state.name in {"WARMING", "READY"})
+        for event in build.ReplicaEvent:
+            one = led(REPLICA, build, path)
+            assert one.advance(event) is (one.state is not state)
+
+
+REPLICA: Final = Machine(
+    name="A replica",
+    about="What one life of a replica takes, as one of its routers sees it.",
+    source=states,
+    states="ReplicaState",
+    events="ReplicaEvent",
+    starts=("JOINING",),
+    begin=lambda build, _: build.ReplicaLife(),
+    feed=lambda one, event: one.advance(event),
+    state_of=lambda one: one.state,
+    stories="""
+it starts slowly, serves, drains and leaves:
+    JOINING -SAID_READY-> WARMING -WARMED-> READY -SAID_DRAINING-> DRAINING -GONE-> LOST
+it fails too often, is left out, and comes back slowly:
+    READY -FAILED-> EJECTED -RETURNED-> WARMING -FAILED-> EJECTED
+it leaves before it was ever ready:
+    JOINING -SAID_DRAINING-> DRAINING -GONE-> LOST
+it is lost, wherever it is:
+    JOINING -GONE-> LOST
+it is lost while it warms up:
+    WARMING -GONE-> LOST
+it is lost while it serves:
+    READY -GONE-> LOST
+it is lost while it is left out:
+    EJECTED -GONE-> LOST
+it is replaced while it warms up:
+    WARMING -SAID_DRAINING-> DRAINING
+it is replaced while it is left out:
+    EJECTED -SAID_DRAINING-> DRAINING -RETURNED-> DRAINING
+news that are late do not bring it back:
+    DRAINING -SAID_READY-> DRAINING -GONE-> LOST -SAID_READY-> LOST
+it says again that it is ready, although it fails:
+    EJECTED -SAID_READY-> EJECTED
+""",
+    refusal="",
+    checks=(_only_two_states_take_calls,),
+    guards=(
+        Guard(
+            "a-draining-replica-takes-calls",
+            "frozenset({ReplicaState.WARMING, ReplicaState.READY})",
+            "frozenset(ReplicaState) - {ReplicaState.LOST}",
+        ),
+        Guard(
+            "a-cold-replica-takes-nothing",
+            "frozenset({ReplicaState.WARMING, ReplicaState.READY})",
+            "frozenset({ReplicaState.READY})",
+        ),
+        Guard(
+            "no-change-is-reported",
+            "        self.state = following\n        return True\n",
+            "        self.state = following\n        return False\n",
+        ),
+    ),
+)
+
+
+# --- weights -------------------------------------------------------------------------
+
+NAMES: Final = ("a", "b", "c")
+
+
+def _refusal(
+    kinds: type[Exception] | tuple[type[Exception], ...],
+    act: Callable[..., object],
+    *args: object,
+) -> str:
+    """Return the text of the error that something raises."""
+    try:
+        act(*args)
+    except kinds as error:
+        return str(error)
+    raise AssertionError("nothing was raised")
+
+
+def _begun(build: ModuleType, *, serial: int = 1, version: int = 7) -> tuple[Any, Any]:
+    one = build.VersionHistory(3, 1)
+    transfer = build.TransferId(10, serial)
+    one.begin(transfer, version, NAMES)
+    return one, transfer
+
+
+def _serves(one: Any, number: int, kept: list[int]) -> None:
+    assert (one.served, one.kept) == (number, kept)
+
+
+def _parts_count_in_any_order_and_once(build: ModuleType) -> None:
+    for order in itertools.permutations(NAMES):
+        for cut in range(1, len(order) + 1):
+            one, transfer = _begun(build)
+            parts = [order[:cut], *((name,) for name in order[cut:])]
+            for number, part in enumerate(parts):
+                _refusal(RejectedError, one.commit, transfer)
+                _serves(one, 3, [])
+                assert one.take(transfer, part) is (number == len(parts) - 1)
+                _refusal((UsageError, RejectedError), one.take, transfer, part)
+            assert one.commit(transfer) == -1
+            _serves(one, 7, [3])
+            _refusal(RejectedError, one.commit, transfer)
+
+
+def _unknown_tensors_are_refused(build: ModuleType) -> None:
+    one, transfer = _begun(build)
+    text = _refusal(UsageError, one.take, transfer, ("a", "d"))
+    assert "'d' was not expected" in text
+    assert one.missing == set(NAMES)
+
+
+def _what_belongs_to_another_transfer_does_nothing(build: ModuleType) -> None:
+    one, transfer = _begun(build)
+    for other in (build.TransferId(10, 2), build.TransferId(11, 1)):
+        _refusal(RejectedError, one.take, other, ("a",))
+        _refusal(RejectedError, one.commit, other)
+        assert not one.abandon(other)
+    assert not one.on_lost(11)
+    assert one.transfer == transfer
+    assert one.missing == set(NAMES)
+
+
+def _who_is_gone_leaves_nothing(build: ModuleType) -> None:
+    for taken in range(4):
+        for end in ("abandon", "lost"):
+            one, transfer = _begun(build)
+            for name in NAMES[:taken]:
+                one.take(transfer, (name,))
+            assert one.abandon(transfer) if end == "abandon" else one.on_lost(10)
+            assert one.transfer is None
+            assert not one.missing
+            assert one.state.name == "IDLE"
+            _serves(one, 3, [])
+            assert not one.abandon(transfer)
+            assert not one.on_lost(10)
+            one.begin(build.TransferId(11, 5), 7, NAMES)
+            assert one.transfer == (11, 5)
+
+
+def _two_publishers_do_not_mix(build: ModuleType) -> None:
+    one, transfer = _begun(build)
+    other = build.TransferId(11, 1)
+    text = _refusal(RejectedError, one.begin, other, 8, NAMES)
+    assert "another publisher" in text
+    assert (one.transfer, one.staged) == (transfer, 7)
+    one.take(transfer, ("a",))
+    again = build.TransferId(10, 2)
+    one.begin(again, 9, NAMES)  # the same one begins anew
+    assert (one.transfer, one.staged, one.missing) == (again, 9, set(NAMES))
+    assert one.take(again, NAMES)
+    one.commit(again)
+    _serves(one, 9, [3])
+
+
+def _numbers_are_not_used_twice(build: ModuleType) -> None:
+    one, transfer = _begun(build)
+    one.take(transfer, NAMES)
+    one.commit(transfer)
+    for number in (7, 3):
+        later = build.TransferId(10, 2)
+        text = _refusal(UsageError, one.begin, later, number, NAMES)
+        assert "is here already" in text
+    assert one.transfer is None
+
+
+def _as_many_are_kept_as_are_wanted(build: ModuleType) -> None:
+    for most in range(3):
+        one = build.VersionHistory(0, most)
+        for number in range(1, 5):
+            transfer = build.TransferId(1, number)
+            one.begin(transfer, number, NAMES)
+            one.take(transfer, NAMES)
+            dropped = number - 1 - most
+            assert one.commit(transfer) == (dropped if dropped >= 0 else -1)
+            _serves(one, number, list(range(max(number - most, 0), number)))
+
+
+def _the_way_back_is_gone_once(build: ModuleType) -> None:
+    one, transfer = _begun(build)
+    one.take(transfer, NAMES)
+    one.commit(transfer)
+    assert not one.roll_back(3)
+    assert one.roll_back(7)
+    _serves(one, 3, [])
+    assert not one.roll_back(7)
+    text = _refusal(RejectedError, one.roll_back, 3)
+    assert "none before it is kept" in text
+    _serves(one, 3, [])
+
+
+def _the_way_back_gives_up_what_comes(build: ModuleType) -> None:
+    one, transfer = _begun(build)
+    one.take(transfer, NAMES)
+    one.commit(transfer)
+    later = build.TransferId(10, 2)
+    one.begin(later, 8, NAMES)
+    one.take(later, ("a",))
+    assert one.roll_back(7)
+    _serves(one, 3, [])
+    assert one.transfer is None
+    _refusal(RejectedError, one.take, later, ("b",))
+
+
+WEIGHTS: Final = Machine(
+    name="New weights of a replica",
+    about="What has come of new weights, beside those that a replica serves.",
+    source=versions,
+    states="TransferState",
+    events="TransferEvent",
+    starts=("IDLE",),
+    begin=lambda build, _: build.VersionHistory(3, 1),
+    feed=lambda one, event: one.advance(event),
+    state_of=lambda one: one.state,
+    stories="""
+new weights come in parts, and are served:
+    IDLE -BEGUN-> STAGING -PART-> STAGING -LAST_PART-> STAGED -COMMITTED-> IDLE
+they come at once:
+    STAGING -LAST_PART-> STAGED
+their publisher dies in the middle:
+    STAGING -ABANDONED-> IDLE
+another replica refuses them:
+    STAGED -ABANDONED-> IDLE
+the version before is wanted again:
+    IDLE -ROLLED_BACK-> IDLE
+it is wanted while others come:
+    STAGING -ROLLED_BACK-> IDLE
+it is wanted when they are there:
+    STAGED -ROLLED_BACK-> IDLE
+nothing is served that is not whole:
+    STAGING -COMMITTED-> STAGING
+""",
+    refusal="",
+    checks=(
+        _parts_count_in_any_order_and_once,
+        _unknown_tensors_are_refused,
+        _what_belongs_to_another_transfer_does_nothing,
+        _who_is_gone_leaves_nothing,
+        _two_publishers_do_not_mix,
+        _numbers_are_not_used_twice,
+        _as_many_are_kept_as_are_wanted,
+        _the_way_back_is_gone_once,
+        _the_way_back_gives_up_what_comes,
+    ),
+    guards=(
+        Guard(
+            "what-is-not-whole-is-served",
+            "self._check(transfer, TransferState.STAGED)",
+            "self._check(transfer, self.state)",
+        ),
+        Guard(
+            "a-part-of-another-transfer-counts",
+            "if self.transfer != transfer or self.state is not state:",
+            "if self.state is not state:",
+        ),
+        Guard(
+            "a-part-counts-twice",
+            "        if unwanted:\n",
+            "        if False:\n",
+        ),
+        Guard(
+            "the-first-part-is-the-last",
+            "is_last = not self.missing",
+            "is_last = True",
+        ),
+        Guard(
+            "another-publisher-takes-over",
+            "if self.transfer.publisher != transfer.publisher:",
+            "if False:",
+        ),
+        Guard(
+            "a-number-is-used-twice",
+            "if version == self.served or version in self.kept:",
+            "if version == self.served:",
+        ),
+        Guard(
+            "the-served-number-is-used-twice",
+            "if version == self.served or version in self.kept:",
+            "if version in self.kept:",
+        ),
+        Guard(
+            "all-versions-are-kept",
+            "len(self.kept) > self._kept_max",
+            "len(self.kept) > self._kept_max + 1",
+        ),
+        Guard(
+            "the-way-back-is-gone-twice",
+            "if self.served != from_version:",
+            "if False:",
+        ),
+        Guard(
+            "any-loss-ends-a-transfer",
+            "if self.transfer is None or self.transfer.publisher != publisher:",
+            "if self.transfer is None:",
+        ),
+        Guard(
+            "what-was-given-up-is-still-awaited",
+            "            self.missing.clear()\n",
+            "",
+        ),
+        Guard(
+            "the-way-back-leaves-what-comes",
+            "        self.advance(TransferEvent.ROLLED_BACK)\n",
+            "",
+        ),
+    ),
+)

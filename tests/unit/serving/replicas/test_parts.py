@@ -1,0 +1,216 @@
+"""Latencies, budgets, scores, attempts and notes: each by itself."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrpc import UsageError
+from asyncrpc.serving import ReplicaOptions
+from asyncrpc.serving.replicas.call import key_bytes
+from asyncrpc.serving.replicas.machine import latency
+from asyncrpc.serving.replicas.machine.attempts import (
+    HEALTH,
+    STEPS,
+    Failure,
+    Health,
+    Step,
+    step_after,
+)
+from asyncrpc.serving.replicas.machine.budgets import ShareBudget
+from asyncrpc.serving.replicas.machine.latency import LatencyWindow
+from asyncrpc.serving.replicas.machine.rendezvous_hash import score_of, unit_of
+from asyncrpc.serving.replicas.messages import AnswerNote, read_note
+
+# --- latencies -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.95, 0.99])
+def test_a_quantile_is_right_to_a_bucket(quantile: float) -> None:
+    rng = random.Random(0)
+    for _ in range(5):
+        window = LatencyWindow(quantile)
+        given = [0.01 * rng.lognormvariate(0.0, 1.0) for _ in range(500)]
+        for one in given:
+            window.record(one)
+        exact = sorted(given)[math.ceil(quantile * len(given)) - 1]
+        assert window.quantile_s == pytest.approx(exact, rel=0.1)
+
+
+def test_of_few_calls_no_quantile_is_known() -> None:
+    window = LatencyWindow(0.95)
+    for _ in range(latency.CALLS_MIN - 1):
+        assert window.quantile_s == math.inf
+        window.record(0.01)
+    for _ in range(latency.REFRESH_EVERY):
+        window.record(0.01)
+    assert window.quantile_s == pytest.approx(0.01, rel=0.1)
+
+
+def test_old_latencies_are_forgotten() -> None:
+    window = LatencyWindow(0.95)
+    for _ in range(3000):
+        window.record(1.0)
+    assert latency.HALF_MAX <= window.count <= 2 * latency.HALF_MAX
+    for _ in range(2 * latency.HALF_MAX + latency.REFRESH_EVERY):
+        window.record(0.001)
+        window.quantile_s  # noqa: B018  (kept between two calls)
+    assert window.quantile_s == pytest.approx(0.001, rel=0.1)
+
+
+@given(st.floats(0.0, 1e6))
+def test_each_latency_has_a_bucket_that_ends_after_it(latency_s: float) -> None:
+    bucket = latency.bucket_of(latency_s)
+    assert 0 <= bucket < latency.BUCKETS
+    end_s = latency.end_of(bucket)
+    if latency.FIRST_S < latency_s < latency.end_of(latency.BUCKETS - 1):
+        assert latency_s <= end_s * (1 + 1e-9)
+        assert latency.end_of(bucket - 1) <= latency_s * (1 + 1e-9)
+
+
+# --- budgets -------------------------------------------------------------------------
+
+
+@given(st.lists(st.booleans(), max_size=300), st.floats(0.0, 1.0), st.integers(0, 20))
+def test_no_more_is_taken_than_was_paid(
+    takes: list[bool], share: float, first: int
+) -> None:
+    budget = ShareBudget(share, most=50.0, first=float(first))
+    paid = taken = 0
+    for is_take in takes:
+        if is_take:
+            taken += budget.take()
+        else:
+            budget.pay(0.0)
+            paid += 1
+        assert taken <= first + share * paid + 1e-9
+        assert 0 <= budget.left <= max(50.0, first)
+    assert budget.taken == taken
+    assert budget.taken + budget.refused == sum(takes)
+
+
+def test_time_pays_as_well_and_never_backwards() -> None:
+    budget = ShareBudget(0.0, most=3.0, per_s=0.5)
+    budget.pay(100.0)
+    assert not budget.take()
+    budget.pay(102.0)
+    assert budget.take()
+    assert not budget.take()
+    budget.pay(101.0)
+    assert not budget.take()
+    budget.pay(1000.0)
+    assert [budget.take() for _ in range(4)] == [True, True, True, False]
+
+
+# --- scores --------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=40), st.text(max_size=10))
+def test_a_unit_is_between_0_and_1_and_always_the_same(key: bytes, salt: str) -> None:
+    found = unit_of(key, salt)
+    assert 0 < found < 1
+    assert unit_of(key, salt) == found
+    assert 0 <= score_of(key, salt) < math.inf
+
+
+def test_where_a_key_ends_counts() -> None:
+    assert unit_of(b"ab", "c") != unit_of(b"a", "bc")
+
+
+def test_units_are_even() -> None:
+    found = [unit_of(str(number).encode()) for number in range(4000)]
+    assert statistics.mean(found) == pytest.approx(0.5, abs=0.02)
+    assert statistics.pstdev(found) == pytest.approx(math.sqrt(1 / 12), abs=0.02)
+
+
+def test_keys_of_different_kinds_are_different() -> None:
+    keys = [key_bytes(one) for one in ("1", 1, b"1", -1, "-1", "\ud800", "")]
+    assert len(set(keys)) == len(keys)
+    assert key_bytes(None) is None
+
+
+@pytest.mark.parametrize("wrong", [1.0, True, object(), ["a"], ("a",)])
+def test_a_key_is_text_bytes_or_an_integer(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="key must be"):
+        key_bytes(wrong)
+
+
+# --- attempts ------------------------------------------------------------------------
+
+
+def test_what_may_have_run_is_repeated_only_if_it_may_be() -> None:
+    """Every failure, of both kinds of functions, with and without attempts left."""
+    safe = {Failure.DRAINING, Failure.UNREACHED, Failure.OVERLOADED}
+    for failure, idempotent, left in itertools.product(Failure, (True, False), (0, 2)):
+        step = step_after(failure, is_idempotent=idempotent, attempts_left=left)
+        may = failure in safe or (failure is Failure.LOST and idempotent)
+        if not may:
+            assert step is Step.RAISE
+        elif failure in {Failure.DRAINING, Failure.UNREACHED}:
+            assert step is Step.MOVE
+        else:
+            assert step is (Step.RETRY if left else Step.RAISE)
+    assert STEPS.keys() == HEALTH.keys() == set(Failure)
+
+
+def test_a_busy_replica_is_no_bad_one() -> None:
+    unknown = {one for one, health in HEALTH.items() if health is Health.UNKNOWN}
+    assert unknown == {Failure.DRAINING, Failure.OVERLOADED, Failure.MISUSED}
+    assert Health.GOOD not in HEALTH.values()
+
+
+# --- notes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "note"),
+    [
+        ([3.0, False, None], AnswerNote(3.0, is_draining=False, version=None)),
+        ([3, True, 7], AnswerNote(3.0, is_draining=True, version=7)),
+        ([0, False, None, "later"], AnswerNote(0.0, is_draining=False, version=None)),
+        ([3.0, False], None),
+        ([-1, False, None], None),
+        ([float("nan"), False, None], None),
+        ([True, False, None], None),
+        ([1, 0, None], None),
+        ([1, False, "7"], None),
+        ([1, False, True], None),
+        ({"load": 1}, None),
+        ("load", None),
+        (7, None),
+    ],
+)
+def test_a_note_is_read_or_ignored(found: Any, note: AnswerNote | None) -> None:
+    assert read_note(found) == note
+
+
+# --- options -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"attempts_max": 0},
+        {"attempts_max": 1.0},
+        {"retry_share": -0.1},
+        {"hedge_quantile": 1.1},
+        {"hedge_quantile": "p95"},
+        {"hedge_share": None},
+        {"eject_after": -1},
+        {"eject_s": float("inf")},
+        {"eject_share": float("nan")},
+        {"warm_s": -1},
+        {"key_load_max": 0.5},
+        {"ready_timeout_s": float("inf")},
+    ],
+)
+def test_a_wrong_option_is_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        ReplicaOptions(**wrong)

@@ -1,0 +1,326 @@
+"""Which replica gets a call: by load, key, canary share, health; no loop, no clock."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from typing import Final
+
+import pytest
+
+from asyncrpc.serving import ReplicaOptions
+from asyncrpc.serving.replicas.machine.attempts import Health
+from asyncrpc.serving.replicas.machine.routing import (
+    EJECTION_FACTOR_MAX,
+    FUNCTIONS_MAX,
+    LOAD_HALF_LIFE_S,
+    ReplicaRecord,
+    Routing,
+)
+from asyncrpc.serving.replicas.machine.states import ReplicaEvent, ReplicaState
+
+AT_ONCE: Final = ReplicaOptions(warm_s=0.0)
+READY, WARMING, EJECTED = (
+    ReplicaState.READY,
+    ReplicaState.WARMING,
+    ReplicaState.EJECTED,
+)
+
+
+def routing_of(
+    count: int, options: ReplicaOptions = AT_ONCE
+) -> tuple[Routing, list[ReplicaRecord]]:
+    routing = Routing(options)
+    records = [routing.add(f"model-{number}", number) for number in range(count)]
+    for record in records:
+        routing.make_ready(record, 0.0, age_s=float("inf"))
+    return routing, records
+
+
+def chosen(routing: Routing, now_s: float = 0.0, *, calls: int = 1000) -> Counter[str]:
+    draw = random.Random(0).random
+    found = (routing.choose(now_s, draw) for _ in range(calls))
+    return Counter(one.name for one in found if one is not None)
+
+
+def fail(routing: Routing, record: ReplicaRecord, now_s: float, times: int = 5) -> bool:
+    for _ in range(times):
+        routing.begin(record)
+        if routing.end(record, Health.BAD, now_s):
+            return True
+    return False
+
+
+# --- load ----------------------------------------------------------------------------
+
+
+def test_of_two_the_less_loaded_is_chosen_for_every_pair_and_load() -> None:
+    for first, second in itertools.product(range(4), repeat=2):
+        routing, (one, other) = routing_of(2)
+        one.outstanding, other.outstanding = first, second
+        found = chosen(routing, calls=50)
+        if first == second:
+            assert len(found) == 2
+        else:
+            assert found == {(one if first < second else other).name: 50}
+
+
+def test_the_most_loaded_of_all_is_never_chosen() -> None:
+    routing, records = routing_of(5)
+    records[3].outstanding = 9
+    assert records[3].name not in chosen(routing)
+    assert len(chosen(routing)) == 4
+
+
+def test_what_was_told_less_what_was_from_here_fades() -> None:
+    _, (record,) = routing_of(1)
+    record.outstanding = 3
+    record.tell_load(10.0, 5.0)
+    assert record.load(5.0) == 10.0
+    record.outstanding = 1  # two of ours have ended since
+    assert record.load(5.0) == 8.0
+    assert record.load(5.0 + LOAD_HALF_LIFE_S) == 1 + 7.0 / 2
+    assert record.load(5.0 + 100 * LOAD_HALF_LIFE_S) == 1.0
+    record.tell_load(0.0, 6.0)  # an answer overtook the request of another call
+    assert record.load(6.0) == 1.0
+
+
+def test_a_heavier_replica_bears_more() -> None:
+    routing, (one, other) = routing_of(2)
+    one.weight = 3.0
+    one.outstanding, other.outstanding = 4, 1
+    assert set(chosen(routing)) == {one.name}
+    one.outstanding = 6
+    assert set(chosen(routing)) == {other.name}
+
+
+def test_a_tried_replica_is_not_chosen_again() -> None:
+    routing, records = routing_of(3)
+    draw = random.Random(0).random
+    for tried in itertools.combinations(records, 2):
+        found = routing.choose(0.0, draw, tried=tried)
+        assert found is not None
+        assert found not in tried
+    assert routing.choose(0.0, draw, tried=records) is None
+    assert Routing(AT_ONCE).choose(0.0, draw) is None
+
+
+@pytest.mark.parametrize("state", list(ReplicaState))
+def test_only_those_get_calls_that_take_them(state: ReplicaState) -> None:
+    """But what is left out for its failures rather than nobody."""
+    path = {
+        ReplicaState.JOINING: [],
+        WARMING: [ReplicaEvent.SAID_READY],
+        READY: [ReplicaEvent.SAID_READY, ReplicaEvent.WARMED],
+        EJECTED: [ReplicaEvent.SAID_READY, ReplicaEvent.FAILED],
+        ReplicaState.DRAINING: [ReplicaEvent.SAID_DRAINING],
+        ReplicaState.LOST: [ReplicaEvent.GONE],
+    }[state]
+    routing, _ = routing_of(0, ReplicaOptions(warm_s=10.0))
+    record = routing.add("model", 1)
+    record.until_s = 100.0
+    for event in path:
+        routing.advance(record, event)
+    assert record.life.state is state
+    found = routing.choose(0.0, lambda: 0.0)
+    assert (found is record) is (state in {WARMING, READY, EJECTED})
+    other = routing.add("other", 1)
+    routing.make_ready(other, 0.0, age_s=10.0)
+    names = set(chosen(routing))
+    assert ("model" in names) is (state in {WARMING, READY})
+
+
+# --- slow start ----------------------------------------------------------------------
+
+
+def test_a_replica_warms_up() -> None:
+    routing, _ = routing_of(3, ReplicaOptions(warm_s=10.0))
+    late = routing.add("late", 1)
+    routing.make_ready(late, 100.0, age_s=0.0)
+    shares = []
+    for age_s in (0.0, 1.0, 5.0, 9.0, 10.0):
+        found = chosen(routing, 100.0 + age_s, calls=8000)
+        shares.append(found["late"] / 2000)  # 1: as much as the others
+    assert shares == sorted(shares)
+    assert 0.05 <= shares[0] <= 0.2
+    assert 0.85 <= shares[-1] <= 1.15
+    assert late.life.state is READY
+
+
+def test_if_all_are_cold_all_are_asked() -> None:
+    routing = Routing(ReplicaOptions(warm_s=10.0))
+    for number in range(3):
+        routing.make_ready(routing.add(f"m{number}", 1), 0.0, age_s=0.0)
+    found = chosen(routing)
+    assert sum(found.values()) == 1000
+    assert min(found.values()) > 250
+
+
+def test_a_replica_that_others_have_warmed_up_is_warm() -> None:
+    routing = Routing(ReplicaOptions(warm_s=10.0))
+    record = routing.add("m", 1)
+    routing.make_ready(record, 3.0, age_s=60.0)
+    assert record.life.state is READY
+
+
+# --- keys ----------------------------------------------------------------------------
+
+
+def test_a_key_stays_and_only_the_keys_of_a_lost_replica_move() -> None:
+    routing, records = routing_of(5)
+    keys = [str(number).encode() for number in range(500)]
+
+    def places() -> dict[bytes, str]:
+        found = {key: routing.choose(0.0, random.random, key=key) for key in keys}
+        return {key: one.name for key, one in found.items() if one is not None}
+
+    before = places()
+    counts = Counter(before.values())
+    assert min(counts.values()) > 60
+    assert places() == before
+    routing.remove(records[2].name)
+    after = places()
+    moved = {key for key in keys if before[key] != after[key]}
+    assert moved == {key for key in keys if before[key] == records[2].name}
+    assert len({after[key] for key in moved}) == 4
+    back = routing.add(records[2].name, 77)  # another life of the name
+    routing.make_ready(back, 0.0, age_s=60.0)
+    assert places() == before
+
+
+def test_keys_are_spread_by_weight() -> None:
+    routing, records = routing_of(3)
+    records[0].weight = 2.0
+    keys = [str(number).encode() for number in range(4000)]
+    found = Counter(
+        one.name
+        for key in keys
+        if (one := routing.choose(0.0, random.random, key=key)) is not None
+    )
+    assert found[records[0].name] == pytest.approx(2000, rel=0.1)
+    assert found[records[1].name] == pytest.approx(1000, rel=0.15)
+
+
+def test_a_key_goes_on_if_its_replica_has_too_much() -> None:
+    options = ReplicaOptions(warm_s=0.0, key_load_max=2.0)
+    routing, _ = routing_of(4, options)
+    own = routing.choose(0.0, random.random, key=b"k")
+    assert own is not None
+    second = routing.choose(0.0, random.random, key=b"k", tried=[own])
+    own.outstanding = 1
+    assert routing.choose(0.0, random.random, key=b"k") is second
+    for record in routing.records:
+        record.outstanding = 3  # all have the same: none has too much
+    assert routing.choose(0.0, random.random, key=b"k") is own
+    own.outstanding = 20
+    assert routing.choose(0.0, random.random, key=b"k") is second
+
+
+# --- canaries ------------------------------------------------------------------------
+
+
+def test_canaries_get_their_share_and_a_key_decides_for_all_routers() -> None:
+    one, records = routing_of(4)
+    other, others = routing_of(4)
+    for routing, found in ((one, records), (other, others)):
+        routing.set_canary(found[1], 0.25)
+    assert chosen(one, calls=4000)[records[1].name] == pytest.approx(1000, rel=0.1)
+    for number in range(300):
+        key = str(number).encode()
+        place = one.choose(0.0, random.random, key=key)
+        there = other.choose(0.0, random.random, key=key)
+        assert place is not None
+        assert there is not None
+        assert place.name == there.name
+    one.set_canary(records[1], 0.0)
+    assert chosen(one, calls=4000)[records[1].name] == pytest.approx(1000, rel=0.15)
+
+
+def test_without_canaries_or_with_nothing_else_the_share_does_not_count() -> None:
+    routing, records = routing_of(2)
+    routing.set_canary(records[0], 0.01)
+    routing.remove(records[1].name)
+    assert chosen(routing) == {records[0].name: 1000}
+
+
+# --- ejection ------------------------------------------------------------------------
+
+
+def test_it_takes_failures_in_a_row() -> None:
+    routing, (record, _) = routing_of(2)
+    for _ in range(20):
+        assert not fail(routing, record, 0.0, times=4)
+        routing.begin(record)
+        assert not routing.end(record, Health.GOOD, 0.0)
+    assert not fail(routing, record, 0.0, times=4)
+    routing.begin(record)
+    routing.end(record, Health.UNKNOWN, 0.0)  # neither good nor bad
+    assert fail(routing, record, 0.0, times=1)
+    assert record.life.state is EJECTED
+    assert record.outstanding == 0
+
+
+def test_the_time_left_out_grows_and_is_forgiven() -> None:
+    routing, records = routing_of(2)
+    record = records[0]
+    now_s, waits = 0.0, []
+    for _ in range(12):
+        assert fail(routing, record, now_s)
+        waits.append(record.until_s - now_s)
+        now_s = record.until_s
+        routing.choose(now_s, lambda: 0.0)
+        assert record.life.takes_calls
+    assert waits == [10.0 * min(n, EJECTION_FACTOR_MAX) for n in range(1, 13)]
+    assert fail(routing, record, now_s + 1000.0)
+    assert record.until_s - now_s - 1000.0 == 10.0
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, 0), (2, 1), (3, 1), (7, 2), (10, 3)])
+def test_so_many_are_left_out_at_most(count: int, most: int) -> None:
+    routing, records = routing_of(count)
+    for record in records:
+        fail(routing, record, 0.0, times=50)
+    states = Counter(one.life.state for one in records)
+    assert states[EJECTED] == most
+    assert len(chosen(routing)) == count - most
+
+
+def test_one_may_never_be_left_out() -> None:
+    routing, (record, _) = routing_of(2, ReplicaOptions(warm_s=0.0, eject_after=0))
+    assert not fail(routing, record, 0.0, times=100)
+
+
+# --- lives ---------------------------------------------------------------------------
+
+
+def test_a_new_life_begins_anew() -> None:
+    routing, (record,) = routing_of(1)
+    record.outstanding = 5
+    new = routing.add(record.name, 99)
+    assert record.life.state is ReplicaState.LOST
+    assert (new.outstanding, new.life.state) == (0, ReplicaState.JOINING)
+    assert routing.get(record.name) is new
+    routing.end(record, Health.BAD, 0.0)  # what was there ends
+    assert new.failures == 0
+
+
+# --- latencies -----------------------------------------------------------------------
+
+
+def test_latencies_are_kept_by_function_and_of_so_many() -> None:
+    routing, _ = routing_of(2)
+    for number in range(FUNCTIONS_MAX + 5):
+        for _ in range(40):
+            routing.record_latency(f"f{number}", 0.001 * (1 + number % 3))
+    assert routing.hedge_after_s("f0") == pytest.approx(0.001, rel=0.1)
+    assert routing.hedge_after_s("f2") == pytest.approx(0.003, rel=0.1)
+    assert routing.hedge_after_s(f"f{FUNCTIONS_MAX}") is None
+    assert routing.hedge_after_s("unknown") is None
+
+
+def test_without_a_quantile_nothing_is_hedged() -> None:
+    routing, _ = routing_of(2, ReplicaOptions(hedge_quantile=None))
+    for _ in range(100):
+        routing.record_latency("f", 0.001)
+    assert routing.hedge_after_s("f") is None
