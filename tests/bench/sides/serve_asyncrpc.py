@@ -7,10 +7,12 @@ web workers as are wanted.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Final
 
 import torch
 import uvicorn
@@ -20,31 +22,39 @@ import asyncrpc
 from asyncrpc import serving
 from tests.bench import serving_models as m
 
+SLOTS: Final = 16  # answers that are made at the same time
+
 
 class Models:
     """Both models, in the model's process."""
 
     def __init__(self) -> None:
         self.classifier = m.Classifier()
-        self.language = m.LanguageModel()
+        self.language = serving.ContinuousBatcher(m.BatchedLanguageModel(), SLOTS)
 
     def classify(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the scores of rows `(batch, features)`."""
-        return self.classifier(rows)
+        scores: torch.Tensor = self.classifier(rows)
+        return scores
 
 
-def make_models() -> Models:
+@asynccontextmanager
+async def make_models() -> AsyncIterator[Models]:
     """Make the models; and keep them where `generate` finds them."""
-    loaded.append(Models())
-    return loaded[-1]
+    made = Models()
+    async with made.language:
+        loaded.append(made)
+        yield made
 
 
 loaded: list[Models] = []  # of the model's process
 
 
-def generate(tokens: int) -> Iterator[int]:
+async def generate(tokens: int) -> AsyncIterator[int]:
     """Yield tokens, in the model's process."""
-    yield from loaded[0].language.generate(tokens)
+    async with aclosing(loaded[0].language.generate(tokens)) as items:
+        async for token in items:
+            yield token
 
 
 class Door:
@@ -66,11 +76,9 @@ class Door:
         scores = await self.batcher(json.loads(body)["row"])
         return json.dumps({"scores": scores.tolist()}).encode()
 
-    async def events(self, body: bytes) -> AsyncIterator[bytes]:
-        """Yield the events of one answer."""
-        tokens = json.loads(body)["tokens"]
-        async for token in self.host.peer.stream(generate, tokens):
-            yield f"data: {token}\n\n".encode()
+    def tokens(self, body: bytes) -> AsyncGenerator[int, None]:
+        """Return the tokens of one answer."""
+        return self.host.peer.stream(generate, json.loads(body)["tokens"])
 
 
 # --- aiohttp -------------------------------------------------------------------------
@@ -88,12 +96,7 @@ def aiohttp_app() -> web.Application:
         return web.Response(body=body, content_type="application/json")
 
     async def generate_events(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        body = await request.read()
-        await response.prepare(request)
-        async for event in door.events(body):
-            await response.write(event)
-        return response
+        return await serving.sse_response(request, door.tokens(await request.read()))
 
     async def health(_: web.Request) -> web.Response:
         return web.Response(text="ok")
@@ -110,7 +113,7 @@ async def serve_aiohttp(port: int) -> None:
     runner = web.AppRunner(aiohttp_app(), handler_cancellation=True, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port, backlog=1024).start()
-    await asyncrpc.runtime.loops.running_loop().create_future()  # type: ignore[union-attr]
+    await asyncio.Event().wait()  # it is ended by a signal
 
 
 # --- uvicorn -------------------------------------------------------------------------
@@ -154,6 +157,7 @@ def main() -> None:
         "tests.bench.sides.serve_asyncrpc:app",
         port=options.port,
         workers=options.web_workers,
+        timeout_worker_healthcheck=60,  # importing torch takes longer on a busy host
         log_level="warning",
         access_log=False,
     )

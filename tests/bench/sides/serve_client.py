@@ -19,6 +19,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import uvloop
@@ -53,7 +54,9 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: Any = None
         self._received = b""
-        self._body_left = -1  # of a body whose length is known; -1: the head is not here
+        self._body_left = (
+            -1
+        )  # of a body whose length is known; -1: the head is not here
         self._is_chunked = False
         self._answer = Answer()
         self._done: Callable[[Answer], None] | None = None
@@ -120,6 +123,60 @@ class HttpConnection(asyncio.Protocol):
             self._finish()
 
 
+class OpenLoop:
+    """Requests that are due at a rate, and the connections that are free for them."""
+
+    def __init__(self, request: bytes, free: list[HttpConnection]) -> None:
+        self._request = request
+        self._free = deque(free)
+        self._due: deque[float] = deque()
+        self._times_s: list[float] = []
+        self._failed = 0
+        self._total = 0
+        self._all_ended = asyncio.Event()
+
+    async def run(self, rate: float, seconds: float) -> dict[str, Any]:
+        """Send them, and wait for their answers, for a while."""
+        self._total = int(rate * seconds)
+        begin_s = now_s()
+        for number in range(self._total):
+            at_s = begin_s + number / rate
+            if (left_s := at_s - now_s()) > 0:
+                await asyncio.sleep(left_s)
+            self._due.append(at_s)
+            self._start()
+        try:
+            async with asyncio.timeout(2 * seconds + 5):
+                await self._all_ended.wait()
+        except TimeoutError:
+            self._failed = self._total - len(self._times_s)
+        for connection in self._free:
+            connection.abort()
+        found = {
+            "rate": len(self._times_s) / (now_s() - begin_s),
+            "failed": self._failed,
+        }
+        return {**found, **percentiles("", self._times_s)}
+
+    def _start(self) -> None:
+        """Send what is due, as far as connections are free."""
+        while self._due and self._free:
+            connection = self._free.popleft()
+            done = partial(self._end, self._due.popleft(), connection)
+            connection.send(self._request, done)
+
+    def _end(self, due_s: float, connection: HttpConnection, answer: Answer) -> None:
+        if answer.is_ok:
+            self._times_s.append(answer.ended_s - due_s)
+        else:
+            self._failed += 1
+        if connection.is_open:
+            self._free.append(connection)
+        if len(self._times_s) + self._failed >= self._total:
+            self._all_ended.set()
+        self._start()
+
+
 class Load:
     """Requests to one path of one server."""
 
@@ -134,9 +191,7 @@ class Load:
 
     async def connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
-        _, made = await loop.create_connection(
-            HttpConnection, "127.0.0.1", self._port
-        )
+        _, made = await loop.create_connection(HttpConnection, "127.0.0.1", self._port)
         return made
 
     async def once(self, connection: HttpConnection) -> Answer:
@@ -182,52 +237,8 @@ class Load:
 
     async def open(self, rate: float, seconds: float) -> dict[str, Any]:
         """Send requests that are due at a rate, whatever the server does."""
-        free = deque([await self.connect() for _ in range(OPEN_CONNECTIONS)])
-        due: deque[float] = deque()
-        times_s: list[float] = []
-        failed = open_count = 0
-        total = int(rate * seconds)
-        all_ended = asyncio.Event()
-
-        def start() -> None:
-            nonlocal open_count
-            while due and free:
-                at_s, connection = due.popleft(), free.popleft()
-                open_count += 1
-                connection.send(
-                    self.request,
-                    lambda answer, at_s=at_s, one=connection: end(answer, at_s, one),
-                )
-
-        def end(answer: Answer, at_s: float, connection: HttpConnection) -> None:
-            nonlocal failed, open_count
-            open_count -= 1
-            if answer.is_ok:
-                times_s.append(answer.ended_s - at_s)
-            else:
-                failed += 1
-            if connection.is_open:
-                free.append(connection)
-            if len(times_s) + failed >= total:
-                all_ended.set()
-            start()
-
-        begin_s = now_s()
-        for number in range(total):
-            at_s = begin_s + number / rate
-            if (left_s := at_s - now_s()) > 0:
-                await asyncio.sleep(left_s)
-            due.append(at_s)
-            start()
-        try:
-            async with asyncio.timeout(2 * seconds + 5):
-                await all_ended.wait()
-        except TimeoutError:
-            failed = total - len(times_s)
-        for connection in free:
-            connection.abort()
-        found = {"rate": len(times_s) / (now_s() - begin_s), "failed": failed}
-        return {**found, **percentiles("", times_s)}
+        free = [await self.connect() for _ in range(OPEN_CONNECTIONS)]
+        return await OpenLoop(self.request, free).run(rate, seconds)
 
     async def leave_early(self, after_events: int) -> dict[str, float]:
         """Send a request, and go away once so many events have come."""

@@ -68,6 +68,7 @@ def main() -> None:
         "tests.bench.sides.serve_fastapi:app",
         port=options.port,
         workers=options.web_workers,
+        timeout_worker_healthcheck=60,  # importing torch takes longer on a busy host
         log_level="warning",
         access_log=False,
     )
