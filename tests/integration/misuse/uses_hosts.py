@@ -445,6 +445,20 @@ USES: Final[Mapping[str, Use]] = {
         right={"item": lambda _: 1},
         fits={"item": ANYTHING},
     ),
+    "serving.ModelHost": Use(
+        lambda _: serving.ModelHost,
+        needs_worker=False,
+        right={"make_model": lambda _: "shop.model:make_model"},
+        fits={
+            "make_model": CALLABLES,
+            "name": {"text"},
+            "version": {"text", "empty text"},
+            "linger_s": DURATIONS,
+            "start_timeout_s": SECONDS,
+            "options": {"none"},
+        },
+        finish=nothing,
+    ),
     # --- devices
     "devices.DeviceName": Use(
         lambda _: DeviceName,
