@@ -64,6 +64,10 @@ BALLAST_MIB: Final = 200
 LEAVES: Final = 5  # clients that go away, in each round
 NEVER_MS: Final = 10_000.0  # a model that works on for so long is not watched further
 START_S: Final = 120.0
+# Memory is as it stays if so many looks in a row, each after a second of requests, find
+# it within a percent.
+SETTLED_LOOKS: Final = 5
+SETTLED_LOOKS_MAX: Final = 60
 MARK: Final = "BENCH_SERVE_MARK"  # in the environment of all processes of a side
 ROOT: Final = Path(__file__).parents[2]
 
@@ -158,6 +162,16 @@ class RunningSide:
     def pss_mib(self) -> float:
         """Return the memory of all of its processes, what they share counted once."""
         return sum(_pss_kib(pid) for pid in pids_with(self.mark)) / 1024
+
+    def settled_pss_mib(self) -> float:
+        """Return its memory once all web workers are up and have had requests."""
+        found_mib = [0.0] * SETTLED_LOOKS
+        for _ in range(SETTLED_LOOKS_MAX):
+            self.load("closed", "/predict", PREDICT, connections=32, seconds=1.0)
+            found_mib = [*found_mib[1:], self.pss_mib()]
+            if max(found_mib) < 1.01 * min(found_mib):
+                break
+        return found_mib[-1]
 
     def processes(self) -> int:
         return len(list(pids_with(self.mark)))
@@ -338,9 +352,7 @@ def measure_leaving(one: RunningSide) -> Found:
 def measure_memory(side: str) -> Found:
     """Return the memory of a side with several web workers, after some requests."""
     with running(side, web_workers=WEB_WORKERS, ballast_mib=BALLAST_MIB) as one:
-        for _ in range(3):
-            one.load("closed", "/predict", PREDICT, connections=32, seconds=1.0)
-        found_mib = one.pss_mib()
+        found_mib = one.settled_pss_mib()
         say(f"  {side:>8}  {one.processes()} processes, {found_mib:.0f} MiB")
         return {MEMORY: found_mib}
 
