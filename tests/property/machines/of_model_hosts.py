@@ -94,7 +94,7 @@ def _the_longest_rest_is_that_of_the_tripped(build: ModuleType) -> None:
 
 
 ATTACHMENT: Final = Machine(
-    name="A web worker and its model's process",
+    name="A web worker and its model process",
     about="How a web worker comes to the process of a `ModelHost`, and back to it after"
     " its loss.",
     source=attachment,
@@ -280,7 +280,7 @@ def _a_retired_process_ends_with_its_last_web_worker(build: ModuleType) -> None:
 
 
 OCCUPANCY: Final = Machine(
-    name="A model's process and its web workers",
+    name="A model process and its web workers",
     about="How long the process of a `ModelHost` lives, which nothing owns.",
     source=occupancy,
     states="OccupancyState",
