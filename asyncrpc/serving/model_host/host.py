@@ -194,6 +194,7 @@ class ModelHost:
             self._task = loop.create_task(
                 self._run(slot, order), name=f"asyncrpc model host {self._name}"
             )
+            self._task.add_done_callback(self._on_ended)
             await self._started()
         except BaseException:
             await self._close(0.0)
@@ -252,16 +253,15 @@ class ModelHost:
         assert self._task is not None
         while not is_so():
             if self._task.done():
-                self._task.result()
                 raise self._closed()
             self._changed.clear()
-            waiting = asyncio.ensure_future(self._changed.wait())
-            try:
-                await asyncio.wait(
-                    [waiting, self._task], return_when=asyncio.FIRST_COMPLETED
-                )
-            finally:
-                waiting.cancel()
+            await self._changed.wait()  # `_run` sets it, and its end
+
+    def _on_ended(self, task: asyncio.Task[None]) -> None:
+        self._changed.set()
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("model %r cannot be used", self._name, exc_info=error)
 
     async def _close(self, drain_timeout_s: float | None) -> None:
         assert self._worker is not None

@@ -353,8 +353,8 @@ an operator lets it end, in UNMADE:
         ),
         Guard(
             "an-error-is-extended-by-who-leaves",
-            "        if self.state is OccupancyState.ALONE:\n            self.ends_at_s",
-            "        if True:\n            self.ends_at_s",
+            "if self.state is OccupancyState.ALONE:\n            self.ends_at_s",
+            "if True:\n            self.ends_at_s",
         ),
         Guard(
             "an-error-does-not-reach-those-who-are-there",
