@@ -19,7 +19,7 @@ tests = $(wildcard $(addprefix tests/,$(1)))
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-deep test-all check fmt lint type arch unit property \
 	cov sim sim-nightly chaos integration mutants numerics programs conformance docs kills \
-	examples soak bench bench-peers fuzz test-cuda test-tpu test-xla \
+	examples soak bench bench-peers bench-serve fuzz test-cuda test-tpu test-xla \
 	test-hosts test-clusters test-browser clean
 
 help: ## List the targets
@@ -219,6 +219,20 @@ $(PEERS)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check \
 		-c constraints.txt -e '.[peers]'
+	touch $@
+
+# BentoML wants older packages of OpenTelemetry than the tests are pinned to.
+SERVE := .venv-serve
+
+bench-serve: $(SERVE)/.stamp ## Measure Ray Serve, LitServe, BentoML and FastAPI; QUICK=1 UPDATE=1
+	$(SERVE)/bin/python -m tests.bench.bench_serve $(if $(QUICK),--quick) \
+		$(if $(UPDATE),--update-docs)
+
+$(SERVE)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(SERVE)
+	grep -v '^opentelemetry-' constraints.txt > $(SERVE)/constraints.txt
+	$(SERVE)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c $(SERVE)/constraints.txt -e '.[serve-peers]'
 	touch $@
 
 TARGETS ?= frames handshake hello lanes values

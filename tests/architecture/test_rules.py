@@ -40,6 +40,7 @@ MAY_READ_ENVIRONMENT = {
     "asyncrpc/runtime/options.py",
     "asyncrpc/runtime/membership/launched_store.py",  # for torch's own rendezvous
     "asyncrpc/runtime/membership/rendezvous.py",
+    "asyncrpc/serving/model_host/slot.py",  # the place of runs
 }
 
 PACKAGE_FILES = python_files(PACKAGE)

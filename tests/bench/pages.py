@@ -14,6 +14,7 @@ from tests.bench import harness, machine
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "explanation" / "performance.md"
 SCALE: Final = PAGE.with_name("scale.md")
+SERVING: Final = PAGE.with_name("serving-performance.md")
 PICTURE: Final = PAGE.with_suffix(".png")
 
 

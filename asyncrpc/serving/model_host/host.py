@@ -21,7 +21,7 @@ from types import NoneType, TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from asyncrpc.api import Worker
-from asyncrpc.arguments import check_duration, check_kind, check_text, check_timeout
+from asyncrpc.arguments import check_duration, check_kind, check_text
 from asyncrpc.errors import (
     AsyncRpcError,
     AuthenticationError,
@@ -61,7 +61,8 @@ T = TypeVar("T")
 
 LINGER_S: Final = 10.0  # longer than a reload takes
 START_TIMEOUT_S: Final = 300.0  # weights of some GiB from a slow disk
-NAME_CHARACTERS_MAX: Final = 64
+NAME_CHARACTERS_MAX: Final = 64  # it is in the name of a directory, and in errors
+VERSION_CHARACTERS_MAX: Final = 1024  # it travels with each web worker that comes
 POLL_S: Final = 0.05  # no event tells that a process of others listens, or has ended
 
 
@@ -141,8 +142,11 @@ class ModelHost:
         self._function = name_of_function(make_model)
         check_text("name", name, at_most=NAME_CHARACTERS_MAX)
         check_kind("version", version, str, "a string")
+        if version:
+            check_text("version", version, at_most=VERSION_CHARACTERS_MAX)
         check_duration("linger_s", linger_s)
-        check_timeout("start_timeout_s", start_timeout_s)
+        if start_timeout_s is not None:
+            check_duration("start_timeout_s", start_timeout_s)
         check_kind("options", options, (Options, NoneType), "an Options or None")
         self._name = name
         self._version = version
@@ -190,6 +194,7 @@ class ModelHost:
             self._task = loop.create_task(
                 self._run(slot, order), name=f"asyncrpc model host {self._name}"
             )
+            self._task.add_done_callback(self._on_ended)
             await self._started()
         except BaseException:
             await self._close(0.0)
@@ -248,16 +253,15 @@ class ModelHost:
         assert self._task is not None
         while not is_so():
             if self._task.done():
-                self._task.result()
                 raise self._closed()
             self._changed.clear()
-            waiting = asyncio.ensure_future(self._changed.wait())
-            try:
-                await asyncio.wait(
-                    [waiting, self._task], return_when=asyncio.FIRST_COMPLETED
-                )
-            finally:
-                waiting.cancel()
+            await self._changed.wait()  # `_run` sets it, and its end
+
+    def _on_ended(self, task: asyncio.Task[None]) -> None:
+        self._changed.set()
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("model %r cannot be used", self._name, exc_info=error)
 
     async def _close(self, drain_timeout_s: float | None) -> None:
         assert self._worker is not None
@@ -332,12 +336,13 @@ class ModelHost:
             RejectedError: `timeout_s` passed, or the process has died so often that it
                 is not started for a while.
             NotStartedError: the host has not been entered, or has been left.
-            UsageError: `timeout_s` is not a number of seconds.
+            UsageError: `timeout_s` is not a finite number of seconds.
 
         Cancellation:
             Nothing has changed.
         """
-        check_timeout("timeout_s", timeout_s)
+        if timeout_s is not None:
+            check_duration("timeout_s", timeout_s)
         _ = self.worker
         over = {AttachmentState.READY, AttachmentState.TRIPPED}
         with contextlib.suppress(TimeoutError):

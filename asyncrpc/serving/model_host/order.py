@@ -68,6 +68,8 @@ def name_of_function(function: Callable[[], Any] | str) -> str:
             raise UsageError(
                 f"make_model cannot be imported by another process: {error}"
             ) from error
+        except Exception as error:  # the object's own code
+            raise wrong("make_model", _WANTED, function) from error
     module, colon, qualname = function.partition(":")
     if not (colon and qualname and all(map(str.isidentifier, module.split(".")))):
         raise wrong("make_model", _WANTED, function)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import io
 import os
 import pickle
 import signal
@@ -39,6 +40,8 @@ def main(told: BinaryIO, lock: int) -> None:
     _let_go_of(told)
     _keep_to_this_process(lock)
     sys.argv[:] = [order.function]
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe would hold back kilobytes
+        sys.stdout.reconfigure(line_buffering=True)
     faulthandler.enable()  # a crash of native code says where, at least
     is_stuck = run(_serve(order, lock))
     sys.stdout.flush()

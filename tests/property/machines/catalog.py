@@ -13,6 +13,7 @@ from tests.property.machines.of_elastic_groups import ELASTIC
 from tests.property.machines.of_links import DIAL, LINK, PEER, RECONNECT, RESUME
 from tests.property.machines.of_meeting_points import ARRIVAL, KEEPING
 from tests.property.machines.of_messages import OUTGOING
+from tests.property.machines.of_model_hosts import ATTACHMENT, OCCUPANCY
 from tests.property.machines.of_payloads import LANES, REGION
 from tests.property.machines.of_preemption import PREEMPTION
 from tests.property.machines.of_references import HOLDING
@@ -47,4 +48,6 @@ CATALOG: Final[tuple[Machine, ...]] = (
     LIFESPAN,
     REPLICA,
     WEIGHTS,
+    ATTACHMENT,
+    OCCUPANCY,
 )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import json
+import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +23,7 @@ def folder() -> Iterator[Path]:
     """A directory for the files of a test; all model processes end before it goes."""
     made = Path(tempfile.mkdtemp(prefix="mh-"))
     yield made
+    end_all(made)
     until_all_have_ended(made)
     shutil.rmtree(made)
 
@@ -37,6 +42,13 @@ def new_web(folder: Path) -> Iterator[Callable[[], WebWorker]]:
     for one in made:
         if not one.is_over:
             one.end()
+
+
+def end_all(folder: Path) -> None:
+    """Let all model processes end that would wait for web workers."""
+    for path in folder.glob("runs/models/*/note.json"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(json.loads(path.read_bytes())["pid"], signal.SIGTERM)
 
 
 def until_all_have_ended(folder: Path) -> None:

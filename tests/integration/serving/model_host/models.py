@@ -130,15 +130,19 @@ async def look_inside() -> Inside:
     """Return what the process of the model has now."""
     gc.collect()
     worker: Any = asyncrpc.current_worker()
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return Inside(
         attached=worker.parts.service("model_host").occupancy.attached,
         links=len(worker.parts.directory.links),
         tasks=len(running_tasks()),
         descriptors=len(open_descriptors()),
         references=len(worker.rrefs()),
-        resident_kib=pages * os.sysconf("SC_PAGE_SIZE") // 1024,
+        resident_kib=_resident_kib(),
     )
+
+
+def _resident_kib() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 async def end_here() -> None:

@@ -78,7 +78,6 @@ def test_a_web_worker_that_comes_back_in_time_finds_the_same_process(
     web.do("leave")
     web.enter(linger_s=3600.0)
     assert len(lines_of(folder / "made")) == 1
-    web.do("call", ("end",))
 
 
 def test_tensors_go_through_shared_memory(new_web: NewWeb) -> None:

@@ -64,7 +64,6 @@ def test_a_file_that_has_changed_makes_a_process_out_of_date(
     web.do("enter_other", (str(folder), "shop_model:make_model"))
     assert web.do("call", ("answer",)) == 2
     assert web.do("status")[1] != first
-    web.do("end_model")
 
 
 def test_two_names_are_two_models(folder: Path, new_web: NewWeb) -> None:

@@ -140,7 +140,7 @@ async def _forward(host: ModelHost, numbers: list[float]) -> list[float]:
 
 
 async def _send(host: ModelHost, megabytes: int) -> tuple[float, int]:
-    """Send a tensor until one has come by a slab; return its sum, and how many those are.
+    """Send a tensor until one has come by a slab; return its sum, and their number.
 
     What is sent before the model's process has mapped the slab comes by the socket.
     """
@@ -168,15 +168,10 @@ async def _model(host: ModelHost, _: Any) -> str:
     return host.model.owner_name()
 
 
-async def _end_model(host: ModelHost, _: Any) -> None:
-    """Let the model's process end; it would linger."""
-    await host.peer.call(models.end_here)
-
-
 async def _lost(host: ModelHost, losses: int) -> Any:
     """Return the status once the process has been lost so often."""
-    while host.status.losses < losses:
-        await asyncio.sleep(0)  # nothing public tells of it
+    while host.status.losses < losses:  # noqa: ASYNC110  (nothing public tells of it)
+        await asyncio.sleep(0)
     return tuple(host.status)
 
 
@@ -198,7 +193,6 @@ DOINGS: Final[dict[str, Doing]] = {
     "until_attached": _until_attached,
     "status": _status,
     "model": _model,
-    "end_model": _end_model,
     "lost": _lost,
     "call_when_lost": _call_when_lost,
     "wait_ready": _wait_ready,

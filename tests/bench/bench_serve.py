@@ -1,0 +1,514 @@
+"""Where does asyncrpc stand among Ray Serve, LitServe, BentoML and plain FastAPI?
+
+    $ make bench-serve                # in .venv-serve, which has all of them
+    $ make bench-serve UPDATE=1       # and into docs/explanation/serving-performance.md
+    $ make bench-serve QUICK=1        # one short round
+
+All serve the same models (`serving_models`) as their documentation says, see
+`sides/serve_*`, and answer the same client (`sides/serve_client`), which has a process
+of its own.  Each round starts every side afresh, and they take turns in who is first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from tests.bench import machine, pages
+from tests.bench import serving_models as m
+from tests.bench.harness import Figure, Row, short
+from tests.bench.processes import say
+from tests.ports import free_port
+
+SIDES: Final = ("asyncrpc", "ray", "litserve", "bentoml", "fastapi")
+TITLES: Final = {
+    "asyncrpc": "asyncrpc",
+    "ray": "Ray Serve",
+    "litserve": "LitServe",
+    "bentoml": "BentoML",
+    "fastapi": "FastAPI",
+}
+PACKAGES: Final = {
+    "ray": "ray",
+    "litserve": "litserve",
+    "bentoml": "bentoml",
+    "fastapi": "fastapi",
+    "uvicorn": "uvicorn",
+}
+ROUNDS: Final = 3
+SECONDS: Final = 5.0
+LIGHT_RATE: Final = 50.0  # requests a second: nothing waits for another
+LIMIT_P99_MS: Final = 50.0
+CONNECTIONS: Final = 32
+STREAMS: Final = 8
+WEB_WORKERS: Final = 4
+BALLAST_MIB: Final = 200
+LEAVES: Final = 5  # clients that go away, in each round
+NEVER_MS: Final = 10_000.0  # a model that works on for so long is not watched further
+START_S: Final = 120.0
+# Memory is as it stays if so many looks in a row, each after a second of requests, find
+# it within a percent.
+SETTLED_LOOKS: Final = 5
+SETTLED_LOOKS_MAX: Final = 60
+MARK: Final = "BENCH_SERVE_MARK"  # in the environment of all processes of a side
+ROOT: Final = Path(__file__).parents[2]
+
+PREDICT: Final = json.dumps({"row": [0.5] * m.FEATURES})
+GENERATE: Final = json.dumps({"tokens": m.TOKENS})
+GENERATE_LONG: Final = json.dumps({"tokens": 100_000})
+
+RATE_AT_P99: Final = Row(
+    f"requests/s, open loop, p99 <= {LIMIT_P99_MS:g} ms", "1/s", higher_is_better=True
+)
+RATE_CLOSED: Final = Row(
+    f"requests/s, {CONNECTIONS} connections", "1/s", higher_is_better=True
+)
+P50_CLOSED: Final = Row("  their p50", "ms")
+P99_CLOSED: Final = Row("  their p99", "ms")
+P999_CLOSED: Final = Row("  their p99.9", "ms")
+P50_ALONE: Final = Row("one request at a time: p50", "ms")
+ADDED: Final = Row("  of it beside the model", "ms")
+P50_LIGHT: Final = Row(f"{LIGHT_RATE:g} requests/s, open loop: p50", "ms")
+P99_LIGHT: Final = Row("  their p99", "ms ")
+P999_LIGHT: Final = Row("  their p99.9", "ms ")
+FREED: Final = Row("client leaves a stream: model free after", "ms")
+TOKENS_RATE: Final = Row(
+    f"tokens/s, {STREAMS} streams (SSE)", "1/s", higher_is_better=True
+)
+FIRST_P50: Final = Row("  time to first token: p50", "ms")
+FIRST_P99: Final = Row("  time to first token: p99", "ms")
+MEMORY: Final = Row(f"PSS, {WEB_WORKERS} web workers, {BALLAST_MIB} MiB model", "MiB")
+ROWS: Final = (
+    *(RATE_AT_P99, RATE_CLOSED, P50_CLOSED, P99_CLOSED, P999_CLOSED),
+    *(P50_ALONE, ADDED, P50_LIGHT, P99_LIGHT, P999_LIGHT),
+    *(FREED, TOKENS_RATE, FIRST_P50, FIRST_P99, MEMORY),
+)
+
+Found = dict[Row, float]
+
+
+class Effort(NamedTuple):
+    """How much is done.
+
+    Attributes:
+        rounds: starts of each side.
+        seconds: of each load.
+        steps: of the search for the highest rate.
+    """
+
+    rounds: int
+    seconds: float
+    steps: int
+
+
+FULL: Final = Effort(ROUNDS, SECONDS, 6)
+QUICK: Final = Effort(1, 2.0, 4)
+
+
+# --- a side that runs ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSide:
+    """A side that has been started.
+
+    Attributes:
+        side: which.
+        port: where it listens.
+        mark: in the environment of all of its processes.
+        notes: the file in which its model notes what it does.
+    """
+
+    side: str
+    port: int
+    mark: str
+    notes: Path
+
+    def load(self, mode: str, path: str, body: str, **options: float) -> dict[str, Any]:
+        """Let the client do something; return what it found.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        given = [f"--{name}={value}" for name, value in options.items()]
+        command = [sys.executable, "-m", "tests.bench.sides.serve_client", mode]
+        command += [f"--port={self.port}", f"--path={path}", f"--body={body}", *given]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=ROOT
+        )
+        if done.returncode:
+            raise RuntimeError(f"the client failed: {done.stderr.strip()[-300:]}")
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def pss_mib(self) -> float:
+        """Return the memory of all of its processes, what they share counted once."""
+        return sum(_pss_kib(pid) for pid in pids_with(self.mark)) / 1024
+
+    def settled_pss_mib(self) -> float:
+        """Return its memory once all web workers are up and have had requests."""
+        found_mib = [0.0] * SETTLED_LOOKS
+        for _ in range(SETTLED_LOOKS_MAX):
+            self.load("closed", "/predict", PREDICT, connections=32, seconds=1.0)
+            found_mib = [*found_mib[1:], self.pss_mib()]
+            if max(found_mib) < 1.01 * min(found_mib):
+                break
+        return found_mib[-1]
+
+    def processes(self) -> int:
+        return len(list(pids_with(self.mark)))
+
+    def work_ends(self, left_s: float) -> float:
+        """Return when the model last worked, in milliseconds after `left_s`."""
+        end_s = left_s + NEVER_MS / 1000
+        while time.monotonic() < end_s:
+            time.sleep(0.1)
+            word, at_s = self._note()
+            is_over = word == "ended" or time.monotonic() - at_s > 1.0
+            if is_over and at_s:
+                return max(0.0, 1000 * (at_s - left_s))
+        return NEVER_MS
+
+    def _note(self) -> tuple[str, float]:
+        try:
+            word, at = self.notes.read_text(encoding="ascii").split()
+        except (OSError, ValueError):  # it is being written
+            return "", 0.0
+        return word, float(at)
+
+
+@contextmanager
+def running(side: str, *, web_workers: int = 1, ballast_mib: int = 0) -> Iterator[Any]:
+    """Start a side, and end all of its processes afterwards."""
+    mark, port = uuid.uuid4().hex, free_port()
+    with tempfile.TemporaryDirectory(prefix="bs-") as folder:
+        notes = Path(folder) / "note"
+        environ = os.environ | {
+            MARK: mark,
+            m.NOTES: str(notes),
+            m.BALLAST: str(ballast_mib),
+            "ASYNCRPC_RUN_DIR": str(Path(folder) / "runs"),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        log = Path(folder) / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", f"tests.bench.sides.serve_{side}"),
+                    *("--port", str(port), "--web-workers", str(web_workers)),
+                ],
+                stdout=output,
+                stderr=output,
+                env=environ,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+        try:
+            _await_health(port, process, log)
+            yield RunningSide(side, port, mark, notes)
+        finally:
+            _end(process, mark)
+
+
+def _await_health(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s:
+        if process.poll() is not None:
+            break
+        with suppress(OSError):
+            url = f"http://127.0.0.1:{port}/healthz"
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        time.sleep(0.2)
+    raise RuntimeError(f"it did not start: {log.read_text(errors='replace')[-400:]}")
+
+
+def _end(process: subprocess.Popen[bytes], mark: str) -> None:
+    """End the processes of a side: in order, then what is left."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(15)
+    process.kill()
+    process.wait()
+    for _ in range(3):  # processes of processes
+        for pid in list(pids_with(mark)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
+
+
+def pids_with(mark: str) -> Iterator[int]:
+    """Yield the processes that have a mark in their environment."""
+    wanted = f"{MARK}={mark}".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if wanted in path.read_bytes().split(b"\0"):
+                yield int(path.parent.name)
+
+
+def _pss_kib(pid: int) -> int:
+    with suppress(OSError):
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+        for line in text.splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1])
+    return 0
+
+
+# --- what is measured ----------------------------------------------------------------
+
+
+def measure_requests(one: RunningSide, effort: Effort, model_ms: float) -> Found:
+    """Return the figures of small requests."""
+    seconds = effort.seconds
+    one.load("closed", "/predict", PREDICT, connections=CONNECTIONS, seconds=2.0)
+    alone = one.load("closed", "/predict", PREDICT, connections=1, seconds=seconds)
+    many = one.load(
+        "closed", "/predict", PREDICT, connections=CONNECTIONS, seconds=seconds
+    )
+    light = one.load("open", "/predict", PREDICT, rate=LIGHT_RATE, seconds=seconds)
+    found = {
+        P50_ALONE: alone["p50_ms"],
+        ADDED: alone["p50_ms"] - model_ms,
+        RATE_CLOSED: many["rate"],
+        P50_CLOSED: many["p50_ms"],
+        P99_CLOSED: many["p99_ms"],
+        P999_CLOSED: many["p999_ms"],
+        P50_LIGHT: light["p50_ms"],
+        P99_LIGHT: light["p99_ms"],
+        P999_LIGHT: light["p999_ms"],
+    }
+    failed = alone["failed"] + many["failed"] + light["failed"]
+    if failed:
+        raise RuntimeError(f"{failed} requests failed")
+    found[RATE_AT_P99] = highest_rate(one, effort, many["rate"])
+    return found
+
+
+def highest_rate(one: RunningSide, effort: Effort, closed_rate: float) -> float:
+    """Return the highest rate at which p99 is within the limit, by bisection."""
+    low, high = 0.0, 1.2 * closed_rate
+    for _ in range(effort.steps):
+        rate = (low + high) / 2
+        found = one.load(
+            "open", "/predict", PREDICT, rate=rate, seconds=effort.seconds * 0.6
+        )
+        is_within = not found["failed"] and found["p99_ms"] <= LIMIT_P99_MS
+        low, high = (rate, high) if is_within else (low, rate)
+    return low
+
+
+def measure_streams(one: RunningSide, effort: Effort) -> Found:
+    """Return the figures of streams of tokens."""
+    one.load("closed", "/generate", GENERATE, connections=STREAMS, seconds=0.5)
+    found = one.load(
+        "closed",
+        "/generate",
+        GENERATE,
+        connections=STREAMS,
+        seconds=2 * effort.seconds,
+    )
+    if found["failed"] or not found["events_rate"]:
+        raise RuntimeError(f"{found['failed']} streams failed")
+    return {
+        TOKENS_RATE: found["events_rate"],
+        FIRST_P50: found["first_p50_ms"],
+        FIRST_P99: found["first_p99_ms"],
+    }
+
+
+def measure_leaving(one: RunningSide) -> Found:
+    """Return how long a model works on for a client that has gone."""
+    times_ms = []
+    for _ in range(LEAVES):
+        found = one.load("leave", "/generate", GENERATE_LONG, events=5)
+        times_ms.append(one.work_ends(found["left_s"]))
+        if times_ms[-1] >= NEVER_MS:
+            break
+    return {FREED: sorted(times_ms)[len(times_ms) // 2]}
+
+
+def measure_memory(side: str) -> Found:
+    """Return the memory of a side with several web workers, after some requests."""
+    with running(side, web_workers=WEB_WORKERS, ballast_mib=BALLAST_MIB) as one:
+        found_mib = one.settled_pss_mib()
+        say(f"  {side:>8}  {one.processes()} processes, {found_mib:.0f} MiB")
+        return {MEMORY: found_mib}
+
+
+def model_alone_ms() -> float:
+    """Return the median time of one row in the model itself."""
+    model, row = m.Classifier(), torch.ones(1, m.FEATURES)
+    times_s = []
+    for _ in range(300):
+        begin_s = time.perf_counter()
+        model(row)
+        times_s.append(time.perf_counter() - begin_s)
+    return 1000 * sorted(times_s)[len(times_s) // 2]
+
+
+class ServeComparison:
+    """The figures of all rounds so far.
+
+    Attributes:
+        found: by side, one for each round.
+        failures: by side, why something is missing.
+    """
+
+    def __init__(self, sides: Sequence[str], effort: Effort) -> None:
+        self._sides = sides
+        self._effort = effort
+        self.found: dict[str, list[Found]] = {side: [] for side in sides}
+        self.failures: dict[str, list[str]] = {side: [] for side in sides}
+
+    def run(self) -> None:
+        """Measure."""
+        rounds, sides = self._effort.rounds, list(self._sides)
+        for number in range(rounds):
+            first = number % len(sides)
+            for side in sides[first:] + sides[:first]:
+                say(f"round {number + 1} of {rounds}: {TITLES[side]}")
+                self.found[side].append(self._measure(side))
+
+    def _measure(self, side: str) -> Found:
+        found: Found = {}
+        model_ms = model_alone_ms()
+        try:
+            with running(side) as one:
+                for part in (
+                    lambda: measure_requests(one, self._effort, model_ms),
+                    lambda: measure_streams(one, self._effort),
+                    lambda: measure_leaving(one),
+                ):
+                    self._take(side, found, part)
+        except RuntimeError as error:
+            self.failures[side].append(str(error))
+        self._take(side, found, lambda: measure_memory(side))
+        return found
+
+    def _take(self, side: str, found: Found, part: Any) -> None:
+        try:
+            figures = part()
+        except RuntimeError as error:
+            say(f"  {side:>8}  failed: {error}")
+            self.failures[side].append(str(error))
+            return
+        found |= figures
+        for row, value in figures.items():
+            say(f"  {side:>8}  {row.name.strip():<42} {short(value)} {row.unit}")
+
+    def figure(self, side: str, row: Row) -> Figure | None:
+        """Return what the rounds of a side gave for a row."""
+        values = [one[row] for one in self.found[side] if row in one]
+        values = [one for one in values if not math.isnan(one)]
+        return Figure(tuple(values)) if values else None
+
+
+# --- the table -----------------------------------------------------------------------
+
+
+def ratio(row: Row, ours: Figure | None, theirs: Sequence[Figure | None]) -> str:
+    """Return how many times as good as the best of the others asyncrpc is."""
+    medians = [one.median for one in theirs if one is not None]
+    if ours is None or not medians:
+        return "-"
+    if row.higher_is_better:
+        best = max(medians)
+        return f"{ours.median / best:.2f}" if best else "-"
+    return f"{min(medians) / ours.median:.2f}" if ours.median > 0 else "-"
+
+
+def table(comparison: ServeComparison, sides: Sequence[str]) -> str:
+    """Return the rows: text to the left, numbers to the right."""
+    lines = [["", "unit", *(TITLES[side] for side in sides), "ratio"]]
+    for row in ROWS:
+        figures = [comparison.figure(side, row) for side in sides]
+        cells = [
+            f"> {short(NEVER_MS)}"
+            if row is FREED and _is_never(one)
+            else str(one or "-")
+            for one in figures
+        ]
+        ours = figures[0] if sides[0] == "asyncrpc" else None
+        lines.append([row.name, row.unit, *cells, ratio(row, ours, figures[1:])])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if at < 2 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _is_never(figure: Figure | None) -> bool:
+    return figure is not None and figure.median >= NEVER_MS
+
+
+def about(effort: Effort) -> str:
+    """Return what the figures are, and which versions they are of."""
+    versions = ", ".join(
+        f"{package} {importlib.metadata.version(package)}" for package in PACKAGES
+    )
+    return (
+        f"medians (least-most) over {effort.rounds} rounds, {effort.seconds:g} s a "
+        "load; ratio over 1: asyncrpc\ndoes better than the best of the others.  "
+        f"{versions}"
+    )
+
+
+def missing() -> list[str]:
+    """Return the packages that are not installed here."""
+    return [one for one in PACKAGES.values() if importlib.util.find_spec(one) is None]
+
+
+def report_failures(failures: Mapping[str, Sequence[str]]) -> None:
+    for side, reasons in failures.items():
+        for reason in reasons:
+            print(f"failed: {TITLES[side]}: {reason}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--quick", action="store_true", help="one short round")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument("--update-docs", action="store_true")
+    options = parser.parse_args()
+    if missing():
+        parser.error(f"{', '.join(missing())} are not installed: run make bench-serve")
+    effort = QUICK if options.quick else FULL
+    begun_s, load = time.monotonic(), machine.load()
+    comparison = ServeComparison(options.sides, effort)
+    comparison.run()
+    text = f"{table(comparison, options.sides)}\n\n{about(effort)}"
+    print(f"{machine.describe()}, load {load:g} before the run\n\n{text}")
+    report_failures(comparison.failures)
+    if options.update_docs:
+        pages.renew("serve", pages.as_block(text), pages.SERVING)
+    say(f"{time.monotonic() - begun_s:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

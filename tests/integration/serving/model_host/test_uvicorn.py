@@ -1,0 +1,134 @@
+"""`uvicorn --workers`: real web workers, killed and reloaded by the real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.integration.serving.model_host.conftest import (
+    end_all,
+    lines_of,
+)
+from tests.integration.serving.model_host.models import FOLDER
+from tests.ports import free_port
+
+WORKERS: Final = 2
+ANSWER_S: Final = 300.0  # only a hang takes it
+REQUESTS_MAX: Final = 1000
+READY: Final = "Application startup complete."
+APP: Final = "tests.integration.serving.model_host.uvicorn_app:app"
+
+
+class Server:
+    """A server that runs, and what it writes."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        self.process = process
+        self.port = port
+
+    def until(self, text: str, count: int) -> None:
+        """Return once the server has written a text so often since the last call."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            count -= text in line
+            if not count:
+                return
+        raise AssertionError(f"the server ended and did not write {text!r}")
+
+    def get(self) -> dict[str, Any]:
+        url = f"http://127.0.0.1:{self.port}/"
+        with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def get_until(self, attached: int, webs: int) -> list[dict[str, Any]]:
+        """Ask until so many are attached, and so many web workers have answered."""
+        found: dict[int, dict[str, Any]] = {}
+        while True:
+            answer = self.get()
+            if answer["inside"]["attached"] == attached:
+                found[answer["web"]] = answer
+            if len(found) >= webs:
+                return list(found.values())
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    port = free_port()
+    environ = os.environ | {
+        "ASYNCRPC_RUN_DIR": str(folder / "runs"),
+        FOLDER: str(folder),
+        "PYTHONUNBUFFERED": "1",
+    }
+    command = [sys.executable, "-m", "uvicorn", APP, "--workers", str(WORKERS)]
+    process = subprocess.Popen(
+        [*command, "--port", str(port), "--timeout-worker-healthcheck", "120"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environ,
+        cwd=Path(__file__).parents[4],
+        start_new_session=True,
+    )
+    with process:
+        made = Server(process, port)
+        try:
+            made.until(READY, WORKERS)
+            yield made
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            end_all(folder)
+            assert process.stdout is not None
+            process.stdout.read()  # until the model's process has ended, too
+
+
+def _held(answer: dict[str, Any]) -> list[int]:
+    """Return what the model's process holds, but for memory."""
+    names = ("attached", "links", "tasks", "descriptors", "references")
+    return [answer["inside"][name] for name in names]
+
+
+@pytest.mark.slow
+def test_web_workers_of_uvicorn_share_a_model_and_come_and_go(
+    folder: Path, server: Server
+) -> None:
+    """They are killed, then all reloaded; the model stays, and nothing is left of them.
+
+    At the end the port is free: the model's process has not inherited it.
+    """
+    before = server.get_until(WORKERS, WORKERS)
+    (model,) = {one["model"] for one in before}
+    assert model not in {one["web"] for one in before}
+    for one in before:
+        os.kill(one["web"], signal.SIGKILL)
+    server.until(READY, WORKERS)  # the server has started others
+    after = server.get_until(WORKERS, WORKERS)
+    assert {one["model"] for one in after} == {model}
+    assert not {one["web"] for one in after} & {one["web"] for one in before}
+    server.process.send_signal(signal.SIGHUP)
+    server.until(READY, WORKERS)
+    reloaded = server.get_until(WORKERS, WORKERS)
+    assert {one["model"] for one in reloaded} == {model}
+    assert lines_of(folder / "made") == [str(model)]
+    held = [_held(one) for one in before]
+    # A connection for large payloads is made with the first of them, so some more
+    # requests may be needed until each web worker has all of its own.
+    assert any(_held(server.get()) in held for _ in range(REQUESTS_MAX))
+    server.process.terminate()
+    server.process.wait(ANSWER_S)
+    assert lines_of(folder / "made") == [str(model)]
+    os.kill(model, 0)  # it waits for others, and has the port no more
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", server.port))

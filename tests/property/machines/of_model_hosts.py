@@ -1,0 +1,395 @@
+"""A model's process, and the web workers that come to it and back to it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Final
+
+from asyncrpc.serving.model_host.machine import attachment, occupancy
+from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.walk import led, paths_to_all
+
+# --- attachment ----------------------------------------------------------------------
+
+LOSABLE: Final = {"SEEKING", "STARTING", "LOADING", "READY"}
+
+
+def _ready(build: ModuleType, now_s: float = 0.0) -> Any:
+    one = build.Attachment()
+    _come_back(build, one, now_s)
+    return one
+
+
+def _come_back(build: ModuleType, one: Any, now_s: float) -> None:
+    for event in (build.AttachmentEvent.FOUND, build.AttachmentEvent.ATTACHED):
+        one.advance(event)
+    one.load(now_s)
+    assert one.state.name == "READY"
+
+
+def _a_loss_counts_where_there_is_something_to_lose(build: ModuleType) -> None:
+    for state, path in paths_to_all(ATTACHMENT, build).items():
+        one = led(ATTACHMENT, build, path)
+        one.lose(7.0, "it was killed")
+        if state.name in LOSABLE:
+            assert (one.state.name, one.losses, one.failures) == ("RESTING", 1, 1)
+            assert (one.problem, one.wakes_at_s) == ("it was killed", 7.1)
+        else:
+            assert (one.state, one.losses, one.failures) == (state, 0, 0)
+            assert (one.problem, one.wakes_at_s) == ("", None)
+
+
+def _each_rest_in_a_row_is_longer_and_the_sixth_loss_trips(build: ModuleType) -> None:
+    one, now_s, rests = _ready(build), 0.0, []
+    for number in range(1, 9):
+        one.lose(now_s, f"loss {number}")
+        assert one.failures == one.losses == number
+        assert one.state.name == ("RESTING" if number <= 5 else "TRIPPED")
+        rests.append(round(one.wakes_at_s - now_s, 3))
+        left_s = one.rest(now_s)
+        assert left_s == one.wakes_at_s - now_s
+        assert one.state.name in {"RESTING", "TRIPPED"}
+        now_s = one.wakes_at_s
+        assert one.rest(now_s) == 0.0
+        assert (one.state.name, one.wakes_at_s) == ("SEEKING", None)
+    assert rests == [0.1, 0.2, 0.4, 0.8, 1.6, 30.0, 30.0, 30.0]
+
+
+def _a_process_that_stays_ready_ends_the_row(build: ModuleType) -> None:
+    for stayed_s, failures in ((59.9, 4), (60.0, 1)):
+        one = _ready(build)
+        for _ in range(3):
+            one.lose(0.0, "early")
+            one.rest(100.0)
+            _come_back(build, one, 100.0)
+        one.lose(100.0 + stayed_s, "late")
+        assert (one.failures, one.losses) == (failures, 4)
+
+
+def _readiness_counts_from_its_beginning_and_once(build: ModuleType) -> None:
+    """A loss while it starts again is no loss of a process that stayed ready."""
+    one = _ready(build)
+    one.load(50.0)  # told twice
+    one.lose(60.0, "first")
+    assert one.failures == 1
+    one.rest(61.0)
+    one.lose(200.0, "second, before it was ready")
+    assert one.failures == 2
+    other = build.Attachment()
+    other.lose(0.0, "third")
+    other.rest(100.0)
+    other.load(100.0)  # not even attached
+    other.lose(200.0, "fourth")
+    assert other.failures == 2
+
+
+def _who_does_not_rest_has_nothing_to_wait_for(build: ModuleType) -> None:
+    one = build.Attachment()
+    assert one.rest(0.0) == 0.0
+    assert one.state.name == "SEEKING"
+
+
+def _the_longest_rest_is_that_of_the_tripped(build: ModuleType) -> None:
+    assert build.REST_S * 2 ** (build.FAILURES_MAX - 1) <= build.REST_MAX_S
+
+
+ATTACHMENT: Final = Machine(
+    name="A web worker and its model process",
+    about="How a web worker comes to the process of a `ModelHost`, and back to it after"
+    " its loss.",
+    source=attachment,
+    states="AttachmentState",
+    events="AttachmentEvent",
+    starts=("SEEKING",),
+    begin=lambda build, _: build.Attachment(),
+    feed=lambda one, event: one.advance(event),
+    state_of=lambda one: one.state,
+    stories="""
+it is the first, starts the process, and leaves one day:
+    SEEKING -FOUND-> STARTING -ATTACHED-> LOADING -LOADED-> READY -CLOSED-> CLOSED
+the process is killed while it serves:
+    READY -LOST-> RESTING -RESTED-> SEEKING
+it is killed, or dies, before it listens:
+    STARTING -LOST-> RESTING
+the model cannot be made:
+    LOADING -LOST-> RESTING
+no process can be started, as there is no memory:
+    SEEKING -LOST-> RESTING
+all this has happened too often in a row:
+    SEEKING -LOST_AGAIN-> TRIPPED -RESTED-> SEEKING
+all this has happened too often in a row, in STARTING:
+    STARTING -LOST_AGAIN-> TRIPPED
+all this has happened too often in a row, in LOADING:
+    LOADING -LOST_AGAIN-> TRIPPED
+all this has happened too often in a row, in READY:
+    READY -LOST_AGAIN-> TRIPPED
+an operator lets the process end:
+    READY -ENDING-> LEAVING -GONE-> SEEKING
+it is told to end while it makes its model:
+    LOADING -ENDING-> LEAVING
+the process has older code than the web worker wants:
+    STARTING -ENDING-> LEAVING
+the process that is found has just begun to end:
+    SEEKING -FOUND_ENDING-> LEAVING
+the web worker leaves, whatever is being done:
+    SEEKING -CLOSED-> CLOSED
+the web worker leaves, whatever is being done, in STARTING:
+    STARTING -CLOSED-> CLOSED
+the web worker leaves, whatever is being done, in LOADING:
+    LOADING -CLOSED-> CLOSED
+the web worker leaves, whatever is being done, in LEAVING:
+    LEAVING -CLOSED-> CLOSED
+the web worker leaves, whatever is being done, in RESTING:
+    RESTING -CLOSED-> CLOSED
+the web worker leaves, whatever is being done, in TRIPPED:
+    TRIPPED -CLOSED-> CLOSED -LOST-> CLOSED -LOADED-> CLOSED
+""",
+    refusal="",
+    checks=(
+        _a_loss_counts_where_there_is_something_to_lose,
+        _each_rest_in_a_row_is_longer_and_the_sixth_loss_trips,
+        _a_process_that_stays_ready_ends_the_row,
+        _readiness_counts_from_its_beginning_and_once,
+        _who_does_not_rest_has_nothing_to_wait_for,
+        _the_longest_rest_is_that_of_the_tripped,
+    ),
+    guards=(
+        Guard(
+            "a-loss-counts-after-the-end",
+            "if AttachmentEvent.LOST not in TRANSITIONS[self.state]:",
+            "if False:",
+        ),
+        Guard(
+            "a-row-never-ends",
+            "            self.failures = 0\n        self.failures += 1",
+            "            pass\n        self.failures += 1",
+        ),
+        Guard(
+            "a-moment-of-readiness-ends-the-row",
+            "and now_s - ready_s >= STEADY_S",
+            "and now_s >= ready_s",
+        ),
+        Guard(
+            "a-row-ends-a-moment-late",
+            "now_s - ready_s >= STEADY_S",
+            "now_s - ready_s > STEADY_S",
+        ),
+        Guard(
+            "readiness-before-the-last-loss-counts",
+            "ready_s, self._ready_s = self._ready_s, None",
+            "ready_s = self._ready_s",
+        ),
+        Guard(
+            "readiness-counts-that-never-was",
+            "if self.state is AttachmentState.LOADING:\n            self._ready_s",
+            "if True:\n            self._ready_s",
+        ),
+        Guard(
+            "one-loss-less-trips",
+            "is_too_often = self.failures > FAILURES_MAX",
+            "is_too_often = self.failures >= FAILURES_MAX",
+        ),
+        Guard(
+            "rests-do-not-grow",
+            "REST_S * 2.0 ** (self.failures - 1)",
+            "REST_S * 2.0 ** 0",
+        ),
+        Guard(
+            "the-tripped-rest-as-shortly-as-others",
+            "(REST_MAX_S if is_too_often else rest_s)",
+            "rest_s",
+        ),
+        Guard(
+            "a-rest-ends-at-once",
+            "if left_s <= 0:",
+            "if left_s <= 100:",
+        ),
+        Guard(
+            "a-rest-is-not-forgotten",
+            "            self.wakes_at_s = None\n            self.advance",
+            "            self.advance",
+        ),
+    ),
+)
+
+
+# --- occupancy -----------------------------------------------------------------------
+
+LINGER_S: Final = 100.0
+
+
+def _it_waits_for_the_first_and_after_the_last(build: ModuleType) -> None:
+    one = build.Occupancy(LINGER_S, 7.0)
+    assert one.ends_at_s == 107.0
+    one.come()
+    one.come()
+    assert (one.state.name, one.attached, one.ends_at_s) == ("SERVING", 2, None)
+    one.elapse(1e9)
+    one.leave(200.0)
+    assert (one.state.name, one.attached, one.ends_at_s) == ("SERVING", 1, None)
+    one.leave(300.0)
+    assert (one.state.name, one.attached, one.ends_at_s) == ("ALONE", 0, 400.0)
+    one.elapse(399.9)
+    assert one.state.name == "ALONE"
+    one.elapse(400.0)
+    assert one.state.name == "ENDING"
+
+
+def _the_first_have_time_to_come(build: ModuleType) -> None:
+    """Even if the process is not to wait for others: whoever started it may be dead."""
+    one = build.Occupancy(0.0, 7.0)
+    assert one.ends_at_s == 7.0 + build.FIRST_S
+    one.come()
+    one.leave(20.0)
+    assert one.ends_at_s == 20.0
+
+
+def _an_error_stays_for_a_while(build: ModuleType) -> None:
+    """Web workers that come and go neither shorten nor extend it."""
+    for linger_s, stays_s in ((0.0, build.UNMADE_S), (LINGER_S, LINGER_S)):
+        one = build.Occupancy(linger_s, 7.0)
+        one.come()
+        one.fail(50.0)
+        assert (one.state.name, one.ends_at_s) == ("UNMADE", 50.0 + stays_s)
+        assert one.takes_others
+        one.come()
+        one.leave(50.1)
+        one.leave(50.2)
+        assert (one.state.name, one.ends_at_s) == ("UNMADE", 50.0 + stays_s)
+        one.elapse(50.0 + stays_s)
+        assert one.state.name == "ENDING"
+        one.fail(99.0)
+        assert one.ends_at_s == 50.0 + stays_s
+
+
+def _it_takes_others_unless_it_ends(build: ModuleType) -> None:
+    for state, path in paths_to_all(OCCUPANCY, build).items():
+        one = led(OCCUPANCY, build, path)
+        assert one.takes_others is (state.name not in {"RETIRED", "ENDING"})
+
+
+def _a_retired_process_ends_with_its_last_web_worker(build: ModuleType) -> None:
+    one = build.Occupancy(LINGER_S, 7.0)
+    one.come()
+    one.come()
+    one.advance(build.OccupancyEvent.OUTDATED)
+    one.leave(8.0)
+    assert one.state.name == "RETIRED"
+    one.leave(9.0)
+    assert (one.state.name, one.attached) == ("ENDING", 0)
+
+
+OCCUPANCY: Final = Machine(
+    name="A model process and its web workers",
+    about="How long the process of a `ModelHost` lives, which nothing owns.",
+    source=occupancy,
+    states="OccupancyState",
+    events="OccupancyEvent",
+    starts=("ALONE",),
+    begin=lambda build, _: build.Occupancy(LINGER_S, 0.0),
+    feed=lambda one, event: one.advance(event),
+    state_of=lambda one: one.state,
+    stories="""
+web workers come, are reloaded, and leave for good:
+    ALONE -CAME-> SERVING -ALL_LEFT-> ALONE -CAME-> SERVING -ALL_LEFT-> ALONE
+    -TIME_UP-> ENDING
+others come:
+    SERVING -CAME-> SERVING
+the code has been changed before the web workers come back:
+    ALONE -OUTDATED-> ENDING
+it has been changed, and web workers are reloaded one by one:
+    SERVING -OUTDATED-> RETIRED -OUTDATED-> RETIRED -ALL_LEFT-> ENDING
+the model cannot be made:
+    SERVING -UNMADE-> UNMADE -ALL_LEFT-> UNMADE -CAME-> UNMADE -TIME_UP-> ENDING
+it cannot be made, and there is no web worker any more:
+    ALONE -UNMADE-> UNMADE
+it cannot be made in a process that has been replaced meanwhile:
+    RETIRED -UNMADE-> UNMADE
+the program that failed has been corrected:
+    UNMADE -OUTDATED-> ENDING
+an operator lets it end:
+    ALONE -TOLD_TO_END-> ENDING
+an operator lets it end, in SERVING:
+    SERVING -TOLD_TO_END-> ENDING
+an operator lets it end, in RETIRED:
+    RETIRED -TOLD_TO_END-> ENDING
+an operator lets it end, in UNMADE:
+    UNMADE -TOLD_TO_END-> ENDING -CAME-> ENDING -TIME_UP-> ENDING
+""",
+    refusal="",
+    checks=(
+        _it_waits_for_the_first_and_after_the_last,
+        _the_first_have_time_to_come,
+        _an_error_stays_for_a_while,
+        _it_takes_others_unless_it_ends,
+        _a_retired_process_ends_with_its_last_web_worker,
+    ),
+    guards=(
+        Guard(
+            "the-first-have-no-time",
+            "now_s + max(linger_s, FIRST_S)",
+            "now_s + linger_s",
+        ),
+        Guard(
+            "it-does-not-wait-for-the-first-as-long-as-for-others",
+            "now_s + max(linger_s, FIRST_S)",
+            "now_s + FIRST_S",
+        ),
+        Guard(
+            "it-ends-while-it-serves",
+            "        if self.state is OccupancyState.SERVING:\n"
+            "            self.ends_at_s = None\n",
+            "",
+        ),
+        Guard(
+            "one-that-leaves-counts-for-all",
+            "        if self.attached:\n            return\n",
+            "",
+        ),
+        Guard(
+            "it-does-not-wait-after-the-last",
+            "self.ends_at_s = now_s + self._linger_s",
+            "self.ends_at_s = now_s",
+        ),
+        Guard(
+            "an-error-is-extended-by-who-leaves",
+            "if self.state is OccupancyState.ALONE:\n            self.ends_at_s",
+            "if True:\n            self.ends_at_s",
+        ),
+        Guard(
+            "an-error-does-not-reach-those-who-are-there",
+            "now_s + max(self._linger_s, UNMADE_S)",
+            "now_s + self._linger_s",
+        ),
+        Guard(
+            "an-error-stays-for-a-moment",
+            "now_s + max(self._linger_s, UNMADE_S)",
+            "now_s + UNMADE_S",
+        ),
+        Guard(
+            "an-error-in-the-end-extends-it",
+            "if self.state is OccupancyState.UNMADE:\n            self.ends_at_s",
+            "if True:\n            self.ends_at_s",
+        ),
+        Guard(
+            "a-retired-process-takes-others",
+            "not in {OccupancyState.RETIRED, OccupancyState.ENDING}",
+            "is not OccupancyState.ENDING",
+        ),
+        Guard(
+            "a-process-that-ends-takes-others",
+            "not in {OccupancyState.RETIRED, OccupancyState.ENDING}",
+            "is not OccupancyState.RETIRED",
+        ),
+        Guard(
+            "its-time-is-up-a-moment-late",
+            "now_s >= self.ends_at_s",
+            "now_s > self.ends_at_s",
+        ),
+        Guard(
+            "its-time-is-always-up",
+            "self.ends_at_s is not None and now_s >= self.ends_at_s",
+            "self.ends_at_s is not None",
+        ),
+    ),
+)

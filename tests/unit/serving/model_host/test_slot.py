@@ -1,0 +1,126 @@
+"""The slot of a model process: who has it, and what lies in it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from asyncrpc.errors import UsageError
+from asyncrpc.serving.model_host.slot import (
+    ModelSlot,
+    Sighting,
+    SlotNote,
+    read_slot_note,
+)
+
+NOTE = SlotNote("g1", 4711, ("uds:///tmp/x/worker",))
+
+
+def slot_in(tmp_path: Path, *told: str) -> ModelSlot:
+    name, function, file = told or ("model", "app:make", "/app.py")
+    return ModelSlot.of(name, function, file, {"ASYNCRPC_RUN_DIR": str(tmp_path)})
+
+
+def test_one_lock_at_a_time(tmp_path: Path) -> None:
+    slot = slot_in(tmp_path)
+    assert not slot.look().is_held
+    lock = slot.try_lock()
+    assert lock is not None
+    assert slot.try_lock() is None
+    seen = slot.look()
+    assert (seen.is_held, seen.note) == (True, None)
+    os.close(lock)
+    assert not slot.look().is_held
+
+
+def test_a_lock_whose_file_was_removed_holds_nobody_up(tmp_path: Path) -> None:
+    """A cleaner of temporary files may do so; there may be two processes then."""
+    slot = slot_in(tmp_path)
+    first = slot.try_lock()
+    (slot.path / "lock").unlink()
+    assert not slot.look().is_held
+    second = slot.try_lock()
+    assert first is not None
+    assert second is not None
+    assert slot.look().is_held
+    os.close(first)
+    assert slot.look().is_held
+    os.close(second)
+
+
+def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    slot = slot_in(tmp_path)
+    slot.path.rmdir()
+    lock = slot.try_lock()
+    assert lock is not None
+    os.close(lock)
+
+
+def test_the_note_of_a_process_that_died_is_not_read(tmp_path: Path) -> None:
+    slot = slot_in(tmp_path)
+    lock = slot.try_lock()
+    assert lock is not None
+    slot.write_note(NOTE)
+    assert slot.look().note == NOTE
+    os.close(lock)  # as the kernel does
+    assert slot.look().note is None
+    again = slot.try_lock()
+    assert again is not None
+    assert slot.look() == Sighting(is_held=True, note=None)
+    slot.remove_note()  # which is not there
+    os.close(again)
+
+
+@pytest.mark.parametrize("text", [None, b"", b"{", b"[]", b'{"generation": 1}', b"7"])
+def test_what_is_not_a_note_is_none(text: bytes | None) -> None:
+    assert read_slot_note(text) is None
+
+
+def test_a_note_is_read_as_it_was_written() -> None:
+    assert read_slot_note(NOTE.as_json()) == NOTE
+
+
+def test_others_get_other_slots(tmp_path: Path) -> None:
+    told = [
+        ("model", "app:make", "/a/app.py"),
+        ("model", "app:make", "/b/app.py"),
+        ("model", "app:other", "/a/app.py"),
+        ("other", "app:make", "/a/app.py"),
+        ("a/../model", "app:make", "/a/app.py"),
+    ]
+    slots = [slot_in(tmp_path, *one) for one in told]
+    assert len({one.path for one in slots}) == len(told)
+    assert {one.path.parent for one in slots} == {tmp_path / "models"}
+    assert slot_in(tmp_path, *told[0]).path == slots[0].path
+
+
+def test_the_secret_is_drawn_once_and_private(tmp_path: Path) -> None:
+    slot = slot_in(tmp_path)
+    secret = slot.secret()
+    assert slot.secret() == secret
+    assert len(secret) == 64
+    path = slot.path / "secret"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(slot.path.stat().st_mode) == 0o700
+    assert [one.name for one in slot.path.iterdir()] == ["secret"]
+    path.chmod(0o644)
+    with pytest.raises(UsageError, match="has mode 0644"):
+        slot.secret()
+
+
+def test_no_directory_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / "models").write_text("in the way", encoding="ascii")
+    with pytest.raises(UsageError, match="ASYNCRPC_RUN_DIR names another place"):
+        slot_in(tmp_path)
+
+
+def test_what_is_used_does_not_look_old(tmp_path: Path) -> None:
+    slot = slot_in(tmp_path)
+    slot.secret()
+    for path in (slot.path, slot.path / "secret"):
+        os.utime(path, (1, 1))
+    slot.keep_fresh()
+    assert min(one.stat().st_mtime for one in (slot.path, slot.path / "secret")) > 1
