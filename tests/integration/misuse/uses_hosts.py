@@ -31,8 +31,8 @@ from tests.integration.misuse import (
     uses_observability,
     uses_processes,
     uses_ray,
-    uses_serving,
     uses_replicas,
+    uses_serving,
     uses_testing,
 )
 from tests.integration.misuse.beside import (
@@ -417,33 +417,6 @@ USES: Final[Mapping[str, Use]] = {
         finish=nothing,
     ),
     "serving.health_routes": Use(lambda _: serving.health_routes, needs_worker=False),
-    "serving.Batcher": Use(
-        lambda _: serving.Batcher,
-        needs_worker=False,
-        right={
-            "function": lambda _: _give_back_all,
-            "max_size": lambda _: 1,
-            "max_wait_s": lambda _: 0.0,
-        },
-        fits={
-            "function": CALLABLES | {"a local function", "raises in everything"},
-            "max_size": COUNTS,
-            "max_wait_s": DURATIONS,
-            "waiting_max": COUNTS,
-            "batches_max": COUNTS,
-        },
-    ),
-    "serving.Batcher.__aenter__": Use(
-        lambda _: giving(serving.Batcher(_give_back_all, 1, 0.0)),
-        needs_worker=False,
-    ),
-    "serving.Batcher.__call__": Use(
-        lambda world: world.kept["batcher"],
-        ready=_batcher,
-        needs_worker=False,
-        right={"item": lambda _: 1},
-        fits={"item": ANYTHING},
-    ),
     "serving.ModelHost": Use(
         lambda _: serving.ModelHost,
         needs_worker=False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.property.machines.of_collectives import COLLECTIVE
+from tests.property.machines.of_doors import ASGI_CONNECTION, LIFESPAN
 from tests.property.machines.of_elastic_groups import ELASTIC
 from tests.property.machines.of_links import DIAL, LINK, PEER, RECONNECT, RESUME
 from tests.property.machines.of_meeting_points import ARRIVAL, KEEPING
@@ -19,8 +20,7 @@ from tests.property.machines.of_preemption import PREEMPTION
 from tests.property.machines.of_references import HOLDING
 from tests.property.machines.of_replicas import REPLICA, WEIGHTS
 from tests.property.machines.of_rounds import SERIES
-from tests.property.machines.of_serving import SEQUENCE
-from tests.property.machines.of_serving import ASGI_CONNECTION, LIFESPAN
+from tests.property.machines.of_sequences import SEQUENCE
 from tests.property.machines.of_stages import MICRO_BATCH
 from tests.property.machines.of_workers import WORKER
 from tests.property.machines.spec import Machine

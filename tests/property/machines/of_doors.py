@@ -1,0 +1,154 @@
+"""Connections and lifespans of ASGI, as the middleware of the door sees them."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Final
+
+from asyncrpc.serving.asgi.machine import connection, lifespan
+from tests.property.machines.spec import Guard, Machine
+
+_HTTP: Final = {"type": "http", "headers": ()}
+_WEBSOCKET: Final = {"type": "websocket", "headers": ()}
+_GONE: Final = {"type": "http.disconnect"}
+
+
+def _who_leaves_cancels_what_is_not_answered(build: ModuleType) -> None:
+    for answered in range(3):
+        one = build.AsgiConnection(_HTTP)
+        if answered:
+            one.sends({"type": "http.response.start", "status": 200})
+            assert one.status == 200
+            one.sends({"type": "http.response.body", "more_body": answered == 1})
+        assert one.received(_GONE) is (answered < 2)
+        assert one.has_left is (answered < 2)
+
+
+def _a_websocket_that_waits_is_told(build: ModuleType) -> None:
+    for is_waiting in (True, False):
+        one = build.AsgiConnection(_WEBSOCKET)
+        one.asks()
+        if not is_waiting:
+            one.asks_no_more()
+        assert one.received({"type": "websocket.disconnect"}) is not is_waiting
+
+
+def _what_is_held_is_bounded(build: ModuleType) -> None:
+    one = build.AsgiConnection(_HTTP)
+    held = 0
+    while one.may_read:
+        one.received({"type": "http.request", "body": b"x" * 8192, "more_body": True})
+        held += 1
+    assert held == 8
+    one.take()
+    assert one.may_read
+
+
+def _the_last_word_is_held_back(build: ModuleType) -> None:
+    for words, held in (
+        (("lifespan.startup.complete",), 0),
+        (("lifespan.startup.failed",), 1),
+        (("lifespan.startup.complete", "lifespan.shutdown.complete"), 1),
+        (("lifespan.startup.complete", "lifespan.shutdown.failed"), 1),
+    ):
+        one = build.InnerLifespan()
+        passed = [one.sends({"type": word}) for word in words]
+        assert passed.count(False) == held
+        if held:
+            assert one.last == {"type": words[-1]}
+        assert not one.returned()
+    assert build.InnerLifespan().returned()
+
+
+ASGI_CONNECTION: Final = Machine(
+    name="A connection of ASGI",
+    about="Whether what an application does is cancelled when its client leaves.",
+    source=connection,
+    states="AsgiState",
+    events="AsgiStep",
+    starts=("WAITING",),
+    begin=lambda build, _: build.AsgiConnection(_HTTP),
+    feed=lambda one, step: one.advance(step),
+    state_of=lambda one: one.state,
+    stories="""
+a request is answered:
+    WAITING -BEGIN-> ANSWERING -END-> ANSWERED
+its client leaves before:
+    WAITING -LEAVE-> LEFT
+its client leaves while the response is sent:
+    WAITING -BEGIN-> ANSWERING -LEAVE-> LEFT -END-> LEFT
+its client leaves while the application does what comes after the response:
+    WAITING -BEGIN-> ANSWERING -END-> ANSWERED -LEAVE-> ANSWERED
+a websocket is used and closed:
+    WAITING -ACCEPT-> ACCEPTED -END-> ANSWERED
+its client leaves:
+    WAITING -ACCEPT-> ACCEPTED -LEAVE-> LEFT
+it is refused without a response:
+    WAITING -END-> ANSWERED
+""",
+    refusal="",
+    checks=(
+        _who_leaves_cancels_what_is_not_answered,
+        _a_websocket_that_waits_is_told,
+        _what_is_held_is_bounded,
+    ),
+    guards=(
+        Guard(
+            "who-waits-for-a-message-is-cancelled",
+            "return self.has_left and not is_told",
+            "return self.has_left",
+        ),
+        Guard(
+            "a-request-that-waits-is-not-cancelled",
+            "is_told = self.is_websocket and self._readers > 0",
+            "is_told = True",
+        ),
+        Guard(
+            "part-of-a-body-ends-the-response",
+            'elif kind in _BODIES and not message.get("more_body", False):',
+            "elif kind in _BODIES:",
+        ),
+        Guard(
+            "what-is-taken-still-counts",
+            "self._bytes -= _bytes_of(message)",
+            "self._bytes -= 0",
+        ),
+    ),
+)
+
+LIFESPAN: Final = Machine(
+    name="The lifespan of an application of ASGI",
+    about="Which message of the application goes on to the server, and which waits "
+    "until the worker around it has ended.",
+    source=lifespan,
+    states="LifespanState",
+    events="LifespanStep",
+    starts=("STARTING",),
+    begin=lambda build, _: build.InnerLifespan(),
+    feed=lambda one, step: one.advance(step),
+    state_of=lambda one: one.state,
+    stories="""
+an application starts and ends:
+    STARTING -START-> STARTED -END-> ENDED -RETURN-> ENDED
+it cannot start:
+    STARTING -FAIL-> FAILED -RETURN-> FAILED
+it ends without a word:
+    STARTING -START-> STARTED -RETURN-> ENDED
+it knows no lifespan:
+    STARTING -RETURN-> UNSUPPORTED
+""",
+    refusal="",
+    checks=(_the_last_word_is_held_back,),
+    guards=(
+        Guard(
+            "the-server-hears-of-the-end-before-the-worker-has-ended",
+            "_HELD_BACK: Final = (LifespanState.FAILED, LifespanState.ENDED)",
+            "_HELD_BACK: Final = (LifespanState.FAILED,)",
+        ),
+        Guard(
+            "a-failure-is-forgotten",
+            "self.last = dict(message)",
+            "pass",
+        ),
+    ),
+)
