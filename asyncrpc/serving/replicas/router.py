@@ -189,9 +189,7 @@ class ReplicaRouter:
             self._changed.clear()
             await self._changed.wait()  # the replica has a limit
 
-    def _on_statement(
-        self, record: ReplicaRecord, statement: ReplicaStatement
-    ) -> None:
+    def _on_statement(self, record: ReplicaRecord, statement: ReplicaStatement) -> None:
         now_s = self.worker.loop.time()
         record.weight = statement.weight if statement.weight > 0 else 1.0
         record.version = statement.version
