@@ -46,6 +46,7 @@ __all__ = [
     "OwnerLostError",
     "ProcessFailedError",
     "ProtocolError",
+    "PublishError",
     "QuorumLostError",
     "RRefDeletedError",
     "RRefError",

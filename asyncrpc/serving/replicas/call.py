@@ -15,9 +15,9 @@ from asyncrpc.errors import AsyncRpcError, UsageError
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.options import PLAIN, CallOptions
 from asyncrpc.serving.replicas.machine.attempts import (
-    Failure,
+    AttemptFailure,
     Health,
-    Step,
+    NextStep,
     step_after,
 )
 from asyncrpc.serving.replicas.machine.routing import ReplicaRecord
@@ -66,14 +66,14 @@ class CallCounts:
 class AttemptFailedError(Exception):
     """One attempt has failed; the error of the program is its cause."""
 
-    def __init__(self, failure: Failure, error: BaseException) -> None:
+    def __init__(self, failure: AttemptFailure, error: BaseException) -> None:
         super().__init__(failure.value)
         self.failure = failure
         self.error = error
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class ReplicaAttempt:
     """One call of the worker, at one replica."""
 
     record: ReplicaRecord
@@ -157,13 +157,13 @@ class ReplicaCall:
         self.tried.append(record)
         self.attempts += 1
 
-    def _may_go_on(self, failure: Failure) -> bool:
+    def _may_go_on(self, failure: AttemptFailure) -> bool:
         options, counts = self.router.options, self.counts
         left = options.attempts_max - 1 - self.retries
         step = step_after(failure, is_idempotent=self.is_idempotent, attempts_left=left)
-        if step is Step.RAISE:
+        if step is NextStep.RAISE:
             return False
-        if step is Step.RETRY:
+        if step is NextStep.RETRY:
             if not self.router.routing.retries.take():
                 counts.retries_refused += 1
                 return False
@@ -189,7 +189,7 @@ class ReplicaCall:
             raise self._failed(first, error) from error
         return self._answered(first, value, is_first=True)
 
-    async def _race(self, first: Attempt, after_s: float) -> ReplicaAnswer[Any]:
+    async def _race(self, first: ReplicaAttempt, after_s: float) -> ReplicaAnswer[Any]:
         """Wait for an attempt, and from some time on for a second one as well."""
         running = [first]
         failed: AttemptFailedError | None = None
@@ -220,7 +220,7 @@ class ReplicaCall:
         assert failed is not None  # nothing runs, and nothing was returned
         raise failed from failed.error
 
-    def _hedge(self, running: list[Attempt]) -> None:
+    def _hedge(self, running: list[ReplicaAttempt]) -> None:
         """Make the call once more, at another replica, if the budget allows it."""
         routing = self.router.routing
         # The key's own replica is slow: the next one of the key may have its cache.
@@ -233,7 +233,7 @@ class ReplicaCall:
             return
         self.counts.hedges += 1
 
-    def _begin(self, record: ReplicaRecord) -> Attempt:
+    def _begin(self, record: ReplicaRecord) -> ReplicaAttempt:
         self.note_attempt(record)
         began_s = self.router.worker.loop.time()
         self.router.routing.begin(record)
@@ -246,12 +246,12 @@ class ReplicaCall:
         except BaseException:
             self.router.end(record, Health.UNKNOWN)
             raise
-        return Attempt(record, future, began_s)
+        return ReplicaAttempt(record, future, began_s)
 
     # --- how they end ----------------------------------------------------------------
 
     def _answered(
-        self, attempt: Attempt, value: Any, *, is_first: bool
+        self, attempt: ReplicaAttempt, value: Any, *, is_first: bool
     ) -> ReplicaAnswer[Any]:
         self.router.end(attempt.record, Health.GOOD)
         note = self._take_note(attempt)
@@ -260,13 +260,15 @@ class ReplicaCall:
         version = None if note is None else note.version
         return ReplicaAnswer(value, attempt.record.name, version, self.attempts)
 
-    def _failed(self, attempt: Attempt, error: BaseException) -> AttemptFailedError:
+    def _failed(
+        self, attempt: ReplicaAttempt, error: BaseException
+    ) -> AttemptFailedError:
         self._take_note(attempt)  # which may say that it drains
         failure = self.router.failure_of(attempt.record, error)
         self.router.end(attempt.record, health_of(failure))
         return AttemptFailedError(failure, error)
 
-    def _give_up(self, attempt: Attempt, *, is_first: bool) -> None:
+    def _give_up(self, attempt: ReplicaAttempt, *, is_first: bool) -> None:
         """Cancel an attempt that is no longer wanted."""
         if not attempt.future.cancel():
             # It has ended in the same turn: its error, if any, is of no interest.
@@ -275,12 +277,12 @@ class ReplicaCall:
         if is_first:
             self._record_latency(attempt)
 
-    def _record_latency(self, attempt: Attempt) -> None:
+    def _record_latency(self, attempt: ReplicaAttempt) -> None:
         if self.is_idempotent:
             taken_s = self.router.worker.loop.time() - attempt.began_s
             self.router.routing.record_latency(self.function, taken_s)
 
-    def _take_note(self, attempt: Attempt) -> AnswerNote | None:
+    def _take_note(self, attempt: ReplicaAttempt) -> AnswerNote | None:
         found = attempt.future.note
         note = None if found is None else read_note(found)
         if note is not None:

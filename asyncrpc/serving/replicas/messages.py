@@ -2,7 +2,6 @@
 
 A router asks each replica once how it is (`WatchReplica`); from then on the replica
 tells what has changed (`ReplicaNews`), and with every answer its load (`AnswerNote`).
-A worker that does not know these messages is a replica that tells nothing.
 """
 
 from __future__ import annotations

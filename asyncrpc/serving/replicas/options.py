@@ -12,6 +12,9 @@ from asyncrpc.arguments import check_count, check_duration, is_seconds, wrong
 class ReplicaOptions:
     """How `Replicas` spreads calls.
 
+    Raises:
+        UsageError: a field is of another kind, or out of its range.
+
     Attributes:
         attempts_max: how often a call is made at most; hedged calls do not count.
         retry_share: retries, as a share of all calls, that are made when replicas are
@@ -31,9 +34,6 @@ class ReplicaOptions:
         key_load_max: a call with a key goes to the next replica of the key if its own
             has more than so many times the mean load; None: it never does.
         ready_timeout_s: seconds that a call waits for a replica if none is ready.
-
-    Raises:
-        UsageError: a field is of another kind, or out of its range.
     """
 
     attempts_max: int = 3

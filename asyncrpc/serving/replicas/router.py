@@ -31,7 +31,7 @@ from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
 from asyncrpc.runtime.membership.machine.membership import ChangeKind
 from asyncrpc.runtime.ports import ask
 from asyncrpc.runtime.worker import Worker
-from asyncrpc.serving.replicas.machine.attempts import HEALTH, Failure, Health
+from asyncrpc.serving.replicas.machine.attempts import HEALTH, AttemptFailure, Health
 from asyncrpc.serving.replicas.machine.routing import ReplicaRecord, Routing
 from asyncrpc.serving.replicas.machine.states import ReplicaEvent, ReplicaState
 from asyncrpc.serving.replicas.messages import (
@@ -302,7 +302,7 @@ class ReplicaRouter:
                 record.until_s - now_s,
             )
 
-    def failure_of(self, record: ReplicaRecord, error: BaseException) -> Failure:
+    def failure_of(self, record: ReplicaRecord, error: BaseException) -> AttemptFailure:
         """Return how an attempt has failed."""
         outcome = getattr(error, "outcome", Outcome.UNKNOWN)
         # If the function raised it, the outcome is `EXECUTED`, for nobody knows what it
@@ -312,19 +312,19 @@ class ReplicaRouter:
             if self.is_leaving(record.name) and outcome is Outcome.NOT_EXECUTED:
                 self.routing.advance(record, ReplicaEvent.SAID_DRAINING)
             draining = record.life.state is ReplicaState.DRAINING
-            return Failure.DRAINING if draining else Failure.OVERLOADED
+            return AttemptFailure.DRAINING if draining else AttemptFailure.OVERLOADED
         if isinstance(error, UnknownWorkerError):
-            return Failure.UNREACHED
+            return AttemptFailure.UNREACHED
         if isinstance(error, WorkerLostError | TransportError):
             is_safe = outcome is Outcome.NOT_EXECUTED
-            return Failure.UNREACHED if is_safe else Failure.LOST
+            return AttemptFailure.UNREACHED if is_safe else AttemptFailure.LOST
         if isinstance(error, TimeoutError) and not isinstance(error, RemoteError):
-            return Failure.LATE
+            return AttemptFailure.LATE
         if isinstance(error, RemoteError):
-            return Failure.RAISED
-        return Failure.MISUSED
+            return AttemptFailure.RAISED
+        return AttemptFailure.MISUSED
 
 
-def health_of(failure: Failure) -> Health:
+def health_of(failure: AttemptFailure) -> Health:
     """Return what a failed attempt says of its replica."""
     return HEALTH[failure]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 
-class Failure(enum.Enum):
+class AttemptFailure(enum.Enum):
     """How an attempt has failed."""
 
     DRAINING = "the replica takes no calls any more; it did not run this one"
@@ -25,7 +25,7 @@ class Failure(enum.Enum):
     MISUSED = "the caller is at fault: an argument, say, cannot be sent"
 
 
-class Step(enum.Enum):
+class NextStep(enum.Enum):
     """What to do next."""
 
     MOVE = "try another replica"
@@ -41,21 +41,21 @@ class Health(enum.Enum):
     UNKNOWN = "nothing"
 
 
-_F = Failure
+_F = AttemptFailure
 
 # By failure: of a function that may run twice, and of any other.
-STEPS: Final[Mapping[Failure, tuple[Step, Step]]] = {
-    _F.DRAINING: (Step.MOVE, Step.MOVE),
-    _F.UNREACHED: (Step.MOVE, Step.MOVE),
-    _F.OVERLOADED: (Step.RETRY, Step.RETRY),
-    _F.LOST: (Step.RETRY, Step.RAISE),
-    _F.LATE: (Step.RAISE, Step.RAISE),
-    _F.RAISED: (Step.RAISE, Step.RAISE),
-    _F.MISUSED: (Step.RAISE, Step.RAISE),
+STEPS: Final[Mapping[AttemptFailure, tuple[NextStep, NextStep]]] = {
+    _F.DRAINING: (NextStep.MOVE, NextStep.MOVE),
+    _F.UNREACHED: (NextStep.MOVE, NextStep.MOVE),
+    _F.OVERLOADED: (NextStep.RETRY, NextStep.RETRY),
+    _F.LOST: (NextStep.RETRY, NextStep.RAISE),
+    _F.LATE: (NextStep.RAISE, NextStep.RAISE),
+    _F.RAISED: (NextStep.RAISE, NextStep.RAISE),
+    _F.MISUSED: (NextStep.RAISE, NextStep.RAISE),
 }
 
 # An overloaded replica is no broken one: to eject it would overload the others.
-HEALTH: Final[Mapping[Failure, Health]] = {
+HEALTH: Final[Mapping[AttemptFailure, Health]] = {
     _F.DRAINING: Health.UNKNOWN,
     _F.UNREACHED: Health.BAD,
     _F.OVERLOADED: Health.UNKNOWN,
@@ -66,7 +66,9 @@ HEALTH: Final[Mapping[Failure, Health]] = {
 }
 
 
-def step_after(failure: Failure, *, is_idempotent: bool, attempts_left: int) -> Step:
+def step_after(
+    failure: AttemptFailure, *, is_idempotent: bool, attempts_left: int
+) -> NextStep:
     """Return what to do after a failed attempt.
 
     Args:
@@ -76,6 +78,6 @@ def step_after(failure: Failure, *, is_idempotent: bool, attempts_left: int) -> 
             the number of replicas, as each is tried once.
     """
     step = STEPS[failure][0 if is_idempotent else 1]
-    if step is Step.RETRY and attempts_left <= 0:
-        return Step.RAISE
+    if step is NextStep.RETRY and attempts_left <= 0:
+        return NextStep.RAISE
     return step

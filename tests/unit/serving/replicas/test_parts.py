@@ -19,9 +19,9 @@ from asyncrpc.serving.replicas.machine import latency
 from asyncrpc.serving.replicas.machine.attempts import (
     HEALTH,
     STEPS,
-    Failure,
+    AttemptFailure,
     Health,
-    Step,
+    NextStep,
     step_after,
 )
 from asyncrpc.serving.replicas.machine.budgets import ShareBudget
@@ -147,22 +147,32 @@ def test_a_key_is_text_bytes_or_an_integer(wrong: Any) -> None:
 
 def test_what_may_have_run_is_repeated_only_if_it_may_be() -> None:
     """Every failure, of both kinds of functions, with and without attempts left."""
-    safe = {Failure.DRAINING, Failure.UNREACHED, Failure.OVERLOADED}
-    for failure, idempotent, left in itertools.product(Failure, (True, False), (0, 2)):
+    safe = {
+        AttemptFailure.DRAINING,
+        AttemptFailure.UNREACHED,
+        AttemptFailure.OVERLOADED,
+    }
+    for failure, idempotent, left in itertools.product(
+        AttemptFailure, (True, False), (0, 2)
+    ):
         step = step_after(failure, is_idempotent=idempotent, attempts_left=left)
-        may = failure in safe or (failure is Failure.LOST and idempotent)
+        may = failure in safe or (failure is AttemptFailure.LOST and idempotent)
         if not may:
-            assert step is Step.RAISE
-        elif failure in {Failure.DRAINING, Failure.UNREACHED}:
-            assert step is Step.MOVE
+            assert step is NextStep.RAISE
+        elif failure in {AttemptFailure.DRAINING, AttemptFailure.UNREACHED}:
+            assert step is NextStep.MOVE
         else:
-            assert step is (Step.RETRY if left else Step.RAISE)
-    assert STEPS.keys() == HEALTH.keys() == set(Failure)
+            assert step is (NextStep.RETRY if left else NextStep.RAISE)
+    assert STEPS.keys() == HEALTH.keys() == set(AttemptFailure)
 
 
 def test_a_busy_replica_is_no_bad_one() -> None:
     unknown = {one for one, health in HEALTH.items() if health is Health.UNKNOWN}
-    assert unknown == {Failure.DRAINING, Failure.OVERLOADED, Failure.MISUSED}
+    assert unknown == {
+        AttemptFailure.DRAINING,
+        AttemptFailure.OVERLOADED,
+        AttemptFailure.MISUSED,
+    }
     assert Health.GOOD not in HEALTH.values()
 
 
