@@ -73,7 +73,7 @@ def test_in_between_calls_are_rejected(new_web: NewWeb) -> None:
     (web,) = entered(new_web, 1)
     pid = web.do("call", ("pid",))
     with pytest.raises(
-        RejectedError, match="cannot be called now: its process .*; before that"
+        RejectedError, match=r"cannot be called now: its process .*; before that"
     ) as e:
         web.do("call_when_lost", pid)
     assert f"pid {pid}" in str(e.value)
