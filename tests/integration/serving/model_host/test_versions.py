@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.integration.serving.model_host.conftest import lines_of
 from tests.integration.serving.model_host.web import WebWorker
 
@@ -20,6 +22,7 @@ def make_model():
 """
 
 
+@pytest.mark.slow
 def test_a_process_of_another_version_is_replaced(
     folder: Path, new_web: NewWeb
 ) -> None:
@@ -66,6 +69,7 @@ def test_a_file_that_has_changed_makes_a_process_out_of_date(
     assert web.do("status")[1] != first
 
 
+@pytest.mark.slow
 def test_two_names_are_two_models(folder: Path, new_web: NewWeb) -> None:
     webs = [new_web() for _ in range(2)]
     for web, name in zip(webs, ("a", "b"), strict=True):
