@@ -63,7 +63,6 @@ class CallAdmission:
         """Count a call as ended: it has been answered, or its caller has gone."""
         self.active -= 1
         self.ended += 1
-        if not self.active:
         if self.active <= self._few:
             self._idle.set()
 
