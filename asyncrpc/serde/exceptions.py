@@ -19,7 +19,14 @@ import types
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from asyncrpc.errors import CallError, DecodeError, Outcome, RejectedError, RemoteError
+from asyncrpc.errors import (
+    CallError,
+    DecodeError,
+    Outcome,
+    OverloadedError,
+    RejectedError,
+    RemoteError,
+)
 from asyncrpc.serde.dismantling import assemble, dismantle, slots_of
 from asyncrpc.serde.functions import FunctionTable
 
@@ -229,6 +236,10 @@ def _notes(error: BaseException) -> list[str]:
 
 def _traceback(error: BaseException, *, chain: bool) -> str:
     try:
+        if type(error) is OverloadedError:
+            # Who refuses too much has no time: formatting frames is two thirds of what
+            # a refusal costs, and which line refused tells nothing.
+            return f"{type(error).__qualname__}: {text_of(error)}\n"
         shown = traceback.TracebackException.from_exception(error)
         # A relayed exception's notes hold the tracebacks of the hops before.  They
         # travel as notes: here again they would double with every hop.

@@ -46,7 +46,7 @@ PICTURE: Final = PAGE.with_suffix(".png")
 HEADS: Final = (
     *("too much is refused", "door", "offered", "answered/s", "of the peak"),
     *("p50, ms", "p99, ms", "p99 : alone", "refused/s"),
-    *("p99 of refusals, ms", "generator late, ms"),
+    *("p99 of refusals, ms", "given up/s", "generator late, ms"),
 )
 RULES: Final = ("---", "---", *["---:"] * (len(HEADS) - 2))
 COLORS: Final = {"oldest": "#2a7f62", "newest": "#3c6fb4", "none": "#d1495b"}
@@ -66,6 +66,7 @@ class OverloadRow(NamedTuple):
         ratio: of that to the 99th percentile of requests that are alone.
         refused: refusals a second.
         refused_p99_ms: 99th percentile of their latency.
+        given_up: callers a second that waited for 5 s in vain.
         late_ms: by how much the generator was late, at most.
     """
 
@@ -79,6 +80,7 @@ class OverloadRow(NamedTuple):
     ratio: float
     refused: float
     refused_p99_ms: float
+    given_up: float
     late_ms: float
 
 
@@ -103,6 +105,7 @@ def rows_of(
                 p99_ms / alone_ms,
                 len(one.refused_s) / one.seconds,
                 1e3 * quantile(one.refused_s, 0.99),
+                one.given_up / one.seconds,
                 1e3 * one.late_s,
             )
         )
@@ -179,6 +182,7 @@ def table(rows: Sequence[OverloadRow], alone: dict[str, LoadResult]) -> str:
             *(f"{one.of_peak:.0%}", f"{one.p50_ms:,.0f}", f"{one.p99_ms:,.0f}"),
             *(f"{one.ratio:.2f}", f"{one.refused:,.0f}"),
             "" if not one.refused else f"{one.refused_p99_ms:,.0f}",
+            f"{one.given_up:,.0f}" if one.given_up else "",
             f"{one.late_ms:,.0f}",
         )
         lines.append(f"| {' | '.join(cells)} |")

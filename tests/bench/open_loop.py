@@ -22,6 +22,7 @@ from asyncrpc.clock import now_s
 Ask = Callable[[], Awaitable[bool]]  # returns whether it was answered, or refused
 
 CONNECTIONS_MAX: Final = 512  # fewer than may wait to be accepted
+PATIENCE_S: Final = 5.0  # of a client; then it gives up
 SETTLING_S: Final = 1.0  # what is due in it does not count
 
 
@@ -33,10 +34,14 @@ class LoadResult:
         seconds: in which those were due that count.
         answered_s: latencies of those that were answered.
         refused_s: of those that were refused.
+        given_up: number of those that took longer than anyone waits.
+        in_time: number of answers that came in these seconds, whenever they were due.
         late_s: by how much the generator was late, at most.
     """
 
     seconds: float
+    given_up: int = 0
+    in_time: int = 0
     answered_s: list[float] = field(default_factory=list)
     refused_s: list[float] = field(default_factory=list)
     late_s: float = 0.0
@@ -44,7 +49,7 @@ class LoadResult:
     @property
     def goodput(self) -> float:
         """Answers a second."""
-        return len(self.answered_s) / self.seconds
+        return self.in_time / self.seconds
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -71,10 +76,18 @@ async def offer(ask: Ask, per_s: float, seconds: float, seed: int) -> LoadResult
     result = LoadResult(seconds)
 
     async def one(due_s: float, *, counts: bool) -> None:
-        is_answered = await ask()
+        try:
+            async with asyncio.timeout(due_s + PATIENCE_S - now_s()):
+                is_answered = await ask()
+        except TimeoutError:
+            result.given_up += counts
+            return
+        ended_s = now_s()
+        if is_answered and begun_s + SETTLING_S <= ended_s < end_s:
+            result.in_time += 1
         if counts:
             found = result.answered_s if is_answered else result.refused_s
-            found.append(now_s() - due_s)
+            found.append(ended_s - due_s)
 
     begun_s = due_s = now_s()
     end_s = begun_s + SETTLING_S + seconds
@@ -134,7 +147,11 @@ class HttpClient:
             one = await self._connection()
             one.answer = loop.create_future()
             one.transport.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-            status = await one.answer
+            try:
+                status = await one.answer
+            except asyncio.CancelledError:
+                one.transport.close()  # so the server learns that nobody waits
+                raise
             self._idle.append(one)
         return status
 

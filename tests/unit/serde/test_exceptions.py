@@ -18,6 +18,7 @@ from asyncrpc.errors import (
     DecodeError,
     EncodeError,
     Outcome,
+    OverloadedError,
     OwnerLostError,
     RemoteError,
     UsageError,
@@ -146,6 +147,13 @@ def test_an_exception_arrives_as_both_types_with_text_and_fields(
     assert "raise error" in back.remote_traceback
     note = back.__notes__[-1]
     assert note.startswith(f"--- on worker 'ps' (pid {os.getpid()}) ---\nTraceback")
+
+
+def test_a_refusal_of_too_much_costs_no_traceback() -> None:
+    found = at_caller(raised(OverloadedError("too much", retry_after_s=2.5)))
+    assert isinstance(found, OverloadedError)
+    assert found.retry_after_s == 2.5
+    assert found.remote_traceback == "OverloadedError: too much\n"
 
 
 def test_slots_of_a_users_class_survive() -> None:
