@@ -22,10 +22,10 @@ _UPGRADE = (
 @asynccontextmanager
 async def stalled(
     client: aiohttp.ClientSession, path: str, *, upgrade: bool = False
-) -> AsyncIterator[None]:
+) -> AsyncIterator[asyncio.StreamWriter]:
     """Ask for a path, read the head of the response, and then nothing more.
 
-    The connection closes at the end of the context.
+    The connection breaks at the end of the context.
     """
     url: URL = client._base_url  # type: ignore[assignment]  # noqa: SLF001
     raw = socket.socket()
@@ -42,10 +42,10 @@ async def stalled(
         writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n{extra}\r\n".encode())
         status = await reader.readline()
         assert status.split()[1] == (b"101" if upgrade else b"200"), status
-        yield
+        yield writer
     finally:
-        writer.close()
-        with suppress(ConnectionError):  # the server had more to send
+        writer.transport.abort()
+        with suppress(ConnectionError):
             await writer.wait_closed()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -16,6 +17,12 @@ from tests.integration.serving.doors.neutral import NeutralApp
 ITEM_LENGTH: Final = 16 << 10
 # 64 KiB in the server, 128 KiB in each of two kernels, 16 items of credit: 36 items.
 HELD_MAX: Final = 100
+
+
+def kernel_bytes_max() -> int:
+    """Return what the kernel buffers for a sender who sets no limit."""
+    found = Path("/proc/sys/net/ipv4/tcp_wmem")
+    return int(found.read_text("utf-8").split()[2]) if found.exists() else 4 << 20
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ def listener() -> socket.socket:
     made = socket.create_server(("127.0.0.1", 0))
     # Of each connection; so that a client which does not read is soon noticed.
     made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
     made.settimeout(0)
     return made
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -12,17 +11,16 @@ import pytest
 
 from tests.forked import forked
 from tests.integration.serving.doors.clients import events_of, stalled
-from tests.integration.serving.doors.conftest import HELD_MAX, ITEM_LENGTH
+from tests.integration.serving.doors.conftest import (
+    HELD_MAX,
+    ITEM_LENGTH,
+    kernel_bytes_max,
+)
 from tests.ports import free_port
 
 PROGRAM = "from tests.integration.serving.doors.granian_program import run; run({})"
-_WMEM = Path("/proc/sys/net/ipv4/tcp_wmem")
-
-
-def held_max() -> int:
-    """Return what may be on its way: this server lets the kernel choose its buffer."""
-    kernel = int(_WMEM.read_text("utf-8").split()[2]) if _WMEM.exists() else 4 << 20
-    return HELD_MAX + kernel // ITEM_LENGTH
+# This server lets the kernel choose its buffers.
+HELD_THERE_MAX = HELD_MAX + kernel_bytes_max() // ITEM_LENGTH
 
 
 @pytest.fixture
@@ -97,10 +95,10 @@ async def test_a_slow_reader(client: aiohttp.ClientSession, path: str) -> None:
         stalled(client, path, upgrade=path.endswith("socket")),
         client.get("/quick") as response,
     ):
-        read, items = 0, 4 * held_max()
+        read, items = 0, 4 * HELD_THERE_MAX
         while read < items * ITEM_LENGTH:
             read += len(await response.content.readany())
         produced = await told(client, "/produced")
         assert produced["quick"] >= items - 1
-        assert produced["slow"] <= held_max()
+        assert produced["slow"] <= HELD_THERE_MAX
     await told(client, "/ended")

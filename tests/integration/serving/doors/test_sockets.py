@@ -14,9 +14,17 @@ from asyncrpc import current_worker
 from tests.integration.serving import remote
 from tests.integration.serving.conftest import Group
 from tests.integration.serving.doors.clients import stalled
-from tests.integration.serving.doors.conftest import HELD_MAX, ITEM_LENGTH, Door
+from tests.integration.serving.doors.conftest import (
+    HELD_MAX,
+    ITEM_LENGTH,
+    Door,
+    kernel_bytes_max,
+)
 from tests.integration.serving.doors.neutral import NeutralApp
 from tests.integration.serving.doors.test_events import ended, there
+
+# What the kernel may keep of a client that sends, and what lies in the server.
+SENT_MAX = HELD_MAX + kernel_bytes_max() // ITEM_LENGTH
 
 Source = Callable[[AsyncIterator[str | bytes]], AsyncIterable[Any]]
 
@@ -190,3 +198,48 @@ async def test_a_slow_reader_holds_back_its_own_generator_alone(
             assert group.watch.produced["slow"] <= HELD_MAX
             assert not group.watch.cancelled.is_set()
         await ended(group)
+
+
+async def test_a_client_that_sends_too_much_waits(group: Group, door: Door) -> None:
+    """What nobody looks at is not read: the client's own buffers fill."""
+    may_read, has_ended = asyncio.Event(), asyncio.Event()
+    sent = 0
+
+    async def ignore(messages: AsyncIterator[str | bytes]) -> AsyncIterator[Any]:
+        try:
+            await may_read.wait()
+            async for _ in messages:
+                pass
+            yield "never"
+        finally:
+            has_ended.set()
+
+    async def send(writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        head = b"\x82\xfe" + ITEM_LENGTH.to_bytes(2, "big")
+        while True:
+            writer.write(head + bytes(4 + ITEM_LENGTH))  # a mask of zeros changes none
+            await writer.drain()
+            sent += 1
+
+    app = one_socket(group, ignore)
+    app.events = {
+        "/quick": lambda _: there(remote.produce, group.name, "quick", ITEM_LENGTH)
+    }
+    async with door.serve(app) as client:
+        async with (
+            stalled(client, "/", upgrade=True) as writer,
+            client.get("/quick") as response,
+        ):
+            sending = asyncio.create_task(send(writer))
+            read = 0
+            while read < 4 * SENT_MAX * ITEM_LENGTH:  # by then it would have sent more
+                read += len(await response.content.readany())
+            assert not sending.done()
+            assert sent <= SENT_MAX
+            sending.cancel()
+            await asyncio.wait([sending])
+            response.close()
+        may_read.set()
+        async with asyncio.timeout(30):
+            await has_ended.wait()
