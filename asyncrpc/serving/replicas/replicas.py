@@ -318,8 +318,9 @@ class Replicas:
         """
         check_count("count", count, at_least=1)
         check_timeout("timeout_s", timeout_s)
+        router = self._entered("Replicas.wait_ready")
         async with asyncio.timeout(timeout_s):
-            await self._entered("Replicas.wait_ready").wait_ready(count)
+            await router.wait_ready(count)
 
     def statistics(self) -> ReplicaStatistics:
         """Return how the replicas are, and what has become of the calls.
