@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import torch
 from torch import nn
@@ -23,6 +23,9 @@ BATCH_WAIT_S: Final = 0.0  # a batch gathers while the one before it runs
 
 VOCABULARY: Final = 1024
 CONTEXT: Final = 32  # tokens that the language model sees
+DIMENSIONS: Final = 512
+HEADS: Final = 8
+LAYERS: Final = 4
 TOKENS: Final = 64  # of an answer, where a request says nothing else
 
 # Where a model notes that it works on an answer, and that it has stopped.
@@ -58,29 +61,98 @@ class Classifier(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """A transformer that has learned nothing, and takes as long as if it had."""
+    """A decoder with a cache, that has learned nothing, and takes as long as if it had.
+
+    A step reads all weights, some 50 MB, whether it is for one sequence or for several.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        self.embedding = nn.Embedding(VOCABULARY, 256)
-        layer = nn.TransformerEncoderLayer(256, 4, 512, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-        self.head = nn.Linear(256, VOCABULARY)
-        self.eval()
+        self.embedding = nn.Embedding(VOCABULARY, DIMENSIONS)
+        self.layers = nn.ModuleList(DecoderLayer() for _ in range(LAYERS))
+        self.head = nn.Linear(DIMENSIONS, VOCABULARY)
+
+    @torch.inference_mode()
+    def decode(self, sequences: list[Sequence]) -> list[int]:
+        """Go one step with each sequence; return the next tokens."""
+        hidden = self.embedding(torch.tensor([one.token for one in sequences]))
+        caches = torch.stack([one.cache for one in sequences], 1)
+        for number, layer in enumerate(self.layers):
+            hidden, entries = layer(hidden, caches[number])
+            for one, entry in zip(sequences, entries, strict=True):
+                one.cache[number, :, one.position] = entry
+        tokens: list[int] = self.head(hidden).argmax(-1).tolist()
+        for one, token in zip(sequences, tokens, strict=True):
+            one.take(token)
+        return tokens
 
     def generate(self, tokens: int) -> Iterator[int]:
         """Yield so many tokens; note when the last one was worked on, and the end."""
-        context = torch.zeros(1, CONTEXT, dtype=torch.long)
-        with WorkNote() as note:
-            for _ in range(tokens):
-                note.worked()
-                with torch.inference_mode():
-                    hidden = self.layers(self.embedding(context))
-                    token = int(self.head(hidden[0, -1]).argmax())
-                    context = torch.cat((context[:, 1:], torch.tensor([[token]])), 1)
-                yield token
+        sequence = Sequence(tokens)
+        try:
+            while sequence.left:
+                sequence.note.worked()
+                yield self.decode([sequence])[0]
+        finally:
+            sequence.note.ended()
+
+
+class DecoderLayer(nn.Module):
+    """Attention to what is in a cache, and two layers more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query_key_value = nn.Linear(DIMENSIONS, 3 * DIMENSIONS)
+        self.out = nn.Linear(DIMENSIONS, DIMENSIONS)
+        self.up = nn.Linear(DIMENSIONS, 4 * DIMENSIONS)
+        self.down = nn.Linear(4 * DIMENSIONS, DIMENSIONS)
+
+    def forward(
+        self, hidden: torch.Tensor, cache: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return hidden states `(batch, dimensions)`, and what the cache is to keep.
+
+        Args:
+            hidden: of the layer before.
+            cache: keys and values `(batch, 2, tokens, dimensions)`.
+        """
+        query, key, value = self.query_key_value(hidden).chunk(3, -1)
+        heads = (len(hidden), CONTEXT, HEADS, DIMENSIONS // HEADS)
+        keys, values = (one.reshape(heads).transpose(1, 2) for one in cache.unbind(1))
+        asked = query.reshape(len(hidden), HEADS, 1, DIMENSIONS // HEADS)
+        found = nn.functional.scaled_dot_product_attention(asked, keys, values)
+        hidden = hidden + self.out(found.reshape(hidden.shape))
+        hidden = hidden + self.down(torch.relu(self.up(hidden)))
+        return hidden, torch.stack((key, value), 1)
+
+
+class Sequence:
+    """One answer that is being made.
+
+    Attributes:
+        token: the last one.
+        left: how many more are wanted.
+        cache: keys and values `(layers, 2, tokens, dimensions)` of the last tokens.
+        note: says when it was worked on.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self.token = 0
+        self.left = tokens
+        self.cache = torch.zeros(LAYERS, 2, CONTEXT, DIMENSIONS)
+        self.note = WorkNote()
+
+    @property
+    def position(self) -> int:
+        """Where in the cache the next entry goes: the oldest one gives way."""
+        return self.left % CONTEXT
+
+    def take(self, token: int) -> None:
+        """Take the next token."""
+        self.token = token
+        self.left -= 1
 
 
 class BatchedLanguageModel(LanguageModel):
@@ -90,37 +162,18 @@ class BatchedLanguageModel(LanguageModel):
         """Begin answers of so many tokens."""
         return [Sequence(tokens) for tokens in requests]
 
-    @torch.inference_mode()
     def step(self, states: list[Sequence]) -> list[tuple[list[int], bool]]:
         """Make one token of each."""
         for one in states:
             one.note.worked()
-        contexts = torch.stack([one.context for one in states])
-        hidden = self.layers(self.embedding(contexts))
-        tokens = self.head(hidden[:, -1]).argmax(-1).tolist()
+        tokens = self.decode(states)
         return [
-            ([token], one.is_last(token))
-            for token, one in zip(tokens, states, strict=True)
+            ([token], not one.left) for token, one in zip(tokens, states, strict=True)
         ]
 
     def leave(self, state: Sequence) -> None:
         """End an answer."""
         state.note.ended()
-
-
-class Sequence:
-    """One answer that is being made."""
-
-    def __init__(self, tokens: int) -> None:
-        self.context = torch.zeros(CONTEXT, dtype=torch.long)
-        self.note = WorkNote()
-        self._left = tokens
-
-    def is_last(self, token: int) -> bool:
-        """Take the next token; return whether it is the last one."""
-        self.context = torch.cat((self.context[1:], torch.tensor([token])))
-        self._left -= 1
-        return self._left <= 0
 
 
 class WorkNote:
@@ -129,12 +182,6 @@ class WorkNote:
     def __init__(self) -> None:
         path = os.environ.get(NOTES)
         self._path = Path(path) if path else None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ended()
 
     def ended(self) -> None:
         self._write("ended")
