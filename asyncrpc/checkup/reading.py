@@ -56,7 +56,8 @@ _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (the kernel's)
 # What runs beside asyncrpc; what its tests and examples need says nothing.
 _EXTRAS: Final = frozenset({"compression", "metrics", "manifest", "otel", "ray"})
 _REQUIREMENT: Final = re.compile(
-    r"([\w.-]+)\s*\(?([^;)]*)\)?\s*(?:;.*?extra\s*==\s*[\"'](\w+)[\"'])?"
+    r"([\w.-]+)(?:\[[^\]]*\])?\s*\(?([^;)]*)\)?\s*"
+    r"(?:;.*?extra\s*==\s*[\"']([\w-]+)[\"'])?"
 )
 
 

@@ -21,6 +21,7 @@ from asyncrpc.arguments import (
     check_kind,
     check_texts,
 )
+from asyncrpc.runtime.loops import loop_for
 from asyncrpc.serving.client_scope import ClientLeftError
 from asyncrpc.serving.event_sender import (
     BEGIN_WITHIN_S,
@@ -85,7 +86,8 @@ async def sse_response(
         The response, which has been sent.
 
     Raises:
-        UsageError: an argument is of another kind, or out of its range.
+        UsageError: an argument is of another kind, or out of its range; or no event
+            loop runs here.
         Exception: the stream raised before anything was sent.
 
     Cancellation:
@@ -98,6 +100,7 @@ async def sse_response(
 
     Source: the HTML standard, "Server-sent events".
     """
+    loop_for("sse_response")
     check_kind("request", request, web.Request, "a web.Request")
     check_source("stream", stream)
     options = EventOptions.checked(encode, end_event, keep_alive_s, begin_within_s)
@@ -164,6 +167,7 @@ async def websocket_response(
 
     Source: RFC 6455.
     """
+    loop_for("websocket_response")
     check_kind("request", request, web.Request, "a web.Request")
     check_source("stream", stream)
     check_callable("encode", encode)

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
 from asyncrpc.arguments import check_callable, check_count, check_texts, wrong
+from asyncrpc.runtime.loops import loop_for
 from asyncrpc.serving.asgi.protocol import (
     WATCHED_KEY,
     AsgiMessage,
@@ -257,6 +258,7 @@ async def websocket_response(
     """
     if not all(hasattr(type(websocket), name) for name in ("receive", "send")):
         raise wrong("websocket", "a websocket of ASGI, or of Starlette", websocket)
+    loop_for("websocket_response")
     check_source("stream", stream)
     check_callable("encode", encode)
     check_count("messages_max", messages_max, at_least=1)

@@ -45,7 +45,8 @@ class ModelThread:
         if not in_thread:
             return
         worker = context.get(current_worker_var)
-        lent = None if worker is None else worker.parts.pool
+        runs = worker is not None and worker.parts.lifecycle.is_usable
+        lent = worker.parts.pool if worker is not None and runs else None
         if lent is not None and (lent.is_exclusive or lent.runs_here):
             self._pool = lent
         else:

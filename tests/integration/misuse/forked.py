@@ -57,7 +57,7 @@ async def in_a_forked_child(
         async with _lines(reader) as told:
             while line := await told():
                 name, kinds, text = json.loads(line)
-                outcomes[name].append(_outcome(kinds, text))
+                outcomes[name].append(_outcome(uses[name], kinds, text))
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -89,11 +89,12 @@ async def _lines(reader: int) -> Any:
         transport.close()
 
 
-def _outcome(kinds: list[str], text: str) -> Outcome:
+def _outcome(use: Use, kinds: list[str], text: str) -> Outcome:
     if not kinds:
         return NOTHING_RAISED
-    known = [getattr(asyncrpc.errors, kind, None) for kind in kinds]
-    kind = next(filter(None, known), None)
+    errors = [getattr(asyncrpc.errors, name) for name in asyncrpc.errors.__all__]
+    known = {one.__name__: one for one in (*use.refusals, *errors)}
+    kind = next((known[kind] for kind in kinds if kind in known), None)
     return Outcome(kind or type(kinds[0], (Exception,), {}), text)
 
 

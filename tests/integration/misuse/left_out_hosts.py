@@ -79,7 +79,6 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "serving.ServedVersion": _RECORD,
     "serving.ModelHost.__aenter__": "see tests/integration/serving/model_host",
     "serving.ModelHost.wait_ready": "see tests/integration/serving/model_host",
-    "serving.ModelHostStatus": _RECORD,
     "serving.WorkerStatus": _RECORD,
     "serving.asgi.AsgiWebSocket.receive": "called by websocket_response",
     "serving.asgi.AsgiWebSocket.send": "called by websocket_response",

@@ -49,7 +49,7 @@ def problem_of(use: Use, place: str, outcomes: Sequence[Outcome]) -> str:
         kind = outcome.kind
         if kind is None and must_refuse:
             return "it was accepted"
-        if kind is not None and not issubclass(kind, AsyncRpcError):
+        if kind is not None and not issubclass(kind, (AsyncRpcError, *use.refusals)):
             return f"it raised {outcome.words[:400]}"
         if kind is not None and must_refuse and kind is not NotStartedError:
             return f"it says nothing of the worker: {outcome.words[:400]}"

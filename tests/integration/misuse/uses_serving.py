@@ -10,7 +10,7 @@ import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from asyncrpc import serving
+from asyncrpc import UsageError, serving
 from asyncrpc.serving import asgi
 from tests.integration.misuse.uses_values import CALLABLES, FLAG
 from tests.integration.misuse.using import ANYTHING, Use, nothing
@@ -136,6 +136,8 @@ USES: Final[Mapping[str, Use]] = {
             "stream": lambda _: _numbers(),
         },
         fits={**_SOCKET_OPTIONS, "message_bytes_max": _COUNTS, "heartbeat_s": SECONDS},
+        # The request asks for no websocket: the client's fault.
+        refusals=(UsageError, web.HTTPBadRequest),
         rightly=_use_socket,
     ),
     "serving.asgi.sse_response": Use(
