@@ -18,7 +18,8 @@ class WakeTimer:
                 uvloop rounds to milliseconds.
         """
         self._wake = wake
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._at_s = 0.0  # uvloop's handle of a time that has come does not know it
 
     def set(self, at_s: float | None, context: contextvars.Context) -> None:
         """Wake at a time of the loop that runs here, and not at an earlier set one.
@@ -28,12 +29,13 @@ class WakeTimer:
             context: to call the function in.
         """
         if self._timer is not None:
-            if self._timer.when() == at_s:
+            if self._at_s == at_s:
                 return
             self._timer.cancel()
             self._timer = None
         if at_s is not None:
             loop = asyncio.get_running_loop()
+            self._at_s = at_s
             self._timer = loop.call_at(at_s, self._on_time, at_s, context=context)
 
     def _on_time(self, at_s: float) -> None:
