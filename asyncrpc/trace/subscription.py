@@ -93,7 +93,7 @@ class Subscription(Generic[E]):
         """Wait for the next event.
 
         Raises:
-            UsageError: another task waits for one already.
+            UsageError: another task waits for one already, or no event loop runs here.
             StopAsyncIteration: it is closed, and all that had come has been taken.
 
         Cancellation:
@@ -107,8 +107,7 @@ class Subscription(Generic[E]):
                     "another task waits for the next event of this subscription; "
                     "subscribe once for each task"
                 )
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiter = waiter
+            waiter = self._waiter = _future()
             if self._come or self.is_closed:  # it came from another thread meanwhile
                 self._waiter = None
                 continue
@@ -149,6 +148,16 @@ class Subscription(Generic[E]):
 def _time_of(event: tuple[Any, ...]) -> float:
     at_s: float = event[0]
     return at_s
+
+
+def _future() -> asyncio.Future[None]:
+    try:
+        return asyncio.get_running_loop().create_future()
+    except RuntimeError:
+        raise UsageError(
+            "to wait for the next event takes a running event loop: do it in a "
+            "coroutine; `take` does not wait"
+        ) from None
 
 
 def _set(waiter: asyncio.Future[None]) -> None:
