@@ -160,10 +160,12 @@ class LoopTasks:
         if not closed:
             return closed
         known = set[int]().union(*(one.own_ids() for one in looks))
-        referrers = gc.get_referrers(*(self._subjects[one] for one in closed))
-        known.add(id(referrers))
-        methods = [one for one in referrers if type(one) is MethodType]
-        free = _callable_by_others(methods, known | {id(referrers), id(methods)})
+        # A tuple of ours: from Python 3.13 on, that of the call is among the referrers.
+        subjects = tuple(self._subjects[one] for one in closed)
+        referrers = gc.get_referrers(*subjects)
+        known.update((id(subjects), id(referrers)))
+        methods = tuple(one for one in referrers if type(one) is MethodType)
+        free = _callable_by_others(methods, known | {id(methods)})
         for one in referrers:
             if id(one) in known or type(one) is FrameType or _is_forgotten(one):
                 continue
@@ -253,7 +255,7 @@ def tasks_of(
     return _looks.take(loop, ages, is_thorough=is_thorough)
 
 
-def _callable_by_others(methods: list[Any], known: set[int]) -> set[int]:
+def _callable_by_others(methods: tuple[Any, ...], known: set[int]) -> set[int]:
     """Return the ids of bound methods that somebody has who may call them: a timer.
 
     Others lie on the stack of a frame that is inside of `with`.
