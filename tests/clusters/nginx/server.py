@@ -1,36 +1,16 @@
-"""An nginx of our own before a dashboard: Debian's, on loopback, started by hand."""
+"""An nginx before a dashboard."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Final, Self
 
-from tests.clusters.hanging import HANGS_S
+from tests.clusters.proxy_process import ProxyProcess, nginx_command, page_of
 from tests.ports import free_port
-
-PROGRAMS: Final = ("nginx", "setpriv")
-POLL_S: Final = 0.05
 
 # Nothing but `proxy_pass`, as somebody writes it who has read how to mount a path: that
 # events come at once is the dashboard's doing.
-_CONF: Final = """\
-daemon off;
-master_process off;
-pid {top}/pid;
-error_log {top}/error.log;
-events {{ }}
-http {{
-    access_log off;
-    client_body_temp_path {top}/body;
-    proxy_temp_path {top}/proxy;
-    fastcgi_temp_path {top}/fastcgi;
-    uwsgi_temp_path {top}/uwsgi;
-    scgi_temp_path {top}/scgi;
+_HTTP: Final = """\
     server {{
         listen 127.0.0.1:{port};
         location = /up {{ return 204; }}
@@ -47,13 +27,7 @@ http {{
             proxy_set_header X-Forwarded-Proto $scheme;
         }}
     }}
-}}
 """
-
-
-def missing_programs() -> list[str]:
-    """Return what this machine lacks; empty: the tests can run."""
-    return [one for one in PROGRAMS if shutil.which(one) is None]
 
 
 class Nginx:
@@ -73,41 +47,13 @@ class Nginx:
         """
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        self._top = top
-        conf = _CONF.format(top=top, port=port, bare=bare, mounted=mounted)
-        (top / "nginx.conf").write_text(conf)
+        http = _HTTP.format(port=port, bare=bare, mounted=mounted)
+        self._process = ProxyProcess(nginx_command(top, http), top)
 
     def __enter__(self) -> Self:
-        with (self._top / "log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    *("setpriv", "--pdeathsig", "KILL", "nginx"),
-                    *("-e", f"{self._top}/error.log", "-c", f"{self._top}/nginx.conf"),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        end_s = time.monotonic() + HANGS_S
-        while not self._is_up():
-            assert self._process.poll() is None, self._said()
-            assert time.monotonic() < end_s, self._said()
-            time.sleep(POLL_S)
+        self._process.__enter__()
+        self._process.wait_until(lambda: page_of(f"{self.url}/up") == (204, ""))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait(HANGS_S)
-
-    def _is_up(self) -> bool:
-        try:
-            url = f"{self.url}/up"
-            with urllib.request.urlopen(url, timeout=HANGS_S) as answer:  # noqa: S310
-                return bool(answer.status == 204)
-        except (OSError, urllib.error.URLError):
-            return False
-
-    def _said(self) -> str:
-        names = ("log", "error.log")
-        paths = [self._top / name for name in names]
-        return "".join(one.read_text() for one in paths if one.exists())
+        self._process.__exit__()

@@ -15,11 +15,12 @@ from aiohttp import web
 from asyncrpc import Options, Worker, serving
 from asyncrpc.serving.listening import listening
 from asyncrpc.testing import Cluster
-from tests.clusters.nginx.server import Nginx, missing_programs
+from tests.clusters.nginx.server import Nginx
+from tests.clusters.proxy_process import missing_programs
 from tests.integration.serving.looking_in import Browser
 
 pytestmark = pytest.mark.skipif(
-    bool(missing_programs()), reason=f"{missing_programs()} are missing here"
+    bool(missing_programs("nginx")), reason="nginx or setpriv is missing here"
 )
 
 SECRET: Final = "a secret of this test"

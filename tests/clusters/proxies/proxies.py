@@ -1,20 +1,13 @@
-"""A haproxy and an nginx of our own before two web workers: Debian's, on loopback."""
+"""A haproxy and an nginx before two web workers."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from tests.clusters.hanging import HANGS_S
+from tests.clusters.proxy_process import ProxyProcess, nginx_command, page_of
 from tests.ports import free_port
-
-POLL_S: Final = 0.05
 
 # A worker is checked ten times a second, and gets no request after one answer of 503.
 _HAPROXY: Final = """\
@@ -42,18 +35,6 @@ backend workers
 
 # It checks nothing; a worker that does not listen, or answers 503, is passed over.
 _NGINX: Final = """\
-daemon off;
-master_process off;
-pid {top}/pid;
-error_log {top}/error.log;
-events {{ }}
-http {{
-    access_log off;
-    client_body_temp_path {top}/body;
-    proxy_temp_path {top}/proxy;
-    fastcgi_temp_path {top}/fastcgi;
-    uwsgi_temp_path {top}/uwsgi;
-    scgi_temp_path {top}/scgi;
     upstream workers {{
         server 127.0.0.1:{ports[0]} max_fails=0;
         server 127.0.0.1:{ports[1]} max_fails=0;
@@ -66,22 +47,7 @@ http {{
             proxy_read_timeout 600s;
         }}
     }}
-}}
 """
-
-
-def missing_programs(*names: str) -> list[str]:
-    """Return what this machine lacks; empty: the tests can run."""
-    return [one for one in (*names, "setpriv") if shutil.which(one) is None]
-
-
-def _read(url: str) -> tuple[int, str] | None:
-    """Return a page and its status; None: there is no such page now."""
-    try:
-        with urllib.request.urlopen(url, timeout=HANGS_S) as found:  # noqa: S310
-            return found.status, found.read().decode()
-    except (OSError, urllib.error.URLError):
-        return None
 
 
 class FrontProxy:
@@ -101,52 +67,34 @@ class FrontProxy:
             ports: of the two workers.
         """
         port = free_port()
-        self.kind = kind
         self.url = f"http://127.0.0.1:{port}"
-        self._top, self._ports = top, ports
-        conf = top / f"{kind}.conf"
-        template = _HAPROXY if kind == "haproxy" else _NGINX
-        conf.write_text(template.format(top=top, port=port, ports=ports))
+        self._kind, self._ports = kind, ports
+        self.checks = 1 if kind == "haproxy" else 0
         if kind == "haproxy":
-            self._command = ["haproxy", "-db", "-f", str(conf)]
-            self.checks = 1
+            conf = top / "haproxy.conf"
+            conf.write_text(_HAPROXY.format(port=port, ports=ports))
+            command = ["haproxy", "-db", "-f", str(conf)]
         else:
-            self._command = ["nginx", "-e", f"{top}/error.log", "-c", str(conf)]
-            self.checks = 0
+            command = nginx_command(top, _NGINX.format(port=port, ports=ports))
+        self._process = ProxyProcess(command, top)
+        self.said = self._process.said
 
     def __enter__(self) -> Self:
-        with (self._top / "log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [*("setpriv", "--pdeathsig", "KILL"), *self._command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        self._process.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait(HANGS_S)
+        self._process.__exit__()
 
     def wait_both_up(self) -> None:
         """Wait until it sends requests to both workers."""
-        end_s = time.monotonic() + HANGS_S
-        while not self._are_both_up():
-            assert self._process.poll() is None, self.said()
-            assert time.monotonic() < end_s, self.said()
-            time.sleep(POLL_S)
+        self._process.wait_until(self._are_both_up)
 
     def _are_both_up(self) -> bool:
-        if not all(_read(f"http://127.0.0.1:{port}/readyz") for port in self._ports):
+        if not all(page_of(f"http://127.0.0.1:{port}/readyz") for port in self._ports):
             return False
-        if self.kind != "haproxy":  # it asks whoever is there
+        if self._kind != "haproxy":  # it asks whoever is there
             return True
-        found = _read(f"{self.url}/stats;csv")
+        found = page_of(f"{self.url}/stats;csv")
         rows = [line.split(",") for line in found[1].splitlines()] if found else []
         return [row[17] for row in rows if row[1].startswith("front-")] == ["UP", "UP"]
-
-    def said(self) -> str:
-        """Return what it has logged."""
-        names = ("log", "error.log")
-        paths = [self._top / name for name in names]
-        return "".join(one.read_text() for one in paths if one.exists())

@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 
 from tests.clusters.proxies import web_programs
-from tests.clusters.proxies.proxies import FrontProxy, missing_programs
+from tests.clusters.proxies.proxies import FrontProxy
+from tests.clusters.proxy_process import missing_programs
 from tests.forked import ForkedProgram, forked
 from tests.integration.serving.test_replica_processes import fleet_of
 from tests.ports import free_port
@@ -71,12 +72,15 @@ async def test_no_request_fails(kind: str, tmp_path: Path) -> None:
         stack.push_async_callback(asyncio.to_thread, proxy.__exit__)
         await asyncio.to_thread(proxy.wait_both_up)
         answers: Counter[tuple[int, str]] = Counter()
-        ended = asyncio.Event()
+        ended, last_answers = asyncio.Event(), asyncio.Event()
 
         async def flood(session: aiohttp.ClientSession, method: str) -> None:
             while not ended.is_set():
                 async with session.request(method, "/predict") as answer:
-                    answers[answer.status, await answer.text()] += 1
+                    text = await answer.text()
+                answers[answer.status, text] += 1
+                if text == "model-3":
+                    last_answers.set()
 
         async with (
             aiohttp.ClientSession(proxy.url) as session,
@@ -92,8 +96,7 @@ async def test_no_request_fails(kind: str, tmp_path: Path) -> None:
                 await workers.start(number)
                 await asyncio.to_thread(proxy.wait_both_up)
                 assert "ended in order" in await fleet.end(f"model-{number}")
-            while not any(text == "model-3" for _, text in answers):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await last_answers.wait()
             ended.set()
         assert "ended in order" in await workers.end(0)
         assert "ended in order" in await workers.end(1)

@@ -1,0 +1,99 @@
+"""A proxy as a process of our own: Debian's, on loopback, started by hand."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+from tests.clusters.hanging import HANGS_S
+
+POLL_S: Final = 0.05
+
+_NGINX: Final = """\
+daemon off;
+master_process off;
+pid {top}/pid;
+error_log {top}/error.log;
+events {{ }}
+http {{
+    access_log off;
+    client_body_temp_path {top}/body;
+    proxy_temp_path {top}/proxy;
+    fastcgi_temp_path {top}/fastcgi;
+    uwsgi_temp_path {top}/uwsgi;
+    scgi_temp_path {top}/scgi;
+{http}}}
+"""
+
+
+def missing_programs(*names: str) -> list[str]:
+    """Return what this machine lacks; empty: the tests can run."""
+    return [one for one in (*names, "setpriv") if shutil.which(one) is None]
+
+
+def nginx_command(top: Path, http: str) -> list[str]:
+    """Return what starts an nginx.
+
+    Args:
+        top: a directory of its own.
+        http: what its configuration says of HTTP.
+    """
+    conf = top / "nginx.conf"
+    conf.write_text(_NGINX.format(top=top, http=http))
+    return ["nginx", "-e", f"{top}/error.log", "-c", str(conf)]
+
+
+def page_of(url: str) -> tuple[int, str] | None:
+    """Return the status and the text of a page; None: there is no such page now."""
+    try:
+        with urllib.request.urlopen(url, timeout=HANGS_S) as found:  # noqa: S310
+            return found.status, found.read().decode()
+    except (OSError, urllib.error.URLError):
+        return None
+
+
+class ProxyProcess:
+    """The process of one proxy; a context."""
+
+    def __init__(self, command: Sequence[str], top: Path) -> None:
+        """Describe it.
+
+        Args:
+            command: that starts it.
+            top: a directory of its own.
+        """
+        self._command, self._top = command, top
+
+    def __enter__(self) -> Self:
+        with (self._top / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [*("setpriv", "--pdeathsig", "KILL"), *self._command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(HANGS_S)
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Look until something is so; fail if it ends before."""
+        end_s = time.monotonic() + HANGS_S
+        while not is_so():
+            assert self._process.poll() is None, self.said()
+            assert time.monotonic() < end_s, self.said()
+            time.sleep(POLL_S)
+
+    def said(self) -> str:
+        """Return what it has logged."""
+        names = ("log", "error.log")
+        paths = [self._top / name for name in names]
+        return "".join(one.read_text() for one in paths if one.exists())
