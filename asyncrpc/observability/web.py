@@ -18,7 +18,7 @@ from asyncrpc.errors import UsageError
 from asyncrpc.observability.metrics import Metrics, MetricsText, check_options
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.worker import Worker
-from asyncrpc.serving.app import WORKER, WorkerKey
+from asyncrpc.serving.aiohttp_app.app import WORKER, WorkerKey
 from asyncrpc.serving.listening import check_where, listening
 from asyncrpc.serving.paths import check_path
 

@@ -27,6 +27,7 @@ from asyncrpc.arguments import check_kind
 from asyncrpc.errors import AsyncRpcError, UsageError
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.worker import Worker
+from asyncrpc.serving.aiohttp_app.tracing import traced
 from asyncrpc.serving.contract import Contract
 from asyncrpc.serving.lifetime import (
     WorkerSource,
@@ -40,7 +41,6 @@ from asyncrpc.serving.machine.deadline_header import (
 )
 from asyncrpc.serving.machine.error_answers import RETRY_AFTER_S
 from asyncrpc.serving.request_deadline import request_deadline
-from asyncrpc.serving.tracing import traced
 
 logger = logging.getLogger("asyncrpc")
 

@@ -19,7 +19,7 @@ from asyncrpc.arguments import check_kind
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.worker import Worker
-from asyncrpc.serving.app import WORKER, WorkerKey, check_key
+from asyncrpc.serving.aiohttp_app.app import WORKER, WorkerKey, check_key
 from asyncrpc.serving.listening import check_where, listening
 from asyncrpc.serving.paths import check_path
 from asyncrpc.serving.worker_status import ready_body

@@ -1,0 +1,1 @@
+"""Workers inside aiohttp applications; `asyncrpc.serving` has its public names."""
