@@ -24,12 +24,13 @@ from typing import Any, Generic, Self, TypeVar
 
 from asyncrpc.arguments import check_callable, check_choice, check_count, check_duration
 from asyncrpc.clock import Deadline
-from asyncrpc.errors import NotStartedError, Outcome, RejectedError, UsageError
+from asyncrpc.errors import Outcome, RejectedError, UsageError
 from asyncrpc.runtime.calls.context import current_worker_var, deadline_var
 from asyncrpc.runtime.extensions import CallTracer
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.threads import settable
 from asyncrpc.serving.batching import refusals
+from asyncrpc.serving.batching.arrivals import deadline_here, entered_loop
 from asyncrpc.serving.batching.item_bytes import bytes_of
 from asyncrpc.serving.batching.machine.batches import BatchLimits, BatchQueue
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
@@ -291,18 +292,10 @@ class Batcher(Generic[A, B]):
     def _join(
         self, item: A, priority: int, client: Hashable
     ) -> QueuedRequest[_BatchItem[A, B]]:
-        if self._loop is None:
-            raise NotStartedError("the Batcher has not been entered; use `async with`")
-        if loop_for("a Batcher") is not self._loop:
-            raise UsageError("the Batcher was entered on another event loop than this")
-        if self._is_closing:
-            raise refusals.closed("batcher")
+        loop = entered_loop("Batcher", self._loop, is_closing=self._is_closing)
         check_request(priority, client)
-        loop, deadline = self._loop, deadline_var.get()
         now_s = loop.time()
-        if deadline is not None and deadline.at_s <= now_s:
-            self._queue.counts.expired += 1
-            raise refusals.expired(deadline, self._name)
+        deadline = deadline_here(self._queue, self._name, now_s)
         size = self._size(item)
         request = QueuedRequest(
             _BatchItem[A, B](item, loop.create_future(), deadline),

@@ -15,12 +15,10 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from asyncrpc.arguments import check_choice, check_count, check_flag
 from asyncrpc.errors import (
-    NotStartedError,
     UsageError,
 )
-from asyncrpc.runtime.calls.context import deadline_var
 from asyncrpc.runtime.loops import loop_for
-from asyncrpc.serving.batching import refusals
+from asyncrpc.serving.batching.arrivals import deadline_here, entered_loop
 from asyncrpc.serving.batching.generation import END, Generation
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
 from asyncrpc.serving.batching.machine.overload import (
@@ -299,22 +297,12 @@ class ContinuousBatcher(Generic[R, S, T]):
     # --- consumers -------------------------------------------------------------------
 
     def _join(self, request: R, priority: int, client: Hashable) -> Generation[R, T]:
-        loop = self._loop
-        if loop is None:
-            raise NotStartedError(
-                "the ContinuousBatcher has not been entered; use `async with`"
-            )
-        if loop_for("a ContinuousBatcher") is not loop:
-            raise UsageError(
-                "the ContinuousBatcher was entered on another event loop than this"
-            )
-        if self._driver.is_closing:
-            raise refusals.closed("batcher")
+        loop = entered_loop(
+            "ContinuousBatcher", self._loop, is_closing=self._driver.is_closing
+        )
         check_request(priority, client)
-        now_s, deadline = loop.time(), deadline_var.get()
-        if deadline is not None and deadline.at_s <= now_s:
-            self._driver.queue.counts.expired += 1
-            raise refusals.expired(deadline, self._name)
+        now_s = loop.time()
+        deadline = deadline_here(self._driver.queue, self._name, now_s)
         memory = self._memory(request)
         made = Generation[R, T](
             request, deadline, memory=memory, items_max=self._items_max

@@ -18,9 +18,9 @@ from typing import Final
 from asyncrpc.arguments import check_choice, check_count
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.calls.context import deadline_var
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.serving.batching import refusals
+from asyncrpc.serving.batching.arrivals import deadline_here
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
 from asyncrpc.serving.batching.machine.overload import (
     DropReason,
@@ -175,10 +175,8 @@ class Limiter:
         if loop is not self._loop:
             raise UsageError("the Limiter belongs to another event loop than this")
         check_request(priority, client)
-        now_s, deadline = loop.time(), deadline_var.get()
-        if deadline is not None and deadline.at_s <= now_s:
-            self._queue.counts.expired += 1
-            raise refusals.expired(deadline, self._name)
+        now_s = loop.time()
+        deadline = deadline_here(self._queue, self._name, now_s)
         entrant = _Entrant(loop.create_future(), deadline)
         request = QueuedRequest(
             entrant,

@@ -1,0 +1,55 @@
+"""What every queue of requests asks of one that has just come."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import NotStartedError, UsageError
+from asyncrpc.runtime.calls.context import deadline_var
+from asyncrpc.runtime.loops import loop_for
+from asyncrpc.serving.batching import refusals
+from asyncrpc.serving.batching.machine.overload import ServiceQueue
+
+
+def entered_loop(
+    what: str, loop: asyncio.AbstractEventLoop | None, *, is_closing: bool
+) -> asyncio.AbstractEventLoop:
+    """Return the loop that a batcher was entered on, which must be this one.
+
+    Args:
+        what: name of its class.
+        loop: that it was entered on; None: it was not.
+        is_closing: whether it takes no more.
+
+    Raises:
+        NotStartedError: it has not been entered.
+        UsageError: another event loop runs here, or none.
+        RejectedError: it takes no more.
+    """
+    if loop is None:
+        raise NotStartedError(f"the {what} has not been entered; use `async with`")
+    if loop_for(f"a {what}") is not loop:
+        raise UsageError(f"the {what} was entered on another event loop than this")
+    if is_closing:
+        raise refusals.closed("batcher")
+    return loop
+
+
+def deadline_here(queue: ServiceQueue[Any], name: str, now_s: float) -> Deadline | None:
+    """Return the deadline that a request comes with; None: it has no limit.
+
+    Args:
+        queue: counts those that come too late.
+        name: of what they wait for, in errors.
+        now_s: the time.
+
+    Raises:
+        DeadlineExceededError: it has passed.
+    """
+    deadline = deadline_var.get()
+    if deadline is not None and deadline.at_s <= now_s:
+        queue.counts.expired += 1
+        raise refusals.expired(deadline, name)
+    return deadline
