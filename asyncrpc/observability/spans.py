@@ -44,7 +44,7 @@ _SERVER_ERROR: Final = 500
 
 
 class CallSpan:
-    """The span of a call, or a stream, at one of its ends.
+    """The span of a call or a stream at one of its ends, or of items made here.
 
     Attributes:
         meta: what travels with its request; None: nothing.
@@ -59,6 +59,11 @@ class CallSpan:
         self._kind = ""  # class of the error that it failed with
         self._text = ""
         self._has_ended = False
+
+    def noted(self, name: str, value: float) -> None:
+        """Something that is known of it only now."""
+        if not self._has_ended:
+            self.span.set_attribute(name, value)
 
     def failed(self, error: BaseException) -> None:
         """It fails with this error, and is about to end."""
@@ -121,6 +126,12 @@ class RequestSpan:
         self._span.set_attribute("http.response.status_code", status)
         if status >= _SERVER_ERROR:
             _fail(self._span, str(status), "")
+
+    def closed(self, code: int, *, has_failed: bool) -> None:
+        """Its websocket was closed with this code."""
+        self._span.set_attribute("asyncrpc.websocket.close_code", code)
+        if has_failed:
+            _fail(self._span, str(code), "")
 
 
 class CallTracer:
@@ -186,6 +197,15 @@ class CallTracer:
         )
         contexts.attach(trace.set_span_in_context(span, parent))
         return CallSpan(span)
+
+    def generation(self, name: str) -> CallSpan:
+        """Show items that are made here, from now on, as part of what is current.
+
+        Args:
+            name: of what makes them.
+        """
+        about = {"asyncrpc.worker": self._name}
+        return CallSpan(self._start(name, SpanKind.INTERNAL, about, None))
 
     def here(self) -> SpanContext | None:
         """Return the position of the current span; None if there is none."""

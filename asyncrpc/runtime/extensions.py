@@ -188,6 +188,9 @@ class CallSpan(Protocol):
     def meta(self) -> Any:
         """What travels with the request, under `TRACE`; None: nothing."""
 
+    def noted(self, name: str, value: float) -> None:
+        """Something that is known of it only now."""
+
     def failed(self, error: BaseException) -> None:
         """It fails with this error, and is about to end."""
 
@@ -208,6 +211,9 @@ class RequestSpan(Protocol):
 
     def answered(self, status: int) -> None:
         """It is answered with this status of HTTP."""
+
+    def closed(self, code: int, *, has_failed: bool) -> None:
+        """Its websocket was closed with this code, by the application or its client."""
 
 
 class CallTracer(Protocol):
@@ -244,6 +250,13 @@ class CallTracer(Protocol):
             caller: name of the caller.
             meta: what came with the request, unchecked; None: nothing.
             waited_s: for so many seconds the request has been here.
+        """
+
+    def generation(self, name: str) -> CallSpan:
+        """Show items that are made here, from now on, as part of what is current.
+
+        Args:
+            name: of what makes them.
         """
 
     def here(self) -> Any:

@@ -16,6 +16,7 @@ from asyncrpc.serving.machine.error_answers import (
     ErrorAnswer,
     answer_to,
     bad_request,
+    is_overloaded_status,
 )
 
 # A token of RFC 9110, which is what names of headers are.
@@ -33,6 +34,7 @@ class Contract:
         timeout_s: float | None,
         retry_after_s: float,
         deadline_header: str | None,
+        overloaded_status: int,
     ) -> None:
         """Check the options.
 
@@ -40,6 +42,7 @@ class Contract:
             timeout_s: seconds that a request may take; None: no limit.
             retry_after_s: seconds after which a client may try again.
             deadline_header: name of the header that shortens it; None: there is none.
+            overloaded_status: of HTTP, for `OverloadedError`.
 
         Raises:
             UsageError: an argument is of another kind, or out of its range.
@@ -50,9 +53,12 @@ class Contract:
         if deadline_header is not None and not _is_header_name(deadline_header):
             wanted = "the name of a header, or None"
             raise wrong("deadline_header", wanted, deadline_header)
+        if not is_overloaded_status(overloaded_status):
+            raise wrong("overloaded_status", "503 or 429", overloaded_status)
         self._timeout_s = timeout_s
         self._retry_after_s = retry_after_s
         self._deadline_header = deadline_header
+        self._overloaded_status = overloaded_status
 
     def header_of(self, find: Callable[[str], Sequence[str]]) -> Sequence[str]:
         """Return what the headers hold that may shorten the deadline.
@@ -92,6 +98,7 @@ class Contract:
             is_over=is_over or isinstance(error, NoTimeLeftError),
             is_closed=is_closed,
             retry_after_s=self._retry_after_s,
+            overloaded_status=self._overloaded_status,
         )
 
 

@@ -52,6 +52,7 @@ PACKAGES: Final = {
     "bentoml": "bentoml",
     "fastapi": "fastapi",
     "uvicorn": "uvicorn",
+    "gunicorn": "gunicorn",
 }
 ROUNDS: Final = 3
 SECONDS: Final = 5.0
@@ -61,6 +62,8 @@ CONNECTIONS: Final = 32
 STREAMS: Final = 8
 WEB_WORKERS: Final = 4
 BALLAST_MIB: Final = 200
+# The sides whose web workers may be started by any ASGI server.
+ASGI_SIDES: Final = ("asyncrpc", "fastapi")
 LEAVES: Final = 5  # clients that go away, in each round
 NEVER_MS: Final = 10_000.0  # a model that works on for so long is not watched further
 START_S: Final = 120.0
@@ -96,10 +99,11 @@ TOKENS_RATE: Final = Row(
 FIRST_P50: Final = Row("  time to first token: p50", "ms")
 FIRST_P99: Final = Row("  time to first token: p99", "ms")
 MEMORY: Final = Row(f"PSS, {WEB_WORKERS} web workers, {BALLAST_MIB} MiB model", "MiB")
+PRELOADED: Final = Row("  under gunicorn --preload", "MiB")
 ROWS: Final = (
     *(RATE_AT_P99, RATE_CLOSED, P50_CLOSED, P99_CLOSED, P999_CLOSED),
     *(P50_ALONE, ADDED, P50_LIGHT, P99_LIGHT, P999_LIGHT),
-    *(FREED, TOKENS_RATE, FIRST_P50, FIRST_P99, MEMORY),
+    *(FREED, TOKENS_RATE, FIRST_P50, FIRST_P99, MEMORY, PRELOADED),
 )
 
 Found = dict[Row, float]
@@ -196,8 +200,21 @@ class RunningSide:
 
 
 @contextmanager
-def running(side: str, *, web_workers: int = 1, ballast_mib: int = 0) -> Iterator[Any]:
-    """Start a side, and end all of its processes afterwards."""
+def running(
+    side: str,
+    *,
+    web_workers: int = 1,
+    ballast_mib: int = 0,
+    server: str = "",
+) -> Iterator[Any]:
+    """Start a side, and end all of its processes afterwards.
+
+    Args:
+        side: which.
+        web_workers: how many.
+        ballast_mib: memory of the model that is not used.
+        server: "gunicorn": that, instead of what the side starts by itself.
+    """
     mark, port = uuid.uuid4().hex, free_port()
     with tempfile.TemporaryDirectory(prefix="bs-") as folder:
         notes = Path(folder) / "note"
@@ -212,11 +229,15 @@ def running(side: str, *, web_workers: int = 1, ballast_mib: int = 0) -> Iterato
         }
         log = Path(folder) / "log"
         with log.open("wb") as output:
+            module = f"tests.bench.sides.serve_{side}"
+            options = ["--port", str(port), "--web-workers", str(web_workers)]
+            if server == "gunicorn":
+                options = ["-k", "uvicorn_worker.UvicornWorker", "--preload"]
+                options += ["-w", str(web_workers), "-b", f"127.0.0.1:{port}"]
+                options.append(f"{module}:app")
+                module = "gunicorn"
             process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", f"tests.bench.sides.serve_{side}"),
-                    *("--port", str(port), "--web-workers", str(web_workers)),
-                ],
+                [sys.executable, "-m", module, *options],
                 stdout=output,
                 stderr=output,
                 env=environ,
@@ -279,30 +300,53 @@ def _pss_kib(pid: int) -> int:
 # --- what is measured ----------------------------------------------------------------
 
 
-def measure_requests(one: RunningSide, effort: Effort, model_ms: float) -> Found:
-    """Return the figures of small requests."""
-    seconds = effort.seconds
+def measure_alone(one: RunningSide, effort: Effort, model_ms: float) -> Found:
+    """Return the figures of one request at a time."""
     one.load("closed", "/predict", PREDICT, connections=CONNECTIONS, seconds=2.0)
-    alone = one.load("closed", "/predict", PREDICT, connections=1, seconds=seconds)
-    many = one.load(
-        "closed", "/predict", PREDICT, connections=CONNECTIONS, seconds=seconds
+    found = answered(
+        one.load("closed", "/predict", PREDICT, connections=1, seconds=effort.seconds)
     )
-    light = one.load("open", "/predict", PREDICT, rate=LIGHT_RATE, seconds=seconds)
-    found = {
-        P50_ALONE: alone["p50_ms"],
-        ADDED: alone["p50_ms"] - model_ms,
-        RATE_CLOSED: many["rate"],
-        P50_CLOSED: many["p50_ms"],
-        P99_CLOSED: many["p99_ms"],
-        P999_CLOSED: many["p999_ms"],
-        P50_LIGHT: light["p50_ms"],
-        P99_LIGHT: light["p99_ms"],
-        P999_LIGHT: light["p999_ms"],
+    return {P50_ALONE: found["p50_ms"], ADDED: found["p50_ms"] - model_ms}
+
+
+def measure_light(one: RunningSide, effort: Effort) -> Found:
+    """Return the figures of so few requests that nothing waits for another."""
+    found = answered(
+        one.load("open", "/predict", PREDICT, rate=LIGHT_RATE, seconds=effort.seconds)
+    )
+    return {
+        P50_LIGHT: found["p50_ms"],
+        P99_LIGHT: found["p99_ms"],
+        P999_LIGHT: found["p999_ms"],
     }
-    failed = alone["failed"] + many["failed"] + light["failed"]
-    if failed:
-        raise RuntimeError(f"{failed} requests failed")
-    found[RATE_AT_P99] = highest_rate(one, effort, many["rate"])
+
+
+def measure_rates(one: RunningSide, effort: Effort) -> Found:
+    """Return the figures of as many requests as are answered."""
+    found = answered(
+        one.load(
+            *("closed", "/predict", PREDICT),
+            connections=CONNECTIONS,
+            seconds=effort.seconds,
+        )
+    )
+    return {
+        RATE_CLOSED: found["rate"],
+        P50_CLOSED: found["p50_ms"],
+        P99_CLOSED: found["p99_ms"],
+        P999_CLOSED: found["p999_ms"],
+        RATE_AT_P99: highest_rate(one, effort, found["rate"]),
+    }
+
+
+def answered(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what a load found, if every request of it was answered.
+
+    Raises:
+        RuntimeError: some were not.
+    """
+    if found["failed"]:
+        raise RuntimeError(f"{found['failed']} requests failed")
     return found
 
 
@@ -349,12 +393,14 @@ def measure_leaving(one: RunningSide) -> Found:
     return {FREED: sorted(times_ms)[len(times_ms) // 2]}
 
 
-def measure_memory(side: str) -> Found:
+def measure_memory(side: str, row: Row, server: str = "") -> Found:
     """Return the memory of a side with several web workers, after some requests."""
-    with running(side, web_workers=WEB_WORKERS, ballast_mib=BALLAST_MIB) as one:
+    with running(
+        side, web_workers=WEB_WORKERS, ballast_mib=BALLAST_MIB, server=server
+    ) as one:
         found_mib = one.settled_pss_mib()
         say(f"  {side:>8}  {one.processes()} processes, {found_mib:.0f} MiB")
-        return {MEMORY: found_mib}
+        return {row: found_mib}
 
 
 def model_alone_ms() -> float:
@@ -397,14 +443,18 @@ class ServeComparison:
         try:
             with running(side) as one:
                 for part in (
-                    lambda: measure_requests(one, self._effort, model_ms),
+                    lambda: measure_alone(one, self._effort, model_ms),
+                    lambda: measure_light(one, self._effort),
+                    lambda: measure_rates(one, self._effort),
                     lambda: measure_streams(one, self._effort),
                     lambda: measure_leaving(one),
                 ):
                     self._take(side, found, part)
         except RuntimeError as error:
             self.failures[side].append(str(error))
-        self._take(side, found, lambda: measure_memory(side))
+        self._take(side, found, lambda: measure_memory(side, MEMORY))
+        if side in ASGI_SIDES:
+            self._take(side, found, lambda: measure_memory(side, PRELOADED, "gunicorn"))
         return found
 
     def _take(self, side: str, found: Found, part: Any) -> None:

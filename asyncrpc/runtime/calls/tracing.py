@@ -6,6 +6,7 @@ has no tracer, a call costs two looks at an attribute at each end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from asyncrpc.runtime.calls.futures import CallFuture
     from asyncrpc.runtime.calls.inbound import InboundCall
     from asyncrpc.runtime.calls.modes import Target
-    from asyncrpc.runtime.calls.streams import StreamReceiver
 
 _UNTRACED: Final = nullcontext()
 
@@ -99,7 +99,19 @@ def stream_trace(
         function: name of the generator.
         to: name of the producer.
     """
-    return _UNTRACED if tracer is None else StreamTrace(tracer, function, to)
+    return _UNTRACED if tracer is None else StreamTrace(tracer.called(function, to))
+
+
+def generation_trace(
+    tracer: CallTracer | None, name: str
+) -> AbstractContextManager[StreamTrace | None]:
+    """Return a context around items that are made here; likewise.
+
+    Args:
+        tracer: shows them; None: nothing does.
+        name: of what makes them.
+    """
+    return _UNTRACED if tracer is None else StreamTrace(tracer.generation(name))
 
 
 class StreamTrace:
@@ -107,12 +119,12 @@ class StreamTrace:
 
     Attributes:
         span: what the trace shows of it.
-        stream: what receives it, once there is a link.
+        count: returns how many items have come.
     """
 
-    def __init__(self, tracer: CallTracer, function: str, to: str) -> None:
-        self.span = tracer.called(function, to)
-        self.stream: StreamReceiver | None = None
+    def __init__(self, span: CallSpan) -> None:
+        self.span = span
+        self.count: Callable[[], int] = int
 
     def __enter__(self) -> Self:
         return self
@@ -129,5 +141,4 @@ class StreamTrace:
         elif error is not None:
             self.span.failed(error)
             outcome = outcome_of(error)
-        items = 0 if self.stream is None else self.stream.received
-        self.span.end(outcome, items=items)
+        self.span.end(outcome, items=self.count())

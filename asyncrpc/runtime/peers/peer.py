@@ -226,7 +226,8 @@ class Peer:
             if self._on_stream is not None:
                 self._on_stream(stream)
             if trace is not None:
-                trace.stream, meta = stream, with_span(meta, trace.span)
+                trace.count = lambda: stream.received
+                meta = with_span(meta, trace.span)
             items = streams.consume(
                 stream,
                 lambda limit: link.start_stream(

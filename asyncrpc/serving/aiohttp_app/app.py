@@ -39,7 +39,7 @@ from asyncrpc.serving.machine.deadline_header import (
     DEADLINE_HEADER,
     BadDeadlineError,
 )
-from asyncrpc.serving.machine.error_answers import RETRY_AFTER_S
+from asyncrpc.serving.machine.error_answers import OVERLOADED_STATUS, RETRY_AFTER_S
 from asyncrpc.serving.request_deadline import request_deadline
 
 logger = logging.getLogger("asyncrpc")
@@ -102,6 +102,7 @@ def middleware(
     timeout_s: float | None = None,
     retry_after_s: float = RETRY_AFTER_S,
     deadline_header: str | None = DEADLINE_HEADER,
+    overloaded_status: int = OVERLOADED_STATUS,
     key: WorkerKey = WORKER,
 ) -> Middleware:
     """Return a middleware: handlers have a current worker, a deadline, mapped errors.
@@ -129,6 +130,8 @@ def middleware(
             when; rounded up.
         deadline_header: name of the header by which a client shortens `timeout_s`:
             whole milliseconds.  None: it cannot.
+        overloaded_status: of HTTP, for `OverloadedError`: 503, or 429 for clients and
+            proxies that know that one better.
         key: of the worker, in this application or one that it is mounted in.
 
     Returns:
@@ -140,7 +143,7 @@ def middleware(
     Cancellation:
         The handler's calls are cancelled where they run.
     """
-    contract = Contract(timeout_s, retry_after_s, deadline_header)
+    contract = Contract(timeout_s, retry_after_s, deadline_header, overloaded_status)
     check_key("key", key)
 
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -177,7 +177,7 @@ async def websocket_response(
     sse.check_period("heartbeat_s", heartbeat_s)
     named = ",".join(request.headers.getall("Sec-WebSocket-Protocol", []))
     offered = [one.strip() for one in named.split(",")]
-    response = web.WebSocketResponse(
+    response = StreamingWebSocket(
         protocols=protocols_for(offered, protocols),  # or the client would choose
         max_msg_size=message_bytes_max,
         heartbeat=heartbeat_s,
@@ -187,8 +187,20 @@ async def websocket_response(
         _AiohttpSocket(response), stream, encode=encode, messages_max=messages_max
     )
     if closure is not None:
+        response.own_close_code = closure.code
         await response.close(code=closure.code, message=closure.reason.encode())
     return response
+
+
+class StreamingWebSocket(web.WebSocketResponse):
+    """A websocket that knows what it was closed with here.
+
+    Attributes:
+        own_close_code: that; None: the client has closed it, or has left.  `close_code`
+            is what the client has sent, also if that answers ours.
+    """
+
+    own_close_code: int | None = None
 
 
 class _AiohttpEvents:

@@ -8,6 +8,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from asyncrpc.runtime.extensions import CallTracer
+from asyncrpc.serving.machine.error_answers import FAILED_CLOSURES
 
 R = TypeVar("R", bound=web.StreamResponse)
 
@@ -35,6 +36,11 @@ async def traced(
             span.answered(answered.status)
             raise
         span.answered(response.status)
+        if isinstance(response, web.WebSocketResponse):
+            own = getattr(response, "own_close_code", None)
+            code = response.close_code if own is None else own
+            if code is not None:
+                span.closed(code, has_failed=code in FAILED_CLOSURES)
         return response
 
 

@@ -38,6 +38,7 @@ from asyncrpc.serving.lifetime import WorkerSource, check_worker_source, worker_
 from asyncrpc.serving.machine.deadline_header import DEADLINE_HEADER
 from asyncrpc.serving.machine.error_answers import (
     INTERNAL,
+    OVERLOADED_STATUS,
     RETRY_AFTER_S,
     ErrorAnswer,
 )
@@ -68,8 +69,9 @@ class WorkerMiddleware:
     for a message is told by it instead.  What a handler does after its response is
     complete goes on.
 
-    If the worker is traced (`asyncrpc.observability.trace_calls`), each request has a
-    span, in the trace that its header `traceparent` names, unless a span is current.
+    If the worker is traced (`asyncrpc.observability.trace_calls`), each request, and
+    each websocket, has a span, in the trace that its header `traceparent` names, unless
+    a span is current.
 
     Every other error passes on.  The texts name functions and workers: keep them from
     clients that must not know.
@@ -88,6 +90,7 @@ class WorkerMiddleware:
         timeout_s: float | None = None,
         retry_after_s: float = RETRY_AFTER_S,
         deadline_header: str | None = DEADLINE_HEADER,
+        overloaded_status: int = OVERLOADED_STATUS,
         handler_cancellation: bool = True,
         key: str = WORKER_KEY,
     ) -> None:
@@ -105,6 +108,8 @@ class WorkerMiddleware:
                 when; rounded up.
             deadline_header: name of the header by which a client shortens `timeout_s`:
                 whole milliseconds.  None: it cannot.
+            overloaded_status: of HTTP, for `OverloadedError`: 503, or 429 for clients
+                and proxies that know that one better.
             handler_cancellation: whether a handler is cancelled when its client leaves.
             key: of the worker in the state of the lifespan.
 
@@ -119,7 +124,9 @@ class WorkerMiddleware:
         self._app = app
         self._source = worker
         self._worker: Worker | None = None
-        self._contract = Contract(timeout_s, retry_after_s, deadline_header)
+        self._contract = Contract(
+            timeout_s, retry_after_s, deadline_header, overloaded_status
+        )
         self._is_cancelling = handler_cancellation
         self._key = key
 
@@ -159,7 +166,7 @@ class WorkerMiddleware:
         token = current_worker_var.set(worker)
         try:
             async with self._watching(scope, watched):
-                if tracer is None or watched.connection.is_websocket:
+                if tracer is None:
                     await self._answer(scope, watched, worker)
                     return
                 async with traced(tracer, scope, watched.connection):

@@ -1,4 +1,4 @@
-"""Requests to an ASGI application in traces, where nothing else shows them."""
+"""Requests and websockets in traces, where nothing else shows them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager
 from asyncrpc.runtime.extensions import CallTracer
 from asyncrpc.serving.asgi.machine.connection import AsgiConnection
 from asyncrpc.serving.asgi.protocol import AsgiScope, header_values
+from asyncrpc.serving.machine.error_answers import FAILED_CLOSURES
 
 
 @asynccontextmanager
 async def traced(
     tracer: CallTracer, scope: AsgiScope, connection: AsgiConnection
 ) -> AsyncIterator[None]:
-    """Show a request in a span that calls of its handler belong to.
+    """Show a request, or a websocket, in a span that calls of its handler belong to.
 
     Args:
         tracer: of the application's worker.
@@ -29,7 +30,11 @@ async def traced(
         parents[0] if len(parents) == 1 else "",
         ",".join(header_values(scope, "tracestate")),
     )
-    with tracer.request(scope["method"], "", scope["path"], parent) as span:
+    # A websocket's request has no method in ASGI: by HTTP/1.1 it is GET (RFC 6455), by
+    # HTTP/2 CONNECT (RFC 8441).
+    opening = "CONNECT" if scope.get("http_version", "") == "2" else "GET"
+    method = scope.get("method", opening)
+    with tracer.request(method, "", scope["path"], parent) as span:
         try:
             yield
         finally:
@@ -39,3 +44,6 @@ async def traced(
                 span.routed(route)
             if connection.status is not None:
                 span.answered(connection.status)
+            if connection.close_code is not None:
+                code = connection.close_code
+                span.closed(code, has_failed=code in FAILED_CLOSURES)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context
 from typing import Any
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import NotStartedError, UsageError
-from asyncrpc.runtime.calls.context import deadline_var
+from asyncrpc.runtime.calls.context import current_worker_var, deadline_var
+from asyncrpc.runtime.extensions import CallTracer
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.serving.batching import refusals
 from asyncrpc.serving.batching.machine.overload import ServiceQueue
@@ -35,6 +37,16 @@ def entered_loop(
     if is_closing:
         raise refusals.closed("batcher")
     return loop
+
+
+def tracer_in(context: Context) -> CallTracer | None:
+    """Return what shows the calls of the current worker in traces; None: nothing does.
+
+    Args:
+        context: in which a queue was entered.
+    """
+    worker = context.get(current_worker_var)
+    return None if worker is None else worker.parts.tracer
 
 
 def deadline_here(queue: ServiceQueue[Any], name: str, now_s: float) -> Deadline | None:

@@ -25,12 +25,16 @@ from typing import Any, Generic, Self, TypeVar
 from asyncrpc.arguments import check_callable, check_choice, check_count, check_duration
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import Outcome, RejectedError, UsageError
-from asyncrpc.runtime.calls.context import current_worker_var, deadline_var
+from asyncrpc.runtime.calls.context import deadline_var
 from asyncrpc.runtime.extensions import CallTracer
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.threads import settable
 from asyncrpc.serving.batching import refusals
-from asyncrpc.serving.batching.arrivals import deadline_here, entered_loop
+from asyncrpc.serving.batching.arrivals import (
+    deadline_here,
+    entered_loop,
+    tracer_in,
+)
 from asyncrpc.serving.batching.item_bytes import bytes_of
 from asyncrpc.serving.batching.machine.batches import BatchLimits, BatchQueue
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
@@ -434,8 +438,7 @@ class Batcher(Generic[A, B]):
     @property
     def _tracer(self) -> CallTracer | None:
         """What shows the calls of its worker in traces; None: nothing does."""
-        worker = self._context.get(current_worker_var)
-        return None if worker is None else worker.parts.tracer
+        return tracer_in(self._context)
 
     def _shown(
         self, members: Sequence[_BatchItem[A, B]]

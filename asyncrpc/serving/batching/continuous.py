@@ -17,8 +17,13 @@ from asyncrpc.arguments import check_choice, check_count, check_flag
 from asyncrpc.errors import (
     UsageError,
 )
+from asyncrpc.runtime.calls.tracing import generation_trace
 from asyncrpc.runtime.loops import loop_for
-from asyncrpc.serving.batching.arrivals import deadline_here, entered_loop
+from asyncrpc.serving.batching.arrivals import (
+    deadline_here,
+    entered_loop,
+    tracer_in,
+)
 from asyncrpc.serving.batching.generation import END, Generation
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
 from asyncrpc.serving.batching.machine.overload import (
@@ -184,6 +189,7 @@ class ContinuousBatcher(Generic[R, S, T]):
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
+        self._context = contextvars.Context()  # in which it is entered
 
     async def __aenter__(self) -> Self:
         """Warm up, then be ready for requests on this loop.
@@ -209,6 +215,7 @@ class ContinuousBatcher(Generic[R, S, T]):
             await self._thread.close()
             raise
         self._loop = loop
+        self._context = context
         work = self._driver.work(self._thread)
         self._task = loop.create_task(work, context=context)
         self._hide = show(self._name, lambda: figures_of(self.stats()), context)
@@ -268,13 +275,19 @@ class ContinuousBatcher(Generic[R, S, T]):
         Cancellation:
             The sequence leaves before the next step.
         """
-        generation = self._join(request, priority, client)
-        try:
-            while (item := await self._take(generation)) is not END:
-                self._driver.resume(generation)
-                yield item
-        finally:
-            self._driver.leave(generation)
+        with generation_trace(tracer_in(self._context), self._name) as trace:
+            generation = self._join(request, priority, client)
+            if trace is not None:
+                generation.span = trace.span
+                trace.count = lambda: generation.taken
+            try:
+                while (item := await self._take(generation)) is not END:
+                    self._driver.resume(generation)
+                    if generation.taken == 1:
+                        self._note_first(generation)
+                    yield item
+            finally:
+                self._driver.leave(generation)
 
     def stats(self) -> GenerationStats:
         """Return what waits, what runs, and what has happened so far.
@@ -330,6 +343,13 @@ class ContinuousBatcher(Generic[R, S, T]):
             if not scope.expired():  # it is the model's own
                 raise
         raise self._driver.cut_off(generation, deadline)
+
+    @staticmethod
+    def _note_first(generation: Generation[R, T]) -> None:
+        if generation.span is not None:
+            now_s = asyncio.get_running_loop().time()
+            first_s = now_s - generation.queued.came_s
+            generation.span.noted("asyncrpc.generation.first_item_s", first_s)
 
     def _memory(self, request: R) -> int:
         """Return what the sequence of a request takes at most.

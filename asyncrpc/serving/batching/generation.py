@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Final, Generic, TypeVar
 
 from asyncrpc.clock import Deadline
+from asyncrpc.runtime.extensions import CallSpan
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
 from asyncrpc.serving.batching.machine.sequences import ModelSequence
 
@@ -25,15 +26,17 @@ class Generation(Generic[R, T]):
         deadline: of the request.
         sequence: where it is in the model.
         queued: where it waits for that; set by who makes it.
+        span: what a trace shows of it, if one does; likewise.
         state: of the model, while it is inside.
         paused_s: when its consumer fell behind, if it is.
         is_over: no item will come any more.
+        taken: number of items that its consumer has.
     """
 
     __slots__ = (
         *("_arrived", "_error", "_items", "_items_max"),
         *("deadline", "is_over", "paused_s", "queued", "request"),
-        *("sequence", "state"),
+        *("sequence", "span", "state", "taken"),
     )
 
     def __init__(
@@ -56,9 +59,11 @@ class Generation(Generic[R, T]):
         self.deadline = deadline
         self.sequence: ModelSequence[Generation[R, T]] = ModelSequence(self, memory)
         self.queued: QueuedRequest[Generation[R, T]]
+        self.span: CallSpan | None = None
         self.state: Any = None
         self.paused_s = 0.0
         self.is_over = False
+        self.taken = 0
         self._items: deque[T] = deque()
         self._items_max = items_max
         self._error: BaseException | None = None
@@ -102,4 +107,5 @@ class Generation(Generic[R, T]):
                 return END
             self._arrived.clear()
             await self._arrived.wait()  # the end of the sequence sets it
+        self.taken += 1
         return self._items.popleft()

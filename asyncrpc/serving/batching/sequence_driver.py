@@ -243,6 +243,9 @@ class SequenceDriver(Generic[R, S, T]):
         now_s = self._now_s()
         for generation in entering:
             self.queue.rate.begin(generation, now_s)
+            if generation.span is not None:
+                waited_s = now_s - generation.queued.came_s
+                generation.span.noted("asyncrpc.generation.waited_s", waited_s)
             schedule.admit(generation.sequence)
         if entering:
             await self._enter(entering)

@@ -27,18 +27,20 @@ from asyncrpc.errors import (
 )
 
 RETRY_AFTER_S: Final = 1.0
+OVERLOADED_STATUS: Final = 503
 _RETRY_AFTER_MAX_S: Final = 3600.0  # more is no estimate of a load
 NORMAL_CLOSURE: Final = 1000
 INTERNAL_ERROR: Final = 1011
 TRY_AGAIN_LATER: Final = 1013
 DEADLINE_PASSED: Final = 4504
 BAD_REQUEST: Final = 4400
+# Of an answer whose status would be 500 or more.
+FAILED_CLOSURES: Final = frozenset({INTERNAL_ERROR, TRY_AGAIN_LATER, DEADLINE_PASSED})
 REASON_BYTES_MAX: Final = 123  # of a close frame: 125 without the code
 
 # What a client may try again.  An error that came from a worker further on is of a
 # class made at run time, so the client is told the name of the kind.
 _UNAVAILABLE: Final[tuple[type[AsyncRpcError], ...]] = (
-    OverloadedError,
     RejectedError,
     WorkerLostError,
     OwnerLostError,
@@ -94,6 +96,14 @@ INTERNAL: Final = ErrorAnswer(
 )
 
 
+def is_overloaded_status(value: object) -> bool:
+    """Return whether an `OverloadedError` may be answered with this status.
+
+    Source: RFC 6585 for 429, "Too Many Requests".
+    """
+    return type(value) is int and value in {OVERLOADED_STATUS, 429}
+
+
 def bad_request(message: str) -> ErrorAnswer:
     """Return the answer to a request that is wrong."""
     return ErrorAnswer(400, "BadRequest", message, BAD_REQUEST)
@@ -105,6 +115,7 @@ def answer_to(
     is_over: bool,
     is_closed: bool,
     retry_after_s: float = RETRY_AFTER_S,
+    overloaded_status: int = OVERLOADED_STATUS,
 ) -> ErrorAnswer | None:
     """Return what a client is told of an error; None: this is for others to decide.
 
@@ -113,9 +124,13 @@ def answer_to(
         is_over: whether the deadline of the request has passed.
         is_closed: whether the worker of the application has ended.
         retry_after_s: seconds for what may be tried again and does not say when.
+        overloaded_status: of an `OverloadedError`.
     """
     if isinstance(error, DeadlineExceededError):
         return _too_late(str(error))
+    if isinstance(error, OverloadedError):
+        after_s = _told_s(error, retry_after_s)
+        return _unavailable(OverloadedError, error, after_s, overloaded_status)
     for kind in _UNAVAILABLE:
         if isinstance(error, kind):
             return _unavailable(kind, error, retry_after_s)
@@ -132,12 +147,19 @@ def _too_late(message: str) -> ErrorAnswer:
     return ErrorAnswer(504, DeadlineExceededError.__name__, message, DEADLINE_PASSED)
 
 
-def _unavailable(
-    kind: type[AsyncRpcError], error: BaseException, retry_after_s: float
-) -> ErrorAnswer:
-    after_s = retry_after_s
+def _told_s(error: OverloadedError, otherwise_s: float) -> float:
+    """Return the seconds after which an error says that one may come again."""
     # What came from another worker has the attributes that were sent, unchecked.
     told_s = getattr(error, "retry_after_s", None)
-    if isinstance(error, OverloadedError) and is_seconds(told_s):
-        after_s = min(max(told_s, 0.0), _RETRY_AFTER_MAX_S)
-    return ErrorAnswer(503, kind.__name__, str(error), TRY_AGAIN_LATER, after_s)
+    if not is_seconds(told_s):
+        return otherwise_s
+    return min(max(told_s, 0.0), _RETRY_AFTER_MAX_S)
+
+
+def _unavailable(
+    kind: type[AsyncRpcError],
+    error: BaseException,
+    after_s: float,
+    status: int = 503,
+) -> ErrorAnswer:
+    return ErrorAnswer(status, kind.__name__, str(error), TRY_AGAIN_LATER, after_s)

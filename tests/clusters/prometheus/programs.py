@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import torch
 from torch import nn
 
 import asyncrpc
-from asyncrpc import observability
+from asyncrpc import observability, serving
 from asyncrpc.ddp import DistributedDataParallel
+from asyncrpc.testing import acting_as
 
 WORLD = 3
 
@@ -66,16 +68,57 @@ class SplitModel:
             await self.optimizer.step(context)
 
 
+class Countdown:
+    """Generates numbers down to 0; a `serving.SequenceModel`."""
+
+    def enter(self, requests: Sequence[int]) -> list[list[int]]:
+        return [[number] for number in requests]
+
+    def step(self, states: Sequence[list[int]]) -> list[tuple[list[int], bool]]:
+        for state in states:
+            state[0] -= 1
+        return [([state[0]], not state[0]) for state in states]
+
+    def leave(self, state: list[int]) -> None:
+        state.clear()
+
+
+async def add_one(numbers: list[int]) -> list[int]:
+    return [number + 1 for number in numbers]
+
+
+@asynccontextmanager
+async def queues(
+    worker: asyncrpc.Worker,
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Yield what asks a queue of each kind once."""
+    with acting_as(worker):
+        async with (
+            serving.Batcher(add_one, 8, 0.0) as batched,
+            serving.ContinuousBatcher(Countdown(), 8) as countdown,
+        ):
+
+            async def ask() -> None:
+                assert await batched(1) == 2
+                assert [item async for item in countdown.generate(2)] == [1, 0]
+
+            yield ask
+
+
 async def until_told(worker: asyncrpc.Worker) -> None:
     """Work; all ranks end with the same round, when the first is told to."""
     loop = asyncio.get_running_loop()
     told = loop.run_in_executor(None, sys.stdin.read)
     names = [f"w{rank}" for rank in range(WORLD)]
     split = SplitModel() if worker.rank == 0 else None
-    async with asyncrpc.Group(worker, names, name="all") as group:
+    async with (
+        asyncrpc.Group(worker, names, name="all") as group,
+        queues(worker) as ask_queues,
+    ):
         model = await DistributedDataParallel(nn.Linear(4, 1), group)
         is_over = torch.zeros(1)
         while not is_over:
+            await ask_queues()
             if split is not None:
                 await use_peers(worker)
                 await split.step()
@@ -93,8 +136,8 @@ async def main(rank: int, folder: Path) -> None:
         world_size=WORLD,
         rendezvous=f"file://{folder}/meeting",
     )
-    serving = observability.serve_metrics(worker, port=0, with_process=True)
-    async with serving as port, worker:
+    metrics = observability.serve_metrics(worker, port=0, with_process=True)
+    async with metrics as port, worker:
         written = folder / f"writing{rank}"
         written.write_text(str(port))
         written.rename(folder / f"port{rank}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -12,6 +13,8 @@ from opentelemetry import trace
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket
 
 import asyncrpc
 from asyncrpc import RejectedError, Worker, serving
@@ -160,8 +163,7 @@ def asgi_app_of(worker: Worker) -> Starlette:
 async def asked_by_asgi(worker: Worker, path: str, **headers: str) -> int:
     """Ask an application of Starlette on uvicorn; return the status."""
     async with (
-        run_uvicorn(asgi_app_of(worker), http="h11") as port,
-        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
+        uvicorn_client(asgi_app_of(worker)) as client,
         client.get(path, headers=headers) as response,
     ):
         await response.read()
@@ -202,6 +204,102 @@ async def test_a_path_that_no_route_matches(trio: Trio, spans: Spans) -> None:
     assert await asked_by_asgi(trio[0], "/nowhere") == 404
     request = spans.one("GET")
     assert request.attributes["http.response.status_code"] == 404
+
+
+# --- websockets, by both -------------------------------------------------------------
+
+
+async def refused_socket(websocket: WebSocket) -> None:
+    await websocket.close()
+
+
+def socket_app_of(
+    door: str, worker: Worker
+) -> AbstractAsyncContextManager[aiohttp.ClientSession]:
+    """Serve three websockets by a door; return a client of it."""
+    if door == "aiohttp":
+        app = app_of(worker)
+
+        async def answer(request: web.Request) -> web.WebSocketResponse:
+            return await serving.websocket_response(request, SOURCES[request.path])
+
+        for path in SOURCES:
+            app.router.add_get(path, answer)
+        return serve(app)
+
+    async def answer_asgi(websocket: WebSocket) -> None:
+        source = SOURCES[websocket.scope["path"]]
+        await asgi.websocket_response(websocket, source)
+
+    starlette = asgi_app_of(worker)
+    starlette.routes.extend(WebSocketRoute(path, answer_asgi) for path in SOURCES)
+    starlette.routes.append(WebSocketRoute("/refused", refused_socket))
+    return uvicorn_client(starlette)
+
+
+@asynccontextmanager
+async def uvicorn_client(app: Starlette) -> AsyncIterator[aiohttp.ClientSession]:
+    async with (
+        run_uvicorn(app, http="h11") as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
+    ):
+        yield client
+
+
+async def give_positions(_: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for one in asyncrpc.current_worker().peer("b").stream(remote.positions, 3):
+        yield one
+
+
+async def give_and_fail(_: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    yield 1
+    raise ValueError("no luck")
+
+
+SOURCES: dict[str, Any] = {"/positions": give_positions, "/failing": give_and_fail}
+DOORS = pytest.mark.parametrize("door", ["aiohttp", "asgi"])
+
+
+@DOORS
+async def test_a_websocket_is_the_parent_of_what_it_streams(
+    trio: Trio, spans: Spans, door: str
+) -> None:
+    async with (
+        socket_app_of(door, trio[0]) as client,
+        client.ws_connect("/positions", headers={"traceparent": PARENT}) as websocket,
+    ):
+        found = [await websocket.receive_json() for _ in range(3)]
+        assert (await websocket.receive()).type is aiohttp.WSMsgType.CLOSE
+    request = spans.one("GET /positions")
+    assert (request.trace_id, request.parent_id) == (TRACE_ID, SPAN_ID)
+    assert (request.kind, request.status) == ("SERVER", "UNSET")
+    assert request.attributes["http.response.status_code"] == 101
+    assert request.attributes["asyncrpc.websocket.close_code"] == 1000
+    stream, produced = spans.pair("positions")
+    assert stream.parent_id == request.span_id
+    assert found == [[TRACE_ID, produced.span_id]] * 3
+
+
+@DOORS
+async def test_a_websocket_that_fails(trio: Trio, spans: Spans, door: str) -> None:
+    async with (
+        socket_app_of(door, trio[0]) as client,
+        client.ws_connect("/failing") as websocket,
+    ):
+        assert await websocket.receive_json() == 1
+        assert (await websocket.receive()).data == 1011
+    request = spans.one("GET /failing")
+    assert (request.error_type, request.status) == ("1011", "ERROR")
+    assert request.attributes["http.response.status_code"] == 101
+
+
+async def test_a_websocket_that_is_refused(trio: Trio, spans: Spans) -> None:
+    async with socket_app_of("asgi", trio[0]) as client:
+        with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
+            await client.ws_connect("/refused")
+    request = spans.one("GET /refused")
+    assert request.attributes["http.response.status_code"] == 403
+    assert request.status == "UNSET"
 
 
 # --- over processes ------------------------------------------------------------------

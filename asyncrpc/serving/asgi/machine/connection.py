@@ -19,9 +19,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from asyncrpc.serving.asgi.protocol import AsgiMessage
+from asyncrpc.serving.machine.error_answers import NORMAL_CLOSURE
 
 READ_AHEAD_BYTES_MAX: Final = 64 << 10  # what uvicorn buffers of a body by itself
 READ_AHEAD_MESSAGES_MAX: Final = 16
+_SWITCHING_PROTOCOLS: Final = 101
+_FORBIDDEN: Final = 403
+_NO_CODE: Final = 1005  # ASGI's: the client has sent none
 
 
 class AsgiState(enum.Enum):
@@ -74,7 +78,10 @@ class AsgiConnection:
     Attributes:
         is_websocket: whether it is a websocket.
         state: how far the answer is.
-        status: of the response; None: none has begun.
+        status: of the response; None: none has begun.  Of a websocket, as its client
+            sees it: 101 accepts it, and to close it before that refuses it by 403.
+        close_code: that a websocket was closed with, by the application or its client;
+            None: it has not been closed.
     """
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
@@ -86,6 +93,7 @@ class AsgiConnection:
         self.is_websocket = scope["type"] == "websocket"
         self.state = AsgiState.WAITING
         self.status: int | None = None
+        self.close_code: int | None = None
         self._messages: deque[AsgiMessage] = deque()
         self._leaving: AsgiMessage | None = None
         self._bytes = 0
@@ -122,6 +130,8 @@ class AsgiConnection:
             self._bytes += _bytes_of(message)
             return False
         self._leaving = message
+        if self.is_websocket and self.close_code is None:
+            self.close_code = message.get("code", _NO_CODE)
         self.advance(AsgiStep.LEAVE)
         is_told = self.is_websocket and self._readers > 0
         return self.has_left and not is_told
@@ -160,6 +170,13 @@ class AsgiConnection:
             self.advance(AsgiStep.END)
         if kind.endswith("http.response.start"):
             self.status = message["status"]
+        elif kind == "websocket.accept":
+            self.status = _SWITCHING_PROTOCOLS
+        elif kind == "websocket.close":
+            if self.status is None:
+                self.status = _FORBIDDEN
+            if self.close_code is None:
+                self.close_code = message.get("code", NORMAL_CLOSURE)
 
 
 def _bytes_of(message: Mapping[str, Any]) -> int:

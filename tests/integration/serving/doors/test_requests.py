@@ -189,6 +189,21 @@ async def test_an_overloaded_callee_says_when_to_come_again(
     assert response.headers["Retry-After"] == "8"
 
 
+async def test_an_overloaded_callee_may_be_answered_by_429(
+    group: Group, door: Door
+) -> None:
+    async def answer(_: Asked) -> Any:
+        await asyncrpc.rpc_async("back", remote.overload)
+
+    async with (
+        door.serve(one_answer(group, answer, overloaded_status=429)) as client,
+        client.get("/") as response,
+    ):
+        assert response.status == 429
+        assert response.headers["Retry-After"] == "8"
+        assert (await response.json())["error"] == "OverloadedError"
+
+
 async def test_a_lost_worker_is_503(group: Group, door: Door) -> None:
     async def answer(asked: Asked) -> Any:
         await group.back.shutdown(drain_timeout_s=0.0)

@@ -155,6 +155,45 @@ def test_a_websocket_that_the_application_has_closed(
     assert connection.received(SOCKET_LEFT) is False
 
 
+@pytest.mark.parametrize(
+    ("messages", "status", "code"),
+    [
+        ([], None, 1001),
+        ([{"type": "websocket.accept"}], 101, 1001),
+        ([{"type": "websocket.accept"}, {"type": "websocket.close"}], 101, 1000),
+        (
+            [{"type": "websocket.accept"}, {"type": "websocket.close", "code": 1013}],
+            101,
+            1013,
+        ),
+        ([{"type": "websocket.close", "code": 4504}], 403, 4504),
+        ([{"type": "websocket.http.response.start", "status": 503}], 503, 1001),
+    ],
+)
+def test_what_a_websocket_was_answered_and_closed_with(
+    messages: list[dict[str, Any]], status: int | None, code: int
+) -> None:
+    """The first closure counts."""
+    connection = websocket()
+    for message in messages:
+        connection.sends(message)
+    assert connection.received(SOCKET_LEFT) in {True, False}
+    connection.sends({"type": "websocket.close", "code": 1002})
+    assert (connection.close_code, connection.status) == (code, status or 403)
+
+
+def test_a_client_that_closes_without_a_code() -> None:
+    connection = websocket()
+    connection.received({"type": "websocket.disconnect"})
+    assert (connection.close_code, connection.status) == (1005, None)
+
+
+def test_a_request_is_closed_with_nothing() -> None:
+    connection = AsgiConnection({"type": "http", "headers": []})
+    connection.received({"type": "http.disconnect"})
+    assert (connection.close_code, connection.status) == (None, None)
+
+
 def test_messages_of_a_websocket_count_by_their_content() -> None:
     connection = websocket()
     connection.received({"type": "websocket.connect"})

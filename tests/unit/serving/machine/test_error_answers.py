@@ -25,6 +25,7 @@ from asyncrpc.serving.machine.error_answers import (
     ErrorAnswer,
     answer_to,
     bad_request,
+    is_overloaded_status,
 )
 
 LATE = DeadlineExceededError(
@@ -128,6 +129,26 @@ def test_an_estimate_is_taken_as_far_as_it_makes_sense(given: Any, sent: str) ->
     answer = told(error, retry_after_s=8.5)
     assert answer is not None
     assert (answer.error, answer.headers["Retry-After"]) == ("OverloadedError", sent)
+
+
+def test_overload_may_have_another_status_than_the_rest() -> None:
+    full = told(OverloadedError("full", retry_after_s=2.1), overloaded_status=429)
+    assert full is not None
+    assert (full.status, full.close_code) == (429, 1013)
+    assert full.headers["Retry-After"] == "3"
+    refused = told(RejectedError("no"), overloaded_status=429)
+    assert refused is not None
+    assert refused.status == 503
+
+
+@pytest.mark.parametrize("status", [503, 429])
+def test_a_status_of_overload(status: int) -> None:
+    assert is_overloaded_status(status)
+
+
+@pytest.mark.parametrize("status", [None, True, 0, 200, 500, 504, 503.0, "503"])
+def test_no_status_of_overload(status: object) -> None:
+    assert not is_overloaded_status(status)
 
 
 def test_an_estimate_that_did_not_come() -> None:

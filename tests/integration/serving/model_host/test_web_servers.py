@@ -1,4 +1,8 @@
-"""`uvicorn --workers`: real web workers, killed and reloaded by the real server."""
+"""Web workers of real servers, killed and reloaded, that share one model.
+
+uvicorn starts a new interpreter for each; `gunicorn --preload` forks them from a
+process that has imported the application, and torch with it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,17 @@ WORKERS: Final = 2
 ANSWER_S: Final = 300.0  # only a hang takes it
 REQUESTS_MAX: Final = 1000
 READY: Final = "Application startup complete."
-APP: Final = "tests.integration.serving.model_host.uvicorn_app:app"
+APP: Final = "tests.integration.serving.model_host.asgi_app:app"
+
+
+def _uvicorn(port: int) -> list[str]:
+    options = ["--port", str(port), "--timeout-worker-healthcheck", "120"]
+    return ["uvicorn", APP, "--workers", str(WORKERS), *options]
+
+
+def _gunicorn(port: int) -> list[str]:
+    worker = ["-k", "uvicorn_worker.UvicornWorker", "--preload", "--timeout", "120"]
+    return ["gunicorn", APP, "-w", str(WORKERS), "-b", f"127.0.0.1:{port}", *worker]
 
 
 class Server:
@@ -62,17 +76,16 @@ class Server:
                 return list(found.values())
 
 
-@pytest.fixture
-def server(folder: Path) -> Iterator[Server]:
+@pytest.fixture(params=[_uvicorn, _gunicorn], ids=["uvicorn", "gunicorn"])
+def server(folder: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
     port = free_port()
     environ = os.environ | {
         "ASYNCRPC_RUN_DIR": str(folder / "runs"),
         FOLDER: str(folder),
         "PYTHONUNBUFFERED": "1",
     }
-    command = [sys.executable, "-m", "uvicorn", APP, "--workers", str(WORKERS)]
     process = subprocess.Popen(
-        [*command, "--port", str(port), "--timeout-worker-healthcheck", "120"],
+        [sys.executable, "-m", *request.param(port)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -100,7 +113,7 @@ def _held(answer: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.slow
-def test_web_workers_of_uvicorn_share_a_model_and_come_and_go(
+def test_web_workers_share_a_model_and_come_and_go(
     folder: Path, server: Server
 ) -> None:
     """They are killed, then all reloaded; the model stays, and nothing is left of them.
