@@ -8,7 +8,7 @@ process of its own; this process offers it 0.5 to 20 times what it can do, in an
 loop: requests come when they come.  Latencies count from when a request was due.  They
 come over HTTP (aiohttp) or as calls; too much is refused in one of three ways:
 
-- *oldest*: by the age of the queue, 1.25 times that of a batch; the oldest gives way;
+- *oldest*: by the age of the queue, at most the time of a batch; the oldest gives way;
 - *newest*: by the same age; what comes is refused at once;
 - *none*: by nothing but the length of the queue, 1,024.
 """
@@ -16,6 +16,7 @@ come over HTTP (aiohttp) or as calls; too much is refused in one of three ways:
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -173,14 +174,19 @@ def measure_all(
     return rows, alone
 
 
+def cell(value: float, form: str) -> str:
+    """Return a number as the table has it; nothing if it is none."""
+    return "" if math.isnan(value) else format(value, form)
+
+
 def table(rows: Sequence[OverloadRow], alone: dict[str, LoadResult]) -> str:
     """Return the rows, as the page has them."""
     lines = [f"| {' | '.join(HEADS)} |", f"| {' | '.join(RULES)} |"]
     for one in rows:
         cells = (
             *(one.policy, one.door, f"{one.load:g}x", f"{one.goodput:.1f}"),
-            *(f"{one.of_peak:.0%}", f"{one.p50_ms:,.0f}", f"{one.p99_ms:,.0f}"),
-            *(f"{one.ratio:.2f}", f"{one.refused:,.0f}"),
+            *(f"{one.of_peak:.0%}", cell(one.p50_ms, ",.0f"), cell(one.p99_ms, ",.0f")),
+            *(cell(one.ratio, ".2f"), f"{one.refused:,.0f}"),
             "" if not one.refused else f"{one.refused_p99_ms:,.0f}",
             f"{one.given_up:,.0f}" if one.given_up else "",
             f"{one.late_ms:,.0f}",

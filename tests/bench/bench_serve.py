@@ -304,7 +304,8 @@ def measure_alone(one: RunningSide, effort: Effort, model_ms: float) -> Found:
     """Return the figures of one request at a time."""
     one.load("closed", "/predict", PREDICT, connections=CONNECTIONS, seconds=2.0)
     found = answered(
-        one.load("closed", "/predict", PREDICT, connections=1, seconds=effort.seconds)
+        P50_ALONE,
+        one.load("closed", "/predict", PREDICT, connections=1, seconds=effort.seconds),
     )
     return {P50_ALONE: found["p50_ms"], ADDED: found["p50_ms"] - model_ms}
 
@@ -312,7 +313,8 @@ def measure_alone(one: RunningSide, effort: Effort, model_ms: float) -> Found:
 def measure_light(one: RunningSide, effort: Effort) -> Found:
     """Return the figures of so few requests that nothing waits for another."""
     found = answered(
-        one.load("open", "/predict", PREDICT, rate=LIGHT_RATE, seconds=effort.seconds)
+        P50_LIGHT,
+        one.load("open", "/predict", PREDICT, rate=LIGHT_RATE, seconds=effort.seconds),
     )
     return {
         P50_LIGHT: found["p50_ms"],
@@ -324,11 +326,12 @@ def measure_light(one: RunningSide, effort: Effort) -> Found:
 def measure_rates(one: RunningSide, effort: Effort) -> Found:
     """Return the figures of as many requests as are answered."""
     found = answered(
+        RATE_CLOSED,
         one.load(
             *("closed", "/predict", PREDICT),
             connections=CONNECTIONS,
             seconds=effort.seconds,
-        )
+        ),
     )
     return {
         RATE_CLOSED: found["rate"],
@@ -339,14 +342,14 @@ def measure_rates(one: RunningSide, effort: Effort) -> Found:
     }
 
 
-def answered(found: dict[str, Any]) -> dict[str, Any]:
-    """Return what a load found, if every request of it was answered.
+def answered(row: Row, found: dict[str, Any]) -> dict[str, Any]:
+    """Return what the load of a row found, if every request of it was answered.
 
     Raises:
         RuntimeError: some were not.
     """
     if found["failed"]:
-        raise RuntimeError(f"{found['failed']} requests failed")
+        raise RuntimeError(f"{row.name}: {found['failed']} requests failed")
     return found
 
 
@@ -533,10 +536,14 @@ def missing() -> list[str]:
     return [one for one in PACKAGES.values() if importlib.util.find_spec(one) is None]
 
 
-def report_failures(failures: Mapping[str, Sequence[str]]) -> None:
-    for side, reasons in failures.items():
-        for reason in reasons:
-            print(f"failed: {TITLES[side]}: {reason}")
+def told(failures: Mapping[str, Sequence[str]]) -> str:
+    """Return why something is missing, a line for each failure."""
+    lines = [
+        f"failed: {TITLES[side]}: {reason}"
+        for side, reasons in failures.items()
+        for reason in reasons
+    ]
+    return "\n".join(["", *lines])
 
 
 def main() -> None:
@@ -553,8 +560,8 @@ def main() -> None:
     comparison = ServeComparison(options.sides, effort)
     comparison.run()
     text = f"{table(comparison, options.sides)}\n\n{about(effort)}"
+    text += told(comparison.failures)
     print(f"{machine.describe()}, load {load:g} before the run\n\n{text}")
-    report_failures(comparison.failures)
     if options.update_docs:
         pages.renew("serve", pages.as_block(text), pages.SERVING)
     say(f"{time.monotonic() - begun_s:.0f} s")

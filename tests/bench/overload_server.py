@@ -25,7 +25,7 @@ SIZE: Final = 8
 TAKES_S: Final = 0.08
 CAPACITY_PER_S: Final = SIZE / TAKES_S
 # What a request may wait: for the batch that runs, and a little.
-AGE_S: Final = 1.25 * TAKES_S
+AGE_S: Final = TAKES_S
 POLICIES: Final[dict[str, dict[str, Any]]] = {
     "oldest": {"max_queue_age_s": AGE_S, "overflow": "oldest"},
     "newest": {"max_queue_age_s": AGE_S, "overflow": "newest"},

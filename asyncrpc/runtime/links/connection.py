@@ -515,7 +515,6 @@ class Connection:
         """Abort because of what the peer sent, and tell it, if that can still be."""
         if self.on_broken is not None:
             self._say_close(f"it could not take what this worker sent: {error}")
-            self.stream.flush()
         self.fail(error)
 
     def close(self, why: str = "") -> None:
@@ -531,6 +530,7 @@ class Connection:
         control = self.ack_through
         lane = 0 if control is self else self.token
         control.send(FrameKind.CLOSE, lane, control=why.encode())
+        control.stream.flush()  # before the end itself, which may go another way
 
     def on_peer_close(self, why: str) -> None:
         """The peer says that it closes the connection."""

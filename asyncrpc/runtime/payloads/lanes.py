@@ -66,6 +66,7 @@ class Lane:
         rest: the unwritten rest of the present chunk.
         reader: reads chunks into their place.
         is_held: whether the other end is known to hold the lane as well.
+        is_closing: whether this end has closed it.
         broken_by: the error of a transport that broke before `is_held`.
         get_buffer: the reader's method.
         bytes_copied: always 0.
@@ -82,6 +83,7 @@ class Lane:
         self.reader = LaneReader(lanes.arrivals)
         self.get_buffer = self.reader.get_buffer
         self.is_held = False
+        self.is_closing = False
         self.broken_by: TransportError | None = None
         self._lanes = lanes
 
@@ -356,9 +358,11 @@ class Lanes:
 
     def connection_of(self, token: int) -> LaneConnection | None:
         """Return a lane's connection by its token; None if it has ended."""
-        found = (
-            lane.connection for lane in self._all if lane.connection.token == token
-        )
+        found = self._lane_of(token)
+        return None if found is None else found.connection
+
+    def _lane_of(self, token: int) -> Lane | None:
+        found = (lane for lane in self._all if lane.connection.token == token)
         return next(found, None)
 
     def on_ack(self, token: int, received: int) -> None:
@@ -381,8 +385,11 @@ class Lanes:
         """
         if self._dial is None:
             raise MalformedError("LANE_BROKEN must not come from the side that dials")
-        if (connection := self.connection_of(token)) is not None:
-            self._redial(connection, attempt)
+        lane = self._lane_of(token)
+        # The end of a lane may overtake its CLOSE, which goes another way: then it
+        # looks broken to the peer, until the CLOSE comes.
+        if lane is not None and not lane.is_closing:
+            self._redial(lane.connection, attempt)
 
     def acknowledge(self) -> None:
         """Acknowledge all lanes, so that the peer lets go of a payload."""
@@ -399,6 +406,7 @@ class Lanes:
             await self._pump.drained()  # the caller has a limit; `clear` completes it
         ended = [lane.connection.ended for lane in self._all]
         for lane in self._all:
+            lane.is_closing = True
             lane.connection.close()
         if ended:
             await asyncio.wait(ended)  # within the same limit

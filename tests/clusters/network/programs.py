@@ -102,7 +102,7 @@ async def _tell_changes(worker: Worker) -> None:
 async def _serve(name: str, rank: str, size: str, place: str, *liveness: str) -> None:
     """Be a worker, and do what comes by lines on the standard input."""
     is_inside = int(size) > 0
-    lost_after_s, watch = liveness or ("4", "auto")
+    lost_after_s, watch = liveness
     listen = ("tcp://0.0.0.0:7000",) if is_inside else None
     async with Worker(
         name,

@@ -16,13 +16,14 @@ from asyncrpc.runtime.payloads.lanes import Lanes
 from asyncrpc.runtime.payloads.machine.lanes import QUIET_TURN_BYTES, LanesState
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.wire.chunks import Arrivals
-from asyncrpc.wire.frames import CHUNK_BYTES, FrameKind
+from asyncrpc.wire.frames import CHUNK_BYTES, FrameKind, prefix
 from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, Role
 from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
 from asyncrpc.wire.resume import LANE_ACK_BYTES
 from tests.unit.runtime.links.pair import Both, Line, Side, join
 
+CLOSE_BYTES = len(prefix(FrameKind.CLOSE, 1))
 LARGE = bytes(range(256)) * (3 * CHUNK_BYTES // 256 + 5)
 
 
@@ -323,6 +324,42 @@ class TestTheEnd:
         assert both.b.messages == [(1, b"", LARGE)]
         assert both.a.lost == both.b.lost == []
         assert lanes_of(both.a).state is LanesState.OFF
+
+    async def test_the_word_that_a_lane_closes_goes_before_its_end(
+        self, both: Laned
+    ) -> None:
+        both.open_lane()
+        both.open_lane()
+        await both.settle()
+        both.line.sent.clear()
+        told: list[int] = []
+        for line in both.lines:
+            line.close = lambda: told.append(len(both.line.sent))  # type: ignore[method-assign]
+        for lane in lanes_of(both.a).lanes:
+            lane.connection.close()
+        assert told == [CLOSE_BYTES, 2 * CLOSE_BYTES]
+
+    async def test_a_lane_that_this_end_has_closed_is_not_dialed_again(
+        self, both: Laned
+    ) -> None:
+        """To the peer it looks broken, if its end overtakes the word of it."""
+        lane, other = both.open_lane(), both.open_lane()
+        lanes_of(both.a).on_peer_broken(other.token, 1)
+        assert both.redialed == [(other, 1)]
+        line = both.lines[0]
+        close = line.close
+
+        def close_as_the_peer_says() -> None:
+            assert lanes_of(both.a).connection_of(lane.token) is lane
+            lanes_of(both.a).on_peer_broken(lane.token, 1)
+            close()
+
+        line.close = close_as_the_peer_says  # type: ignore[method-assign]
+        closing = asyncio.create_task(lanes_of(both.a).close())
+        await both.settle()
+        await closing
+        assert both.redialed == [(other, 1)]
+        assert both.a.lost == both.b.lost == []
 
     async def test_a_connection_that_ends_takes_its_lanes_along(
         self, both: Laned
