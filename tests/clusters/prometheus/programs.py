@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import asyncrpc
 from asyncrpc import observability, serving
 from asyncrpc.ddp import DistributedDataParallel
 from asyncrpc.testing import acting_as
+from tests.countdown import Countdown
 
 WORLD = 3
 
@@ -66,21 +67,6 @@ class SplitModel:
             loss = (await self.layer.forward_async(torch.ones(2, 4))).sum()
             await asyncrpc.autograd.backward(context, [loss])
             await self.optimizer.step(context)
-
-
-class Countdown:
-    """Generates numbers down to 0; a `serving.SequenceModel`."""
-
-    def enter(self, requests: Sequence[int]) -> list[list[int]]:
-        return [[number] for number in requests]
-
-    def step(self, states: Sequence[list[int]]) -> list[tuple[list[int], bool]]:
-        for state in states:
-            state[0] -= 1
-        return [([state[0]], not state[0]) for state in states]
-
-    def leave(self, state: list[int]) -> None:
-        state.clear()
 
 
 async def add_one(numbers: list[int]) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -12,30 +11,9 @@ import pytest
 from asyncrpc.errors import OverloadedError
 from asyncrpc.serving import ContinuousBatcher
 from asyncrpc.testing import acting_as
+from tests.countdown import FAILS_AT, Countdown
 from tests.integration.traces.collected import Spans
 from tests.integration.traces.conftest import Trio
-
-
-class Counter:
-    """Counts down from a number; fails at 13, if it comes by."""
-
-    def enter(self, requests: Sequence[int]) -> Sequence[list[int]]:
-        return [[number] for number in requests]
-
-    def step(
-        self, states: Sequence[list[int]]
-    ) -> Sequence[tuple[list[int], bool] | Exception]:
-        return [_count(state) for state in states]
-
-    def leave(self, state: list[int]) -> None:
-        state.clear()
-
-
-def _count(state: list[int]) -> tuple[list[int], bool] | Exception:
-    state[0] -= 1
-    if state[0] == 13:
-        return ValueError("no luck")
-    return [state[0]], not state[0]
 
 
 async def ask(
@@ -46,11 +24,11 @@ async def ask(
 
 async def test_a_generation_is_part_of_its_request(trio: Trio, spans: Spans) -> None:
     with acting_as(trio[0]):
-        async with ContinuousBatcher(Counter(), 2, in_thread=False) as counter:
+        async with ContinuousBatcher(Countdown(), 2, in_thread=False) as counter:
             with spans.tracer().start_as_current_span("request"):
                 assert await ask(counter, 3) == [2, 1, 0]
             assert await ask(counter, 1) == [0]
-    first, second = spans.named("Counter")
+    first, second = spans.named("Countdown")
     assert first.parent_id == spans.one("request").span_id
     assert second.parent_id is None
     assert (first.kind, first.status) == ("INTERNAL", "UNSET")
@@ -62,10 +40,10 @@ async def test_a_generation_is_part_of_its_request(trio: Trio, spans: Spans) -> 
 
 async def test_a_generation_that_fails(trio: Trio, spans: Spans) -> None:
     with acting_as(trio[0]):
-        async with ContinuousBatcher(Counter(), 2, in_thread=False) as counter:
+        async with ContinuousBatcher(Countdown(), 2, in_thread=False) as counter:
             with pytest.raises(ValueError, match="no luck"):
-                await ask(counter, 16)
-    shown = spans.one("Counter")
+                await ask(counter, FAILS_AT + 3)
+    shown = spans.one("Countdown")
     assert (shown.status, shown.error_type) == ("ERROR", "ValueError")
     assert shown.attributes["asyncrpc.stream.items"] == 2
 
@@ -74,11 +52,11 @@ async def test_a_generation_whose_consumer_leaves(trio: Trio, spans: Spans) -> N
     """It has not failed."""
     with acting_as(trio[0]):
         async with (
-            ContinuousBatcher(Counter(), 2, in_thread=False) as counter,
+            ContinuousBatcher(Countdown(), 2, in_thread=False) as counter,
             aclosing(counter.generate(1000)) as items,
         ):
             assert await anext(items) == 999
-    shown = spans.one("Counter")
+    shown = spans.one("Countdown")
     assert shown.status == "UNSET"
     assert shown.attributes["asyncrpc.cancelled"] is True
     assert shown.attributes["asyncrpc.stream.items"] == 1
@@ -88,7 +66,7 @@ async def test_a_generation_that_is_refused(trio: Trio, spans: Spans) -> None:
     with acting_as(trio[0]):
         limits: Any = {"inside_max": 1, "waiting_max": 1}
         async with (
-            ContinuousBatcher(Counter(), 1, in_thread=False, **limits) as counter,
+            ContinuousBatcher(Countdown(), 1, in_thread=False, **limits) as counter,
             aclosing(counter.generate(1000)) as inside,
         ):
             await anext(inside)
@@ -98,7 +76,7 @@ async def test_a_generation_that_is_refused(trio: Trio, spans: Spans) -> None:
                 await ask(counter, 1)
             waiting.cancel()
             await asyncio.wait([waiting])
-    refused = [one for one in spans.named("Counter") if one.status == "ERROR"]
+    refused = [one for one in spans.named("Countdown") if one.status == "ERROR"]
     assert "OverloadedError" in {one.error_type for one in refused}
     of_refused = next(one for one in refused if one.error_type == "OverloadedError")
     assert of_refused.attributes["asyncrpc.stream.items"] == 0
@@ -109,6 +87,6 @@ async def test_a_batcher_without_a_worker_that_is_traced(
     plain: Trio, spans: Spans
 ) -> None:
     with acting_as(plain[0]):
-        async with ContinuousBatcher(Counter(), 1, in_thread=False) as counter:
+        async with ContinuousBatcher(Countdown(), 1, in_thread=False) as counter:
             assert await ask(counter, 1) == [0]
     assert spans.all == []
