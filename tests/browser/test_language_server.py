@@ -163,6 +163,8 @@ def test_another_replica_goes_on_when_one_is_killed(
 def test_versions_go_back_by_one_click(open_tab: OpenTab) -> None:
     page = open_tab()
     told = page.locator("#ordered")
+    row = page.get_by_role("row").filter(has_text="model-0")
+    expect(row.get_by_role("cell").nth(2)).to_have_text(LATER)  # else none is before
     page.get_by_role("button", name="Back to the version before").click()
     expect(told).to_have_text(re.compile(r"^Serving version \d+$"))
     version = (told.text_content() or "").split()[-1]
@@ -170,7 +172,6 @@ def test_versions_go_back_by_one_click(open_tab: OpenTab) -> None:
     expect(page.locator("#version")).to_have_text(version)
     page.get_by_role("button", name="Serve new versions again").click()
     expect(told).to_have_text("New versions are served again")
-    row = page.get_by_role("row").filter(has_text="model-0")
     expect(row.get_by_role("cell").nth(2)).to_have_text(LATER)
     expect(row.get_by_role("cell").nth(2)).not_to_have_text(version)
 
