@@ -177,7 +177,7 @@ class WorkerFigures:
             if received:
                 self._responses.at(function).observe((received,))
             if self._peers_max:
-                self._callees.at(to.name, _error(outcome)).observe((at_s - began_s,))
+                self._callees.at(to[0], _error(outcome)).observe((at_s - began_s,))
         _count(self._calls, spent)
 
     def _fold_served(self, events: Events) -> None:
@@ -187,7 +187,7 @@ class WorkerFigures:
             spent[key].append(at_s - came_s)
             waited[key].append(began_s - came_s)
             if self._peers_max:
-                self._callers.at(caller.name, _error(outcome)).observe((at_s - came_s,))
+                self._callers.at(caller[0], _error(outcome)).observe((at_s - came_s,))
         _count(self._served, spent)
         for (function, _), values in waited.items():
             self._queued.at(function).observe(values)

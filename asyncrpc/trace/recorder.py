@@ -56,10 +56,10 @@ class FlightRecorder:
 
     def __init__(self) -> None:
         self.now_s: Callable[[], float] = Clock().now_s
-        self.calls = EventRing(CallEnded)
-        self.served = EventRing(CallServed)
-        self.received = EventRing(StreamReceived)
-        self.sent = EventRing(StreamSent)
+        self.calls = EventRing(CallEnded, worker_at=2)
+        self.served = EventRing(CallServed, worker_at=3)
+        self.received = EventRing(StreamReceived, worker_at=2)
+        self.sent = EventRing(StreamSent, worker_at=2)
         self.references = EventRing(ReferenceChanged)
         self.passes = EventRing(BackwardPassEnded)
         self.segments = EventRing(BackwardSegmentEnded)

@@ -52,7 +52,7 @@ class Subscription(Generic[E]):
             ring.add_sink(sink)
 
     def _sink_for(self, ring: EventRing[E]) -> Sink:
-        make, come = ring.kind._make, self._come  # type: ignore[attr-defined]
+        make, come = ring.make, self._come
 
         def take(fields: Fields) -> None:
             if len(come) == self._items_max:

@@ -9,6 +9,7 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.trace import CANCELLED, FlightRecorder, outcome_of
+from asyncrpc.trace.ring import plain
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.calls.inbound import InboundCall
@@ -22,7 +23,7 @@ class CallEnds:
     __slots__ = ("_calls", "_now_s", "_streams", "_to")
 
     def __init__(self, to: WorkerId, recorder: FlightRecorder) -> None:
-        self._to = to
+        self._to = plain(to)
         self._now_s = recorder.now_s
         self._calls = recorder.calls
         self._streams = recorder.received
@@ -84,7 +85,7 @@ class ServedEnds:
     __slots__ = ("_caller", "_now_s", "_served", "_streams")
 
     def __init__(self, caller: WorkerId, recorder: FlightRecorder) -> None:
-        self._caller = caller
+        self._caller = plain(caller)
         self._now_s = recorder.now_s
         self._served = recorder.served
         self._streams = recorder.sent
