@@ -76,5 +76,6 @@ def test_memory_in_use_is_seen() -> None:
     if not before:
         pytest.skip("this C library does not say what is in use")
     kept = torch.zeros(16 << 20, dtype=torch.uint8)
-    assert heap.bytes_in_use - before >= kept.nbytes
+    # Something else may be freed meanwhile, but not as much as a hundredth of it.
+    assert heap.bytes_in_use - before >= 0.99 * kept.nbytes
     assert allocated_blocks() > 0
