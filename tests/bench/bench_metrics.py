@@ -60,24 +60,36 @@ def table(found: Mapping[str, Sequence[Start]]) -> str:
     return "\n".join([*lines, "", "medians over starts; of the ratio also its range"])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def compare(
+    module: str, part: str, description: str | None, *, rounds: int, seconds: float
+) -> None:
+    """Run a side with and without something, in turn, as the command line says.
+
+    Args:
+        module: of the side.
+        part: of the page.
+        description: of the program.
+        rounds: of each, in a start.
+        seconds: of a round.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--starts", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=6, help="of each, per start")
-    parser.add_argument("--seconds", type=float, default=0.5, help="per round")
+    parser.add_argument("--rounds", type=int, default=rounds, help="of each, per start")
+    parser.add_argument("--seconds", type=float, default=seconds, help="per round")
     parser.add_argument("--update-docs", action="store_true")
     options = parser.parse_args()
     found: dict[str, list[Start]] = defaultdict(list)
     for start in range(options.starts):
         say(f"start {start + 1} of {options.starts}")
         arguments = [f"--rounds={options.rounds}", f"--seconds={options.seconds}"]
-        for name, figures in reports(MODULE, arguments):
+        for name, figures in reports(module, arguments):
             found[name] += figures
     text = table(found)
     print(text)
     if options.update_docs:
-        pages.renew("metrics", pages.as_block(text))
+        pages.renew(part, pages.as_block(text))
 
 
 if __name__ == "__main__":
-    main()
+    compare(MODULE, "metrics", __doc__, rounds=6, seconds=0.5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
@@ -22,7 +22,7 @@ from asyncrpc.errors import Outcome
 from asyncrpc.serving import asgi
 from asyncrpc.testing import ProcessCluster
 from tests.integration.serving.conftest import serve
-from tests.integration.serving.doors.servers import run_uvicorn
+from tests.integration.serving.doors.servers import uvicorn_client
 from tests.integration.traces import remote
 from tests.integration.traces.collected import Shown, Spans
 from tests.integration.traces.conftest import Trio
@@ -163,7 +163,7 @@ def asgi_app_of(worker: Worker) -> Starlette:
 async def asked_by_asgi(worker: Worker, path: str, **headers: str) -> int:
     """Ask an application of Starlette on uvicorn; return the status."""
     async with (
-        uvicorn_client(asgi_app_of(worker)) as client,
+        uvicorn_client(asgi_app_of(worker), http="h11") as client,
         client.get(path, headers=headers) as response,
     ):
         await response.read()
@@ -234,16 +234,7 @@ def socket_app_of(
     starlette = asgi_app_of(worker)
     starlette.routes.extend(WebSocketRoute(path, answer_asgi) for path in SOURCES)
     starlette.routes.append(WebSocketRoute("/refused", refused_socket))
-    return uvicorn_client(starlette)
-
-
-@asynccontextmanager
-async def uvicorn_client(app: Starlette) -> AsyncIterator[aiohttp.ClientSession]:
-    async with (
-        run_uvicorn(app, http="h11") as port,
-        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
-    ):
-        yield client
+    return uvicorn_client(starlette, http="h11")
 
 
 async def give_positions(_: AsyncIterator[Any]) -> AsyncIterator[Any]:

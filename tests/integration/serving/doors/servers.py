@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 
+import aiohttp
 import hypercorn.asyncio
 import hypercorn.config
 import uvicorn
@@ -69,6 +70,18 @@ async def run_uvicorn(app: AsgiApplication, *, http: str) -> AsyncIterator[int]:
         finally:
             server.should_exit = True
             await serving
+
+
+@asynccontextmanager
+async def uvicorn_client(
+    app: AsgiApplication, *, http: str
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """Serve an application; the client's paths are relative to it."""
+    async with (
+        run_uvicorn(app, http=http) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
+    ):
+        yield client
 
 
 @asynccontextmanager

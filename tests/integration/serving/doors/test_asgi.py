@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -24,18 +25,12 @@ from asyncrpc.serving.asgi.protocol import AsgiApplication, send_response
 from tests.integration.serving import remote
 from tests.integration.serving.conftest import Group
 from tests.integration.serving.doors.clients import events_of
-from tests.integration.serving.doors.servers import run_uvicorn
+from tests.integration.serving.doors.servers import uvicorn_client
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-@asynccontextmanager
-async def served(app: AsgiApplication) -> AsyncIterator[aiohttp.ClientSession]:
-    async with (
-        run_uvicorn(app, http="httptools") as port,
-        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
-    ):
-        yield client
+served = partial(uvicorn_client, http="httptools")
 
 
 def starlette_app(group: Group, handler: Handler, **options: Any) -> Starlette:
