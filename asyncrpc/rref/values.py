@@ -15,6 +15,8 @@ from asyncrpc.trace import FlightRecorder
 class Value(asyncio.Future[Any]):
     """A value that is made or still to be made, and since when, on the loop's clock."""
 
+    __slots__ = ("made_s",)
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
         self.made_s = loop.time()

@@ -10,86 +10,8 @@ call, which a busy machine changes less.
 
 from __future__ import annotations
 
-import argparse
-import statistics
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Final, TypeAlias
-
-from tests.bench import pages
-from tests.bench.harness import short
-from tests.bench.processes import reports, say
-
-MODULE: Final = "tests.bench.sides.metrics_side"
-
-# Of each state of the metrics, the figures of each round.
-Start: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
-
-
-def row(name: str, starts: Sequence[Start], figure: int) -> str:
-    """Return a line of the table.
-
-    Args:
-        name: of the line.
-        starts: what each of them found.
-        figure: which of those of a round.
-    """
-    medians = [
-        {
-            wanted: statistics.median(one[figure] for one in rounds)
-            for wanted, rounds in start.items()
-        }
-        for start in starts
-    ]
-    ratios = sorted(one["on"] / one["off"] for one in medians)
-    off, on = (statistics.median(one[w] for one in medians) for w in ("off", "on"))
-    ratio = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f}-{ratios[-1]:.3f})"
-    return f"{name:<36}{short(off):>10}{short(on):>10}{ratio:>22}"
-
-
-def table(found: Mapping[str, Sequence[Start]]) -> str:
-    """Return two lines for each kind of calls."""
-    lines = [f"{'calls':<36}{'off':>10}{'on':>10}{'on / off':>22}"]
-    alone = found.get("one process", ())
-    for name, starts in found.items():
-        if starts is not alone:
-            lines.append(row(f"{name}, 1/s", starts, 0))
-            lines.append(row(f"{name}, us of processor time", starts, 1))
-    if alone:
-        lines.append(row("the same in one process, the least", alone, 0))
-    return "\n".join([*lines, "", "medians over starts; of the ratio also its range"])
-
-
-def compare(
-    module: str, part: str, description: str | None, *, rounds: int, seconds: float
-) -> None:
-    """Run a side with and without something, in turn, as the command line says.
-
-    Args:
-        module: of the side.
-        part: of the page.
-        description: of the program.
-        rounds: of each, in a start.
-        seconds: of a round.
-    """
-    parser = argparse.ArgumentParser(description=description)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--starts", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=rounds, help="of each, per start")
-    parser.add_argument("--seconds", type=float, default=seconds, help="per round")
-    parser.add_argument("--update-docs", action="store_true")
-    options = parser.parse_args()
-    found: dict[str, list[Start]] = defaultdict(list)
-    for start in range(options.starts):
-        say(f"start {start + 1} of {options.starts}")
-        arguments = [f"--rounds={options.rounds}", f"--seconds={options.seconds}"]
-        for name, figures in reports(module, arguments):
-            found[name] += figures
-    text = table(found)
-    print(text)
-    if options.update_docs:
-        pages.renew(part, pages.as_block(text))
-
+from tests.bench.on_and_off import compare
 
 if __name__ == "__main__":
-    compare(MODULE, "metrics", __doc__, rounds=6, seconds=0.5)
+    side = "tests.bench.sides.metrics_side"
+    compare(side, "metrics", __doc__, rounds=6, seconds=0.5)

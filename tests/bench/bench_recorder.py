@@ -10,7 +10,7 @@ time of both for one.
 
 from __future__ import annotations
 
-from tests.bench.bench_metrics import compare
+from tests.bench.on_and_off import compare
 
 if __name__ == "__main__":
     side = "tests.bench.sides.recorder_side"

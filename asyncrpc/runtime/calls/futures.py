@@ -67,22 +67,26 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         stats: bytes moved and copied.
     """
 
-    # What the runtime keeps of a call in flight; not for others.
-    link: CancelsCalls | None = None  # once it has been sent
-    call_id: int = 0
-    request_bytes: int = 0  # of its buffers, if they are many: see `credit`
-    timer: asyncio.TimerHandle | None = None
-    pins: Any = None  # what must live until the callee has answered
-    allowed_s: float = 0.0
-    site: tuple[str, int] | None = None
-    begun: asyncio.Task[None] | None = None  # what connects, if that is under way
-    options: CallOptions = PLAIN
-    destination: Destination | None = None  # what the result is received into
-    device_map: DeviceMap | None = None  # of the arguments; results come back by it
-    moved: CallStats | None = None  # None: no bytes of buffers
-    span: CallSpan | None = None  # what a trace shows of it, if one does
-    task: str = ""  # name of the task that made it; see `trace.CallEnded`
-    note: Any = None  # what came beside the answer, if anything did
+    __slots__ = (
+        "allowed_s",
+        "began_s",
+        "begun",
+        "call_id",
+        "destination",
+        "device_map",
+        "function",
+        "link",
+        "moved",
+        "note",
+        "options",
+        "pins",
+        "request_bytes",
+        "site",
+        "span",
+        "task",
+        "timer",
+        "to",
+    )
 
     def __init__(
         self,
@@ -96,6 +100,22 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         self.function = function
         self.to = to
         self.began_s = began_s
+        # What the runtime keeps of a call in flight; not for others.
+        self.link: CancelsCalls | None = None  # once it has been sent
+        self.call_id = 0
+        self.request_bytes = 0  # of its buffers, if they are many: see `credit`
+        self.timer: asyncio.TimerHandle | None = None
+        self.pins: Any = None  # what must live until the callee has answered
+        self.allowed_s = 0.0
+        self.site: tuple[str, int] | None = None
+        self.begun: asyncio.Task[None] | None = None  # what connects, while it does
+        self.options: CallOptions = PLAIN
+        self.destination: Destination | None = None  # what the result comes into
+        self.device_map: DeviceMap | None = None  # of the arguments
+        self.moved: CallStats | None = None  # None: no bytes of buffers
+        self.span: CallSpan | None = None  # what a trace shows of it, if one does
+        self.task = ""  # name of the task that made it; see `trace.CallEnded`
+        self.note: Any = None  # what came beside the answer, if anything did
 
     @property
     def stats(self) -> CallStats:

@@ -194,7 +194,8 @@ class InboundCall:
         self.span: CallSpan | None = None
         self.said: Any = None
         self.timer: asyncio.TimerHandle | None = None
-        self.context = host.context.copy()
+        # Of what the function runs in; it knows this call, and so goes with its end.
+        self.context: contextvars.Context | None = host.context.copy()
         self.context.run(self._enter)
 
     def _enter(self) -> None:
@@ -209,7 +210,7 @@ class InboundCall:
 
     def in_context(self, function: Callable[[Any], T], value: Any) -> T:
         """Call `function` in this call's context, which may be entered already."""
-        if current_call_var.get() is self:
+        if self.context is None or current_call_var.get() is self:
             return function(value)
         return self.context.run(function, value)
 
@@ -238,7 +239,8 @@ class InboundCall:
     def run(self, target: Target, args: list[Any], kwargs: dict[str, Any]) -> None:
         """Start the function; the answer follows when it ends."""
         self.target = target
-        if self.is_cancelled:
+        context = self.context
+        if self.is_cancelled or context is None:
             return
         if self.deadline is not None:
             self.timer = self.host.loop.call_at(self.deadline.at_s, self._expire)
@@ -247,12 +249,12 @@ class InboundCall:
             coroutine = self._await(target.function, args, kwargs)
             if self.claim is not None:
                 coroutine = _holding(self.claim, coroutine)
-            self.host.start_eagerly(coroutine, self.context, self)
+            self.host.start_eagerly(coroutine, context, self)
         elif mode is _ON_LOOP or (target.is_listed and self._is_cheap(args, kwargs)):
-            self._run_here(target.function, args, kwargs)
+            self._run_here(context, target.function, args, kwargs)
         else:
             self.pool.submit(
-                lambda: self._in_thread(target.function, args, kwargs),
+                partial(self._in_thread, context, target.function, args, kwargs),
                 self._on_future if mode is _ASYNC_EXECUTION else self._on_thread_done,
             )
             if self.claim is not None:
@@ -276,8 +278,7 @@ class InboundCall:
 
     def end(self) -> None:
         """End the call: it has been answered, or its caller has gone."""
-        # Its context has this call, which so lasts until the garbage collector comes;
-        # the value that a method belongs to, or that `to_here` returns, need not.
+        self.context = None  # else both would last until the garbage collector comes
         self.target = None
         if self.timer is not None:
             self.timer.cancel()
@@ -304,6 +305,7 @@ class InboundCall:
             self.responder.forget(self)
         if self.claim is not None:
             self.claim.let_go()
+        self.task = None  # which knows this call, by its context
 
     async def _await(
         self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
@@ -322,6 +324,7 @@ class InboundCall:
             self.responder.answer_error(self, error)
         else:
             self.responder.answer(self, result)
+        self.task = None  # which knows this call, by its context
 
     def on_cancelled(self, error: asyncio.CancelledError, *, items: int = 0) -> None:
         """Answer for a task cancelled by its caller, its deadline or itself.
@@ -341,24 +344,32 @@ class InboundCall:
             self.responder.answer_error(self, error, items=items)
 
     def _run_here(
-        self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+        self,
+        context: contextvars.Context,
+        function: Callable[..., Any],
+        args: list[Any],
+        kwargs: dict[str, Any],
     ) -> None:
         try:
-            result = self._in_thread(function, args, kwargs)
+            result = self._in_thread(context, function, args, kwargs)
         except BaseException as error:  # noqa: BLE001  (the caller gets it)
             self.responder.answer_error(self, error)
         else:
             self._on_returned(result)
 
     def _in_thread(
-        self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+        self,
+        context: contextvars.Context,
+        function: Callable[..., Any],
+        args: list[Any],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Call the function in this call's context, then let go of its arguments."""
         try:
             if self.is_cancelled:  # while it waited for a thread: it need not begin
                 return None
             self.began_s = self.host.recorder.now_s()
-            return self.context.run(function, *args, **kwargs)
+            return context.run(function, *args, **kwargs)
         finally:
             args.clear()
             kwargs.clear()

@@ -9,6 +9,7 @@ comes in which order, and how far a producer may run ahead, is decided in
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Final, Protocol, Self, TypeVar
@@ -310,7 +311,7 @@ class _Steps:
         kwargs: dict[str, Any],
     ) -> None:
         self._inbound = inbound
-        self._context = inbound.context.copy()
+        self._context = inbound.in_context(_copy_context, None)
         self._function = function
         self._args = args
         self._kwargs = kwargs
@@ -350,3 +351,7 @@ class _Steps:
     def _close(self) -> None:
         if self._generator is not None:
             self._generator.close()
+
+
+def _copy_context(_: None) -> contextvars.Context:
+    return contextvars.copy_context()

@@ -81,12 +81,12 @@ def trace_function(
         caller: name of the peer.
     """
 
-    def begin() -> CallSpan:
+    def begin(function: str) -> CallSpan:
         waited_s = inbound.host.recorder.now_s() - inbound.came_s
         found = inbound.meta.get(TRACE)
-        return tracer.served(target.name, caller, found, waited_s=waited_s)
+        return tracer.served(function, caller, found, waited_s=waited_s)
 
-    inbound.span = inbound.context.run(begin)
+    inbound.span = inbound.in_context(begin, target.name)
 
 
 def stream_trace(

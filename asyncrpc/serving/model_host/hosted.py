@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import gc
 import inspect
 import logging
 import os
@@ -106,7 +107,12 @@ class HostedModel:
         """
         try:
             async with contextlib.AsyncExitStack() as stack:
-                self._made.set_result(RRef(await self._make(stack)))
+                model = await self._make(stack)
+                # What is there lasts: a look for cycles need not go through all of it,
+                # for 0.1 s, while requests wait.
+                gc.collect()
+                gc.freeze()
+                self._made.set_result(RRef(model))
                 self._sources = await self._in_thread(SourceSnapshot.of_this_process)
                 await release.wait()
         except asyncio.CancelledError:

@@ -124,6 +124,7 @@ class Inside(NamedTuple):
     descriptors: int
     references: int
     resident_kib: int
+    frozen: int
 
 
 async def look_inside() -> Inside:
@@ -137,6 +138,7 @@ async def look_inside() -> Inside:
         descriptors=len(open_descriptors()),
         references=len(worker.rrefs()),
         resident_kib=_resident_kib(),
+        frozen=gc.get_freeze_count(),
     )
 
 

@@ -46,6 +46,15 @@ def test_the_model_outlives_who_started_it(folder: Path, new_web: NewWeb) -> Non
     assert len(lines_of(folder / "made")) == 1
 
 
+def test_what_was_there_with_the_model_is_nothing_to_the_collector(
+    new_web: NewWeb,
+) -> None:
+    """A full collection would go through all of torch, for 0.1 s."""
+    web = new_web()
+    web.enter(linger_s=0.0)
+    assert web.do("until_attached", 1).frozen > 10_000
+
+
 def test_who_starts_it_may_be_killed_in_the_middle(
     folder: Path, new_web: NewWeb
 ) -> None:
