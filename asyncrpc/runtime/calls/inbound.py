@@ -194,7 +194,7 @@ class InboundCall:
         self.span: CallSpan | None = None
         self.said: Any = None
         self.timer: asyncio.TimerHandle | None = None
-        # Of what the function runs in; it knows this call, and so goes with its end.
+        # What the function runs in.  It refers to this call, so the end lets go of it.
         self.context: contextvars.Context | None = host.context.copy()
         self.context.run(self._enter)
 
@@ -278,7 +278,7 @@ class InboundCall:
 
     def end(self) -> None:
         """End the call: it has been answered, or its caller has gone."""
-        self.context = None  # else both would last until the garbage collector comes
+        self.context = None  # else both would wait for the collector of cycles
         self.target = None
         if self.timer is not None:
             self.timer.cancel()
@@ -305,7 +305,7 @@ class InboundCall:
             self.responder.forget(self)
         if self.claim is not None:
             self.claim.let_go()
-        self.task = None  # which knows this call, by its context
+        self.task = None  # its context refers to this call
 
     async def _await(
         self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
@@ -324,7 +324,7 @@ class InboundCall:
             self.responder.answer_error(self, error)
         else:
             self.responder.answer(self, result)
-        self.task = None  # which knows this call, by its context
+        self.task = None  # its context refers to this call
 
     def on_cancelled(self, error: asyncio.CancelledError, *, items: int = 0) -> None:
         """Answer for a task cancelled by its caller, its deadline or itself.

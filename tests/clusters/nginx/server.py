@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Self
 
-from tests.clusters.proxy_process import ProxyProcess, nginx_command, page_of
+from tests.clusters.server_process import ServerProcess, nginx_command, page_of
 from tests.ports import free_port
 
 # Nothing but `proxy_pass`, as somebody writes it who has read how to mount a path: that
@@ -48,7 +48,7 @@ class Nginx:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         http = _HTTP.format(port=port, bare=bare, mounted=mounted)
-        self._process = ProxyProcess(nginx_command(top, http), top)
+        self._process = ServerProcess(nginx_command(top, http), top)
 
     def __enter__(self) -> Self:
         self._process.__enter__()

@@ -16,7 +16,7 @@ from asyncrpc import Options, Worker, serving
 from asyncrpc.serving.listening import listening
 from asyncrpc.testing import Cluster
 from tests.clusters.nginx.server import Nginx
-from tests.clusters.proxy_process import missing_programs
+from tests.clusters.server_process import missing_programs
 from tests.integration.serving.looking_in import Browser
 
 pytestmark = pytest.mark.skipif(

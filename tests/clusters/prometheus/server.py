@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 from tests.clusters.hanging import HANGS_S
+from tests.clusters.server_process import ServerProcess
 from tests.ports import free_port
 
-PROGRAMS: Final = ("prometheus", "promtool", "setpriv")
-POLL_S: Final = 0.1  # it tells nobody when it has scraped
+PROGRAMS: Final = ("prometheus", "promtool")
 
 _CONF: Final = """\
 global:
@@ -30,39 +27,29 @@ scrape_configs:
 """
 
 
-def missing_programs() -> list[str]:
-    """Return what this machine lacks; empty: the tests can run."""
-    return [one for one in PROGRAMS if shutil.which(one) is None]
-
-
 class Prometheus:
     """One server; a context.  What it keeps is in a directory of the test."""
 
     def __init__(self, top: Path, ports: Sequence[int]) -> None:
-        self._top = top
         self._port = free_port()
         self._ports = ports
         targets = json.dumps([f"127.0.0.1:{port}" for port in ports])
         (top / "prometheus.yml").write_text(_CONF.format(targets=targets))
+        command = [
+            "prometheus",
+            f"--config.file={top / 'prometheus.yml'}",
+            f"--storage.tsdb.path={top / 'kept'}",
+            f"--web.listen-address=127.0.0.1:{self._port}",
+        ]
+        self._process = ServerProcess(command, top)
+        self.wait_until = self._process.wait_until
 
     def __enter__(self) -> Self:
-        with (self._top / "log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    *("setpriv", "--pdeathsig", "KILL", "prometheus"),
-                    f"--config.file={self._top / 'prometheus.yml'}",
-                    f"--storage.tsdb.path={self._top / 'kept'}",
-                    f"--web.listen-address=127.0.0.1:{self._port}",
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        self._process.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait(HANGS_S)
+        self._process.__exit__()
 
     def asked(self, path: str, **query: str) -> Any:
         """Return what its API answers; None while it does not answer."""
@@ -80,16 +67,6 @@ class Prometheus:
         assert found["status"] == "success", found
         return found["data"]
 
-    def wait_for(self, condition: Callable[[], Any], what: str) -> Any:
-        """Wait until a condition holds, and return what it has returned."""
-        end_s = time.monotonic() + HANGS_S
-        while not (found := condition()):
-            assert self._process.poll() is None, self.log()
-            if time.monotonic() > end_s:
-                raise AssertionError(f"not within {HANGS_S} s: {what}\n{self.log()}")
-            time.sleep(POLL_S)
-        return found
-
     def wait_scraped(self) -> None:
         """Wait until all targets are up."""
 
@@ -97,7 +74,7 @@ class Prometheus:
             found = (self.asked("targets") or {}).get("activeTargets", [])
             return [one["health"] for one in found] == ["up"] * len(self._ports)
 
-        self.wait_for(are_up, "all targets are up")
+        self.wait_until(are_up, "all targets are up")
 
     def query(self, words: str) -> list[Any]:
         """Return the result of a query now."""
@@ -105,7 +82,3 @@ class Prometheus:
             "result"
         ]
         return found
-
-    def log(self) -> str:
-        """Return the end of its log."""
-        return (self._top / "log").read_text()[-4000:]

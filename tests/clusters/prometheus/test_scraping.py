@@ -19,7 +19,8 @@ import pytest
 
 from tests.clusters.hanging import HANGS_S
 from tests.clusters.prometheus.programs import WORLD
-from tests.clusters.prometheus.server import POLL_S, Prometheus, missing_programs
+from tests.clusters.prometheus.server import PROGRAMS, Prometheus
+from tests.clusters.server_process import POLL_S, missing_programs
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 _PROMTOOL: Final = shutil.which("promtool") or "promtool"
@@ -51,7 +52,7 @@ def filled_in(query: str) -> str:
 
 @pytest.fixture(scope="module")
 def needed() -> None:
-    if missing := missing_programs():
+    if missing := missing_programs(*PROGRAMS):
         pytest.skip(f"needs {', '.join(missing)}: tests/clusters/install.sh")
 
 
@@ -117,7 +118,7 @@ def test_all_workers_are_scraped(prometheus: Prometheus) -> None:
         found = prometheus.query("asyncrpc_worker_info")
         return {one["metric"]["worker"] for one in found} == {"w0", "w1", "w2"}
 
-    prometheus.wait_for(all_told, "each worker has told its name")
+    prometheus.wait_until(all_told, "each worker has told its name")
     metadata = prometheus.asked("metadata")
     assert metadata["rpc_client_call_duration_seconds"][0]["type"] == "histogram"
 
@@ -130,7 +131,7 @@ def test_the_board_has_an_answer(
     if any(name in query for name in MAY_BE_EMPTY):
         prometheus.query(words)
         return
-    found = prometheus.wait_for(lambda: prometheus.query(words), f"{title}: {words}")
+    found = prometheus.wait_until(lambda: prometheus.query(words), f"{title}: {words}")
     assert all(len(one["value"]) == 2 for one in found)
 
 

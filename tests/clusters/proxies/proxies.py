@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from tests.clusters.proxy_process import ProxyProcess, nginx_command, page_of
+from tests.clusters.server_process import ServerProcess, nginx_command, page_of
 from tests.ports import free_port
 
 # A worker is checked ten times a second, and gets no request after one answer of 503.
@@ -76,7 +76,7 @@ class FrontProxy:
             command = ["haproxy", "-db", "-f", str(conf)]
         else:
             command = nginx_command(top, _NGINX.format(port=port, ports=ports))
-        self._process = ProxyProcess(command, top)
+        self._process = ServerProcess(command, top)
         self.said = self._process.said
 
     def __enter__(self) -> Self:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.clusters.proxies import web_programs
 from tests.clusters.proxies.proxies import FrontProxy
-from tests.clusters.proxy_process import missing_programs
+from tests.clusters.server_process import missing_programs
 from tests.forked import ForkedProgram, forked
 from tests.integration.serving.test_replica_processes import fleet_of
 from tests.ports import free_port

@@ -14,8 +14,8 @@ from aiohttp import WSMsgType
 
 from asyncrpc import current_worker
 from tests.clusters.hanging import HANGS_S
-from tests.clusters.proxy_process import (
-    ProxyProcess,
+from tests.clusters.server_process import (
+    ServerProcess,
     missing_programs,
     nginx_command,
     page_of,
@@ -62,7 +62,7 @@ async def behind_nginx(
     url = f"http://127.0.0.1:{port}"
     async with door.run(door.make(neutral)) as door_port:
         command = nginx_command(top, configuration(port, door_port))
-        with ProxyProcess(command, top) as nginx:
+        with ServerProcess(command, top) as nginx:
             await asyncio.to_thread(
                 nginx.wait_until, lambda: page_of(f"{url}/up") == (204, "")
             )

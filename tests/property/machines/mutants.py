@@ -189,6 +189,10 @@ def count(machine: Machine) -> tuple[Counter[str], list[str]]:
 
 def main(names: list[str]) -> int:
     # ruff: noqa: T201  # a table is what this program is for
+    known = [machine.name for machine in CATALOG]
+    for name in names:
+        if name not in known:
+            raise SystemExit(f"there is no machine {name!r}; there are {known}")
     by = " ".join(f"{name:>8}" for name in KILLERS)
     print(f"{'machine':<30} {'mutants':>8} {'killed':>8}    by {by}")
     all_survivors: list[str] = []

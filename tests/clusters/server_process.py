@@ -1,4 +1,4 @@
-"""A proxy as a process of our own: Debian's, on loopback, started by hand."""
+"""A server as a process of our own: Debian's, on loopback, started by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from tests.clusters.hanging import HANGS_S
 
@@ -58,8 +58,8 @@ def page_of(url: str) -> tuple[int, str] | None:
         return None
 
 
-class ProxyProcess:
-    """The process of one proxy; a context."""
+class ServerProcess:
+    """The process of one server; a context."""
 
     def __init__(self, command: Sequence[str], top: Path) -> None:
         """Describe it.
@@ -84,16 +84,25 @@ class ProxyProcess:
         self._process.terminate()
         self._process.wait(HANGS_S)
 
-    def wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Look until something is so; fail if it ends before."""
+    def wait_until(self, condition: Callable[[], Any], what: str = "") -> Any:
+        """Look until a condition holds, and return what it has returned.
+
+        Args:
+            condition: is it so?
+            what: it waits for, to be read if it fails.
+
+        Raises:
+            AssertionError: the process has ended, or it took too long.
+        """
         end_s = time.monotonic() + HANGS_S
-        while not is_so():
+        while not (found := condition()):
             assert self._process.poll() is None, self.said()
-            assert time.monotonic() < end_s, self.said()
+            late = f"not within {HANGS_S} s: {what}\n{self.said()}"
+            assert time.monotonic() < end_s, late
             time.sleep(POLL_S)
+        return found
 
     def said(self) -> str:
-        """Return what it has logged."""
-        names = ("log", "error.log")
-        paths = [self._top / name for name in names]
-        return "".join(one.read_text() for one in paths if one.exists())
+        """Return the end of what it has logged."""
+        paths = [self._top / name for name in ("log", "error.log")]
+        return "".join(one.read_text()[-4000:] for one in paths if one.exists())
