@@ -433,16 +433,20 @@ class ModelHost:
         try:
             async with contextlib.aclosing(peer.stream(attach, self._version)) as news:
                 async for word, told in news:
+                    if word == ENDING:  # also if it has not taken this web worker in
+                        self._generation = seen.note.generation
                     self._on_news(word, told)
-        except RemoteError as error:
-            self._lose(error, f"{self._function}() raised {error.remote_type}")
         except AuthenticationError as error:
             problem = "the secret of its directory was replaced: restart this program"
             self._lose(error, problem)
         except AsyncRpcError as error:
+            if isinstance(error, RemoteError) and error.outcome is Outcome.EXECUTED:
+                self._lose(error, f"{self._function}() raised {error.remote_type}")
+                return
             still = await asyncio.to_thread(slot.look)
             if self._machine.state is AttachmentState.STARTING and still.is_held:
-                # It did not answer: it is ending, or busy with its imports.
+                # It did not take this web worker in: it is ending, or busy with its
+                # imports.
                 await asyncio.sleep(POLL_S)
                 return
             self._lose(*self._died(f"(pid {pid}): {error}"))

@@ -36,9 +36,26 @@ class Model(torch.nn.Module):
     async def pid(self) -> int:
         return os.getpid()
 
+    async def frozen(self) -> int:
+        """Return how many objects are nothing to the collector of cycles."""
+        return gc.get_freeze_count()
+
     async def end(self) -> None:
         """Let the process end."""
         await end_here()
+
+    async def refuse_calls(self) -> None:
+        """Take no more calls, as while the worker shuts down; note who comes then."""
+        parts: Any = asyncrpc.current_worker().parts
+        parts.lifecycle.is_draining = True
+
+        def look() -> None:
+            if parts.admission.refused:
+                _path("refused").touch()
+            else:
+                parts.loop.call_later(0.01, look)
+
+        look()
 
     async def wait_forever(self) -> None:
         _path("waiting").touch()
@@ -124,7 +141,6 @@ class Inside(NamedTuple):
     descriptors: int
     references: int
     resident_kib: int
-    frozen: int
 
 
 async def look_inside() -> Inside:
@@ -138,7 +154,6 @@ async def look_inside() -> Inside:
         descriptors=len(open_descriptors()),
         references=len(worker.rrefs()),
         resident_kib=_resident_kib(),
-        frozen=gc.get_freeze_count(),
     )
 
 

@@ -68,6 +68,23 @@ def test_a_call_in_flight_fails_when_the_model_is_killed(
     caller.do("wait_ready")
 
 
+def test_who_comes_while_the_process_shuts_down_waits_for_the_next_one(
+    folder: Path, new_web: NewWeb
+) -> None:
+    """That it refuses is no failure of the model."""
+    (web,) = entered(new_web, 1)
+    pid = web.do("call", ("pid",))
+    web.do("call", ("refuse_calls",))
+    late = new_web()
+    late.begin("enter", ("make_model", {"linger_s": 0.0}))
+    while not (folder / "refused").exists():  # it tells nothing else
+        pass
+    os.kill(pid, signal.SIGKILL)
+    late.result()
+    assert late.do("call", ("pid",)) != pid
+    assert "raised" not in late.do("status")[3]
+
+
 def test_in_between_calls_are_rejected(new_web: NewWeb) -> None:
     """They say why; nothing was sent, so a retry is safe."""
     (web,) = entered(new_web, 1)

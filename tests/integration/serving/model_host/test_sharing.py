@@ -52,7 +52,7 @@ def test_what_was_there_with_the_model_is_nothing_to_the_collector(
     """A full collection would go through all of torch, for 0.1 s."""
     web = new_web()
     web.enter(linger_s=0.0)
-    assert web.do("until_attached", 1).frozen > 10_000
+    assert web.do("call", ("frozen",)) > 10_000
 
 
 def test_who_starts_it_may_be_killed_in_the_middle(
