@@ -80,7 +80,8 @@ def check_duration(name: str, value: Any) -> None:
 
 def check_flag(name: str, value: object) -> None:
     """Raise UsageError unless an argument is True or False."""
-    check_kind(name, value, bool, "True or False")
+    if value is not True and value is not False:
+        raise wrong(name, "True or False", value)
 
 
 def check_seconds(name: str, value: Any, *, at_least: float | None = None) -> None:

@@ -8,6 +8,7 @@ from asyncrpc.autograd.ports import Directory, Pool
 from asyncrpc.autograd.state import ABORTED, Pass
 from asyncrpc.ids import Incarnation
 from asyncrpc.trace import FlightRecorder
+from asyncrpc.trace.ring import plain
 
 
 class PassEnds:
@@ -57,7 +58,7 @@ class PassEnds:
             (
                 recorder.now_s(),
                 one.began_s,
-                one.ids.context_id,
+                plain(one.ids.context_id),
                 one.root,
                 commit,
                 one.ids.pass_id.number,

@@ -2,87 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from typing import Any
 
-import torch
-
-from asyncrpc.autograd.functions import CrossingId, Received
+from asyncrpc.autograd.functions import CrossingId
 from asyncrpc.autograd.state import Pass
 from asyncrpc.ids import MessageId
 from asyncrpc.trace import OK, FlightRecorder
 from asyncrpc.trace.events import MESSAGES_MAX
+from asyncrpc.trace.ring import plain
 
 
 class SegmentEvents:
-    """Notes the segments of this worker."""
+    """Notes the segments of this worker.
+
+    Attributes:
+        now_s: reads the clock.
+    """
 
     def __init__(self, recorder: FlightRecorder) -> None:
-        self._recorder = recorder
+        self.now_s = recorder.now_s
+        self._segments = recorder.segments
 
-    def begin(
-        self, one: Pass, nodes: int, entering: Mapping[CrossingId, torch.Tensor | None]
-    ) -> SegmentEvent:
-        """Note that a segment begins: all of its gradients are there.
+    def note(
+        self,
+        one: Pass,
+        nodes: int,
+        began_s: float,
+        entered: Iterable[CrossingId],
+        left: Iterable[CrossingId] = (),
+        *,
+        outcome: str = OK,
+    ) -> None:
+        """A segment has ended.
 
         Args:
             one: the pass.
             nodes: of the segment.
-            entering: gradients, by what was sent; None: there is none.
-        """
-        began_s = self._recorder.now_s()
-        fed_by = _messages(key for key, found in entering.items() if found is not None)
-        return SegmentEvent(self._recorder, one, nodes, fed_by, began_s)
-
-
-class SegmentEvent:
-    """One segment that runs."""
-
-    __slots__ = ("_began_s", "_fed_by", "_nodes", "_pass", "_recorder")
-
-    def __init__(
-        self,
-        recorder: FlightRecorder,
-        one: Pass,
-        nodes: int,
-        fed_by: tuple[MessageId, ...],
-        began_s: float,
-    ) -> None:
-        self._recorder = recorder
-        self._pass = one
-        self._nodes = nodes
-        self._fed_by = fed_by
-        self._began_s = began_s
-
-    def end(self, leaving: Iterable[Received], outcome: str = OK) -> None:
-        """Note that it has ended.
-
-        Args:
-            leaving: the received tensors whose gradients leave.
+            began_s: when all of its gradients were there.
+            entered: what was sent, and has a gradient.
+            left: what was received, and whose gradients leave.
             outcome: how it ended.
         """
-        recorder, ids = self._recorder, self._pass.ids
-        fed_by, feeds = self._fed_by, _messages(one.crossing for one in leaving)
-        recorder.segments.record(
+        ids = one.ids
+        fed_by, feeds = _messages(entered), _messages(left)
+        self._segments.record(
             (
-                recorder.now_s(),
-                self._began_s,
-                ids.context_id,
-                self._pass.root,
+                self.now_s(),
+                began_s,
+                plain(ids.context_id),
+                one.root,
                 ids.pass_id.number,
-                self._nodes,
+                nodes,
                 fed_by[:MESSAGES_MAX],
                 feeds[:MESSAGES_MAX],
-                _beyond(fed_by) + _beyond(feeds),
+                max(len(fed_by) - MESSAGES_MAX, 0) + max(len(feeds) - MESSAGES_MAX, 0),
                 outcome,
             )
         )
 
 
-def _messages(crossings: Iterable[CrossingId]) -> tuple[MessageId, ...]:
+def _messages(crossings: Iterable[CrossingId]) -> tuple[tuple[Any, ...], ...]:
     """Return the messages of tensors, each once; a root of a pass is in none."""
-    found = dict.fromkeys(one.message for one in crossings)
-    return tuple(one for one in found if one.sender)
-
-
-def _beyond(messages: tuple[MessageId, ...]) -> int:
-    return max(0, len(messages) - MESSAGES_MAX)
+    found: dict[MessageId, None] = {}
+    for message, _ in crossings:
+        if message.sender:
+            found[message] = None
+    return tuple([plain(one) for one in found])

@@ -113,7 +113,8 @@ class PassWork:
             later = [leaf for leaf in one.new if leaf not in ready]
             self._requests.send(one, later, [], {})
         arrived = {key: one.arrived.pop(key) for key in segment.starts}
-        event = self._events.begin(one, len(segment.nodes), arrived)
+        nodes, began_s = len(segment.nodes), self._events.now_s()
+        entered = [key for key, gradient in arrived.items() if gradient is not None]
         starts = [(one.edges[key], gradient) for key, gradient in arrived.items()]
         entering = [gradient for _, gradient in starts if gradient is not None]
         prepared = partial(
@@ -125,9 +126,11 @@ class PassWork:
             try:
                 leaving = await self._run(run)
             except BaseException as error:  # a hook of the user's may exit
-                event.end((), outcome_of(error))
+                outcome = outcome_of(error)
+                self._events.note(one, nodes, began_s, entered, outcome=outcome)
                 raise
-        event.end(leaving)
+        left = [received.crossing for received in leaving]
+        self._events.note(one, nodes, began_s, entered, left)
         one.check()
         self._requests.send(one, [], run.received, leaving)
         return True

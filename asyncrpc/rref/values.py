@@ -10,6 +10,7 @@ from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.rref.shared import copy_of
 from asyncrpc.runtime.threads import settable
 from asyncrpc.trace import FlightRecorder
+from asyncrpc.trace.ring import plain
 
 
 class Value(asyncio.Future[Any]):
@@ -84,7 +85,7 @@ class Values:
 
     def _note(self, rref_id: RRefId, change: str) -> None:
         recorder = self._recorder
-        recorder.references.record((recorder.now_s(), rref_id, change))
+        recorder.references.record((recorder.now_s(), plain(rref_id), change))
 
     def close(self) -> None:
         """Drop all values; fail the tasks that wait for one."""

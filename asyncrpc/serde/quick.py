@@ -36,7 +36,7 @@ _REMEMBERED_MAX: Final = 1024
 _REMEMBERED_BYTES_MAX: Final = 256  # of one of them
 DIMENSIONS_MAX: Final = 64  # numpy's; what has more is refused by the long way
 # Lists within lists are looked through so deep, and if they are so short.
-_FLAT_DEPTH: Final = 2
+_FLAT_DEPTH: Final = 3
 _FLAT_LENGTH: Final = 32
 
 _SCALARS: Final = frozenset({type(None), bool, int, float, str})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from asyncrpc.arguments import check_count, check_flag, wrong
 from asyncrpc.clock import Clock
+from asyncrpc.ids import ContextId, MessageId, RRefId, WorkerId
 from asyncrpc.trace.events import (
     KINDS,
     BackwardPassEnded,
@@ -33,6 +34,10 @@ EVENTS_MAX: Final = 10_000_000  # that may wait for one subscriber
 E = TypeVar("E", bound=tuple[Any, ...])
 
 
+def _messages(noted: Iterable[tuple[Any, ...]]) -> tuple[MessageId, ...]:
+    return tuple(map(MessageId._make, noted))
+
+
 class FlightRecorder:
     """The events of one worker, of all kinds.
 
@@ -56,13 +61,15 @@ class FlightRecorder:
 
     def __init__(self) -> None:
         self.now_s: Callable[[], float] = Clock().now_s
-        self.calls = EventRing(CallEnded, worker_at=2)
-        self.served = EventRing(CallServed, worker_at=3)
-        self.received = EventRing(StreamReceived, worker_at=2)
-        self.sent = EventRing(StreamSent, worker_at=2)
-        self.references = EventRing(ReferenceChanged)
-        self.passes = EventRing(BackwardPassEnded)
-        self.segments = EventRing(BackwardSegmentEnded)
+        self.calls = EventRing(CallEnded, {2: WorkerId._make})
+        self.served = EventRing(CallServed, {3: WorkerId._make})
+        self.received = EventRing(StreamReceived, {2: WorkerId._make})
+        self.sent = EventRing(StreamSent, {2: WorkerId._make})
+        self.references = EventRing(ReferenceChanged, {1: RRefId._make})
+        self.passes = EventRing(BackwardPassEnded, {2: ContextId._make})
+        self.segments = EventRing(
+            BackwardSegmentEnded, {2: ContextId._make, 6: _messages, 7: _messages}
+        )
         self.steps = EventRing(OptimizerStepEnded)
         self.collectives = EventRing(CollectiveEnded)
         self.buckets = EventRing(BucketReduced)

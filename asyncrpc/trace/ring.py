@@ -8,27 +8,28 @@ What is kept must cost nothing, either.  Python's collector looks at all that ma
 part of a cycle, and a tuple of numbers and strings is not: it forgets such tuples when
 it first comes by.  One named tuple in them, and thousands of events grow old in its
 care, until it looks through the whole heap: of 256 calls at a time that took a tenth.
-So a worker is noted as a plain tuple.
+So a worker, and any other named tuple, is noted as a plain tuple.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar, cast
-
-from asyncrpc.ids import WorkerId
 
 RECENT_MAX: Final = 2000  # events of each kind
 
 E = TypeVar("E", bound=tuple[Any, ...])
 Fields = tuple[Any, ...]
 Sink = Callable[[Fields], None]
+Restore = Callable[[Any], Any]
+ALL: Final[Mapping[int, Restore]] = MappingProxyType({})  # all fields are what they are
 
 
-def plain(worker: WorkerId) -> tuple[str, int]:
-    """Return a worker as events are noted with it."""
-    return worker.name, int(worker.incarnation)
+def plain(identifier: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a worker, or another named tuple, as events are noted with it."""
+    return identifier[:]
 
 
 class EventRing(Generic[E]):
@@ -43,15 +44,15 @@ class EventRing(Generic[E]):
 
     __slots__ = ("_recent", "_sinks", "kind", "make", "record")
 
-    def __init__(self, kind: type[E], worker_at: int | None = None) -> None:
+    def __init__(self, kind: type[E], made_by: Mapping[int, Restore] = ALL) -> None:
         """Begin without events.
 
         Args:
             kind: class of the events.
-            worker_at: which field is a worker, noted as `plain`; None: none is.
+            made_by: which fields are noted as `plain`, and what makes each again.
         """
         self.kind = kind
-        self.make: Callable[[Fields], E] = _maker(kind, worker_at)
+        self.make: Callable[[Fields], E] = _maker(kind, made_by)
         self._recent: deque[Fields] = deque(maxlen=RECENT_MAX)
         self._sinks: tuple[Sink, ...] = ()
         self.record: Sink = self._recent.append
@@ -94,14 +95,15 @@ class EventRing(Generic[E]):
             sink(fields)
 
 
-def _maker(kind: type[E], worker_at: int | None) -> Callable[[Fields], E]:
-    make = cast("Any", kind)._make
-    if worker_at is None:
-        return cast("Callable[[Fields], E]", make)
+def _maker(kind: type[E], made_by: Mapping[int, Restore]) -> Callable[[Fields], E]:
+    make = cast("Callable[[Fields], E]", cast("Any", kind)._make)
+    if not made_by:
+        return make
 
-    def make_with_worker(fields: Fields) -> E:
-        worker = WorkerId(*fields[worker_at])
-        event: E = make((*fields[:worker_at], worker, *fields[worker_at + 1 :]))
-        return event
+    def make_again(fields: Fields) -> E:
+        whole = list(fields)
+        for at, restore in made_by.items():
+            whole[at] = restore(whole[at])
+        return make(tuple(whole))
 
-    return make_with_worker
+    return make_again
