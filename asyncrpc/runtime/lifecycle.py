@@ -17,7 +17,7 @@ from asyncrpc.errors import (
     NotStartedError,
     UsageError,
 )
-from asyncrpc.runtime.loops import check_loop
+from asyncrpc.runtime.loops import check_loop, running_loop
 
 
 class WorkerState(enum.Enum):
@@ -137,6 +137,8 @@ class Lifecycle:
             NotStartedError: as for `check_running`.
             UsageError: another event loop runs here, or none.
         """
+        if self.is_usable and running_loop() is self.loop:
+            return
         self.check_running()
         self.check_loop(used)
 

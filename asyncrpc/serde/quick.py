@@ -40,6 +40,7 @@ _FLAT_DEPTH: Final = 3
 _FLAT_LENGTH: Final = 32
 
 _SCALARS: Final = frozenset({type(None), bool, int, float, str})
+_are_scalars: Final = _SCALARS.issuperset
 _PACKER_BYTES_MAX: Final = 1 << 20  # with more it is made anew
 _REFERENCE: Final = msgpack.ExtType(kinds.REFERENCE, bytes(4))
 _NOTHING: Final = b"\x92\x90\x80"  # msgpack of [[], {}], the arguments of many calls
@@ -323,21 +324,32 @@ def _read_shared(
     return tensor.set_(storage, place.offset, form.shape, place.strides)
 
 
-def _is_flat(part: Any, depth: int = _FLAT_DEPTH) -> bool:
+def _is_flat(part: Any) -> bool:
     """Return whether this is a scalar, or lists and dictionaries of nothing else."""
     kind = type(part)
-    if kind in _SCALARS:
-        return True
-    if kind is list:
-        inside = part
-    elif kind is dict and _SCALARS.issuperset(map(type, part)):
-        inside = part.values()
-    else:
-        return False
-    if _SCALARS.issuperset(map(type, inside)):
-        return True
-    may_look = depth > 0 and len(inside) <= _FLAT_LENGTH
-    return may_look and all(_is_flat(one, depth - 1) for one in inside)
+    if kind in _SCALARS or (kind is list and _are_scalars(map(type, part))):
+        return True  # most are
+    level = [part]
+    for _ in range(_FLAT_DEPTH + 1):
+        deeper: list[Any] = []  # what the lists of this level hold, if not only scalars
+        for one in level:
+            kind = type(one)
+            if kind is list:
+                inside = one
+            elif kind is dict and _are_scalars(map(type, one)):
+                inside = one.values()
+            elif kind in _SCALARS:
+                continue
+            else:
+                return False
+            if not _are_scalars(map(type, inside)):
+                if len(inside) > _FLAT_LENGTH:
+                    return False
+                deeper += inside
+        if not deeper:
+            return True
+        level = deeper
+    return False
 
 
 class _NotFlat(Exception):  # noqa: N818  (it says what was found, and is no error)

@@ -11,23 +11,36 @@ import gc
 from typing import Any, Final
 
 import asyncrpc
+from asyncrpc.autograd.ends import PassEnds
+from asyncrpc.autograd.segment_events import SegmentEvents
+from asyncrpc.rref.values import Values
 from asyncrpc.runtime.calls.ends import CallEnds, ServedEnds
 from asyncrpc.trace import FlightRecorder
 from asyncrpc.trace.ring import EventRing
 from tests.bench.sides.on_and_off import run_side
 
-_NOTES: Final = {kind: kind.note for kind in (CallEnds, ServedEnds)}
+# What makes events of calls and training steps.
+_NOTES: Final = {
+    (kind, name): getattr(kind, name)
+    for kind, name in (
+        (CallEnds, "note"),
+        (ServedEnds, "note"),
+        (SegmentEvents, "note"),
+        (PassEnds, "_note_end"),
+        (Values, "_note"),
+    )
+}
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: Any, **__: Any) -> None:
     """Note nothing."""
 
 
 def record(wanted: str) -> None:
     """Note events at this worker from now on, or do not."""
     gc.freeze()
-    for kind, note in _NOTES.items():
-        setattr(kind, "note", note if wanted == "on" else _nothing)  # noqa: B010
+    for (kind, name), note in _NOTES.items():
+        setattr(kind, name, note if wanted == "on" else _nothing)
     recorder: FlightRecorder = asyncrpc.current_worker().parts.recorder
     for ring in vars(recorder).values():
         if isinstance(ring, EventRing):
