@@ -175,7 +175,7 @@ class TestSlowReader:
             read = [one["taken_at_s"] for one in looks]
             assert read == sorted(set(read))
             assert {one["view"] for one in looks} == {"references"}
-            assert len(set(times) & set(read)) <= 2  # it has missed the others
+            assert set(times) - set(read)  # it has missed some
 
     async def test_it_is_left_when_its_session_ends(self) -> None:
         async with many_references() as worker, shown(worker) as served:

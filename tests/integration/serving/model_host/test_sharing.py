@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from tests.integration.serving.model_host.web import WebWorker
 
 NewWeb = Callable[[], WebWorker]
 
+COUNTS = ("attached", "links", "tasks", "descriptors", "references")
+ENDS_S = 120.0  # that only a leak reaches
 LEAK_KIB = 64 * 1024  # fifty slabs are 800 MiB; what the allocator keeps is less
 
 
@@ -134,8 +137,13 @@ def test_killed_web_workers_cost_the_model_nothing(new_web: NewWeb, kills: int) 
     before = watch.do("until_attached", 1)
     for _ in range(kills):
         _come_and_be_killed(new_web, watch)
-    after = watch.do("until_attached", 1)
-    assert after._replace(resident_kib=0) == before._replace(resident_kib=0)
+    end_s = time.monotonic() + ENDS_S  # tasks of the killed end by themselves
+    while True:
+        after = watch.do("until_attached", 1)
+        more = [name for name in COUNTS if getattr(after, name) > getattr(before, name)]
+        if not more:
+            break
+        assert time.monotonic() < end_s, (more, before, after)
     assert after.resident_kib - before.resident_kib < LEAK_KIB
 
 
