@@ -24,7 +24,7 @@ E = TypeVar("E", bound=tuple[Any, ...])
 Fields = tuple[Any, ...]
 Sink = Callable[[Fields], None]
 Restore = Callable[[Any], Any]
-ALL: Final[Mapping[int, Restore]] = MappingProxyType({})  # all fields are what they are
+AS_NOTED: Final[Mapping[int, Restore]] = MappingProxyType({})  # no field is `plain`
 
 
 def plain(identifier: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -44,7 +44,9 @@ class EventRing(Generic[E]):
 
     __slots__ = ("_recent", "_sinks", "kind", "make", "record")
 
-    def __init__(self, kind: type[E], made_by: Mapping[int, Restore] = ALL) -> None:
+    def __init__(
+        self, kind: type[E], made_by: Mapping[int, Restore] = AS_NOTED
+    ) -> None:
         """Begin without events.
 
         Args:

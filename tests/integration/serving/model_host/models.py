@@ -143,6 +143,9 @@ class Inside(NamedTuple):
     resident_kib: int
 
 
+COUNTS = tuple(name for name in Inside._fields if name != "resident_kib")
+
+
 async def look_inside() -> Inside:
     """Return what the process of the model has now."""
     gc.collect()

@@ -12,11 +12,11 @@ from tests.integration.serving.model_host.conftest import (
     lines_of,
     until_all_have_ended,
 )
+from tests.integration.serving.model_host.models import COUNTS
 from tests.integration.serving.model_host.web import WebWorker
 
 NewWeb = Callable[[], WebWorker]
 
-COUNTS = ("attached", "links", "tasks", "descriptors", "references")
 ENDS_S = 120.0  # that only a leak reaches
 LEAK_KIB = 64 * 1024  # fifty slabs are 800 MiB; what the allocator keeps is less
 

@@ -24,7 +24,7 @@ from tests.integration.serving.model_host.conftest import (
     end_all,
     lines_of,
 )
-from tests.integration.serving.model_host.models import FOLDER
+from tests.integration.serving.model_host.models import COUNTS, FOLDER
 from tests.ports import free_port
 
 WORKERS: Final = 2
@@ -109,8 +109,7 @@ def server(folder: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
 
 def _held(answer: dict[str, Any]) -> list[int]:
     """Return what the model's process holds, but for memory."""
-    names = ("attached", "links", "tasks", "descriptors", "references")
-    return [answer["inside"][name] for name in names]
+    return [answer["inside"][name] for name in COUNTS]
 
 
 @pytest.mark.slow
