@@ -122,25 +122,35 @@ class Quick:
 
     def _write_arguments(self, value: list[Any]) -> Written | None:
         args, kwargs = value
-        if type(kwargs) is not dict or (kwargs and not _is_flat(kwargs)):
-            return None
-        if not args and not kwargs:
-            return kinds.FLAT + _NOTHING, [], [], None
+        if not args and not kwargs and type(kwargs) is dict:
+            return _FLAT_NOTHING, [], [], None
         tensor = None
         for part in args:
             if not _is_flat(part):
                 if type(part) is not torch.Tensor or tensor is not None:
                     return None
                 tensor = part
-        if tensor is None:
-            tree = self._pack(value)
-            return None if tree is None else (kinds.FLAT + tree, [], [], None)
+        if tensor is not None:
+            return self._write_around(tensor, args, kwargs)
+        if type(kwargs) is not dict or (kwargs and not _is_flat(kwargs)):
+            return None
+        tree = self._pack(value)
+        return None if tree is None else (kinds.FLAT + tree, [], [], None)
+
+    def _write_around(
+        self, tensor: torch.Tensor, args: list[Any], kwargs: Any
+    ) -> Written | None:
+        """Return what is sent of arguments of which one is a tensor."""
+        table = self._table_of(tensor)  # before the rest is looked at in vain
+        if type(kwargs) is not dict or table is None:
+            return None
         if len(args) == 1 and not kwargs:
-            return self._framed(self._table_of(tensor), _ARGUMENT, tensor)
+            return self._framed(table, _ARGUMENT, tensor)
+        if kwargs and not _is_flat(kwargs):
+            return None
         lowered = [_REFERENCE if part is tensor else part for part in args]
         tree = self._pack([lowered, kwargs])
-        table = None if tree is None else self._table_of(tensor)
-        return self._framed(table, tree or b"", tensor)
+        return None if tree is None else self._framed(table, tree, tensor)
 
     def _write_flat(self, value: Any) -> bytes | None:
         """Return the control part of scalars, or of lists and dictionaries of them."""

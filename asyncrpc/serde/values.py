@@ -90,8 +90,10 @@ class Codec:
                 and what to do.  Outcome NOT_EXECUTED.
         """
         quick = self.encode_quickly(value)
-        if quick is not None:
-            return quick
+        return self.encode_slowly(value, labels=labels) if quick is None else quick
+
+    def encode_slowly(self, value: Any, *, labels: Sequence[str] = ()) -> Encoded:
+        """Encode a value that `encode_quickly` has left, as `encode` does."""
         encoder = Encoder(self.functions, self.hooks, self.limits, self.stager)
         control = self._encode(encoder, value, labels)
         outbox = encoder.outbox

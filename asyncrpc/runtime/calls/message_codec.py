@@ -229,7 +229,7 @@ class MessageCodec:
         self, value: Any, labels: Sequence[str], compression: Compression | None
     ) -> Encoded:
         if compression is None:
-            return self._codec.encode(value, labels=labels)
+            return self._codec.encode_slowly(value, labels=labels)
         return self._codec.encode_for(compression, value, labels=labels)
 
     def encode_common(

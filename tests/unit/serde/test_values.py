@@ -167,6 +167,12 @@ def test_types_are_kept_deep_inside() -> None:
     assert [type(part) for part in back[299]["a"]] == [bytearray, tuple, set]
 
 
+@pytest.mark.parametrize("args", [[], [torch.ones(2)]], ids=["none", "a tensor"])
+def test_what_looks_like_arguments_keeps_its_types(args: list[Any]) -> None:
+    back = round_trip([args, OrderedDict()])
+    assert type(back[1]) is OrderedDict
+
+
 def test_a_view_of_memory_arrives_as_bytes() -> None:
     assert round_trip([memoryview(b"abc"), memoryview(b"x" * 20_000)[::2]]) == [
         b"abc",
