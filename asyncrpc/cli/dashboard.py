@@ -83,7 +83,7 @@ async def _serve(given: argparse.Namespace) -> int:
             f"--host {given.host} would show the group to everybody: it has no secret; "
             f"give --token-file or {TOKEN_VARIABLE}"
         )
-    async with Observer(found.options) as observer:
+    async with found.observer() as observer:
         address = await found.address_for(observer)
         await _look_who_is_there(found, observer, address)
         app = observing_dashboard(

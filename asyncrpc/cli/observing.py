@@ -43,13 +43,14 @@ def add_entrance(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="ADDRESS",
         help=f"of any worker, as tcp://host:port (default: ${ADDRESS_VARIABLE}, else"
-        " your only run of `asyncrpc run` on this host)",
+        " your only run or model on this host: see `asyncrpc runs`)",
     )
     parser.add_argument(
         "--run",
         metavar="ID",
-        help="the workers of this run of `asyncrpc run`: its name, the beginning of"
-        " it, or the number of its process; see `asyncrpc runs`",
+        help="the workers of this run of `asyncrpc run`, or of this model of a"
+        " ModelHost: its name, the beginning of it, or the number of its process; see"
+        " `asyncrpc runs`",
     )
 
 
@@ -68,7 +69,7 @@ def add_group(parser: argparse.ArgumentParser) -> None:
 async def _observe(arguments: argparse.Namespace, look: Look) -> int:
     # In a thread: it looks at files.
     arguments.meant = found = await asyncio.to_thread(entrance, arguments)
-    async with Observer(found.options) as observer:
+    async with found.observer() as observer:
         address = await found.address_for(observer)
         return await look(observer, address, arguments)
 

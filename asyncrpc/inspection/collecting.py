@@ -41,6 +41,8 @@ from asyncrpc.trace import FlightRecorder
 
 ACTORS_MAX: Final = 2000
 CALLS_MAX: Final = 2000  # in each direction
+# How tasks are named that asyncrpc starts for what holds a worker, not for the worker.
+OWN_PREFIX: Final = "asyncrpc "
 SUBJECTS_MAX: Final = 64  # those waited for the longest, whose referrers are looked at
 
 
@@ -223,7 +225,7 @@ class SnapshotTaker:
         shown = of_program or list(steps[:1])
         function = shown[-1].code.co_qualname if shown else ""
         frames = tuple(frame_of(one.frame) for one in shown)
-        is_internal = not of_program and seen.task in self._worker.tasks
+        is_internal = not of_program and self._is_own(seen.task)
         wait = self._wait_of(place)
         return Actor(
             ActorKind.TASK,
@@ -234,6 +236,10 @@ class SnapshotTaker:
             is_internal,
             tuple(labels_of(steps)),
         )
+
+    def _is_own(self, task: asyncio.Task[Any]) -> bool:
+        """Return whether asyncrpc has started a task: the worker, or what holds it."""
+        return task in self._worker.tasks or task.get_name().startswith(OWN_PREFIX)
 
     def _wait_of(self, place: int) -> Wait:
         seen = self._tasks[place]

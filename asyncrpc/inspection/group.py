@@ -221,6 +221,7 @@ async def _enter(look: GroupLook, asks: ObserverQuestions, address: str) -> None
         look.take_look(found)
         records = found.members
     look.know(records)
+    look.know_beside(await asks.beside(look.members))
 
 
 class GroupLook:
@@ -272,6 +273,12 @@ class GroupLook:
             {one.member.name: one.member for one in records if one.is_alive}
         )
         self.ranks.update({one.name: one.member.rank for one in records})
+
+    def know_beside(self, members: Iterable[Member]) -> None:
+        """Take note of workers that are looked at, too, and are no members."""
+        for one in members:
+            self.members[one.name] = one
+            self.ranks[one.name] = one.rank
 
     def take(self, snapshot: WorkerSnapshot) -> None:
         """Take what a worker has told."""

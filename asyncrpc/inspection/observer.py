@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -38,7 +39,14 @@ from asyncrpc.wire.messages import Hello
 
 T = TypeVar("T")
 
+# Finds workers; it blocks its thread.
+FindWorkers = Callable[[], Sequence[Member]]
+
 CONNECT_S: Final = 3.0  # for a connection and its handshake
+
+
+def _nobody() -> Sequence[Member]:
+    return ()
 
 
 class Observer:
@@ -49,15 +57,24 @@ class Observer:
         ...     seen = await observer.connect("tcp://10.0.0.2:7000")
     """
 
-    def __init__(self, options: Options, *, timeout_s: float = CONNECT_S) -> None:
+    def __init__(
+        self,
+        options: Options,
+        *,
+        timeout_s: float = CONNECT_S,
+        find_beside: FindWorkers = _nobody,
+    ) -> None:
         """Describe it.
 
         Args:
             options: the secret or certificates of the group.
             timeout_s: seconds that a connection may take.
+            find_beside: finds workers that are looked at with the group, and that its
+                members do not know: who uses a model is no member of its group.
         """
         self._options = options
         self._timeout_s = timeout_s
+        self._find_beside = find_beside
 
     async def __aenter__(self) -> Self:
         """Begin."""
@@ -90,6 +107,17 @@ class Observer:
     def secret(self) -> bytes | None:
         """The secret of the group, if it has one."""
         return self._options.secret_bytes
+
+    async def beside(self, known: Collection[str]) -> list[Member]:
+        """Return the workers that are looked at with a group.
+
+        Args:
+            known: names of its members.
+        """
+        if self._find_beside is _nobody:
+            return []
+        found = await asyncio.to_thread(self._find_beside)
+        return [one for one in found if one.name not in known]
 
     async def connect(self, to: str | Member) -> Observed:
         """Connect to a worker.

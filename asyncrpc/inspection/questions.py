@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Final, TypeVar
 
 from asyncrpc.errors import AsyncRpcError, ConnectError
@@ -44,7 +45,9 @@ class ObserverQuestions:
         now_s = asyncio.get_running_loop().time()
         if self._members and now_s - self._asked_s < MEMBERS_S:
             return self._members
-        self._members = await self._ask_members()
+        members = await self._ask_members()
+        beside = await self.beside({one.name for one in members})
+        self._members = [*members, *beside]
         self._asked_s = now_s
         self._forget_others()
         return self._members
@@ -61,6 +64,10 @@ class ObserverQuestions:
         raise ConnectError(
             f"no worker tells who is in the group: {str(problem) or 'not in time'}"
         ) from problem
+
+    async def beside(self, known: Collection[str]) -> list[Member]:
+        """See `Observer.beside`."""
+        return await self._observer.beside(known)
 
     async def first_records(self) -> list[Record]:
         """Ask the worker at the address for its group.

@@ -1,9 +1,9 @@
-"""A worker's note for `asyncrpc run`: who it is, and where it listens.
+"""A worker's note for the verbs: who it is, and where it listens.
 
 `asyncrpc run` makes a directory for each run and names it in the environment of the
-processes.  Each worker writes a file there when it listens, and removes it when it
-ends, so that who looks at the run needs no address.  No worker depends on it: where the
-directory is gone or full, there is no note.
+processes; a `ModelHost` has one for its model.  Each worker writes a file there when it
+listens, and removes it when it ends, so that who looks at them needs no address.  No
+worker depends on it: where the directory is gone or full, there is no note.
 
 A worker that was killed leaves its note.  So it holds the process and when that was
 started, by which readers pass over it.
@@ -16,11 +16,12 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from asyncrpc.runtime.ports import Identity
+from asyncrpc.runtime.run_places import read_own
 from asyncrpc.watch import pulse
 
 logger = logging.getLogger("asyncrpc")
@@ -93,21 +94,44 @@ def read_note(text: bytes) -> RunNote | None:
         return None
 
 
+def entry_in(environ: Mapping[str, str]) -> Path | None:
+    """Return the directory of the run that has started this process, if one has."""
+    named = environ.get(ENTRY_VARIABLE)
+    return Path(named) if named else None
+
+
+def has_ended(note: RunNote) -> bool:
+    """Return whether the process of a worker of this host has ended."""
+    if not note.started:  # the kernel does not say when processes were started
+        return pulse.is_gone(note.pid)
+    return pulse.state_of(note.pid, note.started) == pulse.GONE
+
+
+def notes_in(folder: Path, at_most: int) -> Iterator[tuple[Path, RunNote]]:
+    """Return the notes in a directory, with their files; blocks this thread."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for count, entry in enumerate(entries):
+            if count >= at_most:
+                break
+            if entry.name.endswith(".json"):
+                path = Path(entry.path)
+                note = read_note(read_own(path) or b"")
+                if note is not None:
+                    yield path, note
+
+
 class RunNoteFile:
     """The file of one worker's note."""
 
-    def __init__(
-        self, identity: Identity, environ: Mapping[str, str] = os.environ
-    ) -> None:
+    def __init__(self, identity: Identity, entry: Path | None) -> None:
         """Prepare it.
 
         Args:
             identity: of the worker.
-            environ: names the directory of the run, if a run started this process.
+            entry: the directory of its run or model; None: it belongs to none.
         """
-        entry = environ.get(ENTRY_VARIABLE)
         self._identity = identity
-        self._folder = Path(entry) / NOTES if entry else None
+        self._folder = None if entry is None else entry / NOTES
         self._lock = threading.Lock()
         self._is_removed = False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import threading
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeVar
@@ -49,7 +50,7 @@ from asyncrpc.inspection.own_checkup import circumstances_of, own_checkup
 from asyncrpc.inspection.recent import recent_events
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
 from asyncrpc.inspection.reference_records import ReferencesSeen
-from asyncrpc.inspection.run_note import RunNoteFile
+from asyncrpc.inspection.run_note import RunNoteFile, entry_in
 from asyncrpc.inspection.stalls import LOOKS, StallWatch
 from asyncrpc.inspection.summaries import WorkerSummary
 from asyncrpc.inspection.summarizing import summary_of
@@ -132,7 +133,7 @@ class InspectionService:
         self._ages: WaitAges | None = None
         self._since_s = worker.recorder.now_s()
         self.stalls: StallWatch | None = None
-        self._note = RunNoteFile(worker.identity)
+        self._note = RunNoteFile(worker.identity, entry_in(os.environ))
         self._door = LocalDoor(
             worker,
             take=self._take,

@@ -21,7 +21,6 @@ from asyncrpc.cli.runs.finding import (
 from asyncrpc.cli.runs.listing import list_runs
 from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
 from asyncrpc.inspection.group_answers import WorkerCheckup, checkups_of
-from asyncrpc.inspection.observer import Observer
 from asyncrpc.inspection.records import NoAnswer
 
 
@@ -112,7 +111,7 @@ async def ask_group(meant: GroupEntrance, given: argparse.Namespace) -> GroupFou
     """
     found = GroupFound(meant.run.id if meant.run else meant.address)
     try:
-        async with Observer(meant.options) as observer:
+        async with meant.observer() as observer:
             address = await meant.address_for(observer)
             told = await checkups_of(observer, address, names=given.worker)
     except (AuthenticationError, ConnectError) as error:

@@ -1,1 +1,1 @@
-"""What `asyncrpc run` writes down of a run, and how the other verbs find it."""
+"""What `asyncrpc run` writes down of a run, and how verbs find it, or a model."""

@@ -70,8 +70,9 @@ def nothing_runs(listing: RunListing) -> str:
         besides = f"; {elsewhere[0]} is {ELSEWHERE}: choose it by --run"
     return (
         f"no run of yours is under way on this host (looked in {looked_at}{problems})"
-        f"{besides}.  For a group that `asyncrpc run` has not started, give the ADDRESS"
-        " of any worker, as tcp://host:port, or set ASYNCRPC_ADDRESS"
+        f"{besides}.  For a group that neither `asyncrpc run` nor a ModelHost has "
+        "started, give the ADDRESS of any worker, as tcp://host:port, or set "
+        "ASYNCRPC_ADDRESS"
     )
 
 
@@ -83,7 +84,7 @@ def others_in(run: LiveRun, incarnations: Collection[int]) -> str:
         incarnations: of the members of the group that is looked at.
     """
     others = [one for one in run.notes if one.incarnation not in incarnations]
-    if not others:
+    if not others or run.is_model:  # whose web workers are looked at with it
         return ""
     names = ", ".join(one.name for one in others[:_NAMED_MAX])
     more = len(others) - _NAMED_MAX

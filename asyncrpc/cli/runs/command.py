@@ -1,4 +1,4 @@
-"""`asyncrpc runs`: list the runs of `asyncrpc run` that are under way."""
+"""`asyncrpc runs`: list the runs and models that are under way."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def now_s() -> float:
 def add_runs(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of `asyncrpc runs`."""
     parser.description = (
-        "List your runs of `asyncrpc run` that are under way: what the other verbs "
-        "take with --run, how many of the processes have a worker that listens, and "
-        "the command.  The exit code is 0 if there is a run, else 1."
+        "List your runs of `asyncrpc run` that are under way, and your models of "
+        "ModelHosts: what the other verbs take with --run, how many of the processes "
+        "have a worker that listens, and the command; of a model, it and its web "
+        "workers.  The exit code is 0 if there is one, else 1."
     )
     parser.add_argument("--json", action="store_true", help="write JSON")
     parser.set_defaults(act=_runs)

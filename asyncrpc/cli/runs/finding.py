@@ -7,18 +7,17 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from asyncrpc.cli.runs.choosing import choose
 from asyncrpc.cli.runs.command import now_s, places_here
-from asyncrpc.cli.runs.listing import LiveRun, is_stopped, list_runs
+from asyncrpc.cli.runs.listing import LiveRun, is_stopped, list_runs, users_of
 from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
 from asyncrpc.inspection.door import look_beside, names_of
 from asyncrpc.inspection.machine.wording import duration
 from asyncrpc.inspection.observer import Observer
 from asyncrpc.inspection.records import NoAnswer
-from asyncrpc.inspection.run_note import ENTRY_VARIABLE, RunNote
+from asyncrpc.inspection.run_note import RunNote, entry_in
 from asyncrpc.runtime.options import Options
 
 ADDRESS_VARIABLE: Final = "ASYNCRPC_ADDRESS"
@@ -38,6 +37,13 @@ class GroupEntrance:
     options: Options
     address: str = ""
     run: LiveRun | None = None
+
+    def observer(self) -> Observer:
+        """Return who looks at the group, and at who uses it if it is a model."""
+        run = self.run
+        if run is None:
+            return Observer(self.options)
+        return Observer(self.options, find_beside=lambda: users_of(run))
 
     async def address_for(self, observer: Observer) -> str:
         """Return the address of a worker that answers.
@@ -79,7 +85,7 @@ def entrance(
 
 def _run_meant(wanted: str | None, environ: Mapping[str, str]) -> LiveRun:
     listing = list_runs(places_here(environ))
-    own = Path(environ.get(ENTRY_VARIABLE) or "")
+    own = entry_in(environ)
     if wanted is None:
         for one in listing.runs:
             if one.path == own:

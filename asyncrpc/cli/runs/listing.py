@@ -19,14 +19,17 @@ from asyncrpc.cli.runs.entry import (
     RunRecord,
     read_record,
 )
-from asyncrpc.inspection.run_note import NOTES, RunNote, read_note
+from asyncrpc.ids import Incarnation
+from asyncrpc.inspection.run_note import NOTES, RunNote, has_ended, notes_in
 from asyncrpc.runtime.host import HOST_ID
+from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.run_places import (
     RunPlace,
     problem_of_directory,
     read_own,
     trouble_with,
 )
+from asyncrpc.serving.model_host.slot import FOLDER, ModelSlot
 from asyncrpc.watch import pulse
 
 RUNS_MAX: Final = 1000  # of one place; what is beyond is not looked at
@@ -35,17 +38,19 @@ NOTES_MAX: Final = 4096  # of one run
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """A run that is under way.
+    """A run of `asyncrpc run` that is under way, or the model of a `ModelHost`.
 
     Attributes:
         path: of its directory.
-        record: what runs.
+        record: what runs; of a model its process, and not those of its web workers.
         notes: of its workers that listen, by rank; of this host, of live ones only.
+        is_model: whether it is a model.
     """
 
     path: Path
     record: RunRecord
     notes: tuple[RunNote, ...]
+    is_model: bool = False
 
     @property
     def id(self) -> str:
@@ -93,6 +98,7 @@ def list_runs(choices: Sequence[RunPlace]) -> RunListing:
             listing.problems.append(problem)
             continue
         listing.runs += _runs_in(place.path)
+        listing.runs += _models_in(place.path / FOLDER)
     listing.runs.sort(key=lambda one: one.record.began_s)
     return listing
 
@@ -111,6 +117,28 @@ def _runs_in(place: Path) -> Iterator[LiveRun]:
         if record is not None:
             is_here = record.host_id == HOST_ID
             yield LiveRun(path, record, _notes(path / NOTES, is_here=is_here))
+
+
+def _models_in(place: Path) -> Iterator[LiveRun]:
+    """Find the models whose process listens; the directories of the others stay."""
+    for path in _directories(place):
+        note = ModelSlot(path).look().note
+        if note is None:
+            continue
+        notes = _notes(path / NOTES, is_here=note.host_id == HOST_ID)
+        record = RunRecord(
+            pid=note.pid,
+            host=note.host,
+            host_id=note.host_id,
+            command=("ModelHost", note.function),
+            folder=note.folder,
+            nprocs=len(notes),
+            began_s=note.began_s,
+            secret_file=str(path / SECRET),
+        )
+        # All web workers know the model, and none knows another.
+        notes = tuple(sorted(notes, key=lambda one: one.pid != record.pid))
+        yield LiveRun(path, record, notes, is_model=True)
 
 
 def _directories(place: Path) -> Iterator[Path]:
@@ -143,22 +171,25 @@ def is_alive(path: Path) -> bool:
 
 
 def _notes(folder: Path, *, is_here: bool) -> tuple[RunNote, ...]:
-    found = []
-    with suppress(OSError), os.scandir(folder) as entries:
-        for count, entry in enumerate(entries):
-            if count >= NOTES_MAX:
-                break
-            if entry.name.endswith(".json"):
-                note = read_note(read_own(Path(entry.path)) or b"")
-                if note is not None and not (is_here and _has_ended(note)):
-                    found.append(note)
+    found = [
+        note
+        for _, note in notes_in(folder, NOTES_MAX)
+        if not (is_here and has_ended(note))
+    ]
     return tuple(sorted(found, key=lambda one: (one.rank, one.name)))
 
 
-def _has_ended(note: RunNote) -> bool:
-    if not note.started:  # the kernel does not say when processes were started
-        return pulse.is_gone(note.pid)
-    return pulse.state_of(note.pid, note.started) == pulse.GONE
+def users_of(run: LiveRun) -> list[Member]:
+    """Return who uses a model by now, its own worker included; of a run, nobody.
+
+    They are no members of its group: each knows the model, and no other.
+    """
+    if not (run.is_model and run.is_here):
+        return []
+    return [
+        Member(one.name, one.rank, Incarnation(one.incarnation), one.addresses, HOST_ID)
+        for one in _notes(run.path / NOTES, is_here=True)
+    ]
 
 
 def is_stopped(note: RunNote) -> bool:

@@ -33,6 +33,7 @@ from asyncrpc.errors import (
     RendezvousTimeoutError,
     UsageError,
 )
+from asyncrpc.inspection.run_note import RunNoteFile
 from asyncrpc.rref.handle import RRef
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
@@ -160,6 +161,7 @@ class ModelHost:
         self._generation = ""
         self._failure: AsyncRpcError | None = None  # how the last process was lost
         self._task: asyncio.Task[None] | None = None
+        self._note: RunNoteFile | None = None  # by which `asyncrpc runs` finds it
 
     # --- the block -------------------------------------------------------------------
 
@@ -191,6 +193,8 @@ class ModelHost:
         )
         try:
             await self._worker.__aenter__()
+            self._note = RunNoteFile(self._worker.parts.identity, slot.path)
+            await asyncio.to_thread(self._note.write, self._worker.addresses)
             self._task = loop.create_task(
                 self._run(slot, order), name=f"asyncrpc model host {self._name}"
             )
@@ -276,6 +280,8 @@ class ModelHost:
                 self._task.cancel()
                 await asyncio.wait([self._task])
             self._sockets.remove()
+            if self._note is not None:
+                await asyncio.to_thread(self._note.remove)
 
     # --- what programs ask -----------------------------------------------------------
 

@@ -14,8 +14,12 @@ import pickle
 import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import BinaryIO, Final
 
+from asyncrpc.clock import NS_PER_S, wall_ns
+from asyncrpc.inspection.run_note import RunNoteFile
+from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.loops import run
 from asyncrpc.runtime.membership.rendezvous import LocalRendezvous
 from asyncrpc.runtime.options import Options
@@ -79,13 +83,16 @@ async def _serve(order: HostOrder, lock: int) -> bool:
         options=options_with(order.options, order.secret, sockets),
     )
     worker.hosted = hosted
+    for_verbs = RunNoteFile(worker.parts.identity, order.path)
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, hosted.end, f"it was sent {number.name}")
     released = asyncio.Event()
     try:
         async with worker:
-            note = SlotNote(order.generation, os.getpid(), worker.addresses)
+            note = _note_of(order, worker.addresses)
+            await asyncio.to_thread(for_verbs.write, worker.addresses)
+            await asyncio.to_thread(hosted.keep_fresh)  # the last one may have died
             await asyncio.to_thread(hosted.tell, note)
             holding = loop.create_task(hosted.hold(released), name="asyncrpc model")
             await _until_ending(hosted)
@@ -98,9 +105,23 @@ async def _serve(order: HostOrder, lock: int) -> bool:
         if not holding.cancelled():
             holding.result()
     finally:
+        for_verbs.remove()
         hosted.untell()
         sockets.remove()
     return hosted.is_stuck
+
+
+def _note_of(order: HostOrder, addresses: tuple[str, ...]) -> SlotNote:
+    return SlotNote(
+        order.generation,
+        os.getpid(),
+        addresses,
+        function=order.function,
+        folder=str(Path.cwd()),
+        host=os.uname().nodename,
+        host_id=HOST_ID,
+        began_s=wall_ns() / NS_PER_S,
+    )
 
 
 async def _until_ending(hosted: HostedModel) -> None:

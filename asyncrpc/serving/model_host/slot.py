@@ -4,6 +4,8 @@
                 instruction to its end; the kernel unlocks it
     note.json   who it is, and where it listens; written once it does
     secret      that it and its web workers prove to know, mode 0600
+    workers/    a note of its worker, and of that of each web worker, by which
+                `asyncrpc status` and the other verbs find them
 
 The lock decides who starts the process, and tells a dead one from a live one: numbers
 of processes are used again.  Who takes the lock passes it on, still locked, to the
@@ -34,6 +36,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from asyncrpc.errors import UsageError
+from asyncrpc.inspection.run_note import NOTES, has_ended, notes_in
 from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.run_places import make_place, places, read_own
 from asyncrpc.runtime.secret_file import read_secret
@@ -43,6 +46,7 @@ _STEM_MAX: Final = 16  # people look for it in a listing
 _KEY_CHARACTERS: Final = 12
 _SECRET_BYTES: Final = 32
 _TRIES: Final = 16  # of a lock that is replaced meanwhile
+NOTES_MAX: Final = 4096  # that are looked at
 _PRIVATE_FILE: Final = 0o600
 _PRIVATE_DIRECTORY: Final = 0o700
 
@@ -55,12 +59,22 @@ class SlotNote:
         generation: which process it is; drawn anew for each.
         pid: of it, for people.
         addresses: where it listens.
+        function: that makes the model.
+        folder: where it was started.
+        host: name of the host.
+        host_id: of the host and its namespaces; see `asyncrpc.runtime.host`.
+        began_s: when, in seconds since 1970.
         is_ending: whether it takes no more web workers.
     """
 
     generation: str
     pid: int
     addresses: tuple[str, ...]
+    function: str
+    folder: str
+    host: str
+    host_id: str
+    began_s: float
     is_ending: bool = False
 
     def as_json(self) -> bytes:
@@ -76,6 +90,11 @@ def read_slot_note(text: bytes | None) -> SlotNote | None:
             generation=str(found["generation"]),
             pid=int(found["pid"]),
             addresses=tuple(map(str, found["addresses"])),
+            function=str(found["function"]),
+            folder=str(found["folder"]),
+            host=str(found["host"]),
+            host_id=str(found["host_id"]),
+            began_s=float(found["began_s"]),
             is_ending=bool(found["is_ending"]),
         )
     except (ValueError, KeyError, TypeError):
@@ -135,13 +154,22 @@ class ModelSlot:
         stem = re.sub(r"[^A-Za-z0-9_]+", "-", name)[:_STEM_MAX]
         slot = cls(place.path / FOLDER / f"{stem}-{key}")
         try:
-            slot.path.mkdir(mode=_PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+            slot.make()
         except OSError as error:
             raise UsageError(
                 f"cannot make {str(slot.path)!r}: {error.strerror or error}; "
                 "ASYNCRPC_RUN_DIR names another place"
             ) from error
         return slot
+
+    def make(self) -> None:
+        """Make the directory, unless it is there.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        for path in (self.path, self.path / NOTES):
+            path.mkdir(mode=_PRIVATE_DIRECTORY, parents=True, exist_ok=True)
 
     @property
     def _lock_path(self) -> Path:
@@ -161,7 +189,7 @@ class ModelSlot:
         Raises:
             OSError: the file cannot be made or locked.
         """
-        self.path.mkdir(mode=_PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+        self.make()
         flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         for _ in range(_TRIES):
             lock = os.open(self._lock_path, flags, _PRIVATE_FILE)
@@ -220,8 +248,14 @@ class ModelSlot:
             self._note_path.unlink(missing_ok=True)
 
     def keep_fresh(self) -> None:
-        """Make the files look used: cleaners remove what is old from temporary ones."""
-        for path in (self.path, *self.path.iterdir()):
+        """Make the files look used: cleaners remove what is old from temporary ones.
+
+        The notes of web workers that were killed are removed.
+        """
+        for path, note in notes_in(self.path / NOTES, NOTES_MAX):
+            if has_ended(note):
+                path.unlink(missing_ok=True)
+        for path in (self.path, *self.path.rglob("*")):
             with contextlib.suppress(OSError):
                 os.utime(path, follow_symlinks=False)
 

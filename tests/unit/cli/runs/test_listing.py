@@ -19,11 +19,14 @@ from asyncrpc.inspection.run_note import (
     ENTRY_VARIABLE,
     RunNote,
     RunNoteFile,
+    entry_in,
     note_of,
     read_note,
 )
+from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.identity import WorkerIdentity
 from asyncrpc.runtime.run_places import RunPlace
+from asyncrpc.serving.model_host.slot import ModelSlot, SlotNote
 
 COMMAND = ("train.py", "--lr", "0.1")
 
@@ -55,7 +58,7 @@ def identity(rank: int = 0) -> WorkerIdentity:
 
 
 def told(entry: RunEntry, who: WorkerIdentity, *addresses: str) -> RunNoteFile:
-    file = RunNoteFile(who, {ENTRY_VARIABLE: str(entry.path)})
+    file = RunNoteFile(who, entry.path)
     file.write(addresses)
     return file
 
@@ -109,9 +112,11 @@ def test_a_note_that_was_removed_is_not_written_any_more(
 
 
 def test_a_worker_does_without_the_directory(tmp_path: Path) -> None:
-    assert not RunNoteFile(identity(), {}).is_wanted
-    assert not RunNoteFile(identity(), {ENTRY_VARIABLE: ""}).is_wanted
-    file = RunNoteFile(identity(), {ENTRY_VARIABLE: str(tmp_path / "gone")})
+    assert entry_in({}) is entry_in({ENTRY_VARIABLE: ""}) is None
+    assert not RunNoteFile(identity(), None).is_wanted
+    gone = tmp_path / "gone"
+    assert entry_in({ENTRY_VARIABLE: str(gone)}) == gone
+    file = RunNoteFile(identity(), gone)
     assert file.is_wanted
     file.write(("uds:///0",))
     file.remove()
@@ -242,3 +247,66 @@ def test_a_place_of_others_is_passed_over_and_named(tmp_path: Path) -> None:
 )
 def test_a_run_is_named_for_its_program(command: list[str], name: str) -> None:
     assert id_of(command, 7) == name
+
+
+@pytest.fixture
+def slot(place: RunPlace) -> Iterator[ModelSlot]:
+    """The slot of a model; this process has it."""
+    environ = {"ASYNCRPC_RUN_DIR": str(place.path)}
+    found = ModelSlot.of("my model", "shop:make", "/shop.py", environ)
+    found.secret()
+    lock = found.try_lock()
+    assert lock is not None
+    yield found
+    os.close(lock)
+
+
+def slot_note(*, host_id: str = HOST_ID) -> SlotNote:
+    return SlotNote(
+        generation="g1",
+        pid=os.getpid(),
+        addresses=("uds:///model",),
+        function="shop:make",
+        folder="/srv",
+        host="node7",
+        host_id=host_id,
+        began_s=100.0,
+    )
+
+
+def test_a_model_is_listed_with_its_web_workers_once_it_listens(
+    place: RunPlace, slot: ModelSlot
+) -> None:
+    assert list_runs([place]).runs == []
+    slot.write_note(slot_note())
+    for name, rank, address in (("web", -1, "uds:///web"), ("m", 0, "uds:///model")):
+        who = WorkerIdentity(name, rank, 1, is_strict=False)
+        RunNoteFile(who, slot.path).write([address])
+    web = next(one for one in the_run(place).notes if one.name == "web")
+    path = slot.path / "workers" / f"{web.incarnation:016x}.json"
+    path.write_text(web._replace(pid=os.getppid(), started=0).as_json())
+    found = the_run(place)
+    assert found.id.startswith("my-model-")
+    assert found.is_here
+    assert found.record.command == ("ModelHost", "shop:make")
+    assert (found.record.pid, found.record.nprocs) == (os.getpid(), 2)
+    assert [one.name for one in found.notes] == ["m", "web"]  # who knows all the others
+    assert found.secret_path == slot.path / "secret"
+
+
+def test_the_model_of_another_container_is_listed_as_such(
+    place: RunPlace, slot: ModelSlot
+) -> None:
+    slot.write_note(slot_note(host_id="another"))
+    assert not the_run(place).is_here
+
+
+def test_the_directory_of_a_model_that_has_ended_stays(place: RunPlace) -> None:
+    """Its web workers know the secret in it, and wait for the next process."""
+    environ = {"ASYNCRPC_RUN_DIR": str(place.path)}
+    slot = ModelSlot.of("model", "shop:make", "/shop.py", environ)
+    secret = slot.secret()
+    slot.write_note(slot_note())
+    sweep(place)
+    assert list_runs([place]).runs == []
+    assert slot.secret() == secret

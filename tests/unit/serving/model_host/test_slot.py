@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from asyncrpc.errors import UsageError
+from asyncrpc.inspection.run_note import note_of
+from asyncrpc.runtime.identity import WorkerIdentity
 from asyncrpc.serving.model_host.slot import (
     ModelSlot,
     Sighting,
@@ -16,7 +21,16 @@ from asyncrpc.serving.model_host.slot import (
     read_slot_note,
 )
 
-NOTE = SlotNote("g1", 4711, ("uds:///tmp/x/worker",))
+NOTE = SlotNote(
+    "g1",
+    4711,
+    ("uds:///tmp/x/worker",),
+    function="app:make",
+    folder="/srv",
+    host="node7",
+    host_id="here",
+    began_s=1000.0,
+)
 
 
 def slot_in(tmp_path: Path, *told: str) -> ModelSlot:
@@ -53,7 +67,7 @@ def test_a_lock_whose_file_was_removed_holds_nobody_up(tmp_path: Path) -> None:
 
 def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
     slot = slot_in(tmp_path)
-    slot.path.rmdir()
+    shutil.rmtree(slot.path)
     lock = slot.try_lock()
     assert lock is not None
     os.close(lock)
@@ -105,7 +119,7 @@ def test_the_secret_is_drawn_once_and_private(tmp_path: Path) -> None:
     path = slot.path / "secret"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(slot.path.stat().st_mode) == 0o700
-    assert [one.name for one in slot.path.iterdir()] == ["secret"]
+    assert {one.name for one in slot.path.iterdir()} == {"secret", "workers"}
     path.chmod(0o644)
     with pytest.raises(UsageError, match="has mode 0644"):
         slot.secret()
@@ -120,7 +134,28 @@ def test_no_directory_can_be_made(tmp_path: Path) -> None:
 def test_what_is_used_does_not_look_old(tmp_path: Path) -> None:
     slot = slot_in(tmp_path)
     slot.secret()
-    for path in (slot.path, slot.path / "secret"):
+    note = note_of(WorkerIdentity("web", -1, 2, is_strict=False), ["uds:///x"])
+    (slot.path / "workers" / "live.json").write_text(note.as_json(), encoding="ascii")
+    all_of_it = (slot.path, *slot.path.rglob("*"))
+    assert len(all_of_it) == 4
+    for path in all_of_it:
         os.utime(path, (1, 1))
     slot.keep_fresh()
-    assert min(one.stat().st_mtime for one in (slot.path, slot.path / "secret")) > 1
+    assert min(one.stat().st_mtime for one in all_of_it) > 1
+
+
+def test_the_note_of_a_web_worker_that_was_killed_is_removed(tmp_path: Path) -> None:
+    slot = slot_in(tmp_path)
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", ""]) as ended:
+        ended.wait()
+    note = note_of(WorkerIdentity("web", -1, 2, is_strict=False), ["uds:///x"])
+    files = {
+        "killed.json": note._replace(pid=ended.pid).as_json(),
+        "live.json": note.as_json(),
+        "other.json": "no note",
+    }
+    for name, text in files.items():
+        (slot.path / "workers" / name).write_text(text, encoding="ascii")
+    slot.keep_fresh()
+    left = {one.name for one in (slot.path / "workers").iterdir()}
+    assert left == {"live.json", "other.json"}
