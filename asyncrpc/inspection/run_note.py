@@ -94,10 +94,15 @@ def read_note(text: bytes) -> RunNote | None:
         return None
 
 
-def entry_in(environ: Mapping[str, str]) -> Path | None:
+def entry_in(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the directory of the run that has started this process, if one has."""
     named = environ.get(ENTRY_VARIABLE)
     return Path(named) if named else None
+
+
+def without_entry(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a process that is to belong to no run."""
+    return {**environ, ENTRY_VARIABLE: ""}
 
 
 def has_ended(note: RunNote) -> bool:

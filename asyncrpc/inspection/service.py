@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import threading
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeVar
@@ -133,7 +132,7 @@ class InspectionService:
         self._ages: WaitAges | None = None
         self._since_s = worker.recorder.now_s()
         self.stalls: StallWatch | None = None
-        self._note = RunNoteFile(worker.identity, entry_in(os.environ))
+        self._note = RunNoteFile(worker.identity, entry_in())
         self._door = LocalDoor(
             worker,
             take=self._take,

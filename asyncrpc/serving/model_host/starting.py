@@ -19,7 +19,7 @@ import sys
 from typing import Final
 
 from asyncrpc.errors import ProcessFailedError
-from asyncrpc.inspection.run_note import ENTRY_VARIABLE
+from asyncrpc.inspection.run_note import without_entry
 from asyncrpc.serving.model_host.order import HostOrder
 from asyncrpc.serving.model_host.slot import ModelSlot
 
@@ -77,7 +77,7 @@ def _start(lock: int, order: HostOrder) -> None:
         [sys.executable, "-I", "-S", "-c", _LEAVE, *command],
         stdin=subprocess.PIPE,
         pass_fds=[lock],
-        env={**os.environ, ENTRY_VARIABLE: ""},  # it is of no run: others use it, too
+        env=without_entry(),  # web workers of other runs may use it, too
     )
     assert process.stdin is not None
     # A pipe holds 64 KiB, so this does not wait for the imports of the process.  One
