@@ -28,6 +28,7 @@ logger = logging.getLogger("asyncrpc")
 
 ENTRY_VARIABLE: Final = "ASYNCRPC_RUN_ENTRY"
 NOTES: Final = "workers"  # the directory of the notes in that of the run
+NOTES_MAX: Final = 4096  # of one run; what is beyond is not looked at
 _ADDRESSES_MAX: Final = 16
 
 
@@ -112,14 +113,14 @@ def has_ended(note: RunNote) -> bool:
     return pulse.state_of(note.pid, note.started) == pulse.GONE
 
 
-def notes_in(folder: Path, at_most: int) -> Iterator[tuple[Path, RunNote]]:
-    """Return the notes in a directory, with their files; blocks this thread."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for count, entry in enumerate(entries):
-            if count >= at_most:
+def notes_in(entry: Path) -> Iterator[tuple[Path, RunNote]]:
+    """Return the notes of a run or model, with their files; blocks this thread."""
+    with contextlib.suppress(OSError), os.scandir(entry / NOTES) as entries:
+        for count, file in enumerate(entries):
+            if count >= NOTES_MAX:
                 break
-            if entry.name.endswith(".json"):
-                path = Path(entry.path)
+            if file.name.endswith(".json"):
+                path = Path(file.path)
                 note = read_note(read_own(path) or b"")
                 if note is not None:
                     yield path, note

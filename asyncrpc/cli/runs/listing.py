@@ -20,7 +20,7 @@ from asyncrpc.cli.runs.entry import (
     read_record,
 )
 from asyncrpc.ids import Incarnation
-from asyncrpc.inspection.run_note import NOTES, RunNote, has_ended, notes_in
+from asyncrpc.inspection.run_note import RunNote, has_ended, notes_in
 from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.run_places import (
@@ -33,7 +33,6 @@ from asyncrpc.serving.model_host.slot import FOLDER, ModelSlot
 from asyncrpc.watch import pulse
 
 RUNS_MAX: Final = 1000  # of one place; what is beyond is not looked at
-NOTES_MAX: Final = 4096  # of one run
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ def _runs_in(place: Path) -> Iterator[LiveRun]:
         record = read_record(read_own(path / RECORD) or b"")
         if record is not None:
             is_here = record.host_id == HOST_ID
-            yield LiveRun(path, record, _notes(path / NOTES, is_here=is_here))
+            yield LiveRun(path, record, _notes(path, is_here=is_here))
 
 
 def _models_in(place: Path) -> Iterator[LiveRun]:
@@ -125,7 +124,7 @@ def _models_in(place: Path) -> Iterator[LiveRun]:
         note = ModelSlot(path).look().note
         if note is None:
             continue
-        notes = _notes(path / NOTES, is_here=note.host_id == HOST_ID)
+        notes = _notes(path, is_here=note.host_id == HOST_ID)
         record = RunRecord(
             pid=note.pid,
             host=note.host,
@@ -170,12 +169,8 @@ def is_alive(path: Path) -> bool:
         return False
 
 
-def _notes(folder: Path, *, is_here: bool) -> tuple[RunNote, ...]:
-    found = [
-        note
-        for _, note in notes_in(folder, NOTES_MAX)
-        if not (is_here and has_ended(note))
-    ]
+def _notes(entry: Path, *, is_here: bool) -> tuple[RunNote, ...]:
+    found = [note for _, note in notes_in(entry) if not (is_here and has_ended(note))]
     return tuple(sorted(found, key=lambda one: (one.rank, one.name)))
 
 
@@ -188,7 +183,7 @@ def users_of(run: LiveRun) -> list[Member]:
         return []
     return [
         Member(one.name, one.rank, Incarnation(one.incarnation), one.addresses, HOST_ID)
-        for one in _notes(run.path / NOTES, is_here=True)
+        for one in _notes(run.path, is_here=True)
     ]
 
 

@@ -272,6 +272,14 @@ class ModelHost:
         self._machine.advance(AttachmentEvent.CLOSED)
         self._changed.set()
         try:
+            if self._note is not None:  # it answers nobody who looks from now on
+                await asyncio.to_thread(self._note.remove)
+        finally:
+            await self._leave(drain_timeout_s)
+
+    async def _leave(self, drain_timeout_s: float | None) -> None:
+        assert self._worker is not None
+        try:
             # Calls in flight end first: the process must not take us for gone.
             await self._worker.shutdown(drain_timeout_s=drain_timeout_s)
         finally:
@@ -280,8 +288,6 @@ class ModelHost:
                 self._task.cancel()
                 await asyncio.wait([self._task])
             self._sockets.remove()
-            if self._note is not None:
-                await asyncio.to_thread(self._note.remove)
 
     # --- what programs ask -----------------------------------------------------------
 

@@ -96,6 +96,7 @@ async def _serve(order: HostOrder, lock: int) -> bool:
             await asyncio.to_thread(hosted.tell, note)
             holding = loop.create_task(hosted.hold(released), name="asyncrpc model")
             await _until_ending(hosted)
+            await asyncio.to_thread(for_verbs.remove)
             await asyncio.to_thread(hosted.tell, replace(note, is_ending=True))
             hosted.dismiss()
             if not holding.done() and not hosted.is_made:

@@ -46,7 +46,6 @@ _STEM_MAX: Final = 16  # people look for it in a listing
 _KEY_CHARACTERS: Final = 12
 _SECRET_BYTES: Final = 32
 _TRIES: Final = 16  # of a lock that is replaced meanwhile
-NOTES_MAX: Final = 4096  # that are looked at
 _PRIVATE_FILE: Final = 0o600
 _PRIVATE_DIRECTORY: Final = 0o700
 
@@ -252,7 +251,7 @@ class ModelSlot:
 
         The notes of web workers that were killed are removed.
         """
-        for path, note in notes_in(self.path / NOTES, NOTES_MAX):
+        for path, note in notes_in(self.path):
             if has_ended(note):
                 path.unlink(missing_ok=True)
         for path in (self.path, *self.path.rglob("*")):
