@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from asyncrpc.autograd.functions import CrossingId
@@ -29,8 +29,8 @@ class SegmentEvents:
         one: Pass,
         nodes: int,
         began_s: float,
-        entered: Iterable[CrossingId],
-        left: Iterable[CrossingId] = (),
+        entered: Sequence[CrossingId],
+        left: Sequence[CrossingId] = (),
         *,
         outcome: str = OK,
     ) -> None:
@@ -46,6 +46,11 @@ class SegmentEvents:
         """
         ids = one.ids
         fed_by, feeds = _messages(entered), _messages(left)
+        left_out = 0
+        if len(fed_by) > MESSAGES_MAX or len(feeds) > MESSAGES_MAX:
+            left_out = len(fed_by) + len(feeds)
+            fed_by, feeds = fed_by[:MESSAGES_MAX], feeds[:MESSAGES_MAX]
+            left_out -= len(fed_by) + len(feeds)
         self._segments.record(
             (
                 self.now_s(),
@@ -54,16 +59,19 @@ class SegmentEvents:
                 one.root,
                 ids.pass_id.number,
                 nodes,
-                fed_by[:MESSAGES_MAX],
-                feeds[:MESSAGES_MAX],
-                max(len(fed_by) - MESSAGES_MAX, 0) + max(len(feeds) - MESSAGES_MAX, 0),
+                fed_by,
+                feeds,
+                left_out,
                 outcome,
             )
         )
 
 
-def _messages(crossings: Iterable[CrossingId]) -> tuple[tuple[Any, ...], ...]:
+def _messages(crossings: Sequence[CrossingId]) -> tuple[tuple[Any, ...], ...]:
     """Return the messages of tensors, each once; a root of a pass is in none."""
+    if len(crossings) == 1:  # as a rule
+        message, _ = crossings[0]
+        return (plain(message),) if message.sender else ()
     found: dict[MessageId, None] = {}
     for message, _ in crossings:
         if message.sender:

@@ -432,11 +432,12 @@ class UserTable:
     def _advance(self, rref_id: RRefId, event: HoldingEvent) -> Holding:
         holding = self._holdings.get(rref_id)
         state = RELEASED if holding is None else holding.state
-        if holding is None or event not in TRANSITIONS[state]:
+        reached = TRANSITIONS[state].get(event)
+        if holding is None or reached is None:
             raise RemoteProtocolError(
                 f"{event.value!r} cannot happen to {rref_id}, which is {state.value}"
             )
-        holding.state = TRANSITIONS[state][event]
+        holding.state = reached
         return holding
 
     def _review(self, rref_id: RRefId, holding: Holding) -> list[Effect]:
