@@ -85,7 +85,7 @@ def encodings(worker: Worker) -> list[Any]:
 
         return note
 
-    codec.encode = noting(codec.encode, 0)
+    codec.encode_slowly = noting(codec.encode_slowly, 0)
     codec.encode_quickly = noting(codec.encode_quickly, 0)
     codec.encode_for = noting(codec.encode_for, 1)
     return found
