@@ -266,7 +266,7 @@ def check_overview(look: Any) -> None:
     assert list(rows) == ["a", "b", "c"]  # by rank
     assert {row["state"] for row in rows.values()} <= {"well", "busy"}
     assert rows["a"]["made_per_s"] > 0
-    assert rows["a"]["p50_s"] > 0
+    assert rows["a"]["p50_s"] >= 0  # the clock of a simulated network has milliseconds
     assert rows["b"]["calls_under_way"] >= 1
     assert look["totals"]["references"] == sum(
         row["references"] for row in rows.values()
