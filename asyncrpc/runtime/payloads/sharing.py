@@ -382,7 +382,11 @@ class Sharing:
             )
         if slab in borrowed.slabs:
             raise MalformedError(f"slab {slab} was passed twice")
-        made = Slab.attach(await self.inbox.claim(asked.token), asked.size_bytes)
+        descriptor = await self.inbox.claim(asked.token)
+        if self._borrowed.get(link) is not borrowed:  # nobody would unmap it
+            os.close(descriptor)
+            raise _rejected("the connection has ended")
+        made = Slab.attach(descriptor, asked.size_bytes)
         borrowed.slabs[slab] = made
         self._note(_PEERS, _TAKEN, made.size_bytes)
         await self._host.run_on_host(made.prefault)

@@ -495,6 +495,35 @@ async def test_what_a_killed_sender_sent_lives_and_nothing_else_of_it() -> None:
         assert open_slabs() == 0
 
 
+async def test_a_slab_that_is_mapped_when_its_sender_is_gone_is_let_go(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pair
+    inbox, came, go_on = b.parts.memory.inbox, asyncio.Event(), asyncio.Event()
+    claim = inbox.claim
+
+    async def claim_late(token: bytes) -> int:
+        descriptor = await claim(token)
+        came.set()
+        await go_on.wait()
+        return descriptor
+
+    monkeypatch.setattr(inbox, "claim", claim_late)
+    await a.peer("b").call(remote.total, torch.ones(MIB))
+    await came.wait()
+    await a.shutdown()
+    await until(lambda: b.parts.directory.find("a").link is None)
+    (attaching,) = (one for one in asyncio.all_tasks() if "._attach" in str(one))
+    gc.disable()  # links are in cycles: what they hold may stay for long
+    try:
+        go_on.set()
+        await asyncio.wait([attaching])
+        assert open_slabs() == 0
+        assert mapped_slabs() == 0
+    finally:
+        gc.enable()
+
+
 async def test_nothing_is_left_in_the_file_system() -> None:
     before = set(FILES.iterdir())  # noqa: ASYNC240
     async with ProcessCluster(["b"], method="forkserver") as a:
