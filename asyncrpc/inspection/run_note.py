@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from asyncrpc.runtime.ports import Identity
-from asyncrpc.runtime.run_places import read_own
+from asyncrpc.runtime.run_places import read_own, write_own
 from asyncrpc.watch import pulse
 
 logger = logging.getLogger("asyncrpc")
@@ -154,13 +154,12 @@ class RunNoteFile:
     def write(self, addresses: Sequence[str]) -> None:
         """Write the note, unless it has been removed; blocks this thread."""
         unnamed = self._path.with_suffix(".new")
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
         with self._lock:
             if self._is_removed:
                 return
             try:
-                with os.fdopen(os.open(unnamed, flags, 0o600), "w") as file:
-                    file.write(note_of(self._identity, addresses).as_json())
+                note = note_of(self._identity, addresses)
+                write_own(unnamed, note.as_json().encode())
                 unnamed.rename(self._path)
             except OSError as error:
                 unnamed.unlink(missing_ok=True)

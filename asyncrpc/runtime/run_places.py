@@ -21,6 +21,7 @@ DIRECTORY_VARIABLE: Final = "ASYNCRPC_RUN_DIR"
 SESSION_VARIABLE: Final = "XDG_RUNTIME_DIR"
 FILE_BYTES_MAX: Final = 64 << 10  # of a record or a note
 _PRIVATE: Final = 0o700
+_PRIVATE_FILE: Final = 0o600
 
 
 class RunPlace(NamedTuple):
@@ -109,6 +110,17 @@ def make_place(choices: list[RunPlace]) -> RunPlace:
             return place
         problems.append(problem)
     raise UsageError("; ".join(problems))
+
+
+def write_own(path: Path, content: bytes) -> None:
+    """Make a file that nobody but this user can read.
+
+    Raises:
+        OSError: it cannot be made, or is there already.
+    """
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    with os.fdopen(os.open(path, flags, _PRIVATE_FILE), "wb") as file:
+        file.write(content)
 
 
 def read_own(path: Path) -> bytes | None:

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from asyncrpc.inspection.run_note import NOTES
 from asyncrpc.runtime.host import HOST_ID
-from asyncrpc.runtime.run_places import RunPlace
+from asyncrpc.runtime.run_places import RunPlace, write_own
 
 LOCK: Final = "alive"
 RECORD: Final = "run.json"
@@ -137,9 +137,9 @@ class RunEntry:
         try:
             self._locks.append(_locked(unnamed / LOCK))
             self._keep_from_cleaners()
-            _write_private(unnamed / RECORD, record.as_json().encode())
+            write_own(unnamed / RECORD, record.as_json().encode())
             if secret is not None:
-                _write_private(unnamed / SECRET, os.fsencode(secret))
+                write_own(unnamed / SECRET, os.fsencode(secret))
             (unnamed / NOTES).mkdir(mode=_PRIVATE_DIRECTORY)
             self.path = _named(unnamed, id_of(record.command, record.pid))
         except BaseException:
@@ -192,12 +192,6 @@ def _locked(path: Path) -> int:
         os.close(lock)
         raise
     return lock
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-    with os.fdopen(os.open(path, flags, _PRIVATE_FILE), "wb") as file:
-        file.write(content)
 
 
 def warn(problem: object) -> None:

@@ -38,7 +38,7 @@ from typing import Any, Final, Self
 from asyncrpc.errors import UsageError
 from asyncrpc.inspection.run_note import NOTES, has_ended, notes_in
 from asyncrpc.runtime.host import HOST_ID
-from asyncrpc.runtime.run_places import make_place, places, read_own
+from asyncrpc.runtime.run_places import make_place, places, read_own, write_own
 from asyncrpc.runtime.secret_file import read_secret
 
 FOLDER: Final = "models"  # of all slots, in the place of the user's runs
@@ -238,7 +238,7 @@ class ModelSlot:
             OSError: it cannot be written.
         """
         unnamed = self.path / f"note.{note.generation}"
-        _write_private(unnamed, note.as_json())
+        write_own(unnamed, note.as_json())
         unnamed.rename(self._note_path)
 
     def remove_note(self) -> None:
@@ -268,7 +268,7 @@ class ModelSlot:
         if not path.exists():
             unnamed = self.path / f"secret.{secrets.token_hex(4)}"
             try:
-                _write_private(unnamed, secrets.token_hex(_SECRET_BYTES).encode())
+                write_own(unnamed, secrets.token_hex(_SECRET_BYTES).encode())
                 with contextlib.suppress(FileExistsError):  # another was quicker
                     os.link(unnamed, path)
             except OSError as error:
@@ -276,9 +276,3 @@ class ModelSlot:
             finally:
                 unnamed.unlink(missing_ok=True)
         return read_secret(str(path), "the secret of a ModelHost")
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-    with os.fdopen(os.open(path, flags, _PRIVATE_FILE), "wb") as file:
-        file.write(content)
