@@ -70,8 +70,11 @@ TPU := .venv-tpu
 XLA := .venv-xla
 TPU_PLUGIN = $(TPU)/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so
 
+# The driver does not outlive a fork: PyTorch's tests start their ranks anew.
 test-cuda: $(STAMP) ## Test devices on a GPU, if torch has one here
 	ASYNCRPC_TEST_DEVICE=cuda $(RUN) -m pytest -q $(DEVICE_TESTS)
+	$(RUN) -m pytest -q -m gpu tests/integration/nn tests/integration/compat
+	$(RUN) -m tests.conformance --classes g --start spawn
 
 test-tpu: $(TPU)/.stamp ## Test devices on TorchTPU, over a PJRT plugin for the CPU: 1.6 GB
 	TPU_SKIP_MDS_QUERY=1 TPU_LIBRARY_PATH="$$(echo $(CURDIR)/$(TPU_PLUGIN))" \

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from asyncrpc.runtime.calls.futures import loop_closed, thread_blocked, wait_on_loop
+from asyncrpc.runtime.devices.streams import marks_here, take_marks
 from asyncrpc.runtime.loops import loop_factory
 
 T = TypeVar("T")
@@ -63,6 +64,7 @@ class LoopThread:
         ended.acquire()
         results: list[T] = []
         errors: list[BaseException] = []
+        marks = marks_here()
 
         def finish(done: asyncio.Future[T]) -> None:
             try:
@@ -72,6 +74,7 @@ class LoopThread:
             ended.release()
 
         def begin() -> None:
+            take_marks(marks)
             try:
                 future = start()
             except BaseException as error:  # noqa: BLE001  (likewise)
@@ -108,8 +111,14 @@ class LoopThread:
 
     def soon(self, action: Callable[[], object]) -> None:
         """Do something on the loop soon, in this thread's context."""
+        marks = marks_here()
+
+        def begin() -> None:
+            take_marks(marks)
+            action()
+
         with suppress(RuntimeError):  # the loop is closed, and all that it held
-            self.loop.call_soon_threadsafe(action)
+            self.loop.call_soon_threadsafe(begin)
 
     def stop(self) -> None:
         """Let the loop end, and its thread."""

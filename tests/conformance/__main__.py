@@ -174,6 +174,8 @@ def import_suites(
     # Before torch is imported: its libraries start no threads here, where tests fork.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
+    # Asking for GPUs must not start CUDA, which a fork of this process could not use.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ["CONFORMANCE_IMPL"] = given.impl
     os.environ["CONFORMANCE_START"] = given.start
     os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(given.timeout)

@@ -40,7 +40,9 @@ SUITES: Final = {
     "DistAutogradTest": "rpc.dist_autograd_test",
     "TensorPipeAgentDistAutogradTest": "rpc.dist_autograd_test",
     "DistOptimizerTest": "rpc.dist_optimizer_test",
-    "TensorPipeAgentCudaRpcTest": "rpc.rpc_test",  # for the one test that needs no GPU
+    "TensorPipeAgentCudaRpcTest": "rpc.rpc_test",
+    "CudaDistAutogradTest": "rpc.dist_autograd_test",
+    "CudaRemoteModuleTest": "nn.api.remote_module_test",
     "RemoteModuleTest": "nn.api.remote_module_test",
     "ThreeWorkersRemoteModuleTest": "nn.api.remote_module_test",
     "ParameterServerTest": "rpc.examples.parameter_server_test",

@@ -9,22 +9,32 @@ from rich.table import Table
 from tests.conformance.lists import Class, Known
 from tests.conformance.results import Result, Status
 
-HEADINGS = ("suite", "class a", "class b", "class c", "all", "skipped")
+Shown = tuple[Class, ...]
+
+
+def classes_of(results: Mapping[str, Result], known: Mapping[str, Known]) -> Shown:
+    """Return the classes that tests of a run are of, in their order."""
+    met = {known[name].of_class for name in results}
+    return tuple(one for one in Class if one in met)
+
+
+def headings(shown: Shown) -> tuple[str, ...]:
+    return ("suite", *(f"class {one}" for one in shown), "all", "skipped")
 
 
 def rows(
     results: Mapping[str, Result], known: Mapping[str, Known]
 ) -> Iterator[tuple[str, ...]]:
     """Yield the passes of each suite, by class, and those of all suites together."""
+    shown = classes_of(results, known)
     for suite in dict.fromkeys(known[name].suite for name in results):
-        yield _row(
-            suite, [one for one in results if known[one].suite == suite], results, known
-        )
-    yield _row("all", list(results), results, known)
+        names = [one for one in results if known[one].suite == suite]
+        yield _row(suite, names, results, known, shown)
+    yield _row("all", list(results), results, known, shown)
 
 
 def table(results: Mapping[str, Result], known: Mapping[str, Known]) -> Table:
-    made = Table(*HEADINGS)
+    made = Table(*headings(classes_of(results, known)))
     for column in made.columns[1:]:
         column.justify = "right"
     *suites, total = rows(results, known)
@@ -36,7 +46,8 @@ def table(results: Mapping[str, Result], known: Mapping[str, Known]) -> Table:
 
 
 def markdown(results: Mapping[str, Result], known: Mapping[str, Known]) -> str:
-    lines = [HEADINGS, ("---", *("---:" for _ in HEADINGS[1:]))]
+    titles = headings(classes_of(results, known))
+    lines = [titles, ("---", *("---:" for _ in titles[1:]))]
     return "\n".join(
         f"| {' | '.join(row)} |" for row in (*lines, *rows(results, known))
     )
@@ -47,8 +58,9 @@ def _row(
     names: list[str],
     results: Mapping[str, Result],
     known: Mapping[str, Known],
+    shown: Shown,
 ) -> tuple[str, ...]:
-    parts = [[one for one in names if known[one].of_class is part] for part in Class]
+    parts = [[one for one in names if known[one].of_class is part] for part in shown]
     skipped = sum(results[name].status is Status.SKIP for name in names)
     passes = (_passes(part, results) for part in (*parts, names))
     return (title, *passes, str(skipped or ""))

@@ -39,7 +39,7 @@ def test_the_lists_name_tests_that_there_are() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (f'[a]\n"{A}" = "why"', "only tests of classes b and c"),
+        (f'[a]\n"{A}" = "why"', "only tests of classes b, c and g"),
         (f'[b]\n"{C}" = "why"', "no test of class b"),
         ('[c]\n"x" = "why"', "no test of class c"),
         (f'[b]\n"{B}" = " "', "no reason"),

@@ -1,6 +1,6 @@
 """What a run's results mean: which tests fail that must pass.
 
-A test of class a must pass.  One of class b or c must pass, or skip itself, or be
+A test of class a must pass.  One of class b, c or g must pass, or skip itself, or be
 listed with a reason.  One that is listed and passes has no business in the list: an
 error for class b, and a remark for class c, whose tests pass by luck at times.
 """

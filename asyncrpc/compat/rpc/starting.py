@@ -25,6 +25,7 @@ from asyncrpc.api import Worker
 from asyncrpc.compat.nodes import RememberingAutograd
 from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc.agent import Agent, print_raised
+from asyncrpc.compat.rpc.device_maps import DeviceWishes, check_device_maps
 from asyncrpc.compat.rpc.options import (
     RpcBackendOptions,
     TensorPipeRpcBackendOptions,
@@ -148,6 +149,7 @@ def init_agent(
 
     Raises:
         TypeError: the options are another backend's.
+        ValueError: a device map cannot be followed.
         RuntimeError: the name is not unique, or not all workers have come.
     """
     if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
@@ -169,7 +171,7 @@ def start_agent(
         agent_class: of what has it.
 
     Raises:
-        RuntimeError: as `init_agent`.
+        ValueError, RuntimeError: as `init_agent`.
     """
     store, name, rank, world_size, rpc_backend_options = given
     WorkerInfo(name, rank)  # refuses what is no name
@@ -180,8 +182,11 @@ def start_agent(
             "not supported."
         )
     where: Rendezvous = GrowingRendezvous(store)
-    if world_size:
-        _check_names(store, name, rank, world_size)
+    wishes = DeviceWishes.of_options(name, rpc_backend_options)
+    if not world_size:
+        check_device_maps([wishes], is_static=False)
+    else:
+        _check_members(store, wishes, rank, world_size)
         given_store = GivenStore(lambda: store, is_host=rank == 0)
         where = StoreRendezvous(given_store, rank, world_size)
     host = LoopThread(f"asyncrpc-{name}")
@@ -193,12 +198,7 @@ def start_agent(
         options=Options(
             threads=rpc_backend_options.num_worker_threads,
             membership="static" if world_size else "dynamic",
-            devices=DeviceOptions(
-                maps={
-                    peer: {str(one): str(other) for one, other in devices.items()}
-                    for peer, devices in rpc_backend_options.device_maps.items()
-                }
-            ),
+            devices=DeviceOptions(maps=wishes.maps),
             drain_timeout_s=_DRAIN_S,
         ),
     )
@@ -234,19 +234,23 @@ async def _start(worker: Worker) -> None:
         await asyncio.gather(*linking, return_exceptions=True)
 
 
-def _check_names(store: Any, name: str, rank: int, world_size: int) -> None:
-    """Learn the names of all; so each sees it if two are the same.
+def _check_members(store: Any, own: DeviceWishes, rank: int, world_size: int) -> None:
+    """Learn the names of all, and their devices; so each sees what does not fit.
 
     Raises:
         RuntimeError: two have the same name.
+        ValueError: a device map cannot be followed.
     """
-    store.set(f"name/{rank}", name)
+    store.set(f"devices/{rank}", own.encode())
     seen: dict[str, int] = {}
+    wishes: list[DeviceWishes] = []
     for other in range(world_size):
-        its = store.get(f"name/{other}").decode()
-        if its in seen:
+        wishes.append(DeviceWishes.decode(store.get(f"devices/{other}")))
+        name = wishes[-1].name
+        if name in seen:
             raise RuntimeError(
-                f"RPC worker name {its} is not unique. Workers {seen[its]} and {other} "
-                "share the same name."
+                f"RPC worker name {name} is not unique. Workers {seen[name]} and "
+                f"{other} share the same name."
             )
-        seen[its] = other
+        seen[name] = other
+    check_device_maps(wishes)

@@ -6,10 +6,12 @@ import asyncio
 import concurrent.futures
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import torch
 
+from asyncrpc.runtime.devices.streams import order_default_streams
 from asyncrpc.runtime.threads import outcome_to
 
 
@@ -24,8 +26,18 @@ def as_awaitable(value: Any) -> Any:
         return ours
     # What `then` returns is of the base class, which is written in C++.
     if issubclass(kind, torch._C.Future):  # noqa: SLF001
-        return when_done(value, value.value)
+        return when_done(value, partial(_value_of, value))
     return None
+
+
+def _value_of(future: Any) -> Any:
+    """Return what a future of torch has, in a callback of it.
+
+    torch runs that on streams of its own, after what was begun on the stream that was
+    current when the future was set.
+    """
+    order_default_streams()
+    return future.value()
 
 
 def when_done(future: Any, outcome_of: Callable[[], Any]) -> asyncio.Future[Any]:

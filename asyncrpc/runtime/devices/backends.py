@@ -16,6 +16,7 @@ import torch
 
 from asyncrpc.runtime.devices import pjrt
 from asyncrpc.runtime.devices.names import DeviceName
+from asyncrpc.runtime.devices.streams import carried_mark
 from asyncrpc.serde import Copy
 
 _cuda: Any = torch.cuda  # torch says nothing of its types
@@ -136,6 +137,10 @@ class Cuda(Backend):
         super().__init__(type_)
         self._streams = threading.local()
 
+    def count(self) -> int:
+        """Return how many GPUs this process has, without starting CUDA in it."""
+        return int(_cuda.device_count())
+
     def _stream(self, index: int) -> Any:
         """Return this thread's stream for copies, on a device."""
         name = f"of_{index}"
@@ -153,21 +158,32 @@ class Cuda(Backend):
         )
 
     def mark(self, device: torch.device) -> Any:
-        """Return an event after what the program's stream has been given so far."""
-        event = _cuda.Event()
-        event.record(_cuda.current_stream(device))
-        return event
+        """Return events after what streams have been given so far.
+
+        They are the default stream, on which functions run and what arrives is; the one
+        that is current here, which may be of a coroutine that waits meanwhile; and that
+        of the thread in which a call was made.
+        """
+        default, current = _cuda.default_stream(device), _cuda.current_stream(device)
+        events = [default.record_event()]
+        if current != default:
+            events.append(current.record_event())
+        if (carried := carried_mark(device)) is not None:
+            events.append(carried)
+        return events
 
     def reach(self, mark: Any) -> None:
-        """Wait for an event."""
-        mark.synchronize()
+        """Wait for events."""
+        for event in mark:
+            event.synchronize()
 
     def to_host(self, copies: Sequence[Copy]) -> None:
         """Fill the targets, each when its source is ready."""
         for copy in copies:
             side = self._stream(copy.source.device.index)
             with torch.no_grad(), _cuda.stream(side):
-                side.wait_event(copy.mark)
+                for event in copy.mark:
+                    side.wait_event(event)
                 copy.target.copy_(copy.source.detach(), non_blocking=True)
         for index in {copy.source.device.index for copy in copies}:
             self._stream(index).synchronize()

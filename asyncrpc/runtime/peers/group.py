@@ -38,6 +38,7 @@ from asyncrpc.runtime.calls.common_arguments import CommonArguments
 from asyncrpc.runtime.calls.context import effective_deadline
 from asyncrpc.runtime.calls.futures import CallFuture, call_site
 from asyncrpc.runtime.calls.tracing import end_unsent
+from asyncrpc.runtime.devices.streams import marks_here, take_marks
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions
 from asyncrpc.runtime.peers.peer import Peer
 
@@ -305,6 +306,7 @@ class _FanOut:
         self._arguments = CommonArguments(values)
         self._deadline = deadline
         self._meta = calls.meta_here()
+        self._marks = marks_here()
 
     def start(self, futures: Sequence[CallFuture[Any]]) -> None:
         """Send to connected peers, and begin to connect to the others.
@@ -331,6 +333,7 @@ class _FanOut:
             future.begun = self._calls.start_task(self._connect(future, dials))
 
     def _start_on(self, link: Link, future: CallFuture[Any]) -> None:
+        take_marks(self._marks)
         link.start_common(
             future,
             self._target,

@@ -29,6 +29,7 @@ from asyncrpc.runtime.calls.profiling import show_call
 from asyncrpc.runtime.calls.repeating import is_idempotent, repeat
 from asyncrpc.runtime.calls.tracing import end_unsent, trace_call
 from asyncrpc.runtime.calls.unsent import UnsentCalls
+from asyncrpc.runtime.devices.streams import StreamMarks, marks_here, take_marks
 from asyncrpc.runtime.extensions import CallTracer, References, ThreadState
 from asyncrpc.runtime.lifecycle import Lifecycle, refuse_to_pickle
 from asyncrpc.runtime.links.link import Link
@@ -211,7 +212,7 @@ class CallStarter:
         if timeout_s is UNSET:
             timeout_s = self.options.rpc_timeout_s
         deadline = effective_deadline(timeout_s, self.loop.time())
-        meta = self.meta_here()
+        meta, marks = self.meta_here(), marks_here()
 
         def attempt() -> CallFuture[Any]:
             left_s = None
@@ -226,6 +227,7 @@ class CallStarter:
             return one
 
         def start() -> None:
+            take_marks(marks)
             if not call.done():
                 call.begun = self.start_task(repeat(call, attempt))
 
@@ -310,7 +312,14 @@ class CallStarter:
                 call.task = thread_here()
                 meta = meta or {}
                 self.loop.call_soon_threadsafe(
-                    self._begin_later, call, target, values, timeout_s, meta, on_link
+                    self._begin_later,
+                    marks_here(),
+                    call,
+                    target,
+                    values,
+                    timeout_s,
+                    meta,
+                    on_link,
                 )
                 return
             if not call.task:
@@ -342,8 +351,10 @@ class CallStarter:
         on_link: Callable[[Link], None] | None,
     ) -> None:
         """Begin a call to a peer that is not connected yet."""
+        marks = marks_here()
 
         def start(link: Link) -> None:
+            take_marks(marks)
             if on_link is not None:
                 on_link(link)
             link.start(call, target, values, deadline=deadline, meta=meta)
@@ -353,6 +364,7 @@ class CallStarter:
 
     def _begin_later(  # noqa: PLR0917
         self,
+        marks: StreamMarks | None,
         call: CallFuture[Any],
         target: str | list[Any] | None,
         values: tuple[list[Any], dict[str, Any]],
@@ -363,6 +375,7 @@ class CallStarter:
         """Begin a call for another thread, in that thread's context."""
         if call.done():
             return
+        take_marks(marks)
         try:
             self.begin(
                 call, target, values, timeout_s=timeout_s, meta=meta, on_link=on_link

@@ -13,7 +13,6 @@ from asyncrpc import Worker
 from asyncrpc.testing import Cluster, acting_as, fake_device
 from tests.integration.devices.accelerators import (
     EXCLUSIVE,
-    IS_FAKE,
     TYPE,
     Hands,
     options,
@@ -21,14 +20,22 @@ from tests.integration.devices.accelerators import (
 )
 
 Pair = tuple[Worker, Worker]
+HOME = f"{TYPE}:0"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def engine_kept_for_life() -> None:
-    """Have torch start its thread for the device before a test looks for leaks."""
+def device_kept_for_life() -> None:
+    """Have torch and the driver open what a process keeps, before tests look for leaks.
+
+    torch's engine starts a thread for the device, and CUDA opens a file when memory is
+    first shared.
+    """
     set_up()
-    if IS_FAKE:
-        leaf = torch.ones(1, device=f"{TYPE}:0").requires_grad_()
+    if TYPE == "cuda":
+        storage: Any = torch.ones(1, device=HOME).untyped_storage()
+        storage._share_cuda_()  # there is no public way
+    if TYPE in {"cuda", "fake"}:
+        leaf = torch.ones(1, device=HOME).requires_grad_()
         look: Any = leaf.register_hook
         look(lambda _: threading.current_thread() and None)
         try:

@@ -21,6 +21,28 @@ def double(tensor: torch.Tensor) -> torch.Tensor:
     return tensor * 2
 
 
+def counted_up(tensor: torch.Tensor, steps: int) -> torch.Tensor:
+    """Return a tensor that goes on counting for a while after this returns."""
+    found = tensor.clone()
+    for _ in range(steps):
+        found.add_(1)
+    return found
+
+
+@asyncrpc.async_execution
+def counted_in_a_future(tensor: torch.Tensor, steps: int) -> Any:
+    """Return a future of torch that is set before its stream has counted."""
+    cuda: Any = torch.cuda
+    stream = cuda.Stream(tensor.device)
+    stream.wait_stream(cuda.current_stream(tensor.device))
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+        devices=[tensor.device]
+    )
+    with cuda.stream(stream):
+        future.set_result(counted_up(tensor, steps))
+    return future
+
+
 def same(value: Any) -> Any:
     return value
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from asyncrpc import Worker
-from tests.integration.devices import remote
+from asyncrpc.testing import Cluster
+from tests.integration.devices import accelerators, remote
 from tests.integration.devices.accelerators import TYPE
 
 Pair = tuple[Worker, Worker]
@@ -47,15 +48,70 @@ async def test_a_tensor_leaves_when_its_stream_has_made_it(pair: Pair) -> None:
             for _ in range(20):
                 noise = noise @ noise.t() / 4096
         found = await call
-        assert bool((found == 2 * STEPS).all())
+        is_doubled = bool((found == 2 * STEPS).all())
+        assert is_doubled
     assert await there.call(remote.where, value) == [HOME]
 
 
+async def test_its_stream_counts_also_where_the_call_waits_for_a_connection() -> None:
+    options = accelerators.options(is_exclusive=False)
+    async with Cluster(2, options=options) as (a, b):
+        assert a.parts.directory.find(b.name).link is None
+        stream = cuda.Stream()
+        value = counted(stream)
+        with cuda.stream(stream):
+            call = a.parts.start_call(b.name, remote.double, (value,))
+            calls = a.group([b.name]).call(remote.double, value)
+        assert not stream.query()
+        for found in (await call, *await calls):
+            is_doubled = bool((found == 2 * STEPS).all())
+            assert is_doubled
+
+
+async def test_the_stream_of_the_thread_that_calls_counts(pair: Pair) -> None:
+    await pair[0].peer("b").call(remote.where)
+
+    def call() -> torch.Tensor:
+        stream = cuda.Stream()
+        value = counted(stream)
+        with cuda.stream(stream):
+            found: torch.Tensor = (
+                pair[0].parts.start_call("b", remote.double, (value,)).wait()
+            )
+        return found
+
+    for found in await asyncio.gather(*(asyncio.to_thread(call) for _ in range(4))):
+        is_doubled = bool((found == 2 * STEPS).all())
+        assert is_doubled
+
+
+async def test_a_stream_that_a_coroutine_has_chosen_does_not_hide_the_default_one(
+    pair: Pair,
+) -> None:
+    """Functions compute on the default stream, and their answers are sent from it."""
+    there = pair[0].peer("b")
+    value = torch.zeros(ELEMENTS, device=HOME)
+    with cuda.stream(cuda.Stream()):
+        calls = [there.call(remote.counted_up, value, STEPS) for _ in range(4)]
+        for found in await asyncio.gather(*calls):
+            is_counted = bool((found == STEPS).all())
+            assert is_counted
+
+
+async def test_a_future_of_torch_carries_its_stream(pair: Pair) -> None:
+    value = torch.zeros(ELEMENTS, device=HOME)
+    for _ in range(4):
+        found = await pair[0].peer("b").call(remote.counted_in_a_future, value, STEPS)
+        is_counted = bool((found == STEPS).all())
+        assert is_counted
+
+
 async def test_what_arrives_is_there_for_the_default_stream(pair: Pair) -> None:
-    given = torch.arange(float(ELEMENTS), device=HOME)
+    given = torch.arange(ELEMENTS, device=HOME)
     calls = [pair[0].parts.start_call("b", remote.same, (given + n,)) for n in range(8)]
     for number, found in enumerate(await asyncio.gather(*calls)):
-        assert bool((found - number == given).all())
+        is_same = bool((found - number == given).all())
+        assert is_same
 
 
 async def test_memory_that_is_freed_meanwhile_is_not_sent(pair: Pair) -> None:
@@ -67,7 +123,8 @@ async def test_memory_that_is_freed_meanwhile_is_not_sent(pair: Pair) -> None:
         del value
         torch.full((ELEMENTS // 16,), -1.0, device=HOME)
     for number, found in enumerate(await asyncio.gather(*calls)):
-        assert bool((found == 2 * number).all())
+        is_doubled = bool((found == 2 * number).all())
+        assert is_doubled
 
 
 async def test_how_fast_beside_plain_copies(

@@ -345,11 +345,18 @@ async def test_a_state_that_is_no_tensor_travels_too() -> None:
         assert (await module.state_dict())["_extra_state"] == {"words": ["one", "two"]}
 
 
+@pytest.fixture(scope="session")
+def gpu() -> str:
+    """A GPU that this process has opened, and keeps for as long as it lives."""
+    torch.ones(1, device="cuda:0")
+    return "cuda:0"
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-async def test_a_module_on_a_gpu_takes_and_gives_tensors_of_the_host() -> None:
+async def test_a_module_on_a_gpu_takes_and_gives_tensors_of_the_host(gpu: str) -> None:
     async with three_workers():
-        module = await RemoteModule("b/cuda:0", Doubling, (3.0,))
+        module = await RemoteModule(f"b/{gpu}", Doubling, (3.0,))
         x = torch.ones(2, requires_grad=True)
         async with context() as ctx:
             result = await module.forward_async(x, more=1.0)

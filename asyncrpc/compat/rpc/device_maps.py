@@ -1,0 +1,136 @@
+"""The device maps of all workers of a group, checked by each of them when it starts.
+
+Source: torch.distributed.rpc's TensorPipe backend, for the checks and the first words
+    of their texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Self
+
+from asyncrpc.compat.rpc.options import TensorPipeRpcBackendOptions
+from asyncrpc.runtime.devices.backends import backend_of
+
+_CUDA = "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWishes:
+    """What one worker tells the others of devices.
+
+    Attributes:
+        name: of the worker.
+        cuda_devices: how many its process has.
+        devices: those that it has been told to use, as "cuda:0"; none: any.
+        maps: by the name of a peer: devices here, and those there.
+    """
+
+    name: str
+    cuda_devices: int = 0
+    devices: Sequence[str] = ()
+    maps: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def of_options(cls, name: str, options: TensorPipeRpcBackendOptions) -> Self:
+        """Return what the worker with these options tells."""
+        maps = {
+            peer: {str(one): str(other) for one, other in devices.items()}
+            for peer, devices in options.device_maps.items()
+        }
+        devices = [str(one) for one in options.devices]
+        return cls(name, backend_of(_CUDA).count(), devices, maps)
+
+    def encode(self) -> str:
+        """Return it as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> Self:
+        """Return what `encode` has made text of."""
+        return cls(**json.loads(text))
+
+
+def check_device_maps(all_: Sequence[DeviceWishes], *, is_static: bool = True) -> None:
+    """Refuse maps that could not be followed.
+
+    Args:
+        all_: of every worker that is known.
+        is_static: whether there will be no others.
+
+    Raises:
+        ValueError: a worker, a device or a name in a map does not exist, or two devices
+            go to one.
+    """
+    by_name = {one.name: one for one in all_}
+    for one in all_:
+        _check_devices(one)
+        unknown = sorted(one.maps.keys() - by_name.keys())
+        if unknown and is_static:
+            raise ValueError(
+                f"Node {one.name} has invalid target node names in its device maps: "
+                f"{', '.join(unknown)}; the workers are {', '.join(sorted(by_name))}"
+            )
+        for target, map_ in one.maps.items():
+            _check_map(one, by_name.get(target), target, map_)
+
+
+def _check_devices(one: DeviceWishes) -> None:
+    if len(set(one.devices)) < len(one.devices):
+        listed = ", ".join(one.devices)
+        raise ValueError(f"Node {one.name} has duplicated devices: {listed}")
+    if absent := _absent(one.devices, one):
+        raise ValueError(
+            f"Node {one.name} has devices with invalid indices: {_told(absent, one)}"
+        )
+
+
+def _check_map(
+    source: DeviceWishes,
+    target: DeviceWishes | None,
+    name: str,
+    map_: Mapping[str, str],
+) -> None:
+    where = f"in its device map for {name}"
+    if len(set(map_.values())) < len(map_):
+        raise ValueError(
+            f"Node {source.name} has duplicated target devices {where}: "
+            f"{', '.join(map_.values())}"
+        )
+    ends = [("source", source, list(map_))]
+    if target is not None:
+        ends.append(("target", target, list(map_.values())))
+    for kind, node, devices in ends:
+        others = [one for one in devices if one not in node.devices]
+        if node.devices and others:
+            raise ValueError(
+                f"Node {source.name} has unexpected {kind} devices {where}: "
+                f"{', '.join(others)}; worker {node.name} was told to use "
+                f"{', '.join(node.devices)}"
+            )
+        if absent := _absent(devices, node):
+            raise ValueError(
+                f"Node {source.name} has {kind} devices with invalid indices {where}: "
+                f"{_told(absent, node)}"
+            )
+
+
+def _absent(devices: Iterable[str], node: DeviceWishes) -> list[str]:
+    """Return the CUDA devices that a worker does not have.
+
+    Devices of other types are looked for when they are used.
+    """
+    found = []
+    for device in devices:
+        type_, _, index = device.partition(":")
+        if type_ == _CUDA and int(index or 0) >= node.cuda_devices:
+            found.append(device)
+    return found
+
+
+def _told(absent: Sequence[str], node: DeviceWishes) -> str:
+    count = node.cuda_devices
+    has = f"{count} CUDA device{'' if count == 1 else 's'}"
+    return f"{', '.join(absent)}, and worker {node.name} has {has}"
