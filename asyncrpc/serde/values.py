@@ -202,6 +202,17 @@ class Codec:
                 return path
         return " and ".join(labels)
 
+    def encode_plain(self, value: Any) -> bytes:
+        """Return the control part of a value that is numbers, text, and lists of them.
+
+        Raises:
+            EncodeError: some part of it cannot travel.
+        """
+        control = self._quick.write_flat(value)
+        if control is None or len(control) > self.limits.control_bytes_max:
+            return self.encode(value).control
+        return control
+
     def encode_quickly(self, value: Any) -> Encoded | None:
         """Encode a value that needs neither hooks nor an encoder's state, if it is one.
 

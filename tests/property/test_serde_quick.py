@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -49,8 +50,9 @@ shapes = st.lists(st.integers(0, 4), max_size=3)
 @st.composite
 def tensors(draw: st.DrawFn) -> torch.Tensor:  # noqa: PLR0911  (one a kind)
     """Plain ones, and ones that only look so."""
-    tensor = torch.ones(draw(shapes), dtype=draw(dtypes))
-    match draw(st.integers(0, 7)):
+    shape = draw(shapes)
+    tensor = torch.arange(math.prod(shape)).reshape(shape).to(draw(dtypes))
+    match draw(st.integers(0, 10)):
         case 0 if tensor.dim() > 1:
             return tensor.transpose(0, 1)
         case 4 if tensor.is_complex():
@@ -63,6 +65,12 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:  # noqa: PLR0911  (one a kind)
             return torch.nn.Parameter(tensor)
         case 3:
             return tensor.to("meta")
+        case 8:
+            return tensor.expand(2, *tensor.shape)
+        case 9 if tensor.dim():
+            return tensor[..., :: draw(st.integers(1, 3))]
+        case 10 if tensor.dim() > 1 and tensor.is_floating_point():
+            return tensor.transpose(0, 1)[1:].detach().requires_grad_()
         case _:
             return tensor
 
@@ -151,6 +159,9 @@ def assert_same(one: Any, other: Any) -> None:
         [[torch.ones(2, 2), 1], {"alpha": 2}],
         [[torch.ones(2, requires_grad=True)], {"plan": [1, [2]]}],
         torch.ones(3, dtype=torch.float64),
+        torch.ones(1).expand(3),
+        [[torch.ones(2, 3).t()], {}],
+        torch.ones(4, 4)[:, 1::2],
     ],
     ids=str,
 )
@@ -168,6 +179,8 @@ def test_the_values_of_most_calls_go_the_short_way(value: Any) -> None:
         [[torch.ones(3), 2], {"out": None}],
         torch.ones(3),
         torch.ones(3, requires_grad=True),
+        torch.ones(1).expand(3),
+        [[torch.ones(1).expand(2, 3).clone().t(), 7], {}],
     ],
     ids=str,
 )
@@ -198,6 +211,43 @@ def test_what_equals_a_number_is_none(at: int, number: object) -> None:
     table = msgpack.packb([entry])
     control = len(table).to_bytes(4, "little") + table + encoded.control[stop:]
     assert CODEC.decode_quickly(control, received(encoded.buffers)) is UNREAD
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        [1, [1, 4]],
+        [-1, [1, 4]],
+        [False, [1, 4]],
+        [0, [1, -4]],
+        [0, [1, 4.0]],
+        [0, [1, True]],
+        [0, [1]],
+        [0, [1, 4, 0]],
+        [0, (1 << 62, 1 << 62)],
+        [0, [1, 1 << 60]],
+        [0, None],
+        [0],
+        [0, [1, 4], 0],
+    ],
+    ids=str,
+)
+def test_what_is_no_place_in_a_buffer_is_not_read_quickly(place: list[Any]) -> None:
+    """Strides of the wrong kind or number, or that reach where no memory can be."""
+    encoded = CODEC.encode(torch.arange(8.0).reshape(2, 4).t())
+    stop = 4 + int.from_bytes(encoded.control[:4], "little")
+    (entry,) = msgpack.unpackb(encoded.control[4:stop])
+    assert entry[5:] == [0, [1, 4]]
+    table = msgpack.packb([[*entry[:5], *place]])
+    control = len(table).to_bytes(4, "little") + table + encoded.control[stop:]
+    assert CODEC.decode_quickly(control, received(encoded.buffers)) is UNREAD
+
+
+def test_a_view_with_large_holes_is_gathered() -> None:
+    sparse = torch.arange(1 << 16)[:: 1 << 8]
+    assert CODEC.encode_quickly(sparse) is None
+    encoded = CODEC.encode(sparse)
+    assert sum(one.nbytes for one in encoded.buffers) == sparse.nbytes
 
 
 def test_a_buffer_of_another_size_is_no_tensor() -> None:

@@ -39,6 +39,8 @@ class HoldingState(enum.Enum):
     LOST = "lost"  # the value is gone, or was never made
     RELEASED = "released"  # given back: no longer in the table
 
+    __hash__ = object.__hash__  # Enum's is written in Python
+
 
 class HoldingEvent(enum.Enum):
     CONFIRM = "confirmed by owner"
@@ -50,6 +52,8 @@ class HoldingEvent(enum.Enum):
     GONE = "gone"
     LET_GO = "no handle, no pin"
     OWNER_LOST = "owner lost"
+
+    __hash__ = object.__hash__
 
 
 PENDING, BORROWED, REGISTERING, CONFIRMED, LOST, RELEASED = HoldingState

@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+import torch
+
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import DeadlineExceededError, Outcome, WorkerLostError
 from asyncrpc.runtime.calls.context import current_call_var, deadline_var
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# What most functions return: to ask whether it can be awaited takes 0.4 us.
+_PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, torch.Tensor})
 # A member of an enum takes 0.1 us to find.
 _COROUTINE: Final = Mode.COROUTINE
 _ON_LOOP: Final = Mode.ON_LOOP
@@ -399,7 +403,8 @@ class InboundCall:
         future = as_awaitable(result) if is_marked else None
         # By its type: a result may pretend to be of another; a generator is not
         # awaitable.
-        if future is None and issubclass(type(result), Coroutine):
+        kind = type(result)
+        if future is None and kind not in _PLAIN and issubclass(kind, Coroutine):
             future = result
         if future is not None:
             task = self._start_task(self._await(_identity, [future], {}))

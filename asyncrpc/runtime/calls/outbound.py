@@ -380,7 +380,7 @@ class OutboundCalls:
             notice: plain (numbers, text, lists): no tensors, no references.
             at_once: it goes now: a peer sleeps for it, and the loop may compute next.
         """
-        control = self._codec.encode(notice.pack()).control
+        control = self._codec.encode_plain(notice.pack())
         part = prefix(FrameKind.NOTICE, 0, head=notice.head, control=control)
         if at_once:
             self._connection.push(part)
