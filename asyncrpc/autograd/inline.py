@@ -71,14 +71,18 @@ class Runner:
 
     def run_here(self, kind: Hashable, job: Callable[[], T]) -> T:
         """Run a job that `may_run_here` has just allowed."""
-        begun_s, begun_cpu_s = now_s(), thread_cpu_s()
+        is_watched = self._policy.is_watched(kind)
+        begun_cpu_s = thread_cpu_s() if is_watched else 0.0  # 0.5 us each
+        begun_s = now_s()
         try:
             return job()
         except asyncio.CancelledError as error:  # who awaits this has not been
             raise uncancelled(error) from error
         finally:
             self._lock.release()
-            self._policy.note(kind, thread_cpu_s() - begun_cpu_s, now_s() - begun_s)
+            took_s = now_s() - begun_s
+            cpu_s = thread_cpu_s() - begun_cpu_s if is_watched else None
+            self._policy.note(kind, cpu_s, took_s)
 
     def run_in_thread(
         self, kind: Hashable | None, job: Callable[[], T]
@@ -110,12 +114,14 @@ class _Pace:
         needed: so many, before the loop does it.
         late: how often the loop was held up lately.
         short: runs on the loop since, all short.
+        is_watched: whether processor time is measured on the loop, too.
     """
 
     trials: int = 0
     needed: int = TRIALS
     late: int = 0
     short: int = 0
+    is_watched: bool = False
 
 
 class InlinePolicy:
@@ -132,12 +138,21 @@ class InlinePolicy:
         pace = self._paces.get(kind)
         return pace is not None and pace.trials >= pace.needed
 
-    def note(self, kind: Hashable, cpu_s: float, took_s: float) -> None:
+    def is_watched(self, kind: Hashable) -> bool:
+        """Return whether the next run on the loop is to measure its processor time.
+
+        Work that was over in less than `LONG_S` cannot have taken more of it.
+        """
+        pace = self._paces.get(kind)
+        return pace is not None and pace.is_watched
+
+    def note(self, kind: Hashable, cpu_s: float | None, took_s: float) -> None:
         """Record how long work of this kind took.
 
         Args:
             kind: of work.
-            cpu_s: processor time of its thread.
+            cpu_s: processor time of its thread; None, for a run on the loop: it was
+                not measured.
             took_s: from its begin to its end.
         """
         pace = self._paces.get(kind)
@@ -146,9 +161,14 @@ class InlinePolicy:
             if len(self._paces) > KINDS_MAX:
                 self._paces.popitem(last=False)
         if pace.trials < pace.needed:
-            is_short = cpu_s <= SHORT_S and took_s <= WAIT_S
+            is_short = (cpu_s or 0.0) <= SHORT_S and took_s <= WAIT_S
             pace.trials = pace.trials + 1 if is_short else 0
-        elif cpu_s > LONG_S or took_s > BLOCKED_S:
+            return
+        is_unclear = cpu_s is None and LONG_S < took_s <= BLOCKED_S
+        pace.is_watched = is_unclear
+        if is_unclear:
+            return
+        if took_s > BLOCKED_S or (cpu_s or 0.0) > LONG_S:
             pace.trials, pace.short = 0, 0
             pace.late += 1
             if pace.late >= LATE_MAX:

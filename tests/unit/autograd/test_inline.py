@@ -67,6 +67,29 @@ def test_what_has_held_up_the_loop_often_is_tried_more_often(
     try_out(pace, trials=TRIALS_MAX)
 
 
+def test_processor_time_is_measured_on_the_loop_once_a_run_was_not_over_at_once() -> (
+    None
+):
+    pace = InlinePolicy()
+    try_out(pace)
+    assert not pace.is_watched("a")
+    pace.note("a", None, LONG_S)
+    assert not pace.is_watched("a")
+    pace.note("a", None, 2 * LONG_S)  # by itself, or by the machine: that is not known
+    assert pace.is_watched("a")
+    assert pace.is_short("a")
+    pace.note("a", LONG_S, 2 * LONG_S)  # it was the machine
+    assert not pace.is_watched("a")
+    assert pace.is_short("a")
+    pace.note("a", None, 2 * LONG_S)
+    pace.note("a", 2 * LONG_S, 2 * LONG_S)
+    assert not pace.is_watched("a")
+    assert not pace.is_short("a")
+    try_out(pace)
+    pace.note("a", None, 2 * BLOCKED_S)  # long enough to be of the work
+    assert not pace.is_short("a")
+
+
 def test_what_seldom_holds_up_the_loop_is_forgiven() -> None:
     pace = InlinePolicy()
     for _ in range(3 * LATE_MAX):
