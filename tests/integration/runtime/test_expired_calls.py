@@ -34,4 +34,4 @@ async def test_it_never_runs() -> None:
         let_go.set()
         assert [await first, await last] == [1, 3]
         assert b.parts.pool.unfinished == 0
-    assert ran == [1, 3]
+    assert sorted(ran) == [1, 3]  # at once, if the worker has started one more thread
