@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from asyncrpc.errors import RRefDeletedError
 from asyncrpc.ids import RRefId
 from asyncrpc.rref import machine as m
 from asyncrpc.rref.messages import Gone, Probe, Register, Registered, Settled
@@ -81,15 +80,14 @@ class Tables:
         self._notices.send(effect.to, notice(effect.rref_id))
 
     def _free(self, effect: m.Freed | m.NotWanted) -> None:
-        freed = RRefDeletedError("the value was freed before it was made")
-        self._values.free(effect.rref_id, freed)  # ignored if the value was made
+        self._values.free(effect.rref_id, "the value was freed before it was made")
 
     def _fail_value(self, effect: m.ValueGone) -> None:
-        gone = RRefDeletedError(
+        self._values.free(
+            effect.rref_id,
             "the value will never be made: this worker refused to, or its creator was "
-            "lost before the call that was to make it"
+            "lost before the call that was to make it",
         )
-        self._values.free(effect.rref_id, gone)
 
     def _set_apart(self, effect: m.HandlesApart) -> None:
         self._shared.set_apart(effect.rref_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from asyncrpc.errors import ClosedError
+from asyncrpc.errors import ClosedError, RRefDeletedError
 from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.rref.shared import copy_of
 from asyncrpc.runtime.threads import settable
@@ -36,7 +36,7 @@ class Values:
         self, loop: asyncio.AbstractEventLoop, recorder: FlightRecorder
     ) -> None:
         self._loop = loop
-        self._recorder = recorder
+        self._references, self._now_s = recorder.references, recorder.now_s
         self._known: dict[RRefId, Value] = {}
         self.get = self._known.get
         self.is_closed = False
@@ -64,28 +64,36 @@ class Values:
 
     def fulfil(self, rref_id: tuple[int, int], value: Any) -> None:
         """The function that makes a value has returned it."""
-        future = self._known.get(id_of(rref_id))
+        key = id_of(rref_id)
+        future = self._known.get(key)
         if future is not None and not future.done():
             future.set_result(value)
-            self._note(id_of(rref_id), "made")
+            self._note(key, "made")
 
     def fail(self, rref_id: tuple[int, int], error: BaseException) -> None:
         """The function that makes a value has raised."""
-        future = self._known.get(id_of(rref_id))
-        if future is not None and not future.done():
+        key = id_of(rref_id)
+        future = self._known.get(key)
+        if future is not None:
+            self._fail(key, future, error)
+
+    def free(self, rref_id: RRefId, why: str) -> None:
+        """Let go of a value; it fails, and says why, if it has not been made."""
+        future = self._known.pop(rref_id, None)
+        if future is None:
+            return
+        if not future.done():
+            self._fail(rref_id, future, RRefDeletedError(why))
+        self._note(rref_id, "freed")
+
+    def _fail(self, rref_id: RRefId, future: Value, error: BaseException) -> None:
+        if not future.done():
             future.set_exception(settable(error))
             future.exception()  # marks it as read: it may never be awaited
-            self._note(id_of(rref_id), "failed")
-
-    def free(self, rref_id: RRefId, why: Exception) -> None:
-        """Let go of a value; it fails if it has not been made."""
-        self.fail(rref_id, why)
-        if self._known.pop(rref_id, None) is not None:
-            self._note(rref_id, "freed")
+            self._note(rref_id, "failed")
 
     def _note(self, rref_id: RRefId, change: str) -> None:
-        recorder = self._recorder
-        recorder.references.record((recorder.now_s(), plain(rref_id), change))
+        self._references.record((self._now_s(), plain(rref_id), change))
 
     def close(self) -> None:
         """Drop all values; fail the tasks that wait for one."""

@@ -189,8 +189,21 @@ async def test_values_are_awaited_before_they_are_made() -> None:
     values.fulfil(key, "made")
     values.fail(key, ValueError("too late"))  # which changes nothing
     assert await future == "made"
-    values.free(key, ValueError())
+    values.free(key, "not wanted")
     assert not values.has(future)
+    assert await future == "made"
+
+
+async def test_a_value_that_is_freed_before_it_is_made_says_why() -> None:
+    recorder = FlightRecorder()
+    values = Values(asyncio.get_running_loop(), recorder)
+    key = RRefId(PEER.incarnation, 1)
+    future = values.expect(key)
+    values.free(key, "nobody wants it")
+    values.free(key, "once more")  # which changes nothing
+    with pytest.raises(RRefDeletedError, match="nobody wants it"):
+        await future
+    assert [one.change for one in recorder.references.recent] == ["failed", "freed"]
 
 
 async def test_who_waits_for_a_value_at_the_end_is_told() -> None:
