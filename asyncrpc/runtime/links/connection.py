@@ -327,11 +327,8 @@ class Connection:
             if on_sent is not None:
                 on_sent()
             return
-        lengths: Sequence[int] = ()
-        total = 0
-        if buffers:
-            lengths = [buffer.nbytes for buffer in buffers]
-            total = sum(lengths)
+        lengths = [buffer.nbytes for buffer in buffers] if buffers else ()
+        total = sum(lengths)
         if total <= INLINE_BYTES_MAX and type(buffers) is not PendingBuffers:
             opening = prefix(
                 kind,
