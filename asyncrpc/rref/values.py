@@ -74,7 +74,7 @@ class Values:
         """The function that makes a value has raised."""
         key = id_of(rref_id)
         future = self._known.get(key)
-        if future is not None:
+        if future is not None and not future.done():
             self._fail(key, future, error)
 
     def free(self, rref_id: RRefId, why: str) -> None:
@@ -87,10 +87,9 @@ class Values:
         self._note(rref_id, "freed")
 
     def _fail(self, rref_id: RRefId, future: Value, error: BaseException) -> None:
-        if not future.done():
-            future.set_exception(settable(error))
-            future.exception()  # marks it as read: it may never be awaited
-            self._note(rref_id, "failed")
+        future.set_exception(settable(error))
+        future.exception()  # marks it as read: it may never be awaited
+        self._note(rref_id, "failed")
 
     def _note(self, rref_id: RRefId, change: str) -> None:
         self._references.record((self._now_s(), plain(rref_id), change))

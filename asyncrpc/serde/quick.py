@@ -228,8 +228,7 @@ class Quick:
         if tensor.dim() > DIMENSIONS_MAX:
             return None
         entry = [kinds.ENTRY_TENSOR, _flags(tensor), name, list(tensor.shape), 0]
-        table = msgpack.packb([entry])
-        return len(table).to_bytes(4, "little") + table  # type: ignore[no-any-return]
+        return _table_with(entry)
 
     def _framed(
         self, table: bytes | None, tree: bytes, tensor: torch.Tensor
@@ -260,8 +259,7 @@ class Quick:
         known = tensor.dtype, tensor.shape, strides, tensor.storage_offset(), flags
         table = self._places.get(known)
         if table is None:
-            packed: bytes = msgpack.packb([shared_entry(tensor, flags, 0)])
-            table = len(packed).to_bytes(4, "little") + packed
+            table = _table_with(shared_entry(tensor, flags, 0))
             if len(self._places) >= _REMEMBERED_MAX:
                 self._places.clear()
             self._places[known] = table
@@ -327,12 +325,17 @@ def _new_view_table(tensor: torch.Tensor) -> _ViewTable | None:
         return None
     shape = list(tensor.shape)
     entry = [kinds.ENTRY_TENSOR, _flags(tensor), name, shape, 0, 0, list(strides)]
-    packed: bytes = msgpack.packb([entry])
-    if len(packed) > _REMEMBERED_BYTES_MAX:
+    table = _ViewTable(_table_with(entry))
+    if len(table) > _REMEMBERED_BYTES_MAX:
         return None
-    table = _ViewTable(len(packed).to_bytes(4, "little") + packed)
     table.nbytes = span.stop
     return table
+
+
+def _table_with(entry: list[Any]) -> bytes:
+    """Return the table of one tensor, with its length in front."""
+    packed: bytes = msgpack.packb([entry])
+    return len(packed).to_bytes(4, "little") + packed
 
 
 def _flags(tensor: torch.Tensor) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 import asyncrpc
 from asyncrpc import devices
 from asyncrpc.autograd import get_gradients
+
+let_go = threading.Event()  # of `hold`, in this process
 
 
 def where(*tensors: torch.Tensor) -> list[str]:
@@ -79,8 +81,9 @@ def raising(tensor: torch.Tensor) -> None:
     raise ValueError("cannot", tensor)
 
 
-def slow(tensor: torch.Tensor) -> torch.Tensor:
-    time.sleep(0.3)
+def hold(tensor: torch.Tensor) -> torch.Tensor:
+    """Keep a thread, and the device if it is exclusive, until `let_go` is set."""
+    let_go.wait()
     return tensor
 
 
