@@ -22,7 +22,7 @@ from asyncrpc.compat.rpc import errors
 from asyncrpc.compat.rpc.agent import Agent
 from asyncrpc.errors import BackwardFailedError, InvalidContextError
 from asyncrpc.ids import ContextId
-from asyncrpc.runtime.calls.context import deadline_var
+from asyncrpc.runtime.calls.context import forget_deadline
 
 __all__ = ["backward", "context", "get_gradients", "is_available"]
 
@@ -146,7 +146,7 @@ def _run(
     agent: Agent, context_id: int, roots: Sequence[torch.Tensor], *, retain_graph: bool
 ) -> None:
     async def run() -> None:
-        deadline_var.set(None)
+        forget_deadline()
         which = _context(agent, context_id)
         await run_backward(which, list(roots), retain_graph, timeout_s=None)
 

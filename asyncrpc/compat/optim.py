@@ -11,7 +11,7 @@ from asyncrpc.compat.autograd import _context
 from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.optim import DistributedOptimizer as Optimizer
-from asyncrpc.runtime.calls.context import current_worker_var, deadline_var
+from asyncrpc.runtime.calls.context import current_worker_var, forget_deadline
 
 __all__ = ["DistributedOptimizer"]
 
@@ -38,7 +38,7 @@ class DistributedOptimizer:
         agent = agents.current()
 
         async def make() -> Optimizer:
-            deadline_var.set(None)
+            forget_deadline()
             current_worker_var.set(agent.worker)
             made = Optimizer(optimizer_class, list(params_rref), *args, **kwargs)
             return await made
@@ -57,7 +57,7 @@ class DistributedOptimizer:
         agent = agents.current()
 
         async def run() -> None:
-            deadline_var.set(None)
+            forget_deadline()
             await self._optimizer.step(_context(agent, context_id))
 
         try:

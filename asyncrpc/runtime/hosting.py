@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from asyncrpc.runtime.calls.futures import loop_closed, thread_blocked, wait_on_loop
-from asyncrpc.runtime.devices.streams import marks_here, take_marks
+from asyncrpc.runtime.devices.streams import StreamMarks, marks_here, take_marks
 from asyncrpc.runtime.loops import loop_factory
 
 T = TypeVar("T")
@@ -112,13 +112,11 @@ class LoopThread:
     def soon(self, action: Callable[[], object]) -> None:
         """Do something on the loop soon, in this thread's context."""
         marks = marks_here()
-
-        def begin() -> None:
-            take_marks(marks)
-            action()
-
         with suppress(RuntimeError):  # the loop is closed, and all that it held
-            self.loop.call_soon_threadsafe(begin)
+            if marks is None:
+                self.loop.call_soon_threadsafe(action)
+            else:
+                self.loop.call_soon_threadsafe(_marked, marks, action)
 
     def stop(self) -> None:
         """Let the loop end, and its thread."""
@@ -126,3 +124,8 @@ class LoopThread:
         self.soon(self.loop.stop)
         if not self.is_here:
             self._thread.join(_JOIN_S)
+
+
+def _marked(marks: StreamMarks, action: Callable[[], object]) -> None:
+    take_marks(marks)
+    action()

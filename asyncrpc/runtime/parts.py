@@ -18,7 +18,9 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.admission import CallAdmission
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.calls.credit import InboundCredit
+from asyncrpc.runtime.calls.deadlines import Deadlines
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
+from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.targets import Targets
 from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.devices.backends import DeviceLockHooks, backend_of
@@ -90,6 +92,7 @@ class Parts:
         memory: shared with peers of the host.
         devices: copies to and from devices.
         codec: values to bytes, and back.
+        deadlines: ends functions that run longer than their callers wait.
         context: of running functions.
     """
 
@@ -222,6 +225,7 @@ class Parts:
         self.inbound_credit = InboundCredit(
             self.name, loop, self.limits.inbound_bytes_max, self.receive_pool
         )
+        self.deadlines = Deadlines(loop, InboundCall.expire)
         self.context = contextvars.Context()
         self.context.run(current_worker_var.set, current)
         self.devices = Devices(self, self.options.devices.parsed_names)

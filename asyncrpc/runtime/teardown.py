@@ -131,6 +131,7 @@ class Teardown:
                 await self._take(what, step(patience_s), limit_s)
             except asyncio.CancelledError as error:
                 cancelled = error
+        parts.deadlines.close()
         parts.sidecar.close()
         parts.recorder.close()
         if parts.socket_directory is not None:

@@ -126,7 +126,7 @@ def _has_started(worker: Worker, task: AnyFuture) -> bool:
 
 
 def _problem_of_call(call: CallFuture[Any]) -> str:
-    if call.timer is not None:
+    if call.watch is not None:
         return ""
     if call.begun is not None and not call.begun.done():
         is_owned = any(_has_started(one, call.begun) for one in _open_workers())

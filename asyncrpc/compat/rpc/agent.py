@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -16,19 +17,22 @@ from asyncrpc.api import Worker
 from asyncrpc.arguments import is_seconds, wrong
 from asyncrpc.clock import now_s
 from asyncrpc.compat.rpc import errors
+from asyncrpc.compat.rpc.completion import Completions
 from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
 from asyncrpc.compat.rpc.gathering import ProfiledThreads
 from asyncrpc.compat.rpc.options import RpcBackendOptions, WorkerInfo
 from asyncrpc.compat.rpc.promises import Promise
-from asyncrpc.errors import AsyncRpcError, CallError, ClosedError, EncodeError
-from asyncrpc.runtime.calls.context import deadline_var
+from asyncrpc.errors import CallError, EncodeError
+from asyncrpc.runtime.calls.context import forget_deadline
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.hosting import LoopThread
-from asyncrpc.runtime.options import CallOptions
+from asyncrpc.runtime.options import options_within
 
 CONTEXT_BITS: Final = 48  # of an id of a context; above them is the rank
 
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, torch.Tensor})
+
+_within = lru_cache(options_within)  # a program has few timeouts, for many calls
 
 _lock = threading.Lock()
 _current: Agent | None = None
@@ -71,6 +75,7 @@ class Agent:
         # Of a static group, once all are there: by name and by rank.
         self._infos: dict[str | int, WorkerInfo] = {}
         self.is_let_go = False  # all references, for the worker ends
+        self._completions = Completions(lambda: worker.parts.pool, host.loop)
         self.profiled = ProfiledThreads(worker)
         worker.parts.thread_states.insert(
             0, self.profiled
@@ -182,8 +187,8 @@ class Agent:
         limit_s: float | None,
     ) -> CallFuture[Any]:
         """Start a call; on the loop, in the context of the thread that calls."""
-        deadline_var.set(None)  # torch's nested calls know nothing of those around them
-        options = CallOptions(timeout_s=limit_s)
+        forget_deadline()
+        options = _within(limit_s)
         return self.worker.parts.start_call(to, function, args, kwargs, options=options)
 
     def sync(self, start: Callable[[], Any], limit_s: float | None = None) -> Any:
@@ -243,19 +248,12 @@ class Agent:
         Raises:
             Exception: the call could not be started.
         """
-        promise = Promise(self, limit_s)
-
-        def begin_soon() -> None:
-            try:
-                promise.follow(start())
-            except Exception as error:  # noqa: BLE001  (who waits gets it)
-                promise.fail(error)
-
+        promise = Promise(self, start, limit_s)
         if not waits:
-            self.host.soon(begin_soon)
+            self.host.soon(promise.begin_or_fail)
             return promise.future
         try:
-            self.host.do_at_once(lambda: promise.follow(start()))
+            self.host.do_at_once(promise.begin)
         except BaseException as error:  # noqa: BLE001  (every one is translated)
             if isinstance(error, CallError) and not isinstance(error, EncodeError):
                 promise.fail_here(error)  # it is the callee's: its future says so
@@ -266,19 +264,8 @@ class Agent:
         return errors.raised(failed)  # type: ignore[no-any-return]
 
     def in_thread(self, job: Callable[[], object]) -> None:
-        """Run a job in a thread of the worker's, if it has any left; on the loop."""
-
-        def ended(_result: object, error: BaseException | None) -> None:
-            if issubclass(type(error), ClosedError):  # it was never run
-                apart()
-
-        def apart() -> None:  # the worker ends, but a thread may be waiting
-            threading.Thread(target=job, daemon=True).start()
-
-        try:
-            self.worker.parts.pool.submit(job, ended)
-        except AsyncRpcError:
-            apart()
+        """Run a job that completes a future in a thread; on the loop."""
+        self._completions.run(job)
 
     # --- life ------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -26,7 +27,7 @@ from asyncrpc.compat.rpc.internal import _internal_rpc_pickler
 from asyncrpc.compat.rpc.options import WorkerInfo
 from asyncrpc.compat.rpc.rref import RRef, made
 from asyncrpc.compat.rpc.store_lock import locked_at
-from asyncrpc.runtime.calls.context import deadline_var
+from asyncrpc.runtime.calls.context import forget_deadline
 from asyncrpc.runtime.calls.futures import LOOK_S
 from asyncrpc.runtime.options import options_within
 
@@ -182,7 +183,7 @@ def rpc_async(
         future = profiling.future(agent, name, func, (given, named), limit_s)
     else:
         future = agent.future(
-            lambda: agent.start(name, func, given, named, limit_s),
+            partial(agent.start, name, func, given, named, limit_s),
             limit_s,
             waits=not agent.cannot_fail(func, given, named),
         )
@@ -219,7 +220,7 @@ def remote(
     given, named = args or (), kwargs or {}
 
     def start() -> Any:
-        deadline_var.set(None)
+        forget_deadline()
         limit_s = agent.limit_s(timeout)
         options = options_within(limit_s)
         return agent.worker.parts.start_remote(
@@ -227,7 +228,7 @@ def remote(
         )
 
     waits = not agent.cannot_fail(func, given, named)
-    make = functools.partial(made, agent, timeout=timeout, waits=waits)
+    make = partial(made, agent, timeout=timeout, waits=waits)
     if profiling.is_on():
         rref = profiling.remote(agent, name, func, start, make)
     else:

@@ -23,6 +23,7 @@ import re
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from contextvars import Context
 from typing import Any, Final, NamedTuple, Self
 
 import torch
@@ -298,9 +299,11 @@ class Opened:
                 self._result, ranges = self._result
         self._asked.take(ranges, is_async=self._is_async)
 
-    def add_done_callback(self, finish: Callable[[Any], object]) -> None:
+    def add_done_callback(
+        self, finish: Callable[[Any], object], *, context: Context | None = None
+    ) -> None:
         """Call `finish` with this when the call has ended."""
-        self._call.add_done_callback(lambda _: finish(self))
+        self._call.add_done_callback(lambda _: finish(self), context=context)
 
     def result(self) -> Any:
         """Return what the function returned, or raise what it raised."""

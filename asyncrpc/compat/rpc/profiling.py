@@ -27,7 +27,7 @@ from asyncrpc.compat.rpc.gathering import (
     Session,
     gatherer_here,
 )
-from asyncrpc.runtime.calls.context import deadline_var
+from asyncrpc.runtime.calls.context import forget_deadline
 from asyncrpc.runtime.calls.repeating import is_idempotent
 from asyncrpc.runtime.options import CallOptions
 
@@ -148,7 +148,7 @@ class _Shown:
         agent, to, function, asked = self._agent, self._to, self._function, self._asked
         if asked is None or is_idempotent(function):
             return agent.start(to, function, *given, limit_s)
-        deadline_var.set(None)
+        forget_deadline()
         worker = agent.worker
         target, values = worker.parts.describe(function, *given)
         name = target or str(getattr(function, "__qualname__", function))

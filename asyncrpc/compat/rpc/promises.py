@@ -6,13 +6,17 @@ Source: torch.futures.Future; what it makes of errors is in `errors`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from contextvars import Context
+from typing import Any, Final, Protocol
 
 import torch
 
 from asyncrpc.clock import now_s
 from asyncrpc.compat.rpc import errors
 from asyncrpc.runtime.calls.futures import CallFuture
+
+_Future: Any = torch._C.Future  # noqa: SLF001  (without a subclass's attributes)
+_NO_VARIABLES: Final = Context()  # for what asks for none; else each has a copy
 
 
 class PromisingAgent(Protocol):
@@ -26,23 +30,50 @@ class PromisingAgent(Protocol):
 
 
 class Promise:
-    """Completes a future of torch's with the end of a call.
+    """Starts a call, and completes a future of torch's with its end.
 
     A result that comes after the call's limit is a timeout, however late the loop came
     to look: arguments that are slow to pickle hold it up.
 
-    In a thread of the worker's, not on the loop: what waits for the future may call on,
-    and wait for that.
+    The future completes in a thread of the worker's, not on the loop: what waits for it
+    may call on, and wait for that.
+
+    Programs have thousands at once, so that each is as few objects as can be: Python's
+    collector of cycles looks at every one, over and over.
 
     Attributes:
         future: for the program.
     """
 
-    def __init__(self, agent: PromisingAgent, limit_s: float | None = None) -> None:
+    __slots__ = (
+        "_agent",
+        "_begun_s",
+        "_ended",
+        "_limit_s",
+        "_outcome",
+        "_start",
+        "future",
+    )
+
+    def __init__(
+        self,
+        agent: PromisingAgent,
+        start: Callable[[], CallFuture[Any]],
+        limit_s: float | None = None,
+    ) -> None:
+        """Promise the result of a call.
+
+        Args:
+            agent: of this process.
+            start: starts the call, on the loop.
+            limit_s: seconds that it may take all in all.
+        """
         self._agent = agent
+        self._start: Callable[[], CallFuture[Any]] | None = start
         self._limit_s = limit_s
         self._begun_s = now_s()
-        self._ended: torch.futures.Future[Any] = torch.futures.Future()
+        self._outcome: tuple[Any, BaseException | None] = None, None
+        self._ended: torch.futures.Future[Any] = _Future([])
         self.future: torch.futures.Future[Any] = self._ended.then(self._unwrap)
 
     def _unwrap(self, done: torch.futures.Future[Any]) -> Any:
@@ -55,25 +86,38 @@ class Promise:
         self.future._set_unwrap_func(errors.raised)  # noqa: SLF001
         return failed  # torch would make a RuntimeError of it
 
-    def follow(self, call: CallFuture[Any]) -> None:
-        """Complete the future when a call ends; on the loop."""
-        call.add_done_callback(self._finish)
+    def begin(self) -> None:
+        """Start the call; on the loop.
+
+        Raises:
+            Exception: it could not be started.
+        """
+        start, self._start = self._start, None
+        assert start is not None  # a promise is begun once
+        start().add_done_callback(self._finish, context=_NO_VARIABLES)
+
+    def begin_or_fail(self) -> None:
+        """Start the call; on the loop.  If it cannot be, its future says so."""
+        try:
+            self.begin()
+        except Exception as error:  # noqa: BLE001  (who waits gets it)
+            self._end(None, error)
 
     def _finish(self, call: CallFuture[Any]) -> None:
         error = errors.of_ended(call)
         limit_s = self._limit_s
         if error is None and limit_s is not None and now_s() - self._begun_s > limit_s:
             error = errors.timed_out(limit_s)
-        if error is not None:
-            self.fail(error)
-            return
-        outcome = call.result(), None
-        self._agent.in_thread(lambda: self._ended.set_result(outcome))
+        self._end(None if error is not None else call.result(), error)
 
-    def fail(self, error: BaseException) -> None:
-        """Complete the future with an error; on the loop."""
-        outcome = None, error
-        self._agent.in_thread(lambda: self._ended.set_result(outcome))
+    def _end(self, value: Any, error: BaseException | None) -> None:
+        """Complete the future, in a thread; on the loop."""
+        self._outcome = value, error
+        self._agent.in_thread(self._complete)
+
+    def _complete(self) -> None:
+        outcome, self._outcome = self._outcome, (None, None)
+        self._ended.set_result(outcome)
 
     def fail_here(self, error: BaseException) -> None:
         """Complete the future with an error; in the thread that is to have it."""

@@ -27,7 +27,7 @@ from asyncrpc.errors import (
 from asyncrpc.rref.handle import RRef as Handle
 from asyncrpc.rref.handle import service_of
 from asyncrpc.rref.shared import Shared
-from asyncrpc.runtime.calls.context import deadline_var
+from asyncrpc.runtime.calls.context import forget_deadline
 from asyncrpc.runtime.calls.futures import CallFuture
 
 T = TypeVar("T")
@@ -163,7 +163,7 @@ class RRef(Handle[T]):
         limit_s = agent.limit_s(timeout)
 
         def start() -> asyncio.Future[T]:
-            deadline_var.set(None)
+            forget_deadline()
             if self._shared.is_here:
                 return agent.host.loop.create_task(self._service.fetch(self, limit_s))
             return self._service.start_method(self, "", (), {}, limit_s)
@@ -361,7 +361,7 @@ def _method(
     agent = agents.current()
 
     def start() -> CallFuture[Any]:
-        deadline_var.set(None)
+        forget_deadline()
         service = service_of(rref)
         return service.start_method(rref, name, args, kwargs, agent.limit_s(timeout))
 
@@ -380,7 +380,7 @@ def _remote(rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float) 
     agent = agents.current()
 
     def start() -> Handle[Any]:
-        deadline_var.set(None)
+        forget_deadline()
         service = service_of(rref)
         return service.remote_method(rref, name, args, kwargs, agent.limit_s(timeout))
 

@@ -118,3 +118,9 @@ def effective_deadline(timeout_s: float | None, now_s: float) -> Deadline | None
         return outer
     own = Deadline.after(timeout_s, now_s)
     return own if outer is None else min(own, outer)
+
+
+def forget_deadline() -> None:
+    """Let what this context does from here on know nothing of a deadline around it."""
+    if deadline_var.get() is not None:  # each change costs a copy of what varies
+        deadline_var.set(None)

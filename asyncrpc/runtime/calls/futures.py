@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 from asyncrpc.arguments import check_timeout
 from asyncrpc.errors import ClosedError, Outcome, UsageError
 from asyncrpc.runtime.calls.context import current_call_var
+from asyncrpc.runtime.calls.deadlines import Watch
 from asyncrpc.runtime.devices.maps import DeviceMap
 from asyncrpc.runtime.forking import is_parents
 from asyncrpc.runtime.loops import running_loop
@@ -84,8 +85,8 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         "site",
         "span",
         "task",
-        "timer",
         "to",
+        "watch",
     )
 
     def __init__(
@@ -104,7 +105,7 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         self.link: CancelsCalls | None = None  # once it has been sent
         self.call_id = 0
         self.request_bytes = 0  # of its buffers, if they are many: see `credit`
-        self.timer: asyncio.TimerHandle | None = None
+        self.watch: Watch | None = None  # of its deadline
         self.pins: Any = None  # what must live until the callee has answered
         self.allowed_s = 0.0
         self.site: tuple[str, int] | None = None
@@ -190,9 +191,9 @@ class CallFuture(asyncio.Future[T], Generic[T]):
 
     def settle(self) -> None:
         """Internal: let go of what was kept for the call in flight."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+        if self.watch is not None:
+            self.watch.stop(self)
+            self.watch = None
         self.begun = None
         if self.destination is not None:
             self.destination.release()

@@ -18,6 +18,7 @@ import torch
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import DeadlineExceededError, Outcome, WorkerLostError
 from asyncrpc.runtime.calls.context import current_call_var, deadline_var
+from asyncrpc.runtime.calls.deadlines import Deadlines, Watch
 from asyncrpc.runtime.calls.foreign_futures import as_awaitable
 from asyncrpc.runtime.calls.inline import is_short
 from asyncrpc.runtime.calls.modes import Mode, Target
@@ -52,6 +53,7 @@ class CallHost(Scheduler, Protocol):
         pool: threads for plain functions.
         context: that functions begin in.
         propagators: set what a function sees of its caller's state.
+        deadlines: ends functions that run longer than their callers wait.
         recorder: has the clock.
     """
 
@@ -59,6 +61,7 @@ class CallHost(Scheduler, Protocol):
     pool: ThreadPool
     context: contextvars.Context
     propagators: list[Propagator]
+    deadlines: Deadlines[InboundCall]
     recorder: FlightRecorder
 
     @property
@@ -166,8 +169,8 @@ class InboundCall:
         "span",
         "target",
         "task",
-        "timer",
         "wanted",
+        "watch",
     )
 
     def __init__(  # noqa: PLR0917  (one for each call)
@@ -197,7 +200,7 @@ class InboundCall:
         self.shown: profiler.record_function | None = None
         self.span: CallSpan | None = None
         self.said: Any = None
-        self.timer: asyncio.TimerHandle | None = None
+        self.watch: Watch | None = None  # of its deadline
         # What the function runs in.  It refers to this call, so the end lets go of it.
         self.context: contextvars.Context | None = host.context.copy()
         self.context.run(self._enter)
@@ -246,8 +249,6 @@ class InboundCall:
         context = self.context
         if self.is_cancelled or context is None:
             return
-        if self.deadline is not None:
-            self.timer = self.host.loop.call_at(self.deadline.at_s, self._expire)
         mode = target.mode
         if mode is _COROUTINE:
             coroutine = self._await(target.function, args, kwargs)
@@ -263,6 +264,8 @@ class InboundCall:
             )
             if self.claim is not None:
                 self.claim.hold()
+        if self.deadline is not None and self.target is not None:  # it goes on
+            self.watch = self.host.deadlines.watch(self, self.deadline)
 
     def _is_cheap(self, args: list[Any], kwargs: dict[str, Any]) -> bool:
         if kwargs or (self.meta and self.meta.keys() != _TRACE_ALONE):
@@ -284,9 +287,9 @@ class InboundCall:
         """End the call: it has been answered, or its caller has gone."""
         self.context = None  # else both would wait for the collector of cycles
         self.target = None
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+        if self.watch is not None:
+            self.watch.stop(self)
+            self.watch = None
         if self.claim is not None:
             self.claim.let_go()
         if self.shown is not None:
@@ -414,9 +417,9 @@ class InboundCall:
         else:
             self.responder.answer(self, result)
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
         """The deadline has passed: stop the function; the caller knows already."""
-        self.timer = None
+        self.watch = None
         error = DeadlineExceededError(
             function=self.function_name,
             to=self.host.name,

@@ -20,6 +20,7 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.common_arguments import CommonArguments
 from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.current_task import task_here
+from asyncrpc.runtime.calls.deadlines import Deadlines
 from asyncrpc.runtime.calls.deferred import PendingBuffers
 from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.futures import CallFuture
@@ -107,6 +108,7 @@ class OutboundCalls:
         self._codec = host.codec
         self._compression = host.options.network.compression_to(peer.name)
         self._device_map = host.options.devices.map_to(peer.name)
+        self._deadlines = Deadlines(host.loop, self._expire)
         self._is_plain = self._compression is None and self._device_map is None
         # Asked for in every call.
         self._encode = messages.encode
@@ -352,7 +354,7 @@ class OutboundCalls:
         call.link = self._link
         if deadline is not None:
             call.allowed_s = deadline.allowed_s
-            call.timer = self._loop.call_at(deadline.at_s, self.expire, call)
+            call.watch = self._deadlines.watch(call, deadline)
         self._send(
             FrameKind.SERVICE,
             call.call_id,
@@ -489,11 +491,11 @@ class OutboundCalls:
         """Fail the call at its deadline; of a remote(), the owner fails the value."""
         call.allowed_s = deadline.allowed_s
         if not meta or "r" not in meta:
-            call.timer = self._loop.call_at(deadline.at_s, self.expire, call)
+            call.watch = self._deadlines.watch(call, deadline)
 
-    def expire(self, call: CallFuture[Any]) -> None:
+    def _expire(self, call: CallFuture[Any]) -> None:
         """The deadline of a call has passed: fail it, and tell the callee."""
-        call.timer = None
+        call.watch = None
         has_waited = call.call_id in self._credit.waiting
         self.cancel(call)
         if has_waited:
@@ -519,6 +521,7 @@ class OutboundCalls:
         Args:
             waited: the calls that waited for credit, and so never left this worker.
         """
+        self._deadlines.close()
         first_unsent = self._connection.first_unsent
         for call in self._pending.take_all():
             call.settle()

@@ -1,7 +1,9 @@
 """Futures of `rpc_async`, completed with the end of a call."""
 
 import asyncio
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,9 +22,9 @@ class HereAtOnce:
 
 
 async def completed(limit_s: float | None) -> Any:
-    promise = Promise(HereAtOnce(), limit_s)
     call: Any = asyncio.get_running_loop().create_future()
-    promise.follow(call)
+    promise = Promise(HereAtOnce(), lambda: call, limit_s)
+    promise.begin()
     call.set_result(7)
     await asyncio.sleep(0)  # its callbacks run
     return promise.future.value()
@@ -36,3 +38,26 @@ async def test_a_result_within_the_limit_is_the_futures(limit_s: float | None) -
 async def test_a_result_after_the_limit_is_a_timeout() -> None:
     with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
         await completed(1e-9)
+
+
+async def test_a_call_that_cannot_be_started_fails_its_future() -> None:
+    def refuse() -> Any:
+        raise ValueError("the arguments cannot travel")
+
+    promise = Promise(HereAtOnce(), refuse)
+    promise.begin_or_fail()
+    with pytest.raises(ValueError, match="cannot travel"):
+        promise.future.wait()
+
+
+async def test_what_a_call_was_started_with_is_let_go_as_it_begins() -> None:
+    class Argument:
+        pass
+
+    call: Any = asyncio.get_running_loop().create_future()
+    argument = Argument()
+    seen = weakref.ref(argument)
+    promise = Promise(HereAtOnce(), partial(lambda _argument: call, argument))
+    del argument
+    promise.begin()
+    assert seen() is None

@@ -14,6 +14,7 @@ from asyncrpc.errors import AsyncRpcError, MalformedError, RejectedError
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.calls.answers import AnswerReceiver
 from asyncrpc.runtime.calls.credit import InboundCredit, LinkCredit
+from asyncrpc.runtime.calls.deadlines import Deadlines
 from asyncrpc.runtime.calls.deferred import DeferredMessages
 from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
@@ -79,7 +80,11 @@ class FakeLoop(asyncio.AbstractEventLoop):
     def call_at(  # type: ignore[override]  # nothing here is given a context
         self, when: float, callback: Any, *args: Any, **_more: Any
     ) -> Any:
-        timer = Timer(when, lambda: callback(*args))
+        def act() -> None:
+            self.now_s = max(self.now_s, when)
+            callback(*args)
+
+        timer = Timer(when, act)
         self.timers.append(timer)
         return timer
 
@@ -282,6 +287,7 @@ class FakeHost:
         self.limits = self.options.limits
         self.codec = Codec(self.functions)
         self.propagators: list[Any] = []
+        self.deadlines = Deadlines(self.loop, InboundCall.expire)
         self.thread_states: list[Any] = []
         self.tracer: Any = None
         self.note_of: Callable[[Any], Any] | None = None

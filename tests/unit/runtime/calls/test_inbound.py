@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from asyncrpc.runtime.calls.deadlines import Deadlines
 from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.modes import Mode, Target
 from asyncrpc.runtime.tasks import Tasks
@@ -26,6 +27,7 @@ class Host(Tasks):
         self.context = contextvars.Context()
         self.pool: Any = SimpleNamespace(submit=self._submit)
         self.propagators: list[Any] = []
+        self.deadlines = Deadlines(self.loop, InboundCall.expire)
         self.recorder = FlightRecorder()
         self.options: Any = None
         self.ended: Any = None

@@ -122,10 +122,13 @@ class TestDeadline:
         assert link.connection.last.kind == FrameKind.CANCEL
         assert len(link.pending) == 0
 
-    def test_an_answer_ends_the_timer(self, link: LinkParts) -> None:
-        start(link, deadline=after(link, 2.0))
+    def test_it_is_nothing_to_a_call_that_has_its_answer(self, link: LinkParts) -> None:
+        call = start(link, deadline=after(link, 2.0))
         link.answers.on_response(0, 1, 0, b"", link.control(5), [])
-        assert link.host.loop.timers[0].is_cancelled
+        sent = link.connection.last
+        link.host.loop.timers[0].act()
+        assert call.result() == 5
+        assert link.connection.last == sent
 
     def test_of_one_that_waited_for_room(self, link: LinkParts) -> None:
         call = start(link, LARGE, deadline=after(link, 2.0))

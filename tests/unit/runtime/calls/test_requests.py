@@ -289,9 +289,18 @@ class TestDeadline:
         assert error.outcome is Outcome.UNKNOWN
         assert serving.is_cancelled
 
-    def test_an_answer_ends_the_timer(self, link: LinkParts) -> None:
+    def test_a_function_that_ends_at_once_needs_no_timer(self, link: LinkParts) -> None:
         ask(link, double, 4, aux=2_000_000_000)
-        assert all(timer.is_cancelled for timer in link.host.loop.timers)
+        assert not link.host.loop.timers
+
+    def test_it_is_nothing_to_a_function_that_has_ended(self, link: LinkParts) -> None:
+        ask(link, hold, aux=2_000_000_000)
+        (serving,) = link.served
+        serving.responder.answer(serving, 5)
+        sent = link.connection.last
+        link.host.loop.timers[0].act()
+        assert not serving.is_cancelled
+        assert link.connection.last == sent
 
 
 class TestStreams:

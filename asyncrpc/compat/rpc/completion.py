@@ -1,0 +1,101 @@
+"""Completes futures in threads: what waits for them may call on, and block.
+
+Futures are completed one after the other by one thread, in the order in which their
+calls have ended.  A callback of the program's may block in that thread, and even wait
+for a future that comes after its own: so if one has waited for two ticks, another
+thread takes part.  A thread for each future, of many that end together, would cost ten
+times what completing them does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from asyncrpc.errors import AsyncRpcError, ClosedError
+
+TICK_S: Final = 0.002
+
+Job = Callable[[], object]
+
+
+class Pool(Protocol):
+    """Threads that run jobs."""
+
+    def submit(
+        self, job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
+        """Run a job in a thread, then `done(result, error)` on the loop."""
+
+
+class Completions:
+    """Runs short jobs, which complete futures, in as few threads as they need."""
+
+    def __init__(
+        self, pool: Callable[[], Pool], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Complete futures.
+
+        Args:
+            pool: returns the threads; there are none before the worker has started.
+            loop: of the worker.
+        """
+        self._pool = pool
+        self._loop = loop
+        self._jobs: deque[Job] = deque()
+        self._given = 0  # jobs, so far
+        self._given_before = 0  # the last tick
+        self._threads = 0  # of the pool, that work on them
+        self._timer: asyncio.TimerHandle | None = None
+
+    def run(self, job: Job) -> None:
+        """Run a job in a thread; on the loop."""
+        self._jobs.append(job)
+        self._given += 1
+        if not self._threads:
+            self._start()
+        if self._timer is None:
+            self._given_before = 0
+            self._timer = self._loop.call_later(TICK_S, self._on_tick)
+
+    def _start(self) -> None:
+        """Let one more thread work."""
+        try:
+            self._pool().submit(self._work, self._ended)
+        except AsyncRpcError:  # the worker ends, but a thread may be waiting
+            self._work_apart()
+        else:
+            self._threads += 1
+
+    def _work(self) -> None:
+        jobs = self._jobs
+        while True:
+            try:
+                job = jobs.popleft()
+            except IndexError:
+                return
+            job()
+
+    def _work_apart(self) -> None:
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _ended(self, _result: object, error: BaseException | None) -> None:
+        self._threads -= 1
+        if issubclass(type(error), ClosedError):  # it was never run
+            self._work_apart()
+        elif self._jobs and not self._threads:
+            self._start()
+
+    def _on_tick(self) -> None:
+        """Let one more thread work if a job has waited since the last tick."""
+        left = len(self._jobs)
+        if not left:
+            self._timer = None
+            return
+        if self._given - left < self._given_before:
+            self._start()
+        self._given_before = self._given
+        self._timer = self._loop.call_later(TICK_S, self._on_tick)

@@ -1,0 +1,123 @@
+"""Ends calls at their deadlines, with one timer for all calls that have one timeout.
+
+Most calls of a program have the same timeout, and so their deadlines come in the order
+in which they began: a queue, whose front is the next to pass.  A call that is answered
+leaves the queue, and no timer is touched: that takes 0.2 us, a timer of its own 0.9 us
+and two objects more for Python's collector of cycles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from asyncrpc.clock import Deadline
+
+T = TypeVar("T")
+
+QUEUES_MAX: Final = 32  # timeouts at once; of the others each call has a timer
+_SLACK_S: Final = 0.001  # what event loops count in
+
+
+class Watch(Protocol):
+    """What a call keeps while its deadline is watched."""
+
+    def stop(self, call: Any, /) -> None:
+        """Watch a call no longer: it has ended."""
+
+
+class Deadlines(Generic[T]):
+    """Watches the deadlines of calls."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, expire: Callable[[T], None]
+    ) -> None:
+        """Watch deadlines.
+
+        Args:
+            loop: has the time, and the timers.
+            expire: ends a call at its deadline, or up to a millisecond before or
+                after; the call is not watched any more then.
+        """
+        self._loop = loop
+        self._expire = expire
+        self._queues: dict[int, _DeadlineQueue[T]] = {}  # by timeout; each has a timer
+
+    def watch(self, call: T, deadline: Deadline) -> Watch:
+        """End a call at its deadline, or `stop` what this returns before."""
+        at_s = deadline.at_s
+        # To hundredths of a second: what has travelled has lost some nanoseconds.
+        timeout = int(deadline.allowed_s * 100 + 0.5)
+        queue = self._queues.get(timeout)
+        if queue is None:
+            if len(self._queues) >= QUEUES_MAX:
+                return _DeadlineTimer(self._loop.call_at(at_s, self._expire, call))
+            queue = self._queues[timeout] = _DeadlineQueue()
+            self._arm(queue, timeout, at_s)
+        elif at_s < queue.last_s - _SLACK_S:  # it may have come with less time left
+            return _DeadlineTimer(self._loop.call_at(at_s, self._expire, call))
+        if at_s > queue.last_s:
+            queue.last_s = at_s
+        queue.ends[call] = at_s
+        return queue
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        queues, self._queues = self._queues, {}
+        for queue in queues.values():
+            queue.timer.cancel()
+
+    def _arm(self, queue: _DeadlineQueue[T], timeout: int, at_s: float) -> None:
+        queue.timer = self._loop.call_at(at_s, self._on_timer, queue, timeout)
+
+    def _on_timer(self, queue: _DeadlineQueue[T], timeout: int) -> None:
+        """End the calls whose deadlines have passed, and wait for the next one."""
+        ends, now_s = queue.ends, self._loop.time() + _SLACK_S
+        due: list[T] = []
+        for call, at_s in ends.items():
+            if at_s > now_s:
+                self._arm(queue, timeout, at_s)
+                break
+            due.append(call)
+        else:
+            del self._queues[timeout]
+        for call in due:
+            if ends.pop(call, None) is not None:  # the end of another may have ended it
+                self._end(call)
+
+    def _end(self, call: T) -> None:
+        try:
+            self._expire(call)
+        except Exception as error:  # noqa: BLE001  (the others are to end, too)
+            text = "a call whose deadline had passed could not be ended"
+            self._loop.call_exception_handler({"message": text, "exception": error})
+
+
+class _DeadlineQueue(Generic[T]):
+    """Calls with one timeout, in the order of their deadlines."""
+
+    __slots__ = ("ends", "last_s", "timer")
+
+    timer: asyncio.TimerHandle
+
+    def __init__(self) -> None:
+        self.ends: dict[T, float] = {}
+        self.last_s = 0.0
+
+    def stop(self, call: T) -> None:
+        """Watch a call no longer."""
+        self.ends.pop(call, None)
+
+
+class _DeadlineTimer:
+    """The timer of one call."""
+
+    __slots__ = ("_timer",)
+
+    def __init__(self, timer: asyncio.TimerHandle) -> None:
+        self._timer = timer
+
+    def stop(self, _call: Any) -> None:
+        """Watch the call no longer."""
+        self._timer.cancel()

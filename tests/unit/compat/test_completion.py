@@ -1,0 +1,175 @@
+"""Futures are completed in threads: in one, unless what it runs blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asyncrpc.compat.rpc.completion import TICK_S, Completions
+from asyncrpc.errors import ClosedError, RejectedError
+from asyncrpc.runtime.threads import ThreadPool
+
+Done = Callable[[Any, BaseException | None], None]
+
+
+class Pool:
+    """Threads that run what they were given when their test says so."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[Callable[[], Any], Done]] = []
+        self.is_closed = False
+
+    def submit(self, job: Callable[[], Any], done: Done) -> None:
+        if self.is_closed:
+            raise RejectedError("the worker is closing")
+        self.given.append((job, done))
+
+    def work(self) -> None:
+        """Let a thread run all that it finds, and the loop learn of its end."""
+        job, done = self.given.pop(0)
+        job()
+        done(None, None)
+
+
+class Ticks:
+    """The timer of a loop, which acts when its test says so."""
+
+    def __init__(self) -> None:
+        self.actions: list[Callable[[], None]] = []
+
+    def call_later(self, delay_s: float, action: Callable[[], None]) -> object:
+        assert delay_s == TICK_S
+        self.actions.append(action)
+        return self
+
+    def tick(self) -> None:
+        (action,) = self.actions
+        self.actions.clear()
+        action()
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return Pool()
+
+
+@pytest.fixture
+def ticks() -> Ticks:
+    return Ticks()
+
+
+@pytest.fixture
+def completions(pool: Pool, ticks: Ticks) -> Completions:
+    loop: Any = ticks
+    return Completions(lambda: pool, loop)
+
+
+def noted(into: list[int], number: int) -> Callable[[], None]:
+    return lambda: into.append(number)
+
+
+def test_one_thread_runs_all_in_order(completions: Completions, pool: Pool) -> None:
+    ran: list[int] = []
+    for number in range(5):
+        completions.run(noted(ran, number))
+    assert len(pool.given) == 1
+    pool.work()
+    assert ran == [0, 1, 2, 3, 4]
+    assert not pool.given
+
+
+def test_what_comes_as_the_thread_ends_gets_another(
+    completions: Completions, pool: Pool
+) -> None:
+    ran: list[int] = []
+    completions.run(noted(ran, 0))
+    job, done = pool.given.pop()
+    job()
+    completions.run(noted(ran, 1))  # the loop has not heard that the thread has ended
+    assert not pool.given
+    done(None, None)
+    pool.work()
+    assert ran == [0, 1]
+
+
+def test_one_more_thread_for_what_waits_longer_than_a_tick(
+    completions: Completions, pool: Pool, ticks: Ticks
+) -> None:
+    for number in range(3):
+        completions.run(noted([], number))
+    ticks.tick()  # they may have come just before
+    assert len(pool.given) == 1
+    ticks.tick()
+    assert len(pool.given) == 2
+    ticks.tick()
+    assert len(pool.given) == 3
+
+
+def test_none_for_what_has_just_come(
+    completions: Completions, pool: Pool, ticks: Ticks
+) -> None:
+    completions.run(noted([], 0))
+    ticks.tick()
+    pool.work()
+    completions.run(noted([], 1))
+    ticks.tick()
+    assert len(pool.given) == 1
+
+
+def test_nothing_ticks_where_nothing_waits(
+    completions: Completions, pool: Pool, ticks: Ticks
+) -> None:
+    completions.run(noted([], 0))
+    pool.work()
+    ticks.tick()
+    assert not ticks.actions
+    completions.run(noted([], 1))
+    assert len(ticks.actions) == 1
+
+
+def test_a_job_that_raises_stops_no_other(completions: Completions, pool: Pool) -> None:
+    def fail() -> None:
+        raise ValueError
+
+    ran: list[int] = []
+    completions.run(fail)
+    completions.run(noted(ran, 1))
+    job, done = pool.given.pop()
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  (it has no text)
+        job()
+    done(None, caught.value)
+    pool.work()
+    assert ran == [1]
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_what_no_thread_of_the_worker_runs_is_run_all_the_same(
+    completions: Completions, pool: Pool, *, is_dropped: bool
+) -> None:
+    ran = threading.Event()
+    pool.is_closed = not is_dropped
+    completions.run(ran.set)
+    for _job, done in pool.given:
+        done(None, ClosedError("the worker was shut down before it ran"))
+    assert ran.wait(60.0)
+
+
+async def test_a_job_may_wait_for_one_that_comes_after_it() -> None:
+    loop = asyncio.get_running_loop()
+    pool = ThreadPool("test", 4, loop)
+    completions = Completions(lambda: pool, loop)
+    later, ended = threading.Event(), asyncio.Event()
+
+    def wait() -> None:
+        assert later.wait(60.0)
+        loop.call_soon_threadsafe(ended.set)
+
+    for _ in range(3):
+        completions.run(wait)
+    completions.run(later.set)
+    await ended.wait()
+    assert await pool.close(60.0) == []
