@@ -27,7 +27,7 @@ from asyncrpc.runtime.calls.streams import StreamProducer, StreamReceiver
 from asyncrpc.runtime.membership.rendezvous import LocalRendezvous
 from asyncrpc.runtime.membership.stores import StoreRendezvous
 from asyncrpc.runtime.rounds.graceful_shutdown import GracefulShutdown
-from asyncrpc.runtime.rounds.venue import Venue
+from asyncrpc.runtime.rounds.participant import RoundParticipant
 
 _END: Final = "the end of the group"
 _RANKS_SHOWN: Final = 8
@@ -47,19 +47,19 @@ def _credit(_step: AwaitStep, _: AwaitStep | None) -> Recognized:
 
 
 def _meeting(step: AwaitStep, _: AwaitStep | None) -> Recognized:
-    venue: Venue = local(step.frame, "self")
-    return Recognized(WaitKind.ROUND, venue.label, members=venue.members)
+    participant: RoundParticipant = local(step.frame, "self")
+    return Recognized(WaitKind.ROUND, participant.label, members=participant.members)
 
 
 def _ending(step: AwaitStep, _: AwaitStep | None) -> Recognized | None:
     """Recognize a graceful shutdown: it waits for the others, or for calls here."""
     shutdown: GracefulShutdown = local(step.frame, "self")
-    venue = shutdown.venue
-    if venue is not None and venue.series.is_waiting:
+    participant = shutdown.participant
+    if participant is not None and participant.series.is_waiting:
         return Recognized(
             WaitKind.ROUND,
-            venue.label,
-            members=venue.members,
+            participant.label,
+            members=participant.members,
             needs=(_END,),
             since_s=shutdown.began_s,
         )
@@ -158,7 +158,7 @@ def works_for(one: Pass, steps: Sequence[AwaitStep]) -> bool:
 OWN_WAITS: Final[Mapping[CodeType, Recognize]] = {
     StreamReceiver.take.__code__: _item,
     StreamProducer.wait.__code__: _credit,
-    Venue.meet.__code__: _meeting,
+    RoundParticipant.gather.__code__: _meeting,
     GracefulShutdown.wait.__code__: _ending,
     StoreRendezvous.join.__code__: _at_store,
     LocalRendezvous.join.__code__: _at_start,

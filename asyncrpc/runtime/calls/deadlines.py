@@ -57,8 +57,7 @@ class Deadlines(Generic[T]):
             self._arm(queue, timeout, at_s)
         elif at_s < queue.last_s - _SLACK_S:  # it may have come with less time left
             return _DeadlineTimer(self._loop.call_at(at_s, self._expire, call))
-        if at_s > queue.last_s:
-            queue.last_s = at_s
+        queue.last_s = max(queue.last_s, at_s)
         queue.ends[call] = at_s
         return queue
 

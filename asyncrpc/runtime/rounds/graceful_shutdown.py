@@ -16,12 +16,12 @@ from typing import Final, Protocol
 from asyncrpc.errors import UnknownWorkerError
 from asyncrpc.runtime.membership.ports import MemberLink, Peers
 from asyncrpc.runtime.ports import Identity, Scheduler
+from asyncrpc.runtime.rounds.machine.messages import Key, RoundMessage
 from asyncrpc.runtime.rounds.machine.termination import Phase, Termination
-from asyncrpc.runtime.rounds.machine.words import Key, Word
 from asyncrpc.runtime.rounds.messages import LeftOutNotice
 from asyncrpc.runtime.rounds.messenger import name_of
+from asyncrpc.runtime.rounds.participant import RoundParticipant
 from asyncrpc.runtime.rounds.service import RoundService
-from asyncrpc.runtime.rounds.venue import Venue
 
 # The pauses after which a busy worker checks again whether it is idle: no event tells
 # it of the end of each call.
@@ -79,7 +79,7 @@ class GracefulShutdown:
 
     Attributes:
         began_s: when this worker asked for the end, in the time of the loop.
-        venue: of the wave that it has come to; None between waves.
+        participant: of the wave that it has come to; None between waves.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class GracefulShutdown:
         rank, size = identity.rank, identity.world_size
         self.has_group = 0 <= rank < size
         self.began_s = 0.0
-        self.venue: Venue | None = None
+        self.participant: RoundParticipant | None = None
         self._changed = asyncio.Event()
         # All links seen so far: calls of ended links count as well.
         self._links: dict[CallingLink, None] = {}
@@ -170,18 +170,18 @@ class GracefulShutdown:
         Raises:
             TimeoutError: `limit_s` has passed, and the wave is not over.
         """
-        venue = self._rounds.venue(self.machine.key)
-        for rank in self._gone.intersection(venue.series.neighbours):
-            venue.messenger.connect(rank, was_seen_going=True)
-        self.venue = venue
+        participant = self._rounds.participant(self.machine.key)
+        for rank in self._gone.intersection(participant.series.neighbours):
+            participant.messenger.connect(rank, was_seen_going=True)
+        self.participant = participant
         try:
-            await venue.come(payload, limit_s)
+            await participant.join(payload, limit_s)
             self.machine.look()
             self._on_change()
             self._rounds.flush()
         finally:
-            self.venue = None
-            venue.let_go()
+            self.participant = None
+            participant.let_go()
 
     async def _payload(self, limit_s: float | None) -> bytes | None:
         """Wait until this worker can come to the next wave; return its payload.
@@ -197,7 +197,7 @@ class GracefulShutdown:
             # the loop, to be started after its own answer was sent.
             await asyncio.sleep(0)
             busy = was_busy or self._is_busy()
-            payload = self.machine.come(busy=busy, started=self._count_started())
+            payload = self.machine.join(busy=busy, started=self._count_started())
             if payload is not None:
                 return payload
             if limit_s is not None and now_s() >= limit_s:
@@ -232,9 +232,9 @@ class GracefulShutdown:
         self._links.update(dict.fromkeys(self._peers.links))
         return sum(link.pending.started for link in self._links)
 
-    def on_word(self, key: Key, word: Word) -> None:
-        """Take the word of a member about a wave."""
-        self.machine.hear(key, word)
+    def on_message(self, key: Key, message: RoundMessage) -> None:
+        """Take the message of a member about a wave."""
+        self.machine.receive(key, message)
         self._on_change()
 
     def on_unreachable(self, rank: int, reason: str) -> None:
@@ -244,7 +244,7 @@ class GracefulShutdown:
 
     def on_left_out(self, rank: int) -> None:
         """Record that a member goes on without this worker."""
-        self.machine.hear_left_out(rank)
+        self.machine.on_left_out(rank)
         self._on_change()
 
     def _on_change(self) -> None:

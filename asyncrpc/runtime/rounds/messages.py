@@ -16,17 +16,17 @@ import msgpack
 from asyncrpc.errors import MalformedError
 from asyncrpc.ids import Incarnation
 from asyncrpc.runtime.messages import Notice, message
-from asyncrpc.runtime.rounds.machine.words import (
+from asyncrpc.runtime.rounds.machine.messages import (
     MISSING_MAX,
-    Doubt,
-    Here,
     Key,
+    KnownArrivals,
     Payloads,
     Replicas,
     Report,
     Result,
     RoundFailed,
-    Word,
+    RoundMessage,
+    WaitsElsewhere,
 )
 from asyncrpc.runtime.schema import Count, Number, Positive, Spread
 
@@ -62,12 +62,12 @@ class PayloadPart:
     pieces: list[bytes]
 
 
-@message(SERVICE, "here")
-class HereNotice(Notice):
+@message(SERVICE, "arrivals")
+class ArrivalsNotice(Notice):
     """The state of the sender, and the arrivals that it knows."""
 
     key: Spread[Key]
-    word: Spread[Here]
+    content: Spread[KnownArrivals]
 
 
 @message(SERVICE, "failed")
@@ -75,15 +75,15 @@ class FailedNotice(Notice):
     """A round has failed."""
 
     key: Spread[Key]
-    word: Spread[RoundFailed]
+    content: Spread[RoundFailed]
 
 
-@message(SERVICE, "doubt")
-class DoubtNotice(Notice):
+@message(SERVICE, "elsewhere")
+class ElsewhereNotice(Notice):
     """A missing member waits in another round."""
 
     key: Spread[Key]
-    word: Spread[Doubt]
+    content: Spread[WaitsElsewhere]
 
 
 @message(SERVICE, "up")
@@ -116,34 +116,36 @@ class LeftOutNotice(Notice):
     incarnation: Incarnation
 
 
-PlainNotice = HereNotice | FailedNotice | DoubtNotice
+PlainNotice = ArrivalsNotice | FailedNotice | ElsewhereNotice
 PartNotice = UpNotice | DownNotice
 
 
 # --- out -----------------------------------------------------------------------------
 
 
-def notices(key: Key, word: Word, parts: list[PayloadPart]) -> Iterator[Notice]:
-    """Yield the messages of a word.
+def notices(
+    key: Key, content: RoundMessage, parts: list[PayloadPart]
+) -> Iterator[Notice]:
+    """Yield the notices that carry a message of a round.
 
     Args:
-        key: the series of the word.
-        word: the word to send.
+        key: the series of the message.
+        content: the message to send.
         parts: the payloads of a report or a result, as `pack` returned them.
     """
-    match word:
-        case Here():
-            yield HereNotice(key, word)
+    match content:
+        case KnownArrivals():
+            yield ArrivalsNotice(key, content)
         case RoundFailed():
-            yield FailedNotice(key, word)
-        case Doubt():
-            yield DoubtNotice(key, word)
+            yield FailedNotice(key, content)
+        case WaitsElsewhere():
+            yield ElsewhereNotice(key, content)
         case Report():
             for part in parts:
-                yield UpNotice(key, word.number, word.passed, part)
+                yield UpNotice(key, content.number, content.passed, part)
         case Result():
             for part in parts:
-                yield DownNotice(key, word.number, part)
+                yield DownNotice(key, content.number, part)
 
 
 def pack(payloads: Payloads) -> list[PayloadPart]:
@@ -189,34 +191,39 @@ def check_replicas(replicas: Replicas, size: int) -> None:
         raise MalformedError("replicas must be nil for the whole group in order")
 
 
-def check_word(word: Here | RoundFailed | Doubt, members: int, size: int) -> None:
-    """Refuse a word that contradicts itself.
+def check_message(
+    content: KnownArrivals | RoundFailed | WaitsElsewhere, members: int, size: int
+) -> None:
+    """Refuse a content that contradicts itself.
 
     Args:
-        word: the received word.
+        content: the received message.
         members: number of members of the series.
         size: number of workers in the group.
 
     Raises:
-        MalformedError: a number of the word is out of range, or contradicts another.
+        MalformedError: a number of the message is out of range, or contradicts another.
     """
-    match word:
-        case Here():
-            is_right = word.known.bit_length() <= members and word.number <= word.latest
+    match content:
+        case KnownArrivals():
+            is_right = (
+                content.known.bit_length() <= members
+                and content.number <= content.latest
+            )
         case RoundFailed():
-            failure = word.failure
-            if failure.twin is not None:
-                check_replicas(failure.twin.replicas, size)
+            failure = content.failure
+            if failure.failed_with is not None:
+                check_replicas(failure.failed_with.replicas, size)
             is_right = (
                 len(failure.missing) <= MISSING_MAX
                 and len(failure.problem) <= PROBLEM_CHARS_MAX
                 and all(0 <= rank < size for rank in failure.missing)
             )
-        case Doubt():
-            check_replicas(word.elsewhere.replicas, size)
-            is_right = 0 <= word.rank < size
+        case WaitsElsewhere():
+            check_replicas(content.elsewhere.replicas, size)
+            is_right = 0 <= content.rank < size
     if not is_right:
-        raise MalformedError("a number of the word is out of range")
+        raise MalformedError("a number of the message is out of range")
 
 
 def check_part(part: PayloadPart, members: int) -> None:

@@ -1,8 +1,8 @@
 """The rounds of one worker: barriers, rendezvous, the waves of the end; a `Service`.
 
 `machine.table` decides.  This module checks senders, and limits the memory for early
-payloads.  A worker takes part in a round even before it comes to it: it stores words,
-and passes them on.
+payloads.  A worker takes part in a round even before it comes to it: it stores
+messages, and passes them on.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from asyncrpc.errors import MalformedError, UsageError
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.membership.ports import Peers
 from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
-from asyncrpc.runtime.rounds.machine.series import Series
-from asyncrpc.runtime.rounds.machine.table import Rounds
-from asyncrpc.runtime.rounds.machine.tree import are_neighbours, branch_of, parent_of
-from asyncrpc.runtime.rounds.machine.words import (
+from asyncrpc.runtime.rounds.machine.messages import (
     LISTED_MAX,
-    Doubt,
     Key,
     Purpose,
     Replicas,
     Report,
     Result,
-    Word,
+    RoundMessage,
+    WaitsElsewhere,
 )
+from asyncrpc.runtime.rounds.machine.series import Series
+from asyncrpc.runtime.rounds.machine.table import Rounds
+from asyncrpc.runtime.rounds.machine.tree import are_neighbours, branch_of, parent_of
 from asyncrpc.runtime.rounds.messages import (
     SERVICE,
     TAG_CHARS_MAX,
+    ArrivalsNotice,
     Arriving,
-    DoubtNotice,
     DownNotice,
+    ElsewhereNotice,
     FailedNotice,
-    HereNotice,
     LeftOutNotice,
     PartNotice,
     PlainNotice,
     UpNotice,
+    check_message,
     check_part,
     check_replicas,
-    check_word,
     payload_bytes_max,
     take_part,
     unpack,
 )
 from asyncrpc.runtime.rounds.messenger import name_of, rank_of
-from asyncrpc.runtime.rounds.venue import Venue
+from asyncrpc.runtime.rounds.participant import RoundParticipant
 from asyncrpc.runtime.router import takes
 
 # Limit of payloads for rounds that this worker has not come to.  Further payloads are
@@ -62,8 +62,8 @@ BARRIER: Final = Key(Purpose.BARRIER, "", None)
 class WaveObserver(Protocol):
     """Observes the waves of the end."""
 
-    def on_word(self, key: Key, word: Word) -> None:
-        """Take the word of a member about a wave."""
+    def on_message(self, key: Key, message: RoundMessage) -> None:
+        """Take the message of a member about a wave."""
 
     def on_unreachable(self, rank: int, reason: str) -> None:
         """Record that a member cannot be reached."""
@@ -97,12 +97,12 @@ class RoundService:
         self.peers = peers
         self.is_closed = False
         self.waves: WaveObserver | None = None
-        self._venues: dict[Series, Venue] = {}
-        self._early: dict[Venue, int] = {}  # bytes
+        self._participants: dict[Series, RoundParticipant] = {}
+        self._early: dict[RoundParticipant, int] = {}  # bytes
         self.routes = (
-            takes(HereNotice, self._on_word),
-            takes(FailedNotice, self._on_word),
-            takes(DoubtNotice, self._on_word),
+            takes(ArrivalsNotice, self._on_message),
+            takes(FailedNotice, self._on_message),
+            takes(ElsewhereNotice, self._on_message),
             takes(UpNotice, self._on_part),
             takes(DownNotice, self._on_part),
             takes(LeftOutNotice, self._on_left_out),
@@ -124,7 +124,7 @@ class RoundService:
         """Pass one barrier; see `Worker.barrier`."""
         if not self.size:
             raise UsageError("a barrier needs ranks, and this group has no ranks")
-        await self.venue(BARRIER).meet(b"", timeout_s)
+        await self.participant(BARRIER).gather(b"", timeout_s)
 
     async def rendezvous(
         self,
@@ -138,8 +138,10 @@ class RoundService:
             raise UsageError("a rendezvous needs ranks, and this group has no ranks")
         if len(tag) > TAG_CHARS_MAX:
             raise wrong("tag", f"at most {TAG_CHARS_MAX} characters long", tag)
-        venue = self.venue(Key(Purpose.RENDEZVOUS, tag, self._checked(replicas)))
-        return await venue.meet(payload, timeout_s)
+        participant = self.participant(
+            Key(Purpose.RENDEZVOUS, tag, self._checked(replicas))
+        )
+        return await participant.gather(payload, timeout_s)
 
     def _checked(self, replicas: Sequence[int] | None) -> Replicas:
         if replicas is None:
@@ -162,22 +164,22 @@ class RoundService:
 
     # --- notices of other workers ----------------------------------------------------
 
-    def _on_word(self, link: PeerLink, notice: PlainNotice) -> None:
-        """Take a word of a neighbour that comes in one message.
+    def _on_message(self, link: PeerLink, notice: PlainNotice) -> None:
+        """Take a message of a neighbour that comes in one message.
 
         Raises:
-            MalformedError: the word is invalid, or its sender is not a neighbour.
+            MalformedError: the message is invalid, or its sender is not a neighbour.
         """
         rank, ranks = self._checked_sender(link, notice.key)
-        word = notice.word
-        check_word(word, len(ranks), self.size)
-        if isinstance(word, Doubt) and word.rank not in ranks:
-            raise MalformedError(f"rank {word.rank} is not a member of the series")
+        message = notice.content
+        check_message(message, len(ranks), self.size)
+        if isinstance(message, WaitsElsewhere) and message.rank not in ranks:
+            raise MalformedError(f"rank {message.rank} is not a member of the series")
         if not self.is_closed:
-            self._receive(self.venue(notice.key), rank, link, word)
+            self._receive(self.participant(notice.key), rank, link, message)
 
     def _on_part(self, link: PeerLink, notice: PartNotice) -> None:
-        """Take a part of payloads; with the last part, take the word of the payloads.
+        """Take a part of payloads; with the last one, the message that they make.
 
         Raises:
             MalformedError: the part is invalid, or its sender is not a neighbour.
@@ -191,18 +193,18 @@ class RoundService:
         check_part(notice.part, count)
         if self.is_closed:
             return
-        venue = self.venue(notice.key)
-        arriving = take_part(venue.arriving.pop(rank, None), notice)
-        if arriving is None or not self._has_room(venue, arriving):
+        participant = self.participant(notice.key)
+        arriving = take_part(participant.arriving.pop(rank, None), notice)
+        if arriving is None or not self._has_room(participant, arriving):
             return
         if not arriving.is_whole:
-            venue.arriving[rank] = arriving
+            participant.arriving[rank] = arriving
             return
         payloads = unpack(arriving.pieces, members, payload_bytes_max(count))
-        word: Word = Result(notice.number, payloads)
+        message: RoundMessage = Result(notice.number, payloads)
         if isinstance(notice, UpNotice):
-            word = Report(notice.number, notice.passed, payloads)
-        self._receive(venue, rank, link, word)
+            message = Report(notice.number, notice.passed, payloads)
+        self._receive(participant, rank, link, message)
 
     def _on_left_out(self, link: PeerLink, notice: LeftOutNotice) -> None:
         rank = rank_of(self.peers, link.peer.name)
@@ -239,22 +241,28 @@ class RoundService:
             )
         return rank, ranks
 
-    def _receive(self, venue: Venue, rank: int, link: PeerLink, word: Word) -> None:
-        venue.note_life(rank, link.peer)
-        self.machine.hear(venue.series, rank, word)
-        venue.note_life(rank, link.peer)
-        if venue.series.key.purpose is Purpose.END and self.waves is not None:
-            self.waves.on_word(venue.series.key, word)
-        venue.changed.set()
+    def _receive(
+        self,
+        participant: RoundParticipant,
+        rank: int,
+        link: PeerLink,
+        message: RoundMessage,
+    ) -> None:
+        participant.note_life(rank, link.peer)
+        self.machine.receive(participant.series, rank, message)
+        participant.note_life(rank, link.peer)
+        if participant.series.key.purpose is Purpose.END and self.waves is not None:
+            self.waves.on_message(participant.series.key, message)
+        participant.changed.set()
         self.flush()
 
-    def _has_room(self, venue: Venue, arriving: Arriving) -> bool:
+    def _has_room(self, participant: RoundParticipant, arriving: Arriving) -> bool:
         """Return whether payloads can be kept, although no call waits for them yet."""
-        if venue.series.is_waiting:
-            self._early.pop(venue, None)
+        if participant.series.is_waiting:
+            self._early.pop(participant, None)
             return True
         early = self._early
-        early[venue] = venue.held_bytes + arriving.nbytes
+        early[participant] = participant.held_bytes + arriving.nbytes
         if sum(early.values()) <= EARLY_BYTES_MAX:
             return True
         self._early = {
@@ -267,9 +275,11 @@ class RoundService:
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Fail every round that waits for the worker."""
         rank = rank_of(self.peers, peer.name)
-        for venue in tuple(self._venues.values()):
-            if venue.series.is_neighbour(rank) and venue.relies_on(rank, peer):
-                venue.on_gone(rank, reason)
+        for participant in tuple(self._participants.values()):
+            if participant.series.is_neighbour(rank) and participant.relies_on(
+                rank, peer
+            ):
+                participant.on_gone(rank, reason)
         if self.waves is not None and rank >= 0:
             self.waves.on_peer_lost(rank)
 
@@ -280,17 +290,17 @@ class RoundService:
             The method never waits.
         """
         self.is_closed = True
-        for venue in tuple(self._venues.values()):
-            venue.give_up("shuts down")
+        for participant in tuple(self._participants.values()):
+            participant.give_up("shuts down")
 
-    # --- for venues ------------------------------------------------------------------
+    # --- for participants ------------------------------------------------------------
 
     def flush(self) -> None:
         """Send all messages that are due; wake the calls whose round is over."""
         for series, rank in self.machine.due():
-            self._venue_of(series).messenger.send(rank)
+            self._participant_of(series).messenger.send(rank)
         for series in self.machine.ended:
-            self._venue_of(series).changed.set()
+            self._participant_of(series).changed.set()
         self.machine.ended.clear()
 
     def on_unreachable(self, series: Series, rank: int, reason: str) -> None:
@@ -303,19 +313,23 @@ class RoundService:
         """Return the name of a worker, for people to read."""
         return name_of(self.peers, rank)
 
-    def venue(self, key: Key) -> Venue:
-        """Return the venue of a series; make it if it does not exist."""
+    def participant(self, key: Key) -> RoundParticipant:
+        """Return this worker's part in a series; make it if it does not exist."""
         series = self.machine.series(key)
-        venue = self._venue_of(series)
-        taken = (one for one, venue in self._venues.items() if venue.turns.is_taken)
+        participant = self._participant_of(series)
+        taken = (
+            one
+            for one, participant in self._participants.items()
+            if participant.turns.is_taken
+        )
         in_use = itertools.chain((series,), taken)
         for dropped in self.machine.drop(in_use):
-            self._early.pop(self._venue_of(dropped), None)
-            del self._venues[dropped]
-        return venue
+            self._early.pop(self._participant_of(dropped), None)
+            del self._participants[dropped]
+        return participant
 
-    def _venue_of(self, series: Series) -> Venue:
-        venue = self._venues.get(series)
-        if venue is None:
-            venue = self._venues[series] = Venue(self, series)
-        return venue
+    def _participant_of(self, series: Series) -> RoundParticipant:
+        participant = self._participants.get(series)
+        if participant is None:
+            participant = self._participants[series] = RoundParticipant(self, series)
+        return participant

@@ -21,6 +21,8 @@ from asyncrpc import Group, LivenessOptions, Worker
 from asyncrpc.autograd import backward, context
 from asyncrpc.nn import RemoteModule
 from asyncrpc.optim import DistributedOptimizer
+from asyncrpc.runtime.calls.outbound_ports import OutboundCall
+from asyncrpc.runtime.links.link import Link
 from asyncrpc.testing import acting_as
 
 LIMIT_S: Final = 60.0  # only what hangs reaches it
@@ -54,6 +56,12 @@ async def count() -> AsyncIterator[int]:
 def tables() -> dict[str, int]:
     """Return how much the current worker has in hand, but for this very call."""
     return tables_of(cast("Worker", asyncrpc.current_worker()), served=-1)
+
+
+def calls_over(link: Link) -> list[OutboundCall]:
+    """Return the program's calls that wait for answers: members ask each other, too."""
+    waiting = link.pending
+    return [one for one in waiting if not one.function.startswith("membership.")]
 
 
 def tables_of(worker: Worker, *, served: int = 0) -> dict[str, int]:

@@ -414,7 +414,7 @@ METHODS = {
     "optim ": ("rates", "set_rate", "add_scheduler", "step_scheduler", "drop"),
     "memory": ("attach", "attached", "detach"),
     "regions": ("has", "attach", "gone"),
-    "rounds": ("here", "up", "down", "failed", "doubt", "left_out"),
+    "rounds": ("arrivals", "up", "down", "failed", "elsewhere", "left_out"),
     "": ("", "__class__", "on_request", "close", "_handlers"),
 }
 

@@ -161,6 +161,6 @@ async def test_a_barrier_of_ranks_only() -> None:
             [1, 0, True, 0, b"\x01"],
             [0, 0, True, 0, "123"],
         ):
-            await tell(link, "rounds", "here", ["BARRIER", "", None, *value])
+            await tell(link, "rounds", "arrivals", ["BARRIER", "", None, *value])
         async with asyncio.timeout(LIMIT_S):
             await asyncio.gather(a.barrier(), b.barrier())

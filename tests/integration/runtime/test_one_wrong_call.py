@@ -28,6 +28,7 @@ from asyncrpc import (
 )
 from asyncrpc.errors import DecodeError, EncodeError, NotStartedError
 from asyncrpc.testing import Cluster, acting_as
+from tests.integration.runtime.company import calls_over
 from tests.integration.runtime.conftest import Trio
 
 TOO_LONG = (64 << 20) + 1  # characters: more than the control part of a message holds
@@ -53,7 +54,7 @@ async def around(worker: asyncrpc.Worker, wrong: Callable[[], Awaitable[None]]) 
         _release.set()
     assert await held == "held"
     assert await peer.call(len, "abc") == 3
-    assert not list(worker.parts.directory.find("b").link.pending)  # type: ignore[union-attr]
+    assert not calls_over(await worker.parts.link_to("b"))
 
 
 def only_here(kind: str) -> Callable[..., Any]:

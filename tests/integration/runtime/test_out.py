@@ -372,7 +372,7 @@ class TestGivingUp:
         out = torch.zeros(16 * MIB)
         call = start(a, out, torch.ones, 16 * MIB)
         await begun(call, out)
-        a.parts.directory.find("b").link.calls.expire(call)  # type: ignore[union-attr]
+        a.parts.directory.find("b").link.calls._expire(call)  # type: ignore[union-attr]  # noqa: SLF001
         with pytest.raises(TimeoutError):
             await call
         out.fill_(7.0)

@@ -118,9 +118,9 @@ async def test_a_missing_worker_is_named_to_those_who_came(seat: Seat) -> None:
         assert str(error).endswith("there: 'a' (rank 0), 'c' (rank 2)")
 
 
-async def refusal_of_one(*twins: Worker) -> str:
+async def refusal_of_one(*both: Worker) -> str:
     """Start workers at once; return what one is told, while the other goes on."""
-    starting = [asyncio.ensure_future(one.__aenter__()) for one in twins]
+    starting = [asyncio.ensure_future(one.__aenter__()) for one in both]
     try:
         async with asyncio.timeout(LIMIT_S):
             told, _ = await asyncio.wait(starting, return_when=asyncio.FIRST_COMPLETED)
@@ -132,7 +132,7 @@ async def refusal_of_one(*twins: Worker) -> str:
         for start in starting:
             start.cancel()
         await asyncio.gather(*starting, return_exceptions=True)
-        await asyncio.gather(*(one.shutdown() for one in twins))
+        await asyncio.gather(*(one.shutdown() for one in both))
 
 
 @pytest.mark.parametrize("seat", ["local", "tcp"], indirect=True)

@@ -463,21 +463,21 @@ async def test_series_that_are_forgotten_go_on(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("method", "value"),
     [
-        ("here", None),
-        ("here", ["RENDEZVOUS", "tag"]),
-        ("here", ["NOTHING", "tag", None, 0, -1, True, 0, b""]),
-        ("here", ["RENDEZVOUS", 7, None, 0, -1, True, 0, b""]),
-        ("here", ["RENDEZVOUS", "x" * 1025, None, 0, -1, True, 0, b""]),
-        ("here", ["RENDEZVOUS", "tag", [0, 1, 1], 0, -1, True, 0, b""]),
-        ("here", ["RENDEZVOUS", "tag", [0, 1, 9], 0, -1, True, 0, b""]),
-        ("here", ["RENDEZVOUS", "tag", [1, 2], 0, -1, True, 0, b""]),  # not to us
-        ("here", ["RENDEZVOUS", "tag", [0, 2], 0, -1, True, 0, b""]),  # not by it
-        ("here", ["BARRIER", "", [2, 0, 1], 0, -1, True, 0, b""]),  # no neighbours
+        ("arrivals", None),
+        ("arrivals", ["RENDEZVOUS", "tag"]),
+        ("arrivals", ["NOTHING", "tag", None, 0, -1, True, 0, b""]),
+        ("arrivals", ["RENDEZVOUS", 7, None, 0, -1, True, 0, b""]),
+        ("arrivals", ["RENDEZVOUS", "x" * 1025, None, 0, -1, True, 0, b""]),
+        ("arrivals", ["RENDEZVOUS", "tag", [0, 1, 1], 0, -1, True, 0, b""]),
+        ("arrivals", ["RENDEZVOUS", "tag", [0, 1, 9], 0, -1, True, 0, b""]),
+        ("arrivals", ["RENDEZVOUS", "tag", [1, 2], 0, -1, True, 0, b""]),  # not to us
+        ("arrivals", ["RENDEZVOUS", "tag", [0, 2], 0, -1, True, 0, b""]),  # not by it
+        ("arrivals", ["BARRIER", "", [2, 0, 1], 0, -1, True, 0, b""]),  # no neighbours
         ("up", ["BARRIER", "", None, 0, -1, 0, 1, [b"\x92\xc4\x00\xc4\x00"]]),  # of two
         ("up", ["RENDEZVOUS", "tag", None]),
         ("up", ["RENDEZVOUS", "tag", None, 0, "1", 0, 1, [b"\x91\xc4\x00"]]),
         ("down", ["BARRIER", "", None, 0, 0, 1, [b"\x93\xc4\x00\xc4\x00\xc4\x00"]]),
-        ("doubt", ["RENDEZVOUS", "tag", None, 0, 7, [[0, 1], 0]]),
+        ("elsewhere", ["RENDEZVOUS", "tag", None, 0, 7, [[0, 1], 0]]),
         ("nothing", ["tag", None]),
     ],
 )
@@ -497,7 +497,6 @@ async def test_what_makes_no_sense_is_dropped(
 async def test_nothing_is_asked_for_there() -> None:
     async with Cluster(2) as (a, _):
         link = await a.parts.link_to("b")
-        with pytest.raises(
-            asyncrpc.AsyncRpcError, match="sent a wrong message: 'rounds\\.here', which"
-        ):
-            await raw_messages.request(link, "rounds", "here", None)
+        text = "sent a wrong message: 'rounds\\.arrivals', which"
+        with pytest.raises(asyncrpc.AsyncRpcError, match=text):
+            await raw_messages.request(link, "rounds", "arrivals", None)

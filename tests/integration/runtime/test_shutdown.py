@@ -125,7 +125,7 @@ async def test_a_call_that_a_thread_has_just_handed_over_is_not_overlooked() -> 
         await asyncio.gather(one.begun.wait(), two.begun.wait())
         ending = b.parts.graceful_shutdown
         ending.machine.enter()
-        assert ending.machine.come(busy=True, started=0) == MARK
+        assert ending.machine.join(busy=True, started=0) == MARK
         # From here on the loop stands still, and these come to wait in this order: the
         # answers, the look at what is in flight, the call.
         let_end(b, one, 1)

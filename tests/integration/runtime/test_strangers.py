@@ -330,7 +330,7 @@ async def test_a_peer_that_breaks_the_protocol_is_cut_off(
     assert [link.peer.name for link in server.parts.directory.links] == ["friend"]
 
 
-@pytest.mark.parametrize(("service", "method"), [("x", "y"), ("rounds", "here")])
+@pytest.mark.parametrize(("service", "method"), [("x", "y"), ("rounds", "arrivals")])
 async def test_a_notice_of_no_service_or_of_another_form_is_dropped(
     server: Worker,
     friend: Worker,

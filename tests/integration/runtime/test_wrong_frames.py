@@ -21,6 +21,7 @@ from asyncrpc.testing import Cluster
 from asyncrpc.wire.frames import Flags, FrameKind
 from asyncrpc.wire.messages import pack_head
 from tests import raw_messages
+from tests.integration.runtime.company import calls_over
 
 LIMIT_S = 30.0  # for what would otherwise hang
 _release: asyncio.Event
@@ -183,14 +184,14 @@ async def test_a_value_that_is_none_costs_its_message(
         held = a.peer("b").call(hold)
         task = asyncio.ensure_future(held)
         assert await a.peer("b").call(max, 1, 2) == 2
-        waiting = next(iter(link.pending)).call_id
+        waiting = calls_over(link)[0].call_id
         back.connection.send(kind, waiting, control=control)
         async with asyncio.timeout(LIMIT_S):
             with pytest.raises(DecodeError):
                 await task
     stream = a.peer("b").stream(held_items)
     assert await anext(stream) == 0
-    waiting = next(iter(link.pending)).call_id
+    waiting = calls_over(link)[0].call_id
     back.connection.send(
         FrameKind.STREAM_ITEM, waiting, head=pack_head([1, None]), control=control
     )
@@ -202,7 +203,7 @@ async def test_a_value_that_is_none_costs_its_message(
     assert await b.peer("a").call(max, 1, 2) == 2
     assert "could not be taken: rref.release" in caplog.text
     assert await a.parts.link_to("b") is link
-    assert not len(link.pending)
+    assert not calls_over(link)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +225,7 @@ async def test_what_is_beside_an_answer_is_its_own_matter(
         else:
             task = asyncio.ensure_future(a.peer("b").call(hold))
         assert await a.peer("b").call(max, 1, 2) == 2
-        (waiting,) = list(link.pending)
+        (waiting,) = calls_over(link)
         value: Any = "answered"
         if kind == FrameKind.ERROR:
             value = {"type": "builtins:ValueError", "message": "m"}
@@ -349,7 +350,7 @@ async def test_an_answer_that_its_call_cannot_have(
         assert await anext(stream) == 0
         task = asyncio.ensure_future(anext(stream))
     assert await a.peer("b").call(max, 1, 2) == 2
-    (waiting,) = list(link.pending)
+    (waiting,) = calls_over(link)
     control = back.host.codec.encode(None).control
     aux = -1 if kind == FrameKind.ERROR else 0
     back.connection.send(

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from asyncrpc.runtime.rounds.machine import series
-from asyncrpc.runtime.rounds.machine.words import Key, Purpose
+from asyncrpc.runtime.rounds.machine.messages import Key, Purpose
 from tests.property.machines.spec import Guard, Machine
 
 _KEY: Final = Key(next(iter(Purpose)), "", None)
@@ -59,15 +59,15 @@ SERIES: Final = Machine(
     state_of=lambda one: one.state,
     stories="""
 the root has all reports:
-    AWAY -COME-> GATHERING -PASS-> PASSED -LEAVE-> AWAY
+    AWAY -JOIN-> GATHERING -PASS-> PASSED -LEAVE-> AWAY
 a member hears the result:
-    AWAY -COME-> GATHERING -REPORT-> REPORTED -PASS-> PASSED -COME-> GATHERING
+    AWAY -JOIN-> GATHERING -REPORT-> REPORTED -PASS-> PASSED -JOIN-> GATHERING
 a report is lost with its parent's memory:
     REPORTED -ASK-> GATHERING -REPORT-> REPORTED
 it fails before this member has reported:
     GATHERING -FAIL-> FAILED -LEAVE-> AWAY
 it fails after this member has reported:
-    REPORTED -FAIL-> FAILED -COME-> GATHERING
+    REPORTED -FAIL-> FAILED -JOIN-> GATHERING
 the others are ahead of a member that begins anew:
     GATHERING -CATCH_UP-> GATHERING
 the others are ahead of a member that has reported:
@@ -79,7 +79,7 @@ what has failed does not pass:
 who is away takes no part:
     AWAY -REPORT-x -PASS-x -FAIL-x -LEAVE-x
 who waits comes to no other round:
-    GATHERING -COME-x -LEAVE-x -REPORT-> REPORTED -COME-x -LEAVE-x -REPORT-x
+    GATHERING -JOIN-x -LEAVE-x -REPORT-> REPORTED -JOIN-x -LEAVE-x -REPORT-x
 """,
     tests=("tests/unit/runtime/rounds/machine/test_series.py",),
     guards=(

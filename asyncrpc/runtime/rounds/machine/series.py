@@ -21,9 +21,9 @@ member sends only to its *neighbours*: its parent and its children.
   count (it was restarted, or the series was dropped): it goes on at the round of the
   others.
 
-A word (a message of a round) holds the knowledge of its sender, and is sent again to
-every neighbour that lacks it.  So state of a round that this worker has not come to may
-be dropped at any time.
+A message holds the knowledge of its sender, and is sent again to every neighbour that
+lacks it.  So state of a round that this worker has not come to may be dropped at any
+time.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from asyncrpc.errors import LocalProtocolError, MalformedError
-from asyncrpc.runtime.rounds.machine.tree import branch_of, parent_of
-from asyncrpc.runtime.rounds.machine.words import (
+from asyncrpc.runtime.rounds.machine.messages import (
     Blame,
-    Doubt,
     Failure,
-    Here,
     Key,
+    KnownArrivals,
     Payloads,
     Report,
     Result,
     RoundFailed,
-    Word,
+    RoundMessage,
+    WaitsElsewhere,
     mask_of,
     places_of,
 )
+from asyncrpc.runtime.rounds.machine.tree import branch_of, parent_of
 
 FAILURES_KEPT: Final = 8  # of a series, for members that come late
-DOUBTS_MAX: Final = 16  # of a round; one is enough
+ELSEWHERE_MAX: Final = 16  # of a round; one is enough
 
 
 class SeriesState(enum.Enum):
@@ -66,7 +66,7 @@ class SeriesState(enum.Enum):
 class SeriesEvent(enum.Enum):
     """An event of this worker in one series."""
 
-    COME = "the worker comes to the next round"
+    JOIN = "the worker joins the next round"
     REPORT = "the worker reports to its parent"
     ASK = "the parent lacks the report"
     PASS = "all payloads are here"  # noqa: S105  (no password)
@@ -79,7 +79,7 @@ AWAY, GATHERING, REPORTED, PASSED, FAILED = SeriesState
 _E = SeriesEvent
 
 TRANSITIONS: Final[Mapping[SeriesState, Mapping[SeriesEvent, SeriesState]]] = {
-    AWAY: {_E.COME: GATHERING},
+    AWAY: {_E.JOIN: GATHERING},
     GATHERING: {
         _E.REPORT: REPORTED,
         _E.PASS: PASSED,  # the root; or the report was asked for again and came late
@@ -92,8 +92,8 @@ TRANSITIONS: Final[Mapping[SeriesState, Mapping[SeriesEvent, SeriesState]]] = {
         _E.FAIL: FAILED,
         _E.CATCH_UP: GATHERING,
     },
-    PASSED: {_E.COME: GATHERING, _E.LEAVE: AWAY},
-    FAILED: {_E.COME: GATHERING, _E.LEAVE: AWAY},
+    PASSED: {_E.JOIN: GATHERING, _E.LEAVE: AWAY},
+    FAILED: {_E.JOIN: GATHERING, _E.LEAVE: AWAY},
 }
 
 
@@ -124,10 +124,12 @@ class Series:
         latest: the latest round that this worker has heard of; -1: none.
         failure: the failure of round `number`; None if the round has not failed.
         payloads: the payloads of the round that was passed last, until `let_go`.
-        doubts: members that are missing in round `latest` and wait in another series.
+        elsewhere: members that are missing in round `latest`, and wait in another
+            series.
         parent: the rank of the parent; None at the root.
         neighbours: the ranks of the neighbours.
-        counts_twin: whether the twin of `failure` has yet to be counted.
+        counts_other: whether the round that failed together with this one has yet to be
+            counted.
     """
 
     def __init__(
@@ -149,10 +151,10 @@ class Series:
         self.ranks: Sequence[int] = range(size) if replicas is None else replicas
         self.state = AWAY
         self.number = self.passed = self.latest = -1
-        self.counts_twin = False
+        self.counts_other = False
         self.failure: Failure | None = None
         self.payloads: Payloads = ()
-        self.doubts: list[Doubt] = []
+        self.elsewhere: list[WaitsElsewhere] = []
         place, count = self.ranks.index(rank), len(self.ranks)
         above = parent_of(place, count)
         self.parent = None if above is None else self.ranks[above]
@@ -174,7 +176,7 @@ class Series:
         self._reports: dict[int, Payloads] = {}
         self._speakers: dict[int, None] = {}  # neighbours that wait there
         self._told: dict[int, int] = {}  # for each neighbour: arrivals that it knows
-        self._doubts_told: dict[int, int] = {}
+        self._elsewhere_told: dict[int, int] = {}
 
     @property
     def is_busy(self) -> bool:
@@ -207,7 +209,7 @@ class Series:
         """Bytes of the reports that this worker keeps."""
         return sum(len(one) for report in self._reports.values() for one in report)
 
-    def has_come(self, rank: int) -> bool:
+    def has_joined(self, rank: int) -> bool:
         """Return whether a member is known to have come to round `latest`."""
         return bool(self._known >> self.ranks.index(rank) & 1)
 
@@ -217,13 +219,13 @@ class Series:
 
     # --- actions of this worker ------------------------------------------------------
 
-    def come(self, payload: bytes) -> None:
-        """Come to the next round; it may be passed, or fail, at once."""
+    def join(self, payload: bytes) -> None:
+        """Join the next round; it may be passed, or fail, at once."""
         self._begin(payload)
         self._look()
 
-    def decline(self, failure: Failure) -> None:
-        """Come to the next round only to give it up."""
+    def abort(self, failure: Failure) -> None:
+        """Join the next round only to give it up."""
         self._begin(b"")
         self.fail(failure)
 
@@ -240,7 +242,7 @@ class Series:
             self._record(number, failure, None)
 
     def count(self, number: int) -> None:
-        """Count a round, which failed as a twin, as one that this worker came to."""
+        """Count a round that failed with another one as one that was come to."""
         if not self.is_waiting and self.number < number:
             self.number += 1
 
@@ -259,88 +261,92 @@ class Series:
         if not self.is_waiting:
             self._go(SeriesEvent.LEAVE)
 
-    # --- words of neighbours ---------------------------------------------------------
+    # --- messages of neighbours ------------------------------------------------------
 
-    def hear(self, rank: int, word: Here | Report | Result | RoundFailed) -> None:
-        """Take the word of a neighbour.
+    def receive(
+        self, rank: int, message: KnownArrivals | Report | Result | RoundFailed
+    ) -> None:
+        """Take the message of a neighbour.
 
         Raises:
-            MalformedError: the word does not fit the sender's place in the tree.
+            MalformedError: the message does not fit the sender's place in the tree.
         """
-        match word:
-            case Here():
-                self._hear_here(rank, word)
+        match message:
+            case KnownArrivals():
+                self._receive_arrivals(rank, message)
             case Report():
-                self._hear_report(rank, word)
+                self._receive_report(rank, message)
             case Result():
-                self._hear_result(rank, word)
+                self._receive_result(rank, message)
             case RoundFailed():
-                self._hear_failure(rank, word)
+                self._receive_failure(rank, message)
 
-    def _hear_here(self, rank: int, word: Here) -> None:
-        self._learn_passed(word.passed)
-        self._give_up_before(max(word.number, word.latest), rank)
-        self._turn_to(word.latest)
-        if word.latest == self.latest:
-            self._learn(rank, word.known)
-        if word.is_waiting:
-            if word.number == self.latest:
+    def _receive_arrivals(self, rank: int, message: KnownArrivals) -> None:
+        self._learn_passed(message.passed)
+        self._give_up_before(max(message.number, message.latest), rank)
+        self._turn_to(message.latest)
+        if message.latest == self.latest:
+            self._learn(rank, message.known)
+        if message.is_waiting:
+            if message.number == self.latest:
                 self._speakers[rank] = None
-            self._answer_waiting(rank, word.number, lacks=not word.known & self._me)
+            self._answer_waiting(
+                rank, message.number, lacks=not message.known & self._me
+            )
         self._relay()
 
-    def _hear_report(self, rank: int, word: Report) -> None:
+    def _receive_report(self, rank: int, message: Report) -> None:
         branch = self._below.get(rank)
-        if branch is None or len(word.payloads) != len(branch):
+        if branch is None or len(message.payloads) != len(branch):
             raise MalformedError(f"the report of rank {rank} is not of its branch")
-        self._learn_passed(word.passed)
-        self._give_up_before(word.number, rank)
-        self._turn_to(word.number)
-        if word.number == self.latest and not self._is_over(word.number):
-            self._reports[rank] = word.payloads
+        self._learn_passed(message.passed)
+        self._give_up_before(message.number, rank)
+        self._turn_to(message.number)
+        if message.number == self.latest and not self._is_over(message.number):
+            self._reports[rank] = message.payloads
             self._speakers[rank] = None
             self._learn(rank, mask_of(branch))
-        self._answer_waiting(rank, word.number, lacks=False)
+        self._answer_waiting(rank, message.number, lacks=False)
         self._look()
         self._relay()
 
-    def _hear_result(self, rank: int, word: Result) -> None:
-        if rank != self.parent or len(word.payloads) != len(self.ranks):
+    def _receive_result(self, rank: int, message: Result) -> None:
+        if rank != self.parent or len(message.payloads) != len(self.ranks):
             raise MalformedError(
                 f"the result from rank {rank} must come from the parent, with "
-                f"{len(self.ranks)} payloads, not {len(word.payloads)}"
+                f"{len(self.ranks)} payloads, not {len(message.payloads)}"
             )
-        if self.is_waiting and word.number == self.number:
+        if self.is_waiting and message.number == self.number:
             if len(self._reports) < len(self._below):
                 raise MalformedError(
                     f"the result from rank {rank} came before the report of this branch"
                 )
-            self._pass(word.payloads)
+            self._pass(message.payloads)
         else:
-            self._learn_passed(word.number)
+            self._learn_passed(message.number)
 
-    def _hear_failure(self, rank: int, word: RoundFailed) -> None:
-        self._learn_passed(word.passed)
-        if self._is_over(word.number):
+    def _receive_failure(self, rank: int, message: RoundFailed) -> None:
+        self._learn_passed(message.passed)
+        if self._is_over(message.number):
             return
-        if self.is_waiting and word.number == self.number:
-            self._end(word.failure)
-        self._give_up_before(word.number, rank)
-        self._record(word.number, word.failure, rank)
+        if self.is_waiting and message.number == self.number:
+            self._end(message.failure)
+        self._give_up_before(message.number, rank)
+        self._record(message.number, message.failure, rank)
 
-    def add_doubt(self, doubt: Doubt, source: int | None) -> None:
+    def note_elsewhere(self, found: WaitsElsewhere, source: int | None) -> None:
         """Record that a missing member waits in another series, and pass it on."""
         if (
-            doubt.number == self.latest
-            and len(self.doubts) < DOUBTS_MAX
-            and doubt not in self.doubts
+            found.number == self.latest
+            and len(self.elsewhere) < ELSEWHERE_MAX
+            and found not in self.elsewhere
         ):
-            self.doubts.append(doubt)
+            self.elsewhere.append(found)
             for rank in self.neighbours if self.is_waiting else self._speakers:
                 if rank != source:
                     self._must_tell(rank)
 
-    # --- words to neighbours ---------------------------------------------------------
+    # --- messages to neighbours ------------------------------------------------------
 
     @property
     def is_overdue(self) -> bool:
@@ -351,35 +357,37 @@ class Series:
         """Return the ranks that must be told after a silence."""
         return [one for one in self.neighbours if self.is_waiting and self._lacks(one)]
 
-    def words_for(self, rank: int) -> list[Word]:
-        """Return the words for a neighbour now, and record them as sent."""
+    def messages_for(self, rank: int) -> list[RoundMessage]:
+        """Return the messages for a neighbour now, and record them as sent."""
         failures = self._failures
-        words: list[Word] = [
+        messages: list[RoundMessage] = [
             RoundFailed(number, self.passed, failures[number])
             for number in self._untold.pop(rank, ())
             if number in failures
         ]
-        if rank in self._owed:  # before any word with the new `passed`
-            words.insert(0, self._result)
+        if rank in self._owed:  # before any message with the new `passed`
+            messages.insert(0, self._result)
             self._stop_owing(rank)
         if self._must_report(rank):
             self._go(SeriesEvent.REPORT)
-            words.append(Report(self.number, self.passed, self._branch_payloads()))
-        elif self.is_waiting or not words or self._lacks(rank):
+            messages.append(Report(self.number, self.passed, self._branch_payloads()))
+        elif self.is_waiting or not messages or self._lacks(rank):
             about = self.latest, self._known
-            words.append(Here(self.number, self.passed, self.is_waiting, *about))
-        words += self.doubts[self._doubts_told.get(rank, 0) :]
-        self._doubts_told[rank] = len(self.doubts)
+            messages.append(
+                KnownArrivals(self.number, self.passed, self.is_waiting, *about)
+            )
+        messages += self.elsewhere[self._elsewhere_told.get(rank, 0) :]
+        self._elsewhere_told[rank] = len(self.elsewhere)
         self._told[rank] = self._told.get(rank, 0) | self._known
-        return words
+        return messages
 
     # --- helpers ---------------------------------------------------------------------
 
     def _begin(self, payload: bytes) -> None:
         self.number += 1
         self.failure, self.payloads, self._own = None, (), payload
-        self.counts_twin = False
-        self._go(SeriesEvent.COME)
+        self.counts_other = False
+        self._go(SeriesEvent.JOIN)
         failure = self._failures.get(self.number)
         if self.passed >= self.number:
             self._catch_up()
@@ -411,8 +419,8 @@ class Series:
             self._reports.clear()
             self._speakers.clear()
             self._told.clear()
-            self.doubts.clear()
-            self._doubts_told.clear()
+            self.elsewhere.clear()
+            self._elsewhere_told.clear()
 
     def _learn_passed(self, passed: int) -> None:
         self.passed = max(self.passed, passed)
@@ -483,7 +491,7 @@ class Series:
     def _end(self, failure: Failure) -> None:
         self._go(SeriesEvent.FAIL)
         self.failure, self._own = failure, b""
-        self.counts_twin = failure.twin is not None
+        self.counts_other = failure.failed_with is not None
         if self.latest == self.number:
             self._reports.clear()
         self._hub.ended[self] = None

@@ -3,11 +3,11 @@
 Two members that share two series R and S of one tag must come to them in the same
 order.  If one member waits in R, the other in S, and each is missing in the other's
 series, they wait for each other: a deadlock.  Then both rounds fail, for all members.
-Each round is the *twin* of the other, and every member counts both as come to, so that
+Every member counts both as rounds that it has come to, so that
 the next calls match again.
 
-A member that is missing in one series, and waits in another, sends a *doubt*.  The
-doubt is passed through the tree until it reaches a member for which it closes the
+A member that is missing in one series, and waits in another, says so.  The message is
+passed through the tree until it reaches a member for which it closes the
 circle.
 """
 
@@ -18,18 +18,18 @@ from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
 
 from asyncrpc.errors import MalformedError
-from asyncrpc.runtime.rounds.machine.series import Series
-from asyncrpc.runtime.rounds.machine.words import (
+from asyncrpc.runtime.rounds.machine.messages import (
     LISTED_MAX,
     Blame,
-    Doubt,
     Failure,
     Key,
     Purpose,
     Replicas,
-    Turn,
-    Word,
+    RoundMessage,
+    TagRound,
+    WaitsElsewhere,
 )
+from asyncrpc.runtime.rounds.machine.series import Series
 
 Tag: TypeAlias = tuple[Purpose, str]
 
@@ -107,43 +107,45 @@ class Rounds:
                 del self._last[tag]
         return idle[:surplus]
 
-    def come(self, series: Series, payload: bytes) -> None:
-        """Come to the next round of a series."""
+    def join(self, series: Series, payload: bytes) -> None:
+        """Join the next round of a series."""
         self._last[series.key[:2]] = series
-        series.come(payload)
-        for doubt in tuple(series.doubts):
-            self._look_at(series, doubt)
+        series.join(payload)
+        for waits in tuple(series.elsewhere):
+            self._look_at(series, waits)
         for other in self._alike[series.key[:2]].values():
-            self._say_where(other, series)
-        self._count_twin(series)
+            self._tell_where(other, series)
+        self._count_other(series)
 
-    def decline(self, series: Series, failure: Failure) -> None:
-        """Come to the next round only to give it up."""
+    def abort(self, series: Series, failure: Failure) -> None:
+        """Join the next round only to give it up."""
         self._last[series.key[:2]] = series
-        series.decline(failure)
-        self._count_twin(series)
+        series.abort(failure)
+        self._count_other(series)
 
-    def hear(self, series: Series, rank: int, word: Word) -> None:
-        """Take the word of a neighbour.
+    def receive(self, series: Series, rank: int, message: RoundMessage) -> None:
+        """Take the message of a neighbour.
 
         Raises:
-            MalformedError: the sender is not a neighbour, or the word does not fit the
-                series.
+            MalformedError: the sender is not a neighbour, or the message does not fit
+                the series.
         """
         if not series.is_neighbour(rank):
             raise MalformedError(
-                f"rank {rank} is not a neighbour in {series.key.label(word.number)}"
+                f"rank {rank} is not a neighbour in {series.key.label(message.number)}"
             )
-        if isinstance(word, Doubt):
-            if word.rank not in series.ranks:
-                raise MalformedError(f"rank {word.rank} is not a member of the series")
-            if not self._look_at(series, word):
-                series.add_doubt(word, rank)
+        if isinstance(message, WaitsElsewhere):
+            if message.rank not in series.ranks:
+                raise MalformedError(
+                    f"rank {message.rank} is not a member of the series"
+                )
+            if not self._look_at(series, message):
+                series.note_elsewhere(message, rank)
         else:
-            series.hear(rank, word)
+            series.receive(rank, message)
             for other in self._alike[series.key[:2]].values():
-                self._say_where(series, other)
-        self._count_twin(series)
+                self._tell_where(series, other)
+        self._count_other(series)
 
     def due(self) -> list[tuple[Series, int]]:
         """Return series and rank of each message that is due, and clear the outbox."""
@@ -151,8 +153,8 @@ class Rounds:
         self.outbox.clear()
         return due
 
-    def _say_where(self, missed: Series, other: Series) -> None:
-        """Send a doubt in a series in which this worker is missing, if it waits."""
+    def _tell_where(self, missed: Series, other: Series) -> None:
+        """Tell a series in which this worker is missing that it waits in another."""
         failure = other.failure if other is self._last.get(other.key[:2]) else None
         is_there = other.is_waiting or (
             failure is not None and failure.blame is Blame.MISMATCH
@@ -160,44 +162,50 @@ class Rounds:
         # At the end members may differ in the set of lost ranks; waves correct that.
         is_mistake = missed.key.purpose is Purpose.RENDEZVOUS
         if is_mistake and missed is not other and missed.is_missed and is_there:
-            elsewhere = Turn(other.key.replicas, other.number)
-            missed.add_doubt(Doubt(missed.latest, self._rank, elsewhere), None)
+            elsewhere = TagRound(other.key.replicas, other.number)
+            missed.note_elsewhere(
+                WaitsElsewhere(missed.latest, self._rank, elsewhere), None
+            )
 
-    def _look_at(self, series: Series, doubt: Doubt) -> bool:
-        """Fail two rounds if the members of a doubt wait for each other in them.
+    def _look_at(self, series: Series, waits: WaitsElsewhere) -> bool:
+        """Fail two rounds if a member and this one wait for each other in them.
 
         Returns:
             Whether they do.
         """
-        replicas, number = doubt.elsewhere
+        replicas, number = waits.elsewhere
         if (
             not series.is_waiting
-            or series.number != doubt.number
-            or doubt.rank not in series.ranks
-            or series.has_come(doubt.rank)
+            or series.number != waits.number
+            or waits.rank not in series.ranks
+            or series.has_joined(waits.rank)
             or self._rank not in (range(self._size) if replicas is None else replicas)
         ):
             return False
         other = self.series(series.key._replace(replicas=replicas))
         if other.number >= number:
             return False
-        here, there = self.who(self._rank), self.who(doubt.rank)
+        here, there = self.who(self._rank), self.who(waits.rank)
         problem = (
             f"{there} came to {series.key.tag!r} with {self._listed(replicas)}, {here} "
             f"with {self._listed(series.key.replicas)}, and each waits for the other; "
             "all members of a rendezvous must pass the same replicas"
         )
-        ranks = doubt.rank, self._rank
-        twins = Turn(series.key.replicas, series.number), doubt.elsewhere
-        series.fail(Failure(Blame.MISMATCH, problem, ranks, twins[1]))
-        other.fail_ahead(number, Failure(Blame.MISMATCH, problem, ranks, twins[0]))
+        ranks = waits.rank, self._rank
+        both = TagRound(series.key.replicas, series.number), waits.elsewhere
+        series.fail(Failure(Blame.MISMATCH, problem, ranks, both[1]))
+        other.fail_ahead(number, Failure(Blame.MISMATCH, problem, ranks, both[0]))
         return True
 
-    def _count_twin(self, series: Series) -> None:
+    def _count_other(self, series: Series) -> None:
         failure = series.failure
-        if series.counts_twin and failure is not None and failure.twin is not None:
-            series.counts_twin = False
-            replicas, number = failure.twin
+        if (
+            series.counts_other
+            and failure is not None
+            and failure.failed_with is not None
+        ):
+            series.counts_other = False
+            replicas, number = failure.failed_with
             if replicas is None or self._rank in replicas:
                 self.series(series.key._replace(replicas=replicas)).count(number)
 

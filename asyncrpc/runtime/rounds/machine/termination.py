@@ -34,17 +34,17 @@ import enum
 from collections.abc import Iterable
 from typing import Final
 
-from asyncrpc.runtime.rounds.machine.series import Series
-from asyncrpc.runtime.rounds.machine.table import Rounds
-from asyncrpc.runtime.rounds.machine.words import (
+from asyncrpc.runtime.rounds.machine.messages import (
     MISSING_MAX,
     Blame,
     Failure,
     Key,
     Purpose,
     RoundFailed,
-    Word,
+    RoundMessage,
 )
+from asyncrpc.runtime.rounds.machine.series import Series
+from asyncrpc.runtime.rounds.machine.table import Rounds
 
 MARK: Final = b"\1"
 
@@ -116,7 +116,7 @@ class Termination:
         if self.phase is Phase.BEFORE:
             self.phase = Phase.GATHERING
 
-    def come(self, *, busy: bool, started: int) -> bytes | None:
+    def join(self, *, busy: bool, started: int) -> bytes | None:
         """Return the payload of this member for the next wave, if it can come now.
 
         Args:
@@ -148,13 +148,13 @@ class Termination:
             is_marked = any(wave.payloads)
             self.phase = Phase.DRAINING if is_marked else Phase.ENDED
 
-    def hear(self, key: Key, word: Word) -> None:
-        """Take the word of another member about a wave: it may name lost members."""
+    def receive(self, key: Key, message: RoundMessage) -> None:
+        """Take the message of another member about a wave: it may name lost members."""
         if key.replicas is not None:
             lost = set(range(self._size)).difference(key.replicas)
             self.lose(lost, "another member reported the loss")
-        if isinstance(word, RoundFailed) and word.failure.blame is Blame.LOST:
-            self.lose(word.failure.missing, word.failure.problem)
+        if isinstance(message, RoundFailed) and message.failure.blame is Blame.LOST:
+            self.lose(message.failure.missing, message.failure.problem)
         series = self._rounds.series(key)
         unknown = self.lost.intersection(series.ranks)
         if unknown:  # to the sender
@@ -162,7 +162,7 @@ class Termination:
             failure = Failure(Blame.LOST, "the others go on without these", ranks)
             series.fail_ahead(series.latest, failure)
 
-    def hear_left_out(self, rank: int) -> None:
+    def on_left_out(self, rank: int) -> None:
         """Record that a member goes on without this one."""
         if 0 <= rank < self._size:
             self.lose((self._rank,), "the others left it out")
@@ -189,4 +189,4 @@ class Termination:
         if series.is_waiting:
             series.fail(failure)
         else:
-            self._rounds.decline(series, failure)
+            self._rounds.abort(series, failure)

@@ -1,4 +1,4 @@
-"""The words of a round are read as they were said, and nothing else is."""
+"""The messages of a round are read as they were said, and nothing else is."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from asyncrpc.errors import MalformedError
 from asyncrpc.runtime.messages import Notice
-from asyncrpc.runtime.rounds.machine.words import (
+from asyncrpc.runtime.rounds.machine.messages import (
     Blame,
-    Doubt,
     Failure,
-    Here,
     Key,
+    KnownArrivals,
     Purpose,
     Report,
     Result,
     RoundFailed,
-    Turn,
+    TagRound,
+    WaitsElsewhere,
 )
 from asyncrpc.runtime.rounds.messages import (
     PART_BYTES,
@@ -29,16 +29,16 @@ from asyncrpc.runtime.rounds.messages import (
     PIECE_BYTES,
     PROBLEM_CHARS_MAX,
     ROUND_BYTES_MAX,
+    ArrivalsNotice,
     Arriving,
-    DoubtNotice,
     DownNotice,
+    ElsewhereNotice,
     FailedNotice,
-    HereNotice,
     PayloadPart,
     UpNotice,
+    check_message,
     check_part,
     check_replicas,
-    check_word,
     notices,
     pack,
     payload_bytes_max,
@@ -54,7 +54,7 @@ numbers = st.integers(-1, 1 << 40)
 ranks = st.integers(0, SIZE - 1)
 replicas = st.none() | st.permutations(range(SIZE)).map(lambda all_: tuple(all_[:4]))
 keys = st.builds(Key, st.sampled_from(Purpose), st.text(max_size=9), replicas)
-turns = st.builds(Turn, replicas, numbers)
+turns = st.builds(TagRound, replicas, numbers)
 failures = st.builds(
     Failure,
     st.sampled_from(Blame),
@@ -65,16 +65,16 @@ failures = st.builds(
 
 
 @st.composite
-def plain_words(draw: st.DrawFn) -> Here | RoundFailed | Doubt:
-    kind = draw(st.sampled_from([Here, RoundFailed, Doubt]))
+def plain_words(draw: st.DrawFn) -> KnownArrivals | RoundFailed | WaitsElsewhere:
+    kind = draw(st.sampled_from([KnownArrivals, RoundFailed, WaitsElsewhere]))
     if kind is RoundFailed:
         return RoundFailed(draw(numbers), draw(numbers), draw(failures))
-    if kind is Doubt:
-        return Doubt(draw(numbers), draw(ranks), draw(turns))
+    if kind is WaitsElsewhere:
+        return WaitsElsewhere(draw(numbers), draw(ranks), draw(turns))
     latest = draw(numbers)
     number = draw(st.integers(-1, latest))
     known = draw(st.integers(0, (1 << SIZE) - 1))
-    return Here(number, draw(numbers), draw(st.booleans()), latest, known)
+    return KnownArrivals(number, draw(numbers), draw(st.booleans()), latest, known)
 
 
 def travelled(notice: Any) -> Any:
@@ -84,14 +84,14 @@ def travelled(notice: Any) -> Any:
 
 @given(keys, plain_words())
 def test_a_word_is_read_as_it_was_said(
-    key: Key, word: Here | RoundFailed | Doubt
+    key: Key, content: KnownArrivals | RoundFailed | WaitsElsewhere
 ) -> None:
     notice: Any
-    [notice] = notices(key, word, [])
+    [notice] = notices(key, content, [])
     read = travelled(notice)
     assert type(read) is type(notice)
-    assert (read.key, read.word) == (key, word)
-    check_word(read.word, SIZE, SIZE)
+    assert (read.key, read.content) == (key, content)
+    check_message(read.content, SIZE, SIZE)
     check_replicas(read.key.replicas, SIZE)
 
 
@@ -105,9 +105,9 @@ def test_a_word_is_read_as_it_was_said(
 )
 def test_payloads_are_put_together_again(lengths: list[int], number: int) -> None:
     payloads = tuple(bytes([n]) * nbytes for n, nbytes in enumerate(lengths))
-    for word in (Report(number, number, payloads), Result(number, payloads)):
+    for content in (Report(number, number, payloads), Result(number, payloads)):
         arriving: Arriving | None = None
-        for sent in notices(KEY, word, pack(payloads)):
+        for sent in notices(KEY, content, pack(payloads)):
             notice = travelled(sent)
             assert sum(map(len, notice.part.pieces)) <= PART_BYTES
             check_part(notice.part, len(lengths))
@@ -132,20 +132,20 @@ def test_what_each_may_bring() -> None:
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
-        (HereNotice, []),
-        (HereNotice, [0, -1, True, 0]),
-        (HereNotice, [0, -1, 1, 0, b""]),
-        (HereNotice, [0, -1, True, 0, ""]),
-        (HereNotice, [-2, -1, True, 0, b""]),
-        (HereNotice, [0, 1 << 63, True, 0, b""]),
+        (ArrivalsNotice, []),
+        (ArrivalsNotice, [0, -1, True, 0]),
+        (ArrivalsNotice, [0, -1, 1, 0, b""]),
+        (ArrivalsNotice, [0, -1, True, 0, ""]),
+        (ArrivalsNotice, [-2, -1, True, 0, b""]),
+        (ArrivalsNotice, [0, 1 << 63, True, 0, b""]),
         (FailedNotice, [0, -1]),
         (FailedNotice, [0, -1, []]),
         (FailedNotice, [0, -1, ["NOBODY", "problem", [], None]]),
         (FailedNotice, [0, -1, ["LOST", 7, [], None]]),
         (FailedNotice, [0, -1, ["LOST", "problem", ["x"], None]]),
         (FailedNotice, [0, -1, ["LOST", "problem", [], [None]]]),
-        (DoubtNotice, [0, 1, []]),
-        (DoubtNotice, [0, 1, [None, -7]]),
+        (ElsewhereNotice, [0, 1, []]),
+        (ElsewhereNotice, [0, 1, [None, -7]]),
         (UpNotice, [0, -1, 0, 0, [b"x"]]),
         (UpNotice, [-1, -1, 0, 1, [b"x"]]),
         (DownNotice, [0, 0, 1, ["x"]]),
@@ -164,30 +164,34 @@ def test_what_has_not_the_form_is_refused(kind: type[Notice], value: list[Any]) 
 def test_a_purpose_that_is_none_is_refused(purpose: Any) -> None:
     content = [purpose, "", None, 0, -1, True, 0, b""]
     with pytest.raises(UnfitError):
-        HereNotice.record.read_value(content)
+        ArrivalsNotice.record.read_value(content)
     with pytest.raises(MalformedError, match="purpose must be one of 'BARRIER', "):
-        HereNotice.record.explain("", content)
+        ArrivalsNotice.record.explain("", content)
 
 
 @pytest.mark.parametrize(
-    "word",
+    "content",
     [
-        Here(1, -1, is_waiting=True, latest=0, known=0),  # later than the latest
-        Here(0, -1, is_waiting=True, latest=0, known=1 << SIZE),  # a seventh of six
+        KnownArrivals(
+            1, -1, is_waiting=True, latest=0, known=0
+        ),  # later than the latest
+        KnownArrivals(
+            0, -1, is_waiting=True, latest=0, known=1 << SIZE
+        ),  # a seventh of six
         RoundFailed(0, -1, Failure(Blame.LOST, "x" * (PROBLEM_CHARS_MAX + 1))),
         RoundFailed(0, -1, Failure(Blame.LOST, "problem", (0,) * 65)),
         RoundFailed(0, -1, Failure(Blame.LOST, "problem", (SIZE,))),
         RoundFailed(0, -1, Failure(Blame.LOST, "problem", (-1,))),
-        RoundFailed(0, -1, Failure(Blame.MISMATCH, "problem", (), Turn((0, 0), 1))),
-        Doubt(0, 1, Turn((0, 7), 0)),
-        Doubt(0, SIZE, Turn(None, 0)),
+        RoundFailed(0, -1, Failure(Blame.MISMATCH, "problem", (), TagRound((0, 0), 1))),
+        WaitsElsewhere(0, 1, TagRound((0, 7), 0)),
+        WaitsElsewhere(0, SIZE, TagRound(None, 0)),
     ],
 )
 def test_a_word_that_contradicts_itself_is_refused(
-    word: Here | RoundFailed | Doubt,
+    content: KnownArrivals | RoundFailed | WaitsElsewhere,
 ) -> None:
     with pytest.raises(MalformedError):
-        check_word(word, SIZE, SIZE)
+        check_message(content, SIZE, SIZE)
 
 
 @pytest.mark.parametrize("wrong", [(1, 1), (1, 6), (-1, 1), tuple(range(SIZE))])

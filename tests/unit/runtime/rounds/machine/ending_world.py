@@ -1,7 +1,7 @@
 """A group that ends: members that call each other, die and doubt one another.
 
 Each member has its `Rounds` and its `Termination`; links are queues, in order, of
-calls, answers, words of waves, and at last the news that the other end is gone.  Who
+calls, answers, messages of waves, and at last the news that the other end is gone.  Who
 speaks to somebody of whose end it has learnt gets that news again: a dial that fails.
 """
 
@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from asyncrpc.runtime.rounds.machine.messages import Key, RoundMessage
 from asyncrpc.runtime.rounds.machine.series import Series
 from asyncrpc.runtime.rounds.machine.table import Rounds
 from asyncrpc.runtime.rounds.machine.termination import Phase, Termination
-from asyncrpc.runtime.rounds.machine.words import Key, Word
 from tests.unit.runtime.rounds.machine.world import lost, name_of
 
 Link: TypeAlias = tuple[int, int]
-Message: TypeAlias = tuple[str, *tuple[int, ...]] | tuple[Key, Word]
+Message: TypeAlias = tuple[str, *tuple[int, ...]] | tuple[Key, RoundMessage]
 Step: TypeAlias = tuple[str, *tuple[int, ...]]
 
 
@@ -165,9 +165,9 @@ class World:
 
     def _speak(self, rank: int) -> None:
         one = self.members[rank]
-        payload = one.machine.come(busy=self.is_busy(rank), started=one.started)
+        payload = one.machine.join(busy=self.is_busy(rank), started=one.started)
         if payload is not None:
-            one.rounds.come(one.machine.series, payload)
+            one.rounds.join(one.machine.series, payload)
 
     def _try_to_speak(self, rank: int) -> None:
         self._speak(rank)  # it is busy: nothing may come of it
@@ -193,26 +193,26 @@ class World:
                 queue.append(("gone",))
 
     def _deliver(self, from_: int, to: int) -> None:
-        message = self.links[from_, to].pop(0)
+        item = self.links[from_, to].pop(0)
         one = self.members[to]
         if not one.is_here or from_ in one.cut_off:
             return
-        match message:
+        match item:
             case ("call", int(depth)):
                 one.serving.append((from_, depth))
             case ("answer",):
                 one.pending.remove(from_)
             case ("left out",):
-                one.machine.hear_left_out(from_)
+                one.machine.on_left_out(from_)
             case ("gone",):
                 one.cut_off.add(from_)
                 one.pending = [peer for peer in one.pending if peer != from_]
                 one.serving = [call for call in one.serving if call[0] != from_]
                 for series in one.rounds.all_series:
                     series.on_lost(from_, lost(from_))
-            case (Key() as key, word):
-                one.rounds.hear(one.rounds.series(key), from_, word)  # type: ignore[arg-type]
-                one.machine.hear(key, word)  # type: ignore[arg-type]
+            case (Key() as key, message):
+                one.rounds.receive(one.rounds.series(key), from_, message)  # type: ignore[arg-type]
+                one.machine.receive(key, message)  # type: ignore[arg-type]
 
     def _go_on(self, rank: int) -> None:
         """Say what is due; check that an end that is seen is one."""
@@ -259,12 +259,12 @@ class World:
         ]
         return found
 
-    # --- words -----------------------------------------------------------------------
+    # --- messages --------------------------------------------------------------------
 
     def _say(self, rank: int, series: Series, to: int) -> None:
         one = self.members[rank]
-        for word in series.words_for(to):
-            self._send(rank, to, (series.key, word))
+        for message in series.messages_for(to):
+            self._send(rank, to, (series.key, message))
         if to in one.cut_off:
             series.on_lost(to, lost(to))
             one.machine.lose((to,), "it cannot be reached")

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrpc.runtime.rounds.machine.series import DOUBTS_MAX, Series
-from asyncrpc.runtime.rounds.machine.table import Rounds
-from asyncrpc.runtime.rounds.machine.words import (
+from asyncrpc.runtime.rounds.machine.messages import (
     Blame,
-    Doubt,
     Failure,
-    Here,
-    Turn,
+    KnownArrivals,
+    TagRound,
+    WaitsElsewhere,
 )
+from asyncrpc.runtime.rounds.machine.series import ELSEWHERE_MAX, Series
+from asyncrpc.runtime.rounds.machine.table import Rounds
 from tests.unit.runtime.rounds.machine.test_series import (
     ALL,
     CHOICES,
@@ -163,15 +163,15 @@ class TestOneMember:
     def test_it_says_that_it_waits_elsewhere_once(self) -> None:
         one, series = self.made()
         other = one.series(call("tag", (0, 1)))
-        one.come(other, b"")
+        one.join(other, b"")
         one.due()
-        here = Here(0, -1, is_waiting=True, latest=0, known=1)
-        one.hear(series, 0, here)
+        here = KnownArrivals(0, -1, is_waiting=True, latest=0, known=1)
+        one.receive(series, 0, here)
         assert one.due() == [(series, 0)]
-        doubt = Doubt(0, 1, Turn((0, 1), 0))
-        assert series.words_for(0)[-1] == doubt
-        assert doubt not in series.words_for(0)
-        one.hear(series, 0, here)
+        waits = WaitsElsewhere(0, 1, TagRound((0, 1), 0))
+        assert series.messages_for(0)[-1] == waits
+        assert waits not in series.messages_for(0)
+        one.receive(series, 0, here)
         assert one.due() == []
 
     @pytest.mark.parametrize("blame", Blame)
@@ -180,43 +180,43 @@ class TestOneMember:
     ) -> None:
         one, series = self.made()
         other = one.series(call("tag", (0, 1)))
-        one.come(other, b"")
+        one.join(other, b"")
         other.fail(Failure(blame, "problem"))
-        one.hear(series, 0, Here(0, -1, is_waiting=True, latest=0, known=1))
-        assert len(series.doubts) == (blame is Blame.MISMATCH)
-        one.come(one.series(call("tag", (1,))), b"")  # it has gone on since
-        one.hear(series, 0, Here(1, -1, is_waiting=True, latest=1, known=1))
-        assert series.doubts == []
+        one.receive(series, 0, KnownArrivals(0, -1, is_waiting=True, latest=0, known=1))
+        assert len(series.elsewhere) == (blame is Blame.MISMATCH)
+        one.join(one.series(call("tag", (1,))), b"")  # it has gone on since
+        one.receive(series, 0, KnownArrivals(1, -1, is_waiting=True, latest=1, known=1))
+        assert series.elsewhere == []
 
     def test_a_doubt_that_came_before_it_is_looked_at_when_it_comes(self) -> None:
         one, series = self.made()
-        one.hear(series, 0, Here(0, -1, is_waiting=True, latest=0, known=1))
-        one.hear(series, 0, Doubt(0, 3, Turn((3, 1), 0)))
-        one.come(series, b"")
+        one.receive(series, 0, KnownArrivals(0, -1, is_waiting=True, latest=0, known=1))
+        one.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 1), 0)))
+        one.join(series, b"")
         assert series.failure is not None
-        assert series.failure.twin == Turn((3, 1), 0)
+        assert series.failure.failed_with == TagRound((3, 1), 0)
         assert one.series(call("tag", (3, 1))).number == 0  # it counts as come to
 
     def test_a_doubt_about_what_it_has_come_to_is_none(self) -> None:
         one, series = self.made()
         other = one.series(call("tag", (3, 1)))
-        one.come(other, b"")
+        one.join(other, b"")
         other.fail(Failure(Blame.GAVE_UP, "problem"))
-        one.come(series, b"")
-        one.hear(series, 0, Doubt(0, 3, Turn((3, 1), 0)))
+        one.join(series, b"")
+        one.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 1), 0)))
         assert series.is_waiting
-        one.hear(series, 0, Doubt(0, 3, Turn((3, 2), 0)))  # of others
+        one.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 2), 0)))  # of others
         assert series.is_waiting
-        one.hear(series, 0, Doubt(0, 3, Turn((3, 1), 1)))
+        one.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 1), 1)))
         assert series.failure is not None
 
     def test_doubts_are_passed_on_and_bounded(self) -> None:
         one, series = self.made()
-        one.come(series, b"")
+        one.join(series, b"")
         one.due()
-        for number in range(DOUBTS_MAX + 2):
-            one.hear(series, 0, Doubt(0, 3, Turn((3, 2), number)))
-            one.hear(series, 0, Doubt(1, 3, Turn((3, 2), number)))
-        assert len(series.doubts) == DOUBTS_MAX
+        for number in range(ELSEWHERE_MAX + 2):
+            one.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 2), number)))
+            one.receive(series, 0, WaitsElsewhere(1, 3, TagRound((3, 2), number)))
+        assert len(series.elsewhere) == ELSEWHERE_MAX
         assert one.due() == [(series, 2)]
-        assert len(series.words_for(2)) == 1 + DOUBTS_MAX
+        assert len(series.messages_for(2)) == 1 + ELSEWHERE_MAX

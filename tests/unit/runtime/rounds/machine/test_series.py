@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 
 from asyncrpc.errors import MalformedError
 from asyncrpc.runtime.rounds.machine import table
-from asyncrpc.runtime.rounds.machine.series import FAILURES_KEPT, Series
-from asyncrpc.runtime.rounds.machine.table import Rounds
-from asyncrpc.runtime.rounds.machine.words import (
+from asyncrpc.runtime.rounds.machine.messages import (
     Blame,
-    Doubt,
     Failure,
-    Here,
+    KnownArrivals,
     Payloads,
     Report,
     Result,
     RoundFailed,
-    Turn,
-    Word,
+    RoundMessage,
+    TagRound,
+    WaitsElsewhere,
 )
+from asyncrpc.runtime.rounds.machine.series import FAILURES_KEPT, Series
+from asyncrpc.runtime.rounds.machine.table import Rounds
 from tests.unit.runtime.rounds.machine.world import (
     Call,
     Step,
@@ -299,8 +299,8 @@ LATE = Failure(Blame.GAVE_UP, "it gave up", (5,))
 
 def here(
     number: int, passed: int, latest: int, known: int, *, waits: bool = True
-) -> Here:
-    return Here(number, passed, waits, latest, known)
+) -> KnownArrivals:
+    return KnownArrivals(number, passed, waits, latest, known)
 
 
 class TestOneMember:
@@ -310,76 +310,78 @@ class TestOneMember:
         one = Rounds(rank, size, name_of)
         return one, one.series(ALL)
 
-    def words(self, one: Rounds) -> list[tuple[int, Word]]:
+    def messages(self, one: Rounds) -> list[tuple[int, RoundMessage]]:
         return [
-            (rank, word)
+            (rank, message)
             for series, rank in one.due()
-            for word in series.words_for(rank)
+            for message in series.messages_for(rank)
         ]
 
     def test_it_has_passed_with_the_last_report(self) -> None:
         one, series = self.made()
-        one.come(series, b"a")
-        one.hear(series, 2, Report(0, -1, (b"c",)))
+        one.join(series, b"a")
+        one.receive(series, 2, Report(0, -1, (b"c",)))
         assert (series.is_waiting, series.missing) == (True, [1])
-        one.hear(series, 1, Report(0, -1, (b"b",)))
+        one.receive(series, 1, Report(0, -1, (b"b",)))
         assert series.payloads == (b"a", b"b", b"c")
         result = Result(0, series.payloads)
-        assert self.words(one) == [(1, result), (2, result)]
+        assert self.messages(one) == [(1, result), (2, result)]
         series.let_go()
         assert not series.has_passed
         assert not series.is_busy
 
     def test_a_result_is_kept_for_whoever_could_not_be_told(self) -> None:
         one, series = self.made()
-        one.come(series, b"a")
+        one.join(series, b"a")
         for rank in (1, 2):
-            one.hear(series, rank, Report(0, -1, (b"x",)))
+            one.receive(series, rank, Report(0, -1, (b"x",)))
         series.let_go()
         assert series.is_busy
-        one.come(series, b"a")
+        one.join(series, b"a")
         result = Result(0, (b"a", b"x", b"x"))
-        assert series.words_for(1) == [result, here(1, 0, 1, 1)]
+        assert series.messages_for(1) == [result, here(1, 0, 1, 1)]
         series.on_lost(2, LATE)
         assert series.failure is LATE
-        assert series.words_for(2) == [RoundFailed(1, 0, LATE)]
+        assert series.messages_for(2) == [RoundFailed(1, 0, LATE)]
 
     def test_a_result_is_told_before_it_is_said_that_there_is_one(self) -> None:
         one, series = self.made()
-        one.come(series, b"")
+        one.join(series, b"")
         series.fail(LATE)  # and nobody could be told
-        one.come(series, b"")
+        one.join(series, b"")
         for rank in (1, 2):
-            one.hear(series, rank, Report(1, -1, (b"",)))
+            one.receive(series, rank, Report(1, -1, (b"",)))
         result = Result(1, (b"",) * 3)
-        assert series.words_for(1) == [result, RoundFailed(0, 1, LATE)]
+        assert series.messages_for(1) == [result, RoundFailed(0, 1, LATE)]
 
     def test_of_failures_the_last_are_kept_with_their_reasons(self) -> None:
         one, series = self.made()
         for number in range(FAILURES_KEPT + 2):
-            one.hear(series, 1, RoundFailed(number, -1, LATE))
+            one.receive(series, 1, RoundFailed(number, -1, LATE))
         problems = []
         for _ in range(FAILURES_KEPT + 2):
-            one.come(series, b"")
+            one.join(series, b"")
             assert series.failure is not None
             problems.append(series.failure.problem)
         text = "other members gave up rendezvous 1 of 'tag': they are at number 9"
         assert problems == [text.replace("1", "0", 1), text, *["it gave up"] * 8]
-        one.come(series, b"")
+        one.join(series, b"")
         assert series.is_waiting
 
     @pytest.mark.parametrize(
-        "word", [here(3, 1, 3, 2), Report(3, 1, (b"b",)), RoundFailed(3, 1, LATE)]
+        "message", [here(3, 1, 3, 2), Report(3, 1, (b"b",)), RoundFailed(3, 1, LATE)]
     )
-    def test_who_is_further_on_has_given_this_one_up(self, word: Word) -> None:
+    def test_who_is_further_on_has_given_this_one_up(
+        self, message: RoundMessage
+    ) -> None:
         one, series = self.made()
         for _ in range(2):
-            one.come(series, b"")
+            one.join(series, b"")
             series.fail(LATE)
-        one.hear(series, 2, here(2, 1, 2, 0, waits=False))
-        one.come(series, b"")
+        one.receive(series, 2, here(2, 1, 2, 0, waits=False))
+        one.join(series, b"")
         assert (series.number, series.is_waiting) == (2, True)
-        one.hear(series, 1, word)
+        one.receive(series, 1, message)
         assert series.failure is not None
         assert series.failure.problem == (
             "other members gave up rendezvous 2 of 'tag' (reported by rank 1 ('b')): "
@@ -388,82 +390,84 @@ class TestOneMember:
 
     def test_who_waits_at_what_has_failed_is_told_why(self) -> None:
         one, series = self.made()
-        one.come(series, b"")
+        one.join(series, b"")
         series.fail(LATE)
         one.due()
-        series.words_for(1)
-        one.hear(series, 1, Report(0, -1, (b"b",)))
-        assert self.words(one) == [(1, RoundFailed(0, -1, LATE))]
+        series.messages_for(1)
+        one.receive(series, 1, Report(0, -1, (b"b",)))
+        assert self.messages(one) == [(1, RoundFailed(0, -1, LATE))]
 
     def test_a_failure_is_passed_on_once_and_not_if_it_comes_too_late(self) -> None:
         one, series = self.made()
-        one.hear(series, 1, RoundFailed(0, -1, LATE))
-        assert self.words(one) == [(2, RoundFailed(0, -1, LATE))]
-        one.hear(series, 2, RoundFailed(0, -1, LATE))
-        assert self.words(one) == []
-        one.hear(series, 2, here(-1, 1, 1, 0, waits=False))
-        one.hear(series, 2, RoundFailed(1, 0, LATE))
-        one.come(series, b"")
+        one.receive(series, 1, RoundFailed(0, -1, LATE))
+        assert self.messages(one) == [(2, RoundFailed(0, -1, LATE))]
+        one.receive(series, 2, RoundFailed(0, -1, LATE))
+        assert self.messages(one) == []
+        one.receive(series, 2, here(-1, 1, 1, 0, waits=False))
+        one.receive(series, 2, RoundFailed(1, 0, LATE))
+        one.join(series, b"")
         assert (series.number, series.is_waiting) == (2, True)
 
     def test_who_waits_at_what_was_passed_goes_on_with_the_others(self) -> None:
         """A new life of the parent; this one waits at its third meeting."""
         one, series = self.made(rank=1)
         for number in range(2):
-            one.come(series, b"")
-            one.hear(series, 0, Result(number, (b"",) * 3))
-        one.come(series, b"")
+            one.join(series, b"")
+            one.receive(series, 0, Result(number, (b"",) * 3))
+        one.join(series, b"")
         one.due()
-        assert series.words_for(0) == [Report(2, 1, (b"",))]
-        one.hear(series, 0, here(0, -1, 0, 1))
-        assert self.words(one) == [(0, here(2, 1, 2, 2))]
-        one.hear(series, 0, here(2, 1, 2, 1))  # it has not our report
-        assert self.words(one) == [(0, Report(2, 1, (b"",)))]
+        assert series.messages_for(0) == [Report(2, 1, (b"",))]
+        one.receive(series, 0, here(0, -1, 0, 1))
+        assert self.messages(one) == [(0, here(2, 1, 2, 2))]
+        one.receive(series, 0, here(2, 1, 2, 1))  # it has not our report
+        assert self.messages(one) == [(0, Report(2, 1, (b"",)))]
 
     def test_one_that_is_lost_takes_what_it_has_come_to_with_it(self) -> None:
         """Also if this one has not come: its payload is one of a dead member."""
         one, series = self.made()
-        one.hear(series, 1, Report(0, -1, (b"b",)))
+        one.receive(series, 1, Report(0, -1, (b"b",)))
         series.on_lost(2, LATE)
-        assert not self.words(one)
+        assert not self.messages(one)
         series.on_lost(1, LATE)
-        assert {rank for rank, _ in self.words(one)} == {1, 2}
-        one.come(series, b"a")
+        assert {rank for rank, _ in self.messages(one)} == {1, 2}
+        one.join(series, b"a")
         assert series.failure is LATE
 
     def test_a_doubt_of_one_that_has_come_is_none(self) -> None:
         one, series = self.made(size=4)
         some = one.series(call("tag", (0, 3)))
-        one.come(series, b"")
-        one.hear(series, 1, here(0, -1, 0, 0b1110))
-        one.hear(series, 1, Doubt(0, 3, Turn((0, 3), 0)))
+        one.join(series, b"")
+        one.receive(series, 1, here(0, -1, 0, 0b1110))
+        one.receive(series, 1, WaitsElsewhere(0, 3, TagRound((0, 3), 0)))
         assert series.is_waiting
-        one.come(some, b"")
-        one.hear(series, 3, Doubt(0, 2, Turn((0, 3), 0)))
+        one.join(some, b"")
+        one.receive(series, 3, WaitsElsewhere(0, 2, TagRound((0, 3), 0)))
         assert series.is_waiting
 
     @pytest.mark.parametrize(
-        ("rank", "word"),
+        ("rank", "message"),
         [
             (3, here(0, -1, 0, 1)),
             (2, Report(0, -1, (b"",) * 2)),
             (1, Result(0, (b"",) * 3)),
-            (1, Doubt(0, 3, Turn(None, 0))),
+            (1, WaitsElsewhere(0, 3, TagRound(None, 0))),
         ],
     )
-    def test_what_makes_no_sense_is_refused(self, rank: int, word: Word) -> None:
+    def test_what_makes_no_sense_is_refused(
+        self, rank: int, message: RoundMessage
+    ) -> None:
         one, series = self.made()
         with pytest.raises(MalformedError):
-            one.hear(series, rank, word)
+            one.receive(series, rank, message)
 
     @pytest.mark.parametrize(
-        "word", [Report(0, -1, (b"",)), Result(0, (b"",)), Result(0, (b"",) * 4)]
+        "message", [Report(0, -1, (b"",)), Result(0, (b"",)), Result(0, (b"",) * 4)]
     )
-    def test_a_parent_says_what_a_parent_says(self, word: Word) -> None:
+    def test_a_parent_says_what_a_parent_says(self, message: RoundMessage) -> None:
         one, series = self.made(rank=1, size=4)
-        one.come(series, b"")  # its child has not come
+        one.join(series, b"")  # its child has not come
         with pytest.raises(MalformedError):
-            one.hear(series, 0, word)
+            one.receive(series, 0, message)
 
     def test_the_oldest_are_forgotten_but_those_in_use(
         self, monkeypatch: pytest.MonkeyPatch
@@ -471,9 +475,9 @@ class TestOneMember:
         monkeypatch.setattr(table, "SERIES_MAX", 2)
         one, first = self.made()
         assert one.drop([]) == []
-        one.come(first, b"")
+        one.join(first, b"")
         second, third, fourth = (one.series(call(name)) for name in ("2", "3", "4"))
-        one.come(second, b"")
+        one.join(second, b"")
         second.fail(LATE)
         assert one.drop([]) == [second, third]
         assert one.all_series == [first, fourth]
@@ -485,10 +489,10 @@ class TestOneMember:
 
 
 def rounds_of(size: int, key: Call) -> tuple[World, int]:
-    """Let all come, then all words of a moment arrive at once; count these moments."""
+    """Let all come, and all messages of a moment arrive at once; count the moments."""
     world = World([[key]] * size)
     for rank in range(size):
-        world.come(rank)
+        world.join(rank)
     count = 0
     while waiting := [
         (link, len(queue)) for link, queue in world.links.items() if queue
@@ -506,7 +510,7 @@ def test_depth_words_and_connections_are_logarithmic(size: int) -> None:
     ends = [member.ends[0] for member in world.members]
     assert all(end == ends[0] for end in ends)
     assert rounds == 2 * (size.bit_length() - 1)
-    assert world.words == 2 * (size - 1)
+    assert world.messages == 2 * (size - 1)
     peers: dict[int, set[int]] = {rank: set() for rank in range(size)}
     for from_, to in world.connected:
         peers[from_].add(to)

@@ -12,9 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncrpc.runtime.rounds.machine.messages import (
+    Blame,
+    KnownArrivals,
+    Report,
+    RoundFailed,
+)
 from asyncrpc.runtime.rounds.machine.table import Rounds
 from asyncrpc.runtime.rounds.machine.termination import MARK, Phase, Termination
-from asyncrpc.runtime.rounds.machine.words import Blame, Here, Report, RoundFailed
 from tests.unit.runtime.rounds.machine.ending_world import World
 from tests.unit.runtime.rounds.machine.world import gave_up, lost, name_of
 
@@ -111,10 +116,10 @@ def alone(size: int = 1) -> tuple[Termination, Rounds]:
     return machine, rounds
 
 
-def come(machine: Termination, rounds: Rounds, *, busy: bool, started: int) -> None:
-    payload = machine.come(busy=busy, started=started)
+def join(machine: Termination, rounds: Rounds, *, busy: bool, started: int) -> None:
+    payload = machine.join(busy=busy, started=started)
     if payload is not None:
-        rounds.come(machine.series, payload)
+        rounds.join(machine.series, payload)
     machine.look()
 
 
@@ -122,7 +127,7 @@ class TestOneMember:
     """Alone, so that what it brings is the whole wave; or the root of three."""
 
     @pytest.mark.parametrize(
-        ("words", "phases"),
+        ("messages", "phases"),
         [
             # (busy, started): it comes to the first wave in any case
             ([(True, 3), (True, 3), (False, 4), (False, 4)], "DDDE"),
@@ -132,19 +137,19 @@ class TestOneMember:
         ],
     )
     def test_it_ends_when_it_was_idle_twice_and_started_nothing(
-        self, words: list[tuple[bool, int]], phases: str
+        self, messages: list[tuple[bool, int]], phases: str
     ) -> None:
         machine, rounds = alone()
         found = ""
-        for busy, started in words:
-            come(machine, rounds, busy=busy, started=started)
+        for busy, started in messages:
+            join(machine, rounds, busy=busy, started=started)
             found += machine.phase.name[0]
         assert found == phases
 
     def test_before_it_asks_for_the_end_it_remembers_who_is_lost(self) -> None:
         rounds = Rounds(0, 3, name_of)
         machine = Termination(0, 3, rounds)
-        machine.hear(machine.key, RoundFailed(0, -1, lost(2)))
+        machine.receive(machine.key, RoundFailed(0, -1, lost(2)))
         assert (machine.phase, machine.lost) == (Phase.BEFORE, {2})
         assert rounds.due() == []
         machine.enter()
@@ -154,15 +159,15 @@ class TestOneMember:
     def test_once_it_is_over_nothing_is_lost_any_more(self) -> None:
         machine, rounds = alone()
         for _ in range(2):
-            come(machine, rounds, busy=False, started=0)
+            join(machine, rounds, busy=False, started=0)
         machine.enter()
         machine.lose((0,), "gone")
         assert machine.phase is Phase.ENDED
-        assert machine.come(busy=False, started=0) is None
+        assert machine.join(busy=False, started=0) is None
 
     def test_a_loss_while_it_waits_begins_anew_and_is_told(self) -> None:
         machine, rounds = alone(3)
-        come(machine, rounds, busy=False, started=0)
+        join(machine, rounds, busy=False, started=0)
         before = machine.series
         assert machine.missing == [1, 2]
         machine.lose((2,), "gone")
@@ -171,17 +176,17 @@ class TestOneMember:
         assert (failure.blame, failure.missing) == (Blame.LOST, (2,))
         assert {rank for _, rank in rounds.due()} == {1, 2}
         assert machine.key.replicas == (0, 1)
-        assert machine.come(busy=True, started=0) == MARK  # at once, though busy
+        assert machine.join(busy=True, started=0) == MARK  # at once, though busy
 
     def test_a_loss_while_it_is_busy_fails_the_wave_of_the_others(self) -> None:
         machine, rounds = alone(3)
-        come(machine, rounds, busy=False, started=0)
+        join(machine, rounds, busy=False, started=0)
         for rank in (1, 2):
-            rounds.hear(machine.series, rank, Report(0, -1, (MARK,)))
+            rounds.receive(machine.series, rank, Report(0, -1, (MARK,)))
         machine.look()
         assert machine.phase is Phase.DRAINING
         machine.series.let_go()
-        assert machine.come(busy=True, started=0) is None
+        assert machine.join(busy=True, started=0) is None
         before = machine.series
         machine.lose((1,), "gone")
         assert (before.number, before.failure is not None) == (1, True)
@@ -190,11 +195,11 @@ class TestOneMember:
         """Although nobody has looked yet: the others may have left."""
         machine, rounds = alone(2)
         for number in range(2):
-            payload = machine.come(busy=False, started=0)
+            payload = machine.join(busy=False, started=0)
             assert payload is not None
-            rounds.come(machine.series, payload)
+            rounds.join(machine.series, payload)
             report = Report(number, number - 1, (b"" if number else MARK,))
-            rounds.hear(machine.series, 1, report)
+            rounds.receive(machine.series, 1, report)
             if not number:
                 machine.look()
                 machine.series.let_go()
@@ -203,18 +208,18 @@ class TestOneMember:
 
     def test_who_is_named_as_lost_ends_alone(self) -> None:
         machine, rounds = alone(3)
-        come(machine, rounds, busy=False, started=0)
-        machine.hear(machine.key, RoundFailed(0, -1, lost(0)))
+        join(machine, rounds, busy=False, started=0)
+        machine.receive(machine.key, RoundFailed(0, -1, lost(0)))
         assert machine.phase is Phase.EXCLUDED
         assert not machine.series.is_waiting
 
     def test_a_series_names_those_that_it_does_without(self) -> None:
         machine, _ = alone(4)
         key = machine.key._replace(replicas=(0, 2))
-        here = Here(0, -1, is_waiting=True, latest=0, known=2)
-        machine.hear(key, here)
+        here = KnownArrivals(0, -1, is_waiting=True, latest=0, known=2)
+        machine.receive(key, here)
         assert machine.lost == {1, 3}
-        machine.hear(machine.key._replace(replicas=None), here)
+        machine.receive(machine.key._replace(replicas=None), here)
         assert machine.lost == {1, 3}
 
     def test_what_makes_no_sense_is_ignored(self) -> None:
@@ -224,20 +229,20 @@ class TestOneMember:
 
     def test_a_failure_without_a_loss_begins_anew(self) -> None:
         machine, rounds = alone(2)
-        come(machine, rounds, busy=False, started=0)
-        rounds.hear(machine.series, 1, RoundFailed(0, -1, gave_up(1)))
+        join(machine, rounds, busy=False, started=0)
+        rounds.receive(machine.series, 1, RoundFailed(0, -1, gave_up(1)))
         machine.look()
         assert (machine.phase, machine.lost) == (Phase.GATHERING, set())
-        assert machine.come(busy=True, started=0) == MARK
+        assert machine.join(busy=True, started=0) == MARK
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 33])
 def test_an_idle_group_ends_in_two_waves(size: int) -> None:
     world = World(size, own_calls=0, depth=0)
-    words = 0
+    messages = 0
     while steps := [step for step in world.steps() if step[0] != "leave"]:
         for step in steps:
-            words += step[0] == "deliver"
+            messages += step[0] == "deliver"
             world.take(step)
     assert {one.machine.phase for one in world.members} == {Phase.ENDED}
-    assert words == 2 * 2 * (size - 1)
+    assert messages == 2 * 2 * (size - 1)

@@ -1,7 +1,7 @@
-"""Members that come to rounds: their programs, their words, and what goes wrong.
+"""Members that come to rounds: their programs, their messages, and what goes wrong.
 
 Each member has its `Rounds`, and a program: the calls that it makes, in order.  Links
-are queues, in order, of words, and at last the news that the other end is gone.  Who
+are queues, in order, of messages, and at last the news that the other end is gone.  Who
 speaks to a dead member that it was not connected to gets that news, too.
 """
 
@@ -13,21 +13,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from asyncrpc.runtime.rounds.machine.series import Series
-from asyncrpc.runtime.rounds.machine.table import Rounds
-from asyncrpc.runtime.rounds.machine.words import (
+from asyncrpc.runtime.rounds.machine.messages import (
     Blame,
     Failure,
     Key,
     Payloads,
     Purpose,
     Replicas,
-    Word,
+    RoundMessage,
 )
+from asyncrpc.runtime.rounds.machine.series import Series
+from asyncrpc.runtime.rounds.machine.table import Rounds
 
 Call: TypeAlias = Key
 Step: TypeAlias = tuple[str, int, int]
-Message: TypeAlias = tuple[Key, Word] | None  # None: the sender is gone
+Message: TypeAlias = tuple[Key, RoundMessage] | None  # None: the sender is gone
 ROUNDS_MAX = 100  # of silence; more are a conversation without end
 
 
@@ -80,7 +80,7 @@ class World:
         self.links: dict[tuple[int, int], list[Message]] = {}  # without empty ones
         self.connected: dict[tuple[int, int], None] = {}
         self.budgets = {"give up": give_ups, "die": deaths, "tick": ticks}
-        self.words = self.restarts = 0
+        self.messages = self.restarts = 0
 
     # --- what can happen -------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class World:
         if kind in self.budgets:
             self.budgets[kind] -= 1
         if kind == "come":
-            self.come(rank)
+            self.join(rank)
         elif kind == "give up":
             self.give_up(rank)
         elif kind == "tick":
@@ -149,13 +149,13 @@ class World:
         next_one = member.program[member.begun]  # calls of a series take turns
         return next_one not in [member.program[index] for index in member.calls]
 
-    def come(self, rank: int) -> None:
+    def join(self, rank: int) -> None:
         member = self.members[rank]
         series = member.machine.series(member.program[member.begun])
         member.calls[member.begun] = series
         payload = f"{rank}:{member.begun}".encode()
         member.begun += 1
-        member.machine.come(series, payload)
+        member.machine.join(series, payload)
         self._after(rank)
 
     def give_up(self, rank: int) -> None:
@@ -186,16 +186,16 @@ class World:
 
     def deliver(self, from_: int, to: int) -> None:
         queue = self.links[from_, to]
-        message = queue.pop(0)
+        item = queue.pop(0)
         if not queue:
             del self.links[from_, to]
         machine = self.members[to].machine
-        if message is None:
+        if item is None:
             for series in machine.all_series:
                 series.on_lost(from_, lost(from_))
         else:
-            key, word = message
-            machine.hear(machine.series(key), from_, word)
+            key, message = item
+            machine.receive(machine.series(key), from_, message)
         self._after(to)
 
     # --- parts of these --------------------------------------------------------------
@@ -222,14 +222,14 @@ class World:
 
     def _send(self, rank: int, series: Series, to: int) -> None:
         assert to in series.neighbours
-        words = series.words_for(to)
-        self.words += len(words)
+        messages = series.messages_for(to)
+        self.messages += len(messages)
         if self.members[to].is_dead:
             self._break(to, rank)
         elif not self._is_broken(to, rank):  # else it is said to the former life
             self.connected[min(rank, to), max(rank, to)] = None
             queue = self.links.setdefault((rank, to), [])
-            queue += [(series.key, word) for word in words]
+            queue += [(series.key, message) for message in messages]
 
 
 def explore(world: World, check: Callable[[World], None]) -> int:
@@ -249,7 +249,7 @@ def explore(world: World, check: Callable[[World], None]) -> int:
             for step in steps:
                 after: World = pickle.loads(state)
                 after.take(step)
-                after.words = 0  # the same can follow, however many there were
+                after.messages = 0  # the same can follow, however many there were
                 reached = pickle.dumps(after)
                 if reached not in seen:
                     seen.add(reached)

@@ -1,6 +1,6 @@
-"""The words (messages) of rounds, and the keys of series.
+"""The messages of rounds, and the keys of series.
 
-Words are records that travel unchanged (see `runtime.schema`).
+They are records that travel unchanged (see `runtime.schema`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Key(NamedTuple):
         return " of the end" if self.purpose is Purpose.END else ""
 
 
-class Turn(NamedTuple):
+class TagRound(NamedTuple):
     """Round `number` of the series of a tag with these replicas."""
 
     replicas: Replicas
@@ -79,16 +79,16 @@ class Failure:
         blame: the kind of the failure.
         problem: its description.
         missing: ranks of members that are gone, or were not known to have come.
-        twin: the round of the same tag that failed together with this one.
+        failed_with: the round of the same tag that failed together with this one.
     """
 
     blame: Annotated[Blame, EnumName(Blame)]
     problem: str
     missing: tuple[Number, ...] = ()
-    twin: Turn | None = None
+    failed_with: TagRound | None = None
 
 
-class Here(NamedTuple):
+class KnownArrivals(NamedTuple):
     """The state of a member, and the arrivals that it knows.
 
     Attributes:
@@ -129,15 +129,15 @@ class RoundFailed(NamedTuple):
     failure: Failure
 
 
-class Doubt(NamedTuple):
+class WaitsElsewhere(NamedTuple):
     """A member that is missing in round `number` waits in another round of the tag."""
 
     number: Number
     rank: Number
-    elsewhere: Turn
+    elsewhere: TagRound
 
 
-Word: TypeAlias = Here | Report | Result | RoundFailed | Doubt
+RoundMessage: TypeAlias = KnownArrivals | Report | Result | RoundFailed | WaitsElsewhere
 
 
 def mask_of(places: range) -> int:

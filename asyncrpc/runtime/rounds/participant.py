@@ -1,4 +1,4 @@
-"""One series of rounds at one worker: its calls, its connections and its errors."""
+"""A worker's part in one series of rounds: its calls, connections and errors."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from asyncrpc.errors import (
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.membership.ports import Peers
 from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
-from asyncrpc.runtime.rounds.machine.series import Series
-from asyncrpc.runtime.rounds.machine.table import Rounds
-from asyncrpc.runtime.rounds.machine.words import (
+from asyncrpc.runtime.rounds.machine.messages import (
     LISTED_MAX,
     MISSING_MAX,
     Blame,
@@ -31,6 +29,8 @@ from asyncrpc.runtime.rounds.machine.words import (
     Report,
     Result,
 )
+from asyncrpc.runtime.rounds.machine.series import Series
+from asyncrpc.runtime.rounds.machine.table import Rounds
 from asyncrpc.runtime.rounds.messages import (
     PROBLEM_CHARS_MAX,
     Arriving,
@@ -44,7 +44,7 @@ from asyncrpc.runtime.rounds.turns import CallTurns
 
 
 class Host(Protocol):
-    """The service that a venue belongs to."""
+    """The service that a participant belongs to."""
 
     identity: Identity
     scheduler: Scheduler
@@ -65,13 +65,13 @@ class Host(Protocol):
         """Record that a neighbour in a series cannot be reached."""
 
 
-class Venue:
-    """One series at one worker: its connections, and the calls to it, in turn.
+class RoundParticipant:
+    """A worker's part in one series: its connections, and its calls, in turn.
 
     Attributes:
         series: the series.
         changed: set when the state of the series may have changed.
-        messenger: sends words to the neighbours.
+        messenger: sends messages to the neighbours.
         arriving: payloads of which some parts have come, by neighbour.
         turns: the turns of the calls.
     """
@@ -89,7 +89,7 @@ class Venue:
         self.turns = CallTurns(service.scheduler.loop, self._skip)
         self._service = service
         self._machine = service.machine
-        # By neighbour: the round and the incarnation of the last word from or to it.
+        # By neighbour: the round and the incarnation of the last message from or to it.
         self._lives: dict[int, tuple[int, Incarnation]] = {}
         self._packed: tuple[Payloads, list[PayloadPart]] = (), []
 
@@ -104,8 +104,8 @@ class Venue:
         """The names of all members, for people to read."""
         return tuple(map(self._service.name_of, self.series.ranks))
 
-    async def meet(self, payload: bytes, timeout_s: float | None) -> list[bytes]:
-        """Come to the next round in turn, and wait until it is over.
+    async def gather(self, payload: bytes, timeout_s: float | None) -> list[bytes]:
+        """Join the next round in turn, and wait until it is over.
 
         Returns:
             The payloads of all members.
@@ -142,7 +142,7 @@ class Venue:
         self, payload: bytes, end_s: float | None, timeout_s: float
     ) -> Failure | None:
         try:
-            return await self.come(payload, end_s)
+            return await self.join(payload, end_s)
         except TimeoutError:
             absence = self._absence()
             error = BarrierTimeoutError(
@@ -158,8 +158,8 @@ class Venue:
             self.give_up("was cancelled" if is_cancelled else f"failed: {error!r}")
             raise
 
-    async def come(self, payload: bytes, end_s: float | None) -> Failure | None:
-        """Come to the next round, and wait until it is over.
+    async def join(self, payload: bytes, end_s: float | None) -> Failure | None:
+        """Join the next round, and wait until it is over.
 
         Args:
             payload: the payload of this worker.
@@ -175,7 +175,7 @@ class Venue:
             As after a TimeoutError.
         """
         series = self.series
-        self._machine.come(series, payload)
+        self._machine.join(series, payload)
         self._service.flush()
         try:
             async with asyncio.timeout_at(end_s):
@@ -231,7 +231,7 @@ class Venue:
         self._service.on_unreachable(self.series, rank, reason)
 
     def note_life(self, rank: int, peer: WorkerId) -> None:
-        """Record the incarnation of a neighbour that a word comes from, or goes to."""
+        """Record the incarnation of a neighbour that sends, or is sent, a message."""
         latest, life = self._lives.get(rank, (-1, peer.incarnation))
         self._lives[rank] = self.series.latest, peer.incarnation
         if latest == self.series.latest and life != peer.incarnation:
@@ -256,16 +256,16 @@ class Venue:
         next call of this worker takes the place of this one.
         """
         if self.series.key.purpose is Purpose.RENDEZVOUS:
-            self._decline(what)
+            self._abort(what)
 
-    def _decline(self, what: str) -> None:
-        """Come to a round only to give it up."""
+    def _abort(self, what: str) -> None:
+        """Join a round only to give it up."""
         problem = f"{self._me} gave up {self.series.key.any_label}: it {what}"[
             :PROBLEM_CHARS_MAX
         ]
         rank = self._service.identity.rank
         failure = Failure(Blame.GAVE_UP, problem, (rank,))
-        self._machine.decline(self.series, failure)
+        self._machine.abort(self.series, failure)
         self._service.flush()
 
     def _refuse(self, payload: bytes) -> None:
@@ -282,22 +282,22 @@ class Venue:
                 f"{len(self.series.ranks)} members is {most:,}"
             )
         if error is not None:
-            self._decline(f"has failed: {error}")
+            self._abort(f"has failed: {error}")
             raise error
 
     # --- messages --------------------------------------------------------------------
 
     def _write(self, link: PeerLink) -> None:
-        """Write all words that are due to the worker at the other end."""
+        """Write all messages that are due to the worker at the other end."""
         rank = rank_of(self._service.peers, link.peer.name)
         self.note_life(rank, link.peer)
-        for word in self.series.words_for(rank):
+        for message in self.series.messages_for(rank):
             parts: list[PayloadPart] = []
-            if isinstance(word, Report | Result):
-                if self._packed[0] is not word.payloads:
-                    self._packed = word.payloads, pack(word.payloads)
+            if isinstance(message, Report | Result):
+                if self._packed[0] is not message.payloads:
+                    self._packed = message.payloads, pack(message.payloads)
                 parts = self._packed[1]
-            for notice in notices(self.series.key, word, parts):
+            for notice in notices(self.series.key, message, parts):
                 link.tell(notice, at_once=True)
 
     # --- errors ----------------------------------------------------------------------
