@@ -292,6 +292,7 @@ class Agent:
             raise RuntimeError(str(error)) from error
         finally:
             self.host.stop()
+            self._completions.finish()
 
 
 def print_raised(error: BaseException) -> None:

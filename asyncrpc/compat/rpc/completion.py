@@ -3,8 +3,8 @@
 Futures are completed one after the other by one thread, in the order in which their
 calls have ended.  A callback of the program's may block in that thread, and even wait
 for a future that comes after its own: so if one has waited for two ticks, another
-thread takes part.  A thread for each future, of many that end together, would cost ten
-times what completing them does.
+thread takes part.  Where many end together this takes 5 us of processor time for each;
+a thread for each takes 16.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Completions:
         self._given = 0  # jobs, so far
         self._given_before = 0  # the last tick
         self._threads = 0  # of the pool, that work on them
+        self._is_starting = False  # one more; the pool may have none that is free
         self._timer: asyncio.TimerHandle | None = None
 
     def run(self, job: Job) -> None:
@@ -61,8 +62,14 @@ class Completions:
             self._given_before = 0
             self._timer = self._loop.call_later(TICK_S, self._on_tick)
 
+    def finish(self) -> None:
+        """Run what is left in a thread apart: the loop has ended, and ticks no more."""
+        if self._jobs:
+            self._work_apart()
+
     def _start(self) -> None:
         """Let one more thread work."""
+        self._is_starting = True
         try:
             self._pool().submit(self._work, self._ended)
         except AsyncRpcError:  # the worker ends, but a thread may be waiting
@@ -71,6 +78,7 @@ class Completions:
             self._threads += 1
 
     def _work(self) -> None:
+        self._is_starting = False
         jobs = self._jobs
         while True:
             try:
@@ -95,7 +103,7 @@ class Completions:
         if not left:
             self._timer = None
             return
-        if self._given - left < self._given_before:
+        if self._given - left < self._given_before and not self._is_starting:
             self._start()
         self._given_before = self._given
         self._timer = self._loop.call_later(TICK_S, self._on_tick)

@@ -99,14 +99,30 @@ def test_what_comes_as_the_thread_ends_gets_another(
 def test_one_more_thread_for_what_waits_longer_than_a_tick(
     completions: Completions, pool: Pool, ticks: Ticks
 ) -> None:
-    for number in range(3):
-        completions.run(noted([], number))
+    begun, go_on = threading.Event(), threading.Event()
+    ran: list[int] = []
+
+    def block() -> None:
+        begun.set()
+        assert go_on.wait(60.0)
+
+    completions.run(block)
+    ((first, _),) = pool.given
+    pool.given.clear()
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert begun.wait(60.0)
+    completions.run(noted(ran, 1))
+    completions.run(noted(ran, 2))
     ticks.tick()  # they may have come just before
-    assert len(pool.given) == 1
-    ticks.tick()
-    assert len(pool.given) == 2
-    ticks.tick()
-    assert len(pool.given) == 3
+    assert not pool.given
+    for _ in range(3):
+        ticks.tick()  # once: the pool may have no thread for it
+        assert len(pool.given) == 1
+    pool.work()
+    assert ran == [1, 2]
+    go_on.set()
+    thread.join()
 
 
 def test_none_for_what_has_just_come(
@@ -156,6 +172,23 @@ def test_what_no_thread_of_the_worker_runs_is_run_all_the_same(
     for _job, done in pool.given:
         done(None, ClosedError("the worker was shut down before it ran"))
     assert ran.wait(60.0)
+
+
+def test_what_waits_when_the_loop_ends_is_run_all_the_same(
+    completions: Completions, pool: Pool
+) -> None:
+    later, ended = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        assert later.wait(60.0)
+        ended.set()
+
+    completions.run(wait)
+    ((job, _),) = pool.given
+    threading.Thread(target=job, daemon=True).start()
+    completions.run(later.set)
+    completions.finish()
+    assert ended.wait(60.0)
 
 
 async def test_a_job_may_wait_for_one_that_comes_after_it() -> None:
