@@ -316,7 +316,7 @@ class Wave:
         self.reports[me] = PassReport(me, self._number, is_done)
         return list(self.reports.values())
 
-    def hear(self, answer: Iterable[PassReport]) -> None:
+    def receive(self, answer: Iterable[PassReport]) -> None:
         """Take the reports in an answer; the last one of each worker counts."""
         for report in answer:
             known = self.reports.get(report.worker)

@@ -182,7 +182,7 @@ class PassRequests:
             one.wave.outstanding -= 1
             one.fail(wrong)
             return
-        one.wave.hear(answer.reports)
+        one.wave.receive(answer.reports)
         if answer.given or answer.asked:
             # Until they are taken, the answer is not; so this worker is not idle.
             self._start(one, partial(self.take_gradients, one, peer, answer))

@@ -67,7 +67,7 @@ class ElasticGroups:
         series = self._all.get(told.group_name)
         if series is None:  # a newcomer waits until everybody has answered
             series = ElasticSeries(self._worker, told.group_name)
-        series.machine.hear(link.peer, standing)
+        series.machine.receive(link.peer, standing)
         series.carry_out()
 
     def on_peer_lost(self, peer: WorkerId) -> None:

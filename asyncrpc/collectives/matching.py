@@ -198,7 +198,7 @@ class Matching:
 
     def on_begun(self, number: int, rank: int, descriptor: Descriptor) -> None:
         """Take another rank's report of a collective that it has begun."""
-        self.machine.hear(number, rank, descriptor)
+        self.machine.receive(number, rank, descriptor)
         self._carry_out()
 
     def on_mismatch(self, number: int, mismatch: Mismatch) -> None:
@@ -208,7 +208,7 @@ class Matching:
 
     def on_failed(self, number: int, failure: CollectiveFailure) -> None:
         """Take a failure that another rank has sent."""
-        self.machine.hear_failure(number, failure)
+        self.machine.receive_failure(number, failure)
         self._carry_out()
 
     # --- failing ---------------------------------------------------------------------

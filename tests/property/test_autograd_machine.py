@@ -234,7 +234,7 @@ class Backward:
         if message.answer is not None:
             here = self.workers[message.source]
             here.wave.outstanding -= 1
-            here.wave.hear(message.answer)
+            here.wave.receive(message.answer)
             if message.back is None:
                 self.look_up(here)
             else:

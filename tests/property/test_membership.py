@@ -69,7 +69,7 @@ class Members(RuleBasedStateMachine):
         record = data.draw(st.sampled_from(self.sent), label="record")
         name = data.draw(st.sampled_from(sorted(self.tables)), label="to")
         is_linked = data.draw(st.booleans()) and self.runs(record)
-        self.apply(name, self.tables[name].hear(record, 0.0, is_linked=is_linked))
+        self.apply(name, self.tables[name].receive(record, 0.0, is_linked=is_linked))
 
     @precondition(lambda self: len(self.tables) > 1)
     @rule(data=st.data())
@@ -209,9 +209,9 @@ class Members(RuleBasedStateMachine):
         ours = here.part(parts)
         theirs = there.better(parts, ours)
         for record in ours:
-            self.apply(other, there.hear(record, 0.0), one)
+            self.apply(other, there.receive(record, 0.0), one)
         for record in theirs:
-            self.apply(one, here.hear(record, 0.0), other)
+            self.apply(one, here.receive(record, 0.0), other)
 
     def apply(self, name: str, effects: list[Effect], sender: str = "") -> None:
         """Carry out effects: answers arrive, what is for everyone may arrive."""
@@ -221,13 +221,13 @@ class Members(RuleBasedStateMachine):
                     self.sent.append(record)
                 case Reply(record) if sender in self.tables:
                     table = self.tables[sender]
-                    self.apply(sender, table.hear(record, 0.0), name)
+                    self.apply(sender, table.receive(record, 0.0), name)
                 case Contest(record):  # whoever it is, it does not live: names are free
                     table = self.tables[name]
                     self.apply(name, table.outlive(record), sender)
                 case Warn(record) if self.runs(record):
                     table = self.tables[record.name]
-                    self.apply(record.name, table.hear(record, 0.0), name)
+                    self.apply(record.name, table.receive(record, 0.0), name)
 
 
 Members.TestCase.settings = settings(max_examples=300, stateful_step_count=30)
@@ -242,9 +242,9 @@ def test_a_false_verdict_is_refuted_by_way_of_one_who_knows_better() -> None:
     world.apply("w0", a.lose("w1", b.me.incarnation, 0.0))
     (lost,) = world.sent
     assert lost.status is Status.LOST
-    world.apply("w2", c.hear(lost, 0.0, is_linked=True))
+    world.apply("w2", c.receive(lost, 0.0, is_linked=True))
     assert b.me.version == 1
     assert world.sent[-1] == b.me
-    a.hear(b.me, 0.0)
-    c.hear(b.me, 0.0)
+    a.receive(b.me, 0.0)
+    c.receive(b.me, 0.0)
     assert a.digest == b.digest == c.digest

@@ -192,7 +192,7 @@ class MatchedCollectives(Generic[M]):
         if failure is None and operations.is_over(number):
             return self.too_late(number, rank, descriptor)
         if failure is None and descriptor is not None:
-            self.hear(number, rank, descriptor)
+            self.receive(number, rank, descriptor)
             failure = operations.failure_of(number)
         return failure
 
@@ -211,9 +211,9 @@ class MatchedCollectives(Generic[M]):
             (self.members[rank], self.members[self.rank]),
         )
 
-    def hear(self, number: int, rank: int, descriptor: Descriptor) -> None:
+    def receive(self, number: int, rank: int, descriptor: Descriptor) -> None:
         """Take another rank's report of a collective that it has begun."""
-        mismatch = self.operations.hear(number, rank, descriptor)
+        mismatch = self.operations.receive(number, rank, descriptor)
         if mismatch is not None:
             self.on_mismatch(number, mismatch)
 
@@ -231,7 +231,7 @@ class MatchedCollectives(Generic[M]):
             ),
         )
 
-    def hear_failure(self, number: int, failure: CollectiveFailure) -> None:
+    def receive_failure(self, number: int, failure: CollectiveFailure) -> None:
         """Take a failure that another rank has sent to all ranks."""
         operations = self.operations
         if not operations.is_over(number) and operations.failure_of(number) is None:

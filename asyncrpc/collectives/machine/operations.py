@@ -185,7 +185,7 @@ class Operations(Generic[M]):
                 return operation, Mismatch(rank, theirs, descriptor)
         return operation, None
 
-    def hear(self, number: int, rank: int, theirs: Descriptor) -> Mismatch | None:
+    def receive(self, number: int, rank: int, theirs: Descriptor) -> Mismatch | None:
         """Record another rank's description of a collective; return a mismatch."""
         operation = self.running.get(number)
         if operation is not None:

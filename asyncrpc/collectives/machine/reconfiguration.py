@@ -269,7 +269,7 @@ class ElasticMember:
 
     # --- what others say -------------------------------------------------------------
 
-    def hear(self, sender: WorkerId, standing: Standing) -> None:
+    def receive(self, sender: WorkerId, standing: Standing) -> None:
         """Take the standing of another worker."""
         self.back(sender)
         if self.state in (OUTSIDE, EXCLUDED):
@@ -279,11 +279,11 @@ class ElasticMember:
         self._roster[sender.name] = True
         ours, theirs = self.view.key, standing.view.key
         if theirs > ours:
-            self._hear_of_later(sender, standing)
+            self._on_later_view(sender, standing)
         elif theirs == ours:
-            self._hear_of_same(sender, standing)
+            self._on_same_view(sender, standing)
         else:
-            self._hear_of_earlier(sender, standing)
+            self._on_earlier_view(sender, standing)
 
     def lose(self, lost: WorkerId) -> None:
         """Take the loss of a worker."""
@@ -313,25 +313,25 @@ class ElasticMember:
 
     # --- parts -----------------------------------------------------------------------
 
-    def _hear_of_later(self, sender: WorkerId, standing: Standing) -> None:
+    def _on_later_view(self, sender: WorkerId, standing: Standing) -> None:
         view = standing.view
         if self.me in view.members:
             if sender in excluded_by(self.view, self.proposal):
                 return  # its view has no future: this worker is not in it for long
             self._install(view)
-            self._hear_of_same(sender, standing)
+            self._on_same_view(sender, standing)
         elif self.state is JOINING:
             mine = self.proposal.applicants[self.me]
             self._rebase(view)
             self.proposal = self.proposal.having(mine)
             self._tell_all()
-            self._hear_of_same(sender, standing)
+            self._on_same_view(sender, standing)
         else:
             self._advance(EXCLUDE)
             self.excluded_from = view
             self._rebase(NO_VIEW)
 
-    def _hear_of_same(self, sender: WorkerId, standing: Standing) -> None:
+    def _on_same_view(self, sender: WorkerId, standing: Standing) -> None:
         self.proposal = self.proposal.joined(standing.proposal)
         if standing.is_here:
             self._heard[sender] = standing.proposal
@@ -340,10 +340,10 @@ class ElasticMember:
         self._accuse()
         self._after_news()
 
-    def _hear_of_earlier(self, sender: WorkerId, standing: Standing) -> None:
+    def _on_earlier_view(self, sender: WorkerId, standing: Standing) -> None:
         if not standing.is_here:
             if standing.view == NO_VIEW and sender in self.view.members:
-                self._hear_of_nothing(sender)
+                self._on_no_view(sender)
             return
         self.outbox[sender.name] = None
         applicant = standing.proposal.applicants.get(sender)
@@ -352,7 +352,7 @@ class ElasticMember:
             self._accuse()
             self._after_news()
 
-    def _hear_of_nothing(self, sender: WorkerId) -> None:
+    def _on_no_view(self, sender: WorkerId) -> None:
         """A member says that it is in no view: its farewell has not come."""
         self._outside.add(sender)
         if self.state is RECONFIGURING:

@@ -354,7 +354,7 @@ class MembershipService:
         if self._is_closed:
             return
         before = table.get(record.name)
-        heard = table.hear(
+        heard = table.receive(
             record,
             self._scheduler.loop.time(),
             is_linked=self._peers.link_of(record.incarnation) is not None,

@@ -157,7 +157,7 @@ class CollectivesWorld:
                 if failure is not None and one.operation is not None:
                     self._on_refused(one, number, failure)
             case ("failed", number, failure):
-                machine.hear_failure(number, failure)
+                machine.receive_failure(number, failure)
             case ("left", ended, failure):
                 machine.lose(failure, ended=ended)
 

@@ -105,7 +105,7 @@ class ElasticWorld:
                     if n != number:
                         survivor.unheard.add(number)
             case "hear":
-                one.machine.hear(self.ids[other], one.inbox[other].popleft())
+                one.machine.receive(self.ids[other], one.inbox[other].popleft())
             case _:
                 one.unheard.discard(other)
                 one.machine.lose(self.ids[other])

@@ -146,20 +146,20 @@ def _what_another_rank_has_begun_or_failed_counts_at_the_beginning(
     barrier, other = map(operations.Descriptor, ("barrier", "broadcast"))
     one = build.MatchedCollectives()
     one.join("a group", ("a", "b"), 0)
-    one.hear(0, 1, other)
+    one.receive(0, 1, other)
     mismatch = one.begin(barrier)
     assert mismatch.ranks == ("b", "a")
     assert one.operations.state(0) is operations.OVER
     assert one.outbox.pop().is_news
     failure = operations.CollectiveFailure("", "it has failed at b", ("b",))
-    one.hear_failure(0, failure)  # it is over
+    one.receive_failure(0, failure)  # it is over
     assert one.outbox == []
-    one.hear_failure(1, failure)
+    one.receive_failure(1, failure)
     assert not one.outbox.pop().is_news
     assert one.begin(barrier) == failure
     running = one.begin(barrier)
-    one.hear_failure(running.number, failure)
-    one.hear_failure(running.number, mismatch)
+    one.receive_failure(running.number, failure)
+    one.receive_failure(running.number, mismatch)
     assert running.failure == failure
     assert len(one.outbox) == 1
     assert one.refuse("gives up") is None

@@ -50,7 +50,7 @@ class _OneMember:
     def _hear_of(self, *members: WorkerId) -> None:
         view = View(self.machine.view.generation + 1, members, (0,) * len(members))
         standing = self._build.Standing(view, is_here=False, proposal=Proposal())
-        self.machine.hear(B, standing)
+        self.machine.receive(B, standing)
 
 
 def _small_groups_agree_in_every_order(build: ModuleType) -> None:
@@ -112,8 +112,8 @@ def _who_gives_up_is_not_counted_as_there(build: ModuleType) -> None:
     other.me = B
     other.come(build.Application())
     joined = one.proposal.joined(other.proposal)
-    other.hear(A, build.Standing(other.view, is_here=True, proposal=Proposal()))
-    other.hear(A, build.Standing(other.view, is_here=False, proposal=joined))
+    other.receive(A, build.Standing(other.view, is_here=True, proposal=Proposal()))
+    other.receive(A, build.Standing(other.view, is_here=False, proposal=joined))
     assert other.is_here
     assert other.missing == ("a",)
 
@@ -123,7 +123,7 @@ def _newcomers_begin_once_all_have_answered(build: ModuleType) -> None:
     one.come(build.Application(min_size=2), ["b", "c"])
     assert set(one.outbox) == {"b", "c"}
     assert one.missing == ("b", "c")
-    one.hear(C, build.Standing(View(), is_here=False, proposal=Proposal()))
+    one.receive(C, build.Standing(View(), is_here=False, proposal=Proposal()))
     assert one.missing == ("b",)
     assert (one.size, one.least) == (1, 2)
     one.meet(["b", "c", "d"])
@@ -131,7 +131,7 @@ def _newcomers_begin_once_all_have_answered(build: ModuleType) -> None:
     one.cannot_reach("d")
     assert one.missing == ("b",)
     theirs = Proposal().having(_of(B)).joined(one.proposal)
-    one.hear(B, build.Standing(View(), is_here=True, proposal=theirs))
+    one.receive(B, build.Standing(View(), is_here=True, proposal=theirs))
     assert one.view == View(1, (A, B), (-1, 0))
 
 
@@ -139,7 +139,7 @@ def _a_newcomer_does_not_accuse_members(build: ModuleType) -> None:
     one = build.ElasticMember(C, 0)
     one.come(build.Application(), ["a", "b"])
     there = View(4, (A, B), (0, 0))
-    one.hear(A, build.Standing(there, is_here=False, proposal=Proposal()))
+    one.receive(A, build.Standing(there, is_here=False, proposal=Proposal()))
     assert one.view == there
     one.lose(B)
     assert one.is_here
@@ -154,7 +154,7 @@ def _a_group_that_all_have_left_is_begun_anew(build: ModuleType) -> None:
     one.come(build.Application(), ["a"])
     there = View(4, (A,), (0,))
     gone = Proposal(departures={A: 1})
-    one.hear(A, build.Standing(there, is_here=False, proposal=gone))
+    one.receive(A, build.Standing(there, is_here=False, proposal=gone))
     assert one.view == View(1, (C,), (-1,))
 
 
@@ -168,7 +168,9 @@ def _who_leaves_says_so_once(build: ModuleType) -> None:
     one.farewell = None
     one.leave()
     assert one.farewell is None
-    one.hear(B, build.Standing(View(1, (B,), (0,)), is_here=True, proposal=Proposal()))
+    one.receive(
+        B, build.Standing(View(1, (B,), (0,)), is_here=True, proposal=Proposal())
+    )
     assert list(one.outbox) == ["b"]  # it is told that there is nothing here
     assert one.standing.view == View()
 
@@ -186,9 +188,9 @@ def _who_waits_tells_those_that_are_missing_again(build: ModuleType) -> None:
 def _a_worker_that_speaks_is_not_lost(build: ModuleType) -> None:
     one = _member(build, A, B)
     one.lose(C)
-    one.hear(C, build.Standing(View(), is_here=True, proposal=Proposal()))
+    one.receive(C, build.Standing(View(), is_here=True, proposal=Proposal()))
     theirs = Proposal().having(_of(C))
-    one.hear(C, build.Standing(View(), is_here=True, proposal=theirs))
+    one.receive(C, build.Standing(View(), is_here=True, proposal=theirs))
     assert one.newcomers == ("c",)
 
 
@@ -289,7 +291,7 @@ def _one_that_was_late_before_it_was_lost_stops_nobody(build: ModuleType) -> Non
     """Its word that it wants to join came after the view that it is in."""
     one = _member(build, A, B, C)
     joining = build.Standing(View(), is_here=True, proposal=build.Proposal({B: _of(B)}))
-    one.hear(B, joining)
+    one.receive(B, joining)
     one.lose(B)
     one.lose(C)
     one.come(build.Application())
@@ -383,8 +385,8 @@ who is left out gets nothing:
         ),
         Guard(
             "a-later-view-is-not-taken",
-            "            self._install(view)\n            self._hear_of_same",
-            "            self._hear_of_same",
+            "            self._install(view)\n            self._on_same_view",
+            "            self._on_same_view",
         ),
         Guard(
             "a-newcomer-accuses-members",

@@ -203,10 +203,10 @@ def test_the_answer_waits_until_all_has_ended() -> None:
 
 def test_of_each_worker_the_last_word_counts() -> None:
     wave = Wave()
-    wave.hear([report(2, 2, 1), report(3, 1, 0)])
-    wave.hear([report(2, 1, 0)])  # it had said so before
+    wave.receive([report(2, 2, 1), report(3, 1, 0)])
+    wave.receive([report(2, 1, 0)])  # it had said so before
     assert wave.unfinished == [3]
-    wave.hear([report(3, 2, 1)])
+    wave.receive([report(3, 2, 1)])
     assert wave.unfinished == []
     assert wave.disengage(1, is_done=False) == [
         report(2, 2, 1),

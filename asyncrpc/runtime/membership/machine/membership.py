@@ -225,7 +225,7 @@ class Membership:
         self.alive.update(one.name for one in known if one.is_placed)
         self.lost.update(one.name for one in known if one.status is Status.LOST)
 
-    def hear(
+    def receive(
         self, record: Record, now_s: float, *, is_linked: bool = False
     ) -> list[Effect]:
         """Take a record from another worker.
@@ -236,10 +236,10 @@ class Membership:
             is_linked: whether there is a link to the incarnation in the record.
         """
         if record.name == self.me.name:
-            return self._hear_of_me(record)
+            return self._on_own_record(record)
         known = self._records.get(record.name)
         if known is None:
-            return self._hear_of_new(record, now_s)
+            return self._on_newcomer(record, now_s)
         if record.order <= known.order:
             return [Reply(known)] if record.order < known.order else []
         if record.status is Status.LOST and is_linked:
@@ -388,7 +388,7 @@ class Membership:
 
     # --- the records -----------------------------------------------------------------
 
-    def _hear_of_new(self, record: Record, now_s: float) -> list[Effect]:
+    def _on_newcomer(self, record: Record, now_s: float) -> list[Effect]:
         is_guest = record.generation == 0 and record.incarnation != UNKNOWN_INCARNATION
         if self.is_static or is_guest or len(self._records) >= MEMBERS_MAX:
             return []
@@ -397,10 +397,10 @@ class Membership:
             return []
         return [Changed(ChangeKind.JOINED, record, UNKNOWN_INCARNATION)]
 
-    def _hear_of_me(self, record: Record) -> list[Effect]:
+    def _on_own_record(self, record: Record) -> list[Effect]:
         me = self.me
         if record.incarnation == me.incarnation:
-            return self._hear_of_this_life(record)
+            return self._on_this_life(record)
         if record.incarnation == UNKNOWN_INCARNATION or not me.is_alive:
             return []
         if (record.generation, record.incarnation) < (me.generation, me.incarnation):
@@ -422,7 +422,7 @@ class Membership:
             self._set(replace(self.me, generation=generation), 0.0)
         return [Reply(self.me), Announce(self.me)]
 
-    def _hear_of_this_life(self, record: Record) -> list[Effect]:
+    def _on_this_life(self, record: Record) -> list[Effect]:
         me = self.me
         if me.is_alive and not record.is_alive and record.version >= me.version:
             generation = max(me.generation, record.generation)

@@ -65,7 +65,7 @@ class TestMessages:
         with pytest.raises(MalformedError, match="too far ahead"):
             machine.arrive(0, MessageKey(1, 3), "x")
         with pytest.raises(MalformedError, match="too far ahead"):
-            machine.hear(3, 1, SUM)
+            machine.receive(3, 1, SUM)
         machine.begin(SUM)  # they belong to it now
         machine.arrive(1, MessageKey(1, 0), "x")
         assert machine.numbers() == {0, 1}
@@ -73,24 +73,24 @@ class TestMessages:
 
 class TestAgreement:
     def test_who_says_the_same_agrees(self, machine: Operations[str]) -> None:
-        assert machine.hear(0, 1, SUM) is None
+        assert machine.receive(0, 1, SUM) is None
         _, mismatch = machine.begin(SUM)
         assert mismatch is None
-        assert machine.hear(0, 2, SUM) is None
+        assert machine.receive(0, 2, SUM) is None
 
     def test_who_has_said_something_else_before(self, machine: Operations[str]) -> None:
-        assert machine.hear(0, 1, MAX) is None
+        assert machine.receive(0, 1, MAX) is None
         _, mismatch = machine.begin(SUM)
         assert mismatch == Mismatch(1, MAX, SUM)
 
     def test_who_says_something_else_after(self, machine: Operations[str]) -> None:
         machine.begin(SUM)
-        assert machine.hear(0, 1, MAX) == Mismatch(1, MAX, SUM)
+        assert machine.receive(0, 1, MAX) == Mismatch(1, MAX, SUM)
 
     def test_what_is_over_is_not_compared(self, machine: Operations[str]) -> None:
         operation, _ = machine.begin(SUM)
         machine.end(operation)
-        assert machine.hear(0, 1, MAX) is None
+        assert machine.receive(0, 1, MAX) is None
         assert machine.numbers() == set()
 
     def test_it_reads_as_a_sentence(self) -> None:

@@ -25,7 +25,7 @@ class Asking:
         self.finder = Finder(company, company, company, self._take)
 
     def _take(self, record: Record, _limit: int, _link: MemberLink) -> None:
-        self.table.hear(record, self.company.loop.time(), is_linked=False)
+        self.table.receive(record, self.company.loop.time(), is_linked=False)
 
     def asked(self) -> list[str]:
         return [one.member.name for one in self.company.known if one.made.sent]

@@ -85,7 +85,7 @@ def test_the_later_of_two_records_counts(
     known: Record, heard: Record, expected: list[ChangeKind | None]
 ) -> None:
     mine = table(known)
-    effects = mine.hear(heard, 1.0)
+    effects = mine.receive(heard, 1.0)
     assert kinds(effects) == expected
     later = max(known, heard, key=lambda one: one.order)
     assert mine.get("b") == later
@@ -95,33 +95,35 @@ def test_the_later_of_two_records_counts(
 
 def test_who_is_behind_is_told() -> None:
     known = record("b", 2, 2)
-    assert table(known).hear(record("b"), 1.0) == [Reply(known)]
+    assert table(known).receive(record("b"), 1.0) == [Reply(known)]
 
 
 def test_a_new_name_joins() -> None:
     mine = table()
-    assert mine.hear(record("b"), 1.0) == [Changed(JOINED, record("b"), Incarnation(0))]
+    assert mine.receive(record("b"), 1.0) == [
+        Changed(JOINED, record("b"), Incarnation(0))
+    ]
     assert [one.name for one in mine.records] == ["b", "me"]
     assert mine.successor == "b"
 
 
 def test_a_death_that_comes_before_the_life_is_remembered() -> None:
     mine = table()
-    assert mine.hear(record("b", status=LEFT), 1.0) == []
-    assert kinds(mine.hear(record("b"), 2.0)) == []
+    assert mine.receive(record("b", status=LEFT), 1.0) == []
+    assert kinds(mine.receive(record("b"), 2.0)) == []
     assert "b" not in mine.alive
 
 
 def test_a_worker_of_which_no_life_is_known_takes_no_part() -> None:
     mine = table()
-    assert mine.hear(record("guest", generation=0), 1.0) == []
+    assert mine.receive(record("guest", generation=0), 1.0) == []
     assert mine.get("guest") is None
 
 
 def test_a_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "MEMBERS_MAX", 3)
     mine = table(record("b"), record("c"))
-    assert mine.hear(record("d"), 1.0) == []
+    assert mine.receive(record("d"), 1.0) == []
     assert len(mine) == 3
 
 
@@ -131,36 +133,36 @@ def test_a_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("status", [LOST, LEFT])
 def test_its_own_death_a_worker_refutes(status: Status) -> None:
     mine = table()
-    effects = mine.hear(record("me", version=3, status=status), 1.0)
+    effects = mine.receive(record("me", version=3, status=status), 1.0)
     alive = record("me", version=4)
     assert effects == [Reply(alive), Announce(alive)]
     assert mine.me == alive
-    assert mine.hear(record("me", version=3, status=status), 1.0) == []
+    assert mine.receive(record("me", version=3, status=status), 1.0) == []
 
 
 def test_who_has_left_does_not_come_back() -> None:
     mine = table()
     assert mine.leave(1.0).status is LEFT
-    assert mine.hear(record("me", status=LOST), 1.0) == []
-    assert mine.hear(record("me", 7, 0), 1.0) == []
+    assert mine.receive(record("me", status=LOST), 1.0) == []
+    assert mine.receive(record("me", 7, 0), 1.0) == []
     assert mine.me.status is LEFT
 
 
 def test_news_of_a_former_life_are_answered() -> None:
     mine = Membership(record("me", 5, 2))
-    assert mine.hear(record("me", 9, 1), 1.0) == [Reply(mine.me)]
-    assert mine.hear(record("me", 0, 0), 1.0) == []  # an entry of somebody's list
+    assert mine.receive(record("me", 9, 1), 1.0) == [Reply(mine.me)]
+    assert mine.receive(record("me", 0, 0), 1.0) == []  # an entry of somebody's list
 
 
 def test_who_does_not_know_its_life_takes_the_next_one() -> None:
     mine = Membership(record("me", 5, 0))
     after = record("me", 5, 4)
-    assert mine.hear(record("me", 9, 3), 1.0) == [Reply(after), Announce(after)]
+    assert mine.receive(record("me", 9, 3), 1.0) == [Reply(after), Announce(after)]
 
 
 def test_who_does_not_know_its_life_is_told() -> None:
     mine = Membership(record("me", 5, 0))
-    assert mine.hear(record("me", 5, 1), 1.0) == []
+    assert mine.receive(record("me", 5, 1), 1.0) == []
     assert mine.me == record("me", 5, 1)
 
 
@@ -168,7 +170,7 @@ def test_who_does_not_know_its_life_is_told() -> None:
 def test_who_has_taken_its_name_has_to_be_looked_for(status: Status) -> None:
     """Also if it is said to be lost, which is but a hint."""
     mine, later = table(), record("me", 2, 7, status=status)
-    assert mine.hear(later, 1.0) == [Contest(later)]
+    assert mine.receive(later, 1.0) == [Contest(later)]
     assert mine.me == record("me")
     after = record("me", 1, 8)
     assert mine.outlive(later) == [Reply(after), Announce(after)]
@@ -179,7 +181,7 @@ def test_who_has_taken_its_name_has_to_be_looked_for(status: Status) -> None:
 def test_a_later_life_that_has_left_is_outlived() -> None:
     """The member that took this worker in did not know of that life."""
     mine, after = table(), record("me", 1, 8)
-    effects = mine.hear(record("me", 2, 7, status=LEFT), 1.0)
+    effects = mine.receive(record("me", 2, 7, status=LEFT), 1.0)
     assert effects == [Reply(after), Announce(after)]
 
 
@@ -197,10 +199,10 @@ def test_who_gives_a_worker_up_tells_everyone() -> None:
 
 def test_a_hint_does_not_count_against_a_link() -> None:
     mine, lost = table(record("b")), record("b", status=LOST)
-    assert mine.hear(lost, 1.0, is_linked=True) == [Warn(lost)]
+    assert mine.receive(lost, 1.0, is_linked=True) == [Warn(lost)]
     assert mine.get("b") == record("b")
     left = record("b", status=LEFT)
-    assert kinds(mine.hear(left, 1.0, is_linked=True)) == [ChangeKind.LEFT]
+    assert kinds(mine.receive(left, 1.0, is_linked=True)) == [ChangeKind.LEFT]
 
 
 def test_who_is_met_as_expected_is_told_nothing() -> None:
@@ -230,7 +232,7 @@ def test_who_is_in_a_list_is_known_once_it_is_met() -> None:
 
 def test_the_set_of_names_of_a_static_group_is_fixed() -> None:
     mine = table(record("b"), static=True)
-    assert mine.hear(record("c"), 1.0) == []
+    assert mine.receive(record("c"), 1.0) == []
     assert "static" in mine.refusal("c", 1)
     assert mine.refusal("b", 2) == ""
     assert kinds(mine.meet(member("b", 2), 1.0)) == [ChangeKind.RESTARTED]
@@ -241,7 +243,7 @@ def test_the_set_of_names_of_a_static_group_is_fixed() -> None:
 def test_who_has_been_succeeded_is_refused() -> None:
     mine = table(record("b"))
     assert mine.refusal("b", 1) == ""
-    mine.hear(record("b", 2, 2), 1.0)
+    mine.receive(record("b", 2, 2), 1.0)
     assert "a later worker has the name 'b'" in mine.refusal("b", 1)
     assert mine.refusal("b", 2) == ""
     assert mine.refusal("unheard of", 3) == ""
@@ -290,7 +292,7 @@ def test_a_name_may_come_again_with_another_rank() -> None:
 def test_the_dead_are_forgotten() -> None:
     mine = table(record("b"), record("c"), record("d"))
     mine.lose("b", 1, 10.0)
-    mine.hear(record("c", status=LEFT), 20.0)
+    mine.receive(record("c", status=LEFT), 20.0)
     assert mine.forget(9.0 + TOMBSTONE_S) == []
     assert mine.forget(10.0 + TOMBSTONE_S) == ["b"]
     assert mine.forget(20.0 + TOMBSTONE_S) == ["c"]
@@ -306,14 +308,14 @@ def test_not_too_many_dead_are_remembered(monkeypatch: pytest.MonkeyPatch) -> No
         mine.lose(name, number, 1.0)
     assert mine.forget(1.0) == ["b", "c"]
     for number in range(10, 20):
-        mine.hear(record("x", number, number), 1.0)
+        mine.receive(record("x", number, number), 1.0)
     assert sum(bool(mine.refusal("x", number)) for number in range(10, 20)) == 2
 
 
 def test_who_comes_back_is_not_forgotten() -> None:
     mine = table(record("b"))
     mine.lose("b", 1, 1.0)
-    mine.hear(record("b", version=1), 2.0)
+    mine.receive(record("b", version=1), 2.0)
     assert mine.forget(5.0 + TOMBSTONE_S) == []
     assert "b" in mine.alive
 
@@ -327,11 +329,11 @@ def compare(one: Membership, other: Membership) -> int:
     ours = one.part(parts)
     theirs = other.better(parts, ours)
     for heard in ours:
-        other.hear(heard, 1.0)
+        other.receive(heard, 1.0)
     for heard in theirs:
-        for effect in one.hear(heard, 1.0):
+        for effect in one.receive(heard, 1.0):
             if isinstance(effect, Reply):
-                other.hear(effect.record, 1.0)
+                other.receive(effect.record, 1.0)
     return len(ours) + len(theirs)
 
 
@@ -348,7 +350,7 @@ def test_what_differs_is_exchanged_and_little_else() -> None:
     names = [record(f"w{number}", number) for number in range(1, 1000)]
     one, other = table(*names[:-1]), table(*names[1:])
     one.lose("w5", 5, 1.0)
-    other.hear(record("w7", 8, 2), 1.0)
+    other.receive(record("w7", 8, 2), 1.0)
     assert 0 < compare(one, other) < 4 * 2 * 3 * 1000 / BUCKETS
     assert one.records == other.records
     assert one.digest == other.digest
@@ -360,7 +362,7 @@ def test_what_differs_is_exchanged_and_little_else() -> None:
 def test_the_dead_are_not_told_to_those_who_forgot_them() -> None:
     one, other = table(record("b")), table(record("b"))
     one.lose("b", 1, 0.0)
-    other.hear(record("b", status=LOST), 0.0)
+    other.receive(record("b", status=LOST), 0.0)
     other.forget(TOMBSTONE_S)
     assert compare(one, other) == 0
     assert compare(other, one) == 0
