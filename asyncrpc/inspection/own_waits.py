@@ -46,7 +46,7 @@ def _credit(_step: AwaitStep, _: AwaitStep | None) -> Recognized:
 # --- all together --------------------------------------------------------------------
 
 
-def _meeting(step: AwaitStep, _: AwaitStep | None) -> Recognized:
+def _round(step: AwaitStep, _: AwaitStep | None) -> Recognized:
     participant: RoundParticipant = local(step.frame, "self")
     return Recognized(WaitKind.ROUND, participant.label, members=participant.members)
 
@@ -158,7 +158,7 @@ def works_for(one: Pass, steps: Sequence[AwaitStep]) -> bool:
 OWN_WAITS: Final[Mapping[CodeType, Recognize]] = {
     StreamReceiver.take.__code__: _item,
     StreamProducer.wait.__code__: _credit,
-    RoundParticipant.gather.__code__: _meeting,
+    RoundParticipant.gather.__code__: _round,
     GracefulShutdown.wait.__code__: _ending,
     StoreRendezvous.join.__code__: _at_store,
     LocalRendezvous.join.__code__: _at_start,

@@ -194,7 +194,7 @@ def check_replicas(replicas: Replicas, size: int) -> None:
 def check_message(
     content: KnownArrivals | RoundFailed | WaitsElsewhere, members: int, size: int
 ) -> None:
-    """Refuse a content that contradicts itself.
+    """Refuse a message that contradicts itself.
 
     Args:
         content: the received message.
@@ -206,10 +206,8 @@ def check_message(
     """
     match content:
         case KnownArrivals():
-            is_right = (
-                content.known.bit_length() <= members
-                and content.number <= content.latest
-            )
+            is_of_members = content.known.bit_length() <= members
+            is_right = is_of_members and content.number <= content.latest
         case RoundFailed():
             failure = content.failure
             if failure.failed_with is not None:

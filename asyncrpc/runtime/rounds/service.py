@@ -138,10 +138,8 @@ class RoundService:
             raise UsageError("a rendezvous needs ranks, and this group has no ranks")
         if len(tag) > TAG_CHARS_MAX:
             raise wrong("tag", f"at most {TAG_CHARS_MAX} characters long", tag)
-        participant = self.participant(
-            Key(Purpose.RENDEZVOUS, tag, self._checked(replicas))
-        )
-        return await participant.gather(payload, timeout_s)
+        key = Key(Purpose.RENDEZVOUS, tag, self._checked(replicas))
+        return await self.participant(key).gather(payload, timeout_s)
 
     def _checked(self, replicas: Sequence[int] | None) -> Replicas:
         if replicas is None:
@@ -165,7 +163,7 @@ class RoundService:
     # --- notices of other workers ----------------------------------------------------
 
     def _on_message(self, link: PeerLink, notice: PlainNotice) -> None:
-        """Take a message of a neighbour that comes in one message.
+        """Take a message of a neighbour that fits into one notice.
 
         Raises:
             MalformedError: the message is invalid, or its sender is not a neighbour.
@@ -275,11 +273,9 @@ class RoundService:
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Fail every round that waits for the worker."""
         rank = rank_of(self.peers, peer.name)
-        for participant in tuple(self._participants.values()):
-            if participant.series.is_neighbour(rank) and participant.relies_on(
-                rank, peer
-            ):
-                participant.on_gone(rank, reason)
+        for one in tuple(self._participants.values()):
+            if one.series.is_neighbour(rank) and one.relies_on(rank, peer):
+                one.on_gone(rank, reason)
         if self.waves is not None and rank >= 0:
             self.waves.on_peer_lost(rank)
 
@@ -318,9 +314,7 @@ class RoundService:
         series = self.machine.series(key)
         participant = self._participant_of(series)
         taken = (
-            one
-            for one, participant in self._participants.items()
-            if participant.turns.is_taken
+            one.series for one in self._participants.values() if one.turns.is_taken
         )
         in_use = itertools.chain((series,), taken)
         for dropped in self.machine.drop(in_use):

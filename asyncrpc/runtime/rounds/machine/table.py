@@ -163,9 +163,8 @@ class Rounds:
         is_mistake = missed.key.purpose is Purpose.RENDEZVOUS
         if is_mistake and missed is not other and missed.is_missed and is_there:
             elsewhere = TagRound(other.key.replicas, other.number)
-            missed.note_elsewhere(
-                WaitsElsewhere(missed.latest, self._rank, elsewhere), None
-            )
+            waits = WaitsElsewhere(missed.latest, self._rank, elsewhere)
+            missed.note_elsewhere(waits, None)
 
     def _look_at(self, series: Series, waits: WaitsElsewhere) -> bool:
         """Fail two rounds if a member and this one wait for each other in them.
@@ -198,14 +197,11 @@ class Rounds:
         return True
 
     def _count_other(self, series: Series) -> None:
-        failure = series.failure
-        if (
-            series.counts_other
-            and failure is not None
-            and failure.failed_with is not None
-        ):
+        """Count the round that failed together with that of a series, once."""
+        other = None if series.failure is None else series.failure.failed_with
+        if series.counts_other and other is not None:
             series.counts_other = False
-            replicas, number = failure.failed_with
+            replicas, number = other
             if replicas is None or self._rank in replicas:
                 self.series(series.key._replace(replicas=replicas)).count(number)
 
