@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, Self
 import torch
 
 from asyncrpc.autograd.engine import Engine, Keeping
-from asyncrpc.autograd.state import ContextState
+from asyncrpc.autograd.state import ContextState, StepAfterPass
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import UsageError
 from asyncrpc.ids import ContextId, WorkerId
@@ -62,7 +62,8 @@ class ContextService(Protocol):
         keeping: Keeping,
         deadline: Deadline | None,
         *,
-        is_fast: bool,
+        is_fast: bool = False,
+        step: StepAfterPass | None = None,
     ) -> None:
         """Run a pass from local roots."""
 

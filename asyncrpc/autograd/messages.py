@@ -86,6 +86,8 @@ class PassAnswer(NamedTuple):
         asked: as in `Advance`.
         given: likewise.
         history: likewise.
+        step: the answer to the step in the request, if it was taken; this worker has
+            committed the pass then.
     """
 
     gradients: Leading[list[torch.Tensor | None]]
@@ -93,6 +95,7 @@ class PassAnswer(NamedTuple):
     asked: list[int]
     given: list[int]
     history: list[int] | None
+    step: list[Any] | None
 
 
 @message(SERVICE, "advance")
@@ -108,6 +111,9 @@ class Advance(Request[PassAnswer]):
         asked: pairs of message and position: tensors whose gradient comes later.
         given: pairs for tensors whose gradient is in this message.
         history: the message, then indices of gradients that have a history.
+        step: a step of an optimizer to take after the pass, as `optim.step` brings it.
+            The worker that began the pass has nothing left to do but to hear from the
+            receiver: if that has asked nobody else, the pass has succeeded.
     """
 
     gradients: Leading[list[torch.Tensor | None]]
@@ -118,6 +124,7 @@ class Advance(Request[PassAnswer]):
     asked: list[int]
     given: list[int]
     history: list[int] | None
+    step: list[Any] | None
 
     def check(self) -> None:
         """Check that the fields fit together.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import torch
 
@@ -24,12 +25,15 @@ from asyncrpc.autograd.placing import at_their_devices
 from asyncrpc.autograd.ports import Devices, Links
 from asyncrpc.autograd.state import ABORTED, Pass
 from asyncrpc.autograd.waits import PassWaits
-from asyncrpc.autograd.work import PassWork
+from asyncrpc.autograd.work import NOTHING_NEW, PassWork
 from asyncrpc.errors import AsyncRpcError, AutogradError, MalformedError
 from asyncrpc.ids import MessageId, WorkerId
 from asyncrpc.runtime.ports import PeerLink, Scheduler, ask
 
 Receive = Callable[[torch.Tensor, Received], torch.Tensor]
+# Given who asks and the step as `optim.step` brings it; returns its answer, as it
+# travels, or None: it was not taken.
+StepTaker = Callable[[WorkerId, list[Any]], Coroutine[Any, Any, list[Any] | None]]
 
 
 class PassParticipant:
@@ -70,6 +74,11 @@ class PassParticipant:
         self._receive = receive
         self._links = links
         self._scheduler = scheduler
+        self._take_step: StepTaker | None = None
+
+    def take_steps_with(self, take: StepTaker) -> None:
+        """Say what takes the steps that come with gradients."""
+        self._take_step = take
 
     # --- requests --------------------------------------------------------------------
 
@@ -90,7 +99,30 @@ class PassParticipant:
             one.is_fast = advance.is_fast
             also = one.machine.unsettled if one.is_fast else ()
         await self._take(one, link.peer, coming, arrived, also, advance)
-        return await self._work.work(one, link.peer.incarnation)
+        answer = await self._work.work(one, link.peer.incarnation)
+        if advance.step is None:
+            return answer
+        return await self._with_step(one, link.peer, advance.step, answer)
+
+    async def _with_step(
+        self, one: Pass, peer: WorkerId, step: list[Any], answer: PassAnswer
+    ) -> PassAnswer:
+        """Commit a pass and take the step after it, if this worker was the last.
+
+        Raises:
+            MalformedError: another worker than that which began the pass asks for it.
+        """
+        if peer.incarnation != one.ids.pass_id.root:
+            raise MalformedError(
+                "a step came from a worker that did not begin the pass"
+            )
+        is_last = one.machine.is_done and not (
+            one.onward or answer.asked or answer.given or answer is NOTHING_NEW
+        )
+        if not is_last or self._take_step is None:
+            return answer
+        self._ends.finish(one.ids, commit=True)
+        return answer._replace(step=await self._take_step(peer, step))
 
     async def on_gradients_back(
         self, one: Pass, peer: WorkerId, answer: PassAnswer

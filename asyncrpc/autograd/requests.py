@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -21,7 +21,7 @@ from asyncrpc.autograd.messages import (
 )
 from asyncrpc.autograd.ports import Directory, Links
 from asyncrpc.autograd.state import ABORTED, ContextState, Pass, Sent
-from asyncrpc.errors import AutogradError, MalformedError
+from asyncrpc.errors import AutogradError, CallError, MalformedError, Outcome
 from asyncrpc.ids import Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.devices.maps import TO_HOST
 from asyncrpc.runtime.ports import PeerLink, Scheduler
@@ -87,6 +87,7 @@ class PassRequests:
                 asked=keys_of(coming.get(peer, [])),
                 given=keys_of(leaves),
                 history=self._keep_history(one.state, peer, found),
+                step=None if one.step is None else _step_for(one, peer, coming | going),
             )
             if one.wave.owes == peer.incarnation and _can_go_back(one, found):
                 one.going_back = advance
@@ -171,6 +172,8 @@ class PassRequests:
         self, one: Pass, request: PassRequest, peer: WorkerId, call: asyncio.Future[Any]
     ) -> None:
         error = AutogradError(ABORTED) if call.cancelled() else call.exception()
+        if one.step is not None and isinstance(request, Advance) and request.step:
+            one.step.is_open = call.cancelled() or _is_unknown(error)
         if error is not None:
             one.wave.outstanding -= 1
             one.fail(error)
@@ -178,6 +181,8 @@ class PassRequests:
         try:
             answer = request.read_answer(peer.name, call.result())
             check_gradients(answer)
+            if answer.step is not None:
+                _note_step(one, request, peer, answer.step)
         except MalformedError as wrong:
             one.wave.outstanding -= 1
             one.fail(wrong)
@@ -189,6 +194,47 @@ class PassRequests:
             return
         one.wave.outstanding -= 1
         one.look_up()
+
+
+def _step_for(
+    one: Pass, peer: WorkerId, peers: Collection[WorkerId]
+) -> list[Any] | None:
+    """Return the step that goes with a request: the last one, to the owner."""
+    step, wave = one.step, one.wave
+    assert step is not None  # or nobody asks
+    is_last = (
+        len(peers) == 1
+        and not one.new
+        and not wave.outstanding
+        and not wave.unfinished
+        and one.machine.is_done
+    )
+    if not is_last or step.owner != peer.incarnation:
+        return None
+    step.is_open = True
+    return step.content
+
+
+def _is_unknown(error: BaseException | None) -> bool:
+    """Return whether an error leaves open what the other worker has done."""
+    return isinstance(error, CallError) and error.outcome is Outcome.UNKNOWN
+
+
+def _note_step(
+    one: Pass, request: PassRequest, peer: WorkerId, answer: list[Any]
+) -> None:
+    """Note that a worker has taken the step, and committed its part of the pass.
+
+    Raises:
+        MalformedError: the request had no step.
+    """
+    step = one.step
+    if step is None or not isinstance(request, Advance) or request.step is None:
+        raise MalformedError(
+            f"worker {peer.name!r} answered a step that it was not asked to take"
+        )
+    step.answer = answer
+    del one.onward[peer.incarnation]  # which is not told to commit
 
 
 def _can_go_back(one: Pass, gradients: Sequence[torch.Tensor | None]) -> bool:

@@ -34,7 +34,7 @@ from asyncrpc.autograd.functions import CrossingId, edge_of
 from asyncrpc.autograd.messages import PassId, PassIds
 from asyncrpc.autograd.placing import on_devices_of
 from asyncrpc.autograd.ports import Threads
-from asyncrpc.autograd.state import Pass
+from asyncrpc.autograd.state import Pass, StepAfterPass
 from asyncrpc.autograd.waits import PassWaits
 from asyncrpc.autograd.work import PassWork
 from asyncrpc.clock import Deadline
@@ -85,8 +85,12 @@ class RootPasses:
         deadline: Deadline | None,
         *,
         is_fast: bool,
+        step: StepAfterPass | None = None,
     ) -> None:
-        """Run a pass from local roots; see `asyncrpc.autograd.backward`."""
+        """Run a pass from local roots; see `asyncrpc.autograd.backward`.
+
+        A step goes with the last gradients, if they are for its owner.
+        """
         state = self._contexts.state(context_id)
         check = partial(root_gradients, roots, gradients)
         given = await on_devices_of(self._threads, roots, check)
@@ -94,6 +98,7 @@ class RootPasses:
         ids = PassIds(context_id, pass_id)
         one = state.join_pass(pass_id, self._me.name, keeping)
         self._ends.note_begun(one)
+        one.step = step
         one.task = task_here(asyncio.get_running_loop())
         limit = None if deadline is None else asyncio.timeout_at(deadline.at_s)
         try:

@@ -43,7 +43,7 @@ from asyncrpc.autograd.ports import Devices, Directory, Links, Threads
 from asyncrpc.autograd.requests import PassRequests
 from asyncrpc.autograd.root import RootPasses
 from asyncrpc.autograd.segment_events import SegmentEvents
-from asyncrpc.autograd.state import ContextState
+from asyncrpc.autograd.state import ContextState, StepAfterPass
 from asyncrpc.autograd.waits import PassWaits
 from asyncrpc.autograd.work import PassWork
 from asyncrpc.clock import Deadline
@@ -144,6 +144,7 @@ class AutogradService:
             takes(CommitPass, passes.on_commit),
             takes(AbortPass, passes.on_abort),
         )
+        self.take_steps_with = passes.take_steps_with
         # Asked for each message of the worker: no call in between.
         self.outgoing = self._crossings.outgoing
 
@@ -234,11 +235,15 @@ class AutogradService:
         keeping: Keeping,
         deadline: Deadline | None,
         *,
-        is_fast: bool,
+        is_fast: bool = False,
+        step: StepAfterPass | None = None,
     ) -> None:
-        """Run a pass from local roots; see `asyncrpc.autograd.backward`."""
+        """Run a pass from local roots; see `asyncrpc.autograd.backward`.
+
+        A step goes with the last gradients, if they are for its owner.
+        """
         await self._root.backward(
-            context.id, roots, gradients, keeping, deadline, is_fast=is_fast
+            context.id, roots, gradients, keeping, deadline, is_fast=is_fast, step=step
         )
 
     # --- what travels with calls (Propagator) ----------------------------------------

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import torch
 from torch.autograd.graph import GradientEdge, Node
@@ -220,6 +220,26 @@ class ContextState:
         return self._committed
 
 
+@dataclass(slots=True)
+class StepAfterPass:
+    """A step that the only owner of an optimizer's parameters takes after a pass.
+
+    It goes with the last gradients of the pass, if they are for the owner: a round trip
+    less.
+
+    Attributes:
+        owner: the worker that is to take it.
+        content: as `optim.step` brings it.
+        is_open: whether it has been sent and nothing has been heard of it.
+        answer: as `optim.step` answers; None: it was not taken.
+    """
+
+    owner: Incarnation
+    content: list[Any]
+    is_open: bool = False
+    answer: list[Any] | None = None
+
+
 class Pass:
     """One backward pass on one worker.
 
@@ -244,6 +264,7 @@ class Pass:
         failure: why it has failed, here or elsewhere; None again once it is aborted.
         is_fast: whether every sent tensor is taken to take part.
         is_settled: whether it is known which workers take part.
+        step: of an optimizer, to be taken after it; at the worker that began it.
     """
 
     __slots__ = (
@@ -266,6 +287,7 @@ class Pass:
         "region",
         "root",
         "state",
+        "step",
         "task",
         "tasks",
         "wave",
@@ -302,6 +324,7 @@ class Pass:
         self.failure: BaseException | None = None
         self.is_fast = False
         self.is_settled = False
+        self.step: StepAfterPass | None = None
         self._aborted_because = ""
         self._idle: asyncio.Future[None] | None = None
 
@@ -352,8 +375,10 @@ class Pass:
         reports = self.wave.disengage(me, is_done=self.machine.is_done)
         back, self.going_back = self.going_back, None
         if back is None:
-            return PassAnswer([], reports, [], [], None)
-        return PassAnswer(back.gradients, reports, back.asked, back.given, back.history)
+            return PassAnswer([], reports, [], [], None, None)
+        return PassAnswer(
+            back.gradients, reports, back.asked, back.given, back.history, None
+        )
 
     async def idle(self) -> None:
         """Wait until nothing is under way for the pass here.

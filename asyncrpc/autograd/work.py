@@ -21,7 +21,7 @@ from asyncrpc.ids import Incarnation
 from asyncrpc.trace import outcome_of
 
 # The answer to who is not the first to ask: others hear the reports.
-NOTHING_NEW: Final = PassAnswer([], [], [], [], None)
+NOTHING_NEW: Final = PassAnswer([], [], [], [], None, None)
 
 
 class PassWork:

@@ -18,7 +18,7 @@ and an error on one owner leaves the others stepped.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Self
@@ -29,11 +29,14 @@ from asyncrpc import autograd
 from asyncrpc.arguments import (
     check_callable,
     check_flag,
+    check_flags,
     check_kind,
     shown,
     wrong,
 )
 from asyncrpc.autograd.context import Context
+from asyncrpc.autograd.engine import Keeping
+from asyncrpc.autograd.state import StepAfterPass
 from asyncrpc.errors import UsageError
 from asyncrpc.optim.gathered import GatheredOptimizer, needs_closure
 from asyncrpc.optim.groups import Parameters, group_of, groups_of, owners_of
@@ -41,6 +44,7 @@ from asyncrpc.optim.owners import Owners
 from asyncrpc.optim.per_owner import PerOwnerOptimizer
 from asyncrpc.optim.step import Closure, StepOptions, StepResult
 from asyncrpc.runtime.calls.current_task import task_here
+from asyncrpc.runtime.options import UNSET
 from asyncrpc.runtime.worker import current_parts
 from asyncrpc.trace import OK, outcome_of
 
@@ -208,9 +212,86 @@ class DistributedOptimizer:
             raise UsageError(self._what_a_step_takes())
         if context is not None:
             context.service.state(context)  # it is open, or this raises
+        return await self._noted(self._take_step(context, closure, how))
+
+    async def backward_and_step(
+        self,
+        context: Context,
+        roots: torch.Tensor | Sequence[torch.Tensor],
+        retain_graph: bool = False,  # noqa: FBT001, FBT002  (as of `autograd.backward`)
+        *,
+        gradients: Sequence[torch.Tensor | None] | None = None,
+        timeout_s: Any = UNSET,
+        clip_grad_norm: float | None = None,
+        skip_nonfinite: bool = False,
+        allow_stale: bool = False,
+    ) -> StepResult:
+        """Run a backward pass, then take a step: a round trip less, where that can be.
+
+        It is `await autograd.backward(...)` and `await self.step(...)`.  If one other
+        worker owns all parameters and no worker has anything to do for the pass after
+        it, the step goes with the gradients, and is answered with the pass.
+
+        Args:
+            context: open on this worker.
+            roots: as for `asyncrpc.autograd.backward`.
+            retain_graph: likewise.
+            gradients: likewise.
+            timeout_s: seconds that the pass may take; likewise.
+            clip_grad_norm: as for `step`.
+            skip_nonfinite: likewise.
+            allow_stale: likewise.
+
+        Returns:
+            Whether the step was applied, and to how many parameters.
+
+        Raises:
+            BackwardFailedError: the pass failed, and no step was taken; where the step
+                had been sent and the owner could not be heard any more, a note says
+                that it may have been applied.
+            NoGradientPathError: as of `asyncrpc.autograd.backward`.
+            OptimizerError: the pass succeeded, and the step failed, as of `step`.
+            InvalidContextError: the context is not open here.
+            UsageError: an argument is of another kind; or the optimizer evaluates the
+                model several times in a step, such as LBFGS.
+
+        Cancellation:
+            The pass is undone, and no step taken, unless the owner has taken it
+            already.
+
+        Example:
+            >>> async with asyncrpc.autograd.context() as ctx:
+            ...     loss = (await layer.rpc_async().forward(rows)).square().mean()
+            ...     await optimizer.backward_and_step(ctx, loss)
+        """
+        how = StepOptions(clip_grad_norm, skip_nonfinite, allow_stale)
+        how.check()
+        given = autograd.checked_roots(context, roots, gradients, timeout_s)
+        check_flags(retain_graph=retain_graph)
+        engine = self._engine
+        if isinstance(engine, GatheredOptimizer):
+            raise UsageError(self._what_a_step_takes())
+        service = context.service
+        service.check_on_loop("DistributedOptimizer.backward_and_step")
+        service.state(context)  # it is open, or this raises
+        keeping, deadline = Keeping(retain_graph), service.deadline_of(timeout_s)
+
+        async def run_pass(step: StepAfterPass | None) -> None:
+            await service.backward(
+                context, given, gradients, keeping, deadline, step=step
+            )
+
+        async def take_step() -> StepResult:
+            await self._made()
+            return await engine.step_with_pass(context.id, how, run_pass)
+
+        return await self._noted(take_step())
+
+    async def _noted(self, step: Coroutine[Any, Any, StepResult]) -> StepResult:
+        """Take a step, and note how it ended."""
         began_s = self._worker.recorder.now_s()
         try:
-            result = await self._take_step(context, closure, how)
+            result = await step
         except BaseException as error:
             self._note_step(began_s, outcome_of(error))
             raise

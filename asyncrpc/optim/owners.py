@@ -72,6 +72,13 @@ class Owners:
             return None
         return next(one for one in self.listed if one != self.me)
 
+    @property
+    def only_one_elsewhere(self) -> WorkerId | None:
+        """Return the only owner, if it is another worker."""
+        if len(self.listed) != 1 or self.listed[0] == self.me:
+            return None
+        return self.listed[0]
+
     async def relist(self, groups: Sequence[Group]) -> None:
         """List the owners of groups again, once they are known for certain.
 

@@ -14,9 +14,10 @@ so two steps never wait for each other in a circle.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from asyncrpc.autograd.state import StepAfterPass
 from asyncrpc.errors import (
     CallError,
     EncodeError,
@@ -115,12 +116,70 @@ class PerOwnerOptimizer:
         # Numbers travel with the step; what may make it raise comes before the vote.
         await self._tell(lambda differing: not is_harmless(differing), now)
         if len(self._owners.listed) == 1:
-            result = await self._step_one(context_id, how, now)
-        else:
-            result = await self._step_many(context_id, how, now)
+            return await self._step_one(context_id, how, now)
+        result = await self._step_many(context_id, how, now)
         if result.is_applied:
             self._options().note_step()
         return result
+
+    async def step_with_pass(
+        self,
+        context_id: ContextId,
+        how: StepOptions,
+        run_pass: Callable[[StepAfterPass | None], Coroutine[Any, Any, None]],
+    ) -> StepResult:
+        """Run a backward pass, and take a step, which may go with it.
+
+        Args:
+            context_id: of the pass.
+            how: the step is taken.
+            run_pass: runs the pass with a step; or with none, which comes after it.
+        """
+        owner = self._owners.only_one_elsewhere
+        if owner is None:
+            await run_pass(None)
+            return await self.step(context_id, how)
+        now = self._options().now()
+        await self._tell(lambda differing: not is_harmless(differing), now)
+        step = StepAfterPass(
+            owner.incarnation, self._whole_step(owner, context_id, how, now).pack()
+        )
+        try:
+            await run_pass(step)
+        except Exception as error:
+            if step.is_open:
+                error.add_note(
+                    f"The step had been sent to worker {owner.name!r} with the "
+                    "gradients: it may have been applied."
+                )
+            raise
+        if step.answer is None:
+            return await self.step(context_id, how)
+        taken = m.TakeStep.read_answer(owner.name, step.answer)
+        return self._taken(owner, taken, now)
+
+    def _whole_step(
+        self,
+        owner: WorkerId,
+        context_id: ContextId,
+        how: StepOptions,
+        now: list[Options],
+    ) -> m.TakeStep:
+        return m.TakeStep(
+            self._owners.serial,
+            context_id,
+            how.clip_norm,
+            how.skip_nonfinite,
+            self._applying(owner, how, now),
+        )
+
+    def _taken(
+        self, owner: WorkerId, taken: m.StepTaken, now: list[Options]
+    ) -> StepResult:
+        if taken.is_applied:
+            self._known[owner] = now
+            self._options().note_step()
+        return StepResult(taken.is_applied, taken.gradients, taken.norm)
 
     async def _step_one(
         self, context_id: ContextId, how: StepOptions, now: list[Options]
@@ -129,14 +188,7 @@ class PerOwnerOptimizer:
         (owner,) = self._owners.listed
         try:
             taken = await self._owners.ask(
-                owner,
-                m.TakeStep(
-                    self._owners.serial,
-                    context_id,
-                    how.clip_norm,
-                    how.skip_nonfinite,
-                    self._applying(owner, how, now),
-                ),
+                owner, self._whole_step(owner, context_id, how, now)
             )
         except Exception as error:  # any optimizer's code runs there
             # An OptimizerError says itself what is left.
@@ -146,9 +198,7 @@ class PerOwnerOptimizer:
                 f"the step on worker {owner.name!r}, the only owner, failed{left}: "
                 f"{told(error)}"
             ) from error
-        if taken.is_applied:
-            self._known[owner] = now
-        return StepResult(taken.is_applied, taken.gradients, taken.norm)
+        return self._taken(owner, taken, now)
 
     async def _step_many(
         self, context_id: ContextId, how: StepOptions, now: list[Options]

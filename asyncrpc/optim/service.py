@@ -32,6 +32,7 @@ import torch
 
 from asyncrpc.autograd.engine import Engine
 from asyncrpc.autograd.inline import Runner
+from asyncrpc.autograd.participant import StepTaker
 from asyncrpc.autograd.ports import Threads
 from asyncrpc.errors import MalformedError, OptimizerError, RejectedError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
@@ -51,9 +52,10 @@ from asyncrpc.optim.options import Options, can_travel, options_of
 from asyncrpc.optim.snapshot import Snapshot
 from asyncrpc.optim.turns import TurnQueue
 from asyncrpc.rref.handle import RRef
-from asyncrpc.runtime.messages import Request
+from asyncrpc.runtime.messages import Request, refusal
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import Route, answers, takes
+from asyncrpc.runtime.schema import UnfitError
 from asyncrpc.serde import words_of
 
 T = TypeVar("T")
@@ -81,6 +83,9 @@ class GradientsHere(Protocol):
 
     async def gathered(self, context_id: ContextId) -> Gathered:
         """Return the gradients here of a context."""
+
+    def take_steps_with(self, take: StepTaker, /) -> None:
+        """Say what takes the steps that come with gradients."""
 
 
 class Functions(Protocol):
@@ -116,9 +121,12 @@ class OptimizerService:
         self._autograd = autograd
         self._optimizers: dict[Key, LocalParameters] = {}
         self._kept: dict[Key, _UndoableStep] = {}
+        # Why a step that came with a backward pass failed: the maker asks for it next.
+        self._failed: dict[Key, tuple[ContextId, BaseException]] = {}
         self._turns = TurnQueue()
         self._runner = Runner(threads, autograd.engine.lock)
         self._serial = 0
+        autograd.take_steps_with(self.step_after_pass)
         self._handlers: dict[type[Request[Any]], Handler] = {
             m.CreateOptimizer: self._create,
             m.TakeStep: self._step,
@@ -186,11 +194,12 @@ class OptimizerService:
     def drop(self, maker: Incarnation, serial: int) -> None:
         """Let go of an optimizer."""
         self._optimizers.pop((maker, serial), None)
+        self._failed.pop((maker, serial), None)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Free what a dead worker made, and undo what it has not settled."""
         for key in [key for key in self._optimizers if key[0] == peer.incarnation]:
-            del self._optimizers[key]
+            self.drop(peer.incarnation, key[1])
         for key in [key for key in self._kept if key[0] == peer.incarnation]:
             kept = self._kept.pop(key)
             with suppress(RejectedError):  # this worker ends too, and all with it
@@ -200,12 +209,51 @@ class OptimizerService:
         """Let go of everything."""
         self._optimizers.clear()
         self._kept.clear()
+        self._failed.clear()
         self._turns.close()
 
     # --- steps -----------------------------------------------------------------------
 
+    async def step_after_pass(
+        self, maker: WorkerId, content: list[Any]
+    ) -> list[Any] | None:
+        """Take a step that came with the last gradients of a backward pass.
+
+        Returns:
+            The answer, as it travels; None: the step has failed.  The maker then asks
+            for it once more, and is told why.
+
+        Raises:
+            MalformedError: the content is not that of a `TakeStep`.
+        """
+        try:
+            step = m.TakeStep.record.read_value(content)
+        except UnfitError:
+            raise refusal(maker.name, m.TakeStep, content) from None
+        key = (maker.incarnation, step.serial)
+        self._failed.pop(key, None)
+        try:
+            answer: list[Any] = m.TakeStep.answer.write(await self._apply(key, step))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001  (an optimizer's code may exit)
+            if key in self._optimizers:  # or the maker will hear that it is gone
+                self._failed[key] = step.context_id, error
+            return None
+        return answer
+
     async def _step(self, key: Key, step: m.TakeStep) -> m.StepTaken:
-        """Prepare and commit in one: all parameters are here."""
+        """Prepare and commit in one: all parameters are here.
+
+        Raises:
+            Exception: why the step failed, which may have come with a backward pass.
+        """
+        context_id, failed = self._failed.pop(key, (None, None))
+        if failed is not None and context_id == step.context_id:
+            raise failed
+        return await self._apply(key, step)
+
+    async def _apply(self, key: Key, step: m.TakeStep) -> m.StepTaken:
         local = self._find_optimizer(key)
         gradients = await self._gradients_of(local, step.context_id)
 

@@ -91,13 +91,14 @@ def _by(workload: Workload, sides: Sequence[str] = ALL) -> Workload:
     return workload._replace(sides=sides)
 
 
-def _variant(name: str, usual: str) -> Workload:
-    """Return what torch cannot do, compared with what it does instead."""
-    row = Row(name, "GB/s", higher_is_better=True, against=("torch", usual))
+def _variant(name: str, usual: str, unit: str = "GB/s") -> Workload:
+    """Return another way of asyncrpc's to do something, compared with torch's one."""
+    row = Row(name, unit, higher_is_better=True, against=("torch", usual))
     return Workload([row], sides=("asyncrpc",))
 
 
 TRIVIAL: Final = "call, async def callee"
+LINEAR: Final = "remote Linear, forward to step"
 FAN_IN: Final = f"3 callers x {OUTSTANDING_EACH} outstanding"
 
 # Targets are ratios over torch.distributed.rpc in the same run.
@@ -180,7 +181,9 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
         f"facade: {FACADE_OUTSTANDING:,} rpc_async", "calls/s", 1.5, "facade"
     ),
     "facade_rref": _rate("facade: RRef, call, fetch", "1/s", 2.0, "facade"),
-    "autograd": _rate("remote Linear, forward to step", "steps/s", 1.5),
+    "facade_train": _rate("facade: remote Linear, a step", "steps/s", 1.1, "facade"),
+    "autograd": _rate(LINEAR, "steps/s", 1.5),
+    "autograd_apart": _variant("the same, pass and step apart", LINEAR, "steps/s"),
     "train_two": _rate("(a) 2 layers on one worker", "steps/s", 1.5),
     "train_chain": _rate("(b) chain over 3 workers", "steps/s", 1.5, "chain"),
     "train_server": _rate(

@@ -185,7 +185,7 @@ def advance(
     gradients: Sequence[Any] = (),
 ) -> list[Any]:
     """Return a request to take part, with the graph kept."""
-    fields = [*ids, "a", True, False, False, list(asked), list(keys), None]
+    fields = [*ids, "a", True, False, False, list(asked), list(keys), None, None]
     return [list(gradients), {"fields": fields}]
 
 

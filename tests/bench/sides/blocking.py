@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tests.bench import training as t
 from tests.bench import workloads as w
 from tests.bench.harness import Budget, measure, p50_p99_us, per_second
 from tests.bench.processes import report
@@ -67,8 +68,29 @@ def references(rpc: Any) -> Measured:
     return run
 
 
-def measured(rpc: Any) -> Mapping[str, Measured]:
+def training_steps(names: Any) -> Measured:
+    """Measure steps of a layer on the callee, as torch's tutorials write them."""
+
+    def run(budget: Budget) -> list[float]:
+        layer = names.rpc.remote(w.CALLEE, w.Layer)
+        parameters = names.rpc.rpc_sync(w.CALLEE, names.parameter_rrefs, args=(layer,))
+        optimizer = names.optimizer(torch.optim.SGD, parameters, lr=t.LEARNING_RATE)
+        rows = torch.randn(t.BATCH, t.FEATURES)
+
+        def step() -> None:
+            with names.context() as context_id:
+                out = layer.rpc_sync().forward(rows)
+                names.backward(context_id, [out.pow(2).mean()])
+                optimizer.step(context_id)
+
+        return [per_second(measure(step, budget))]
+
+    return run
+
+
+def measured(names: Any) -> Mapping[str, Measured]:
     """Return what both the facade and torch measure, by its name."""
+    rpc = names.rpc
     kib = torch.ones(w.KIB_FLOATS)
     return {
         "facade_call": latency(rpc, w.nothing),
@@ -76,6 +98,7 @@ def measured(rpc: Any) -> Mapping[str, Measured]:
         "facade_builtin": latency(rpc, torch.add, (kib, 1)),
         "facade_many": outstanding(rpc, w.nothing, w.FACADE_OUTSTANDING),
         "facade_rref": references(rpc),
+        "facade_train": training_steps(names),
     }
 
 

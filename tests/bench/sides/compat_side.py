@@ -11,6 +11,7 @@ import torch
 
 from asyncrpc.compat import rpc
 from tests.bench.sides import blocking
+from tests.bench.sides.names import facade_names
 from tests.bench.sides.side import Arguments, start
 
 
@@ -25,7 +26,7 @@ def main(arguments: Arguments) -> None:
         ),
     )
     if arguments.rank == 0:
-        blocking.lead(blocking.measured(rpc), arguments)
+        blocking.lead(blocking.measured(facade_names()), arguments)
     rpc.shutdown()
 
 

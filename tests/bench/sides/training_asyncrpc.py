@@ -45,18 +45,35 @@ async def step(
     async with asyncrpc.autograd.context() as context:
         for layer in layers:
             rows = await layer.rpc_async().forward(rows)
-        await asyncrpc.autograd.backward(context, [rows.pow(2).mean()])
-        if optimizer is not None:
-            await optimizer.step(context)
+        loss = rows.pow(2).mean()
+        if optimizer is None:
+            await asyncrpc.autograd.backward(context, loss)
+        else:
+            await optimizer.backward_and_step(context, loss)
 
 
-def steps(rows: torch.Tensor, *layers: tuple[str, type[nn.Module]]) -> Measured:
+async def step_apart(
+    layers: Layers, optimizer: asyncrpc.optim.DistributedOptimizer, rows: torch.Tensor
+) -> None:
+    """Take the same step by two requests, as torch does."""
+    async with asyncrpc.autograd.context() as context:
+        for layer in layers:
+            rows = await layer.rpc_async().forward(rows)
+        await asyncrpc.autograd.backward(context, rows.pow(2).mean())
+        await optimizer.step(context)
+
+
+def steps(
+    rows: torch.Tensor,
+    *layers: tuple[str, type[nn.Module]],
+    take: Callable[..., Awaitable[None]] = step,
+) -> Measured:
     """Measure training steps of layers on workers."""
 
     async def run(budget: Budget) -> list[float]:
         made = [asyncrpc.remote(worker, kind) for worker, kind in layers]
         optimizer = await optimizer_of(made)
-        times_s = await measure_async(lambda: step(made, optimizer, rows), budget)
+        times_s = await measure_async(lambda: take(made, optimizer, rows), budget)
         return [per_second(times_s)]
 
     return run
@@ -108,6 +125,7 @@ def measured() -> Mapping[str, Measured]:
     names = [w.CALLEE, *(f"{w.CALLER}{rank}" for rank in range(2, 2 + t.TRAINERS))]
     return {
         "autograd": steps(rows, (w.CALLEE, w.Layer)),
+        "autograd_apart": steps(rows, (w.CALLEE, w.Layer), take=step_apart),
         "train_two": steps(rows, (w.CALLEE, t.TwoLayers)),
         "train_chain": steps(rows, *((name, t.Square) for name in names[:3])),
         "train_server": trainers(names[1:]),

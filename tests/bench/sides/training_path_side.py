@@ -9,19 +9,18 @@ import argparse
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.distributed import rpc
 
 import asyncrpc
 from tests.bench import training as t
 from tests.bench import training_path as path
 from tests.bench import workloads as w
 from tests.bench.processes import choose_core, report
-from tests.bench.sides import training_asyncrpc, training_torch
+from tests.bench.sides import training_asyncrpc
 from tests.bench.sides.asyncrpc_side import with_spin
+from tests.bench.sides.names import facade_names, torch_names
 from tests.bench.tracing import mark, taken_marks
 from tests.bench.training_path import Place
 
@@ -57,7 +56,7 @@ async def awaiting_step(
     sent = torch.randn(t.BATCH, t.FEATURES)
 
     async def plain() -> None:
-        await training_asyncrpc.step([layer], optimizer, sent)
+        await training_asyncrpc.step_apart([layer], optimizer, sent)
 
     async def traced() -> None:
         marked = path.marked
@@ -164,37 +163,6 @@ async def lead(
     report("usage", *used)
     report("times", times_us)
     report("marks", taken_marks() + await call(taken_marks))
-
-
-def facade_names() -> Any:
-    from asyncrpc.compat import autograd, optim, rpc  # noqa: PLC0415  (of this side)
-
-    return SimpleNamespace(
-        rpc=rpc,
-        context=autograd.context,
-        backward=autograd.backward,
-        optimizer=optim.DistributedOptimizer,
-        parameter_rrefs=facade_parameter_rrefs,
-        marks_steps=True,
-    )
-
-
-def facade_parameter_rrefs(rref: Any) -> Any:
-    from asyncrpc.compat import rpc  # noqa: PLC0415  (of this side)
-
-    return [rpc.RRef(one) for one in rref.local_value().parameters()]
-
-
-def torch_names() -> Any:
-    """Torch's; its optimizer's steps run compiled, where a mark has no place."""
-    return SimpleNamespace(
-        rpc=rpc,
-        context=training_torch.context,
-        backward=training_torch.backward,
-        optimizer=training_torch.make_optimizer,
-        parameter_rrefs=training_torch.parameter_rrefs,
-        marks_steps=False,
-    )
 
 
 def main() -> None:

@@ -354,6 +354,19 @@ AUTOGRAD: Final[Mapping[str, Use]] = {
             "allow_stale": FLAG,
         },
     ),
+    "optim.DistributedOptimizer.backward_and_step": Use(
+        lambda world: in_context(optimizer(world).backward_and_step),
+        right={"context": lambda _: HERE, "roots": lambda _: [root()]},
+        fits={
+            "gradients": {"none"},
+            "timeout_s": SECONDS | {"infinite"},
+            "retain_graph": FLAG,
+            "clip_grad_norm": POSITIVE | {"none"},
+            "skip_nonfinite": FLAG,
+            "allow_stale": FLAG,
+        },
+        refusals=(asyncrpc.UsageError, NoGradientPathError),
+    ),
     "optim.DistributedOptimizer.add_param_group": Use(
         lambda world: optimizer(world).add_param_group,
         right={"group": lambda world: {"params": [remote_parameter(world)]}},

@@ -68,7 +68,8 @@ async def test_a_gradient_that_was_not_asked_of_its_sender(trio: Trio) -> None:
             service: Any = a.parts.service("autograd")
             (message,) = service.state(ctx).sent
             ids = [*ctx.id, int(c.incarnation), 1]
-            fields = [*ids, "c", False, False, False, [], [message.serial, 0], None]
+            given = [message.serial, 0]
+            fields = [*ids, "c", False, False, False, [], given, None, None]
             for name, position in (("c", 0), ("b", 1), ("b", 99)):
                 link = await (b if name == "b" else c).parts.link_to("a")
                 fields[9] = [message.serial, position]

@@ -63,7 +63,7 @@ def examples(attacker: Worker, victim: Worker) -> dict[tuple[str, str], Any]:
     me = int(attacker.incarnation)
     about = [STRANGER, 1]  # a context, or a reference, of nobody
     ids = [*about, STRANGER, 1]
-    fields = [*ids, attacker.name, False, False, False, [], [5, 0], None]
+    fields = [*ids, attacker.name, False, False, False, [], [5, 0], None, None]
     how = [False, []]
     return {
         ("rref", "register"): [int(victim.incarnation), 999],

@@ -25,6 +25,7 @@ ADVANCE = Advance(
     asked=[1, 0],
     given=[2, 0, 2, 1],
     history=[9, 0],
+    step=[7, [3, 4], None, False, [False, []]],
 )
 
 
@@ -45,7 +46,18 @@ def test_it_travels_as_the_arguments_of_a_call() -> None:
     assert gradients is ADVANCE.gradients
     flags = [False, False, False]
     assert others == {
-        "fields": [3, 4, 5, 6, "root", *flags, [1, 0], [2, 0, 2, 1], [9, 0]]
+        "fields": [
+            3,
+            4,
+            5,
+            6,
+            "root",
+            *flags,
+            [1, 0],
+            [2, 0, 2, 1],
+            [9, 0],
+            ADVANCE.step,
+        ]
     }
 
 
