@@ -1,8 +1,8 @@
 """asyncrpc: an asyncio-native RPC framework for PyTorch.
 
-Three ways in, one implementation: `Worker`, a value; the functions that
-torch.distributed.rpc knows, on the current worker; and `asyncrpc.serving` for workers
-inside an application of aiohttp or ASGI.
+One implementation, three interfaces: `Worker`, a value; the functions of
+torch.distributed.rpc, on the current worker; and `asyncrpc.serving`, for workers inside
+an aiohttp or ASGI application.
 """
 
 from asyncrpc import (
@@ -39,14 +39,16 @@ from asyncrpc.errors import (
 )
 from asyncrpc.functions import async_execution, idempotent, on_loop
 from asyncrpc.ids import WorkerInfo
-from asyncrpc.preemption import Preemption
+from asyncrpc.preemption import Preemption, PreemptionStep
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.records import RRefRecord
 from asyncrpc.runtime.calls.context import cancelled, deadline
 from asyncrpc.runtime.calls.futures import CallFuture, CallStats
 from asyncrpc.runtime.counters import Counters
+from asyncrpc.runtime.links.tokens import JoinTokens
 from asyncrpc.runtime.loops import run
 from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
+from asyncrpc.runtime.membership.machine.membership import ChangeKind
 from asyncrpc.runtime.membership.rendezvous import JoinRendezvous, LocalRendezvous
 from asyncrpc.runtime.options import (
     DeviceOptions,
@@ -82,18 +84,21 @@ __all__ = [  # noqa: RUF022
     "LimitOptions",
     "MessageLimits",
     "DeviceOptions",
-    # How workers find each other, and who is there
+    # How workers find each other, and membership
     "LocalRendezvous",
     "JoinRendezvous",
+    "JoinTokens",
     "MemberChange",
+    "ChangeKind",
     "MemberChanges",
-    # An end that the scheduler announces
+    # Preemption by the scheduler
     "Preemption",
+    "PreemptionStep",
     # Calls to several workers at once
     "PeerGroup",
     "GroupCall",
     "GroupReply",
-    # Around calls
+    # Functions and decorators around calls
     "run",
     "deadline",
     "cancelled",

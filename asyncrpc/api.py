@@ -1,8 +1,8 @@
 """The worker with all its parts, and the functions that act on the current worker.
 
-Here, and only here, references, autograd and the optimizer are joined to the runtime.
-The functions have the names, the argument order and the meaning of
-torch.distributed.rpc; what waits is awaitable.
+Only this module joins references, autograd and the optimizer to the runtime.  The
+functions have the names, the argument order and the meaning of torch.distributed.rpc;
+those that wait are awaitable.
 """
 
 from __future__ import annotations
@@ -77,18 +77,17 @@ class Worker(runtime.Worker):
     def rrefs(self) -> list[RRefRecord]:
         """List the references that this worker owns or holds, the oldest first.
 
-        To find what is never let go: on the owner a record names the holders, and on a
-        holder it says how many handles there are, and what relies on them.
+        On the owner a record names the holders; elsewhere, the handles and their users.
 
         Raises:
-            NotStartedError: this worker does not run.
+            NotStartedError: this worker is not running.
         """
         self.parts.lifecycle.check_running()
         return self._rrefs.records()
 
 
 def _backward_from(parts: Parts) -> Callable[..., Any]:
-    """Return what runs a backward pass from a referenced tensor, on its owner."""
+    """Return the function that runs a backward pass from a referenced tensor."""
 
     async def backward(
         handle: RRef[Any], context: Context, *, retain_graph: bool
@@ -156,34 +155,34 @@ def init_rpc(
     *,
     rendezvous: str | Mapping[str, str | Sequence[str]] | Rendezvous = "env://",
 ) -> _Starting:
-    """Start a worker and make it the current one of this task.
+    """Start a worker and make it the current worker of this task.
 
     `await` it, or use it as `async with`.
 
     Args:
-        name: unique in the group; None: `worker` and the rank.
-        backend: has no meaning here and must be None; it keeps torch's order.
-        rank: from 0; None takes it from `rendezvous`.
-        world_size: number of workers; None likewise.
+        name: name of the worker, unique in the group; None: `worker` and the rank.
+        backend: must be None; it only keeps torch's order of arguments.
+        rank: rank of the worker, from 0; None takes it from `rendezvous`.
+        world_size: number of workers; None takes it from `rendezvous`.
         options: limits, times, secret, policy.
         rendezvous: as for `Worker`.
 
     Returns:
-        What starts the worker; awaiting it gives the `Worker`.
+        An awaitable context manager that starts and returns the `Worker`.
 
     Raises:
-        AlreadyStartedError: this task has a current worker already.
-        RendezvousTimeoutError: when awaited: not everyone appeared in time.
-        UsageError: something is missing or wrong; the message says what.
+        AlreadyStartedError: this task already has a current worker.
+        RendezvousTimeoutError: when awaited: some workers did not appear in time.
+        UsageError: an argument is missing or wrong; the message says which.
 
     Source: torch.distributed.rpc.init_rpc.
     """
     if backend is not None:
-        raise wrong("backend", "left out: asyncrpc has one", backend)
+        raise wrong("backend", "left out: asyncrpc has only one", backend)
     present = current_worker_var.get()
     if present is not None and not present.is_closed:
         raise AlreadyStartedError(
-            f"worker {present.name!r} runs already in this task; shut it down first, "
+            f"worker {present.name!r} already runs in this task; shut it down first, "
             "or use asyncrpc.Worker for several in one process"
         )
     return _Starting(
@@ -201,23 +200,24 @@ async def shutdown(graceful: bool = True, timeout_s: float | None = None) -> Non
     """End the current worker; by default together with the group.
 
     Args:
-        graceful: first wait until every worker of the group has come here and no call
-            is in flight anywhere; see `Worker.shutdown`.  Otherwise end alone, after
-            the calls in flight here.
-        timeout_s: seconds until the worker ends in any case; None: no limit for the
-            others to come, and `Options.drain_timeout_s` for calls in flight.
+        graceful: first wait until every worker of the group has called `shutdown` and
+            no call is in flight anywhere; see `Worker.shutdown`.  Otherwise end alone,
+            after the calls in flight here.
+        timeout_s: seconds until the worker ends in any case; None: no limit on the wait
+            for the others, and `Options.drain_timeout_s` for calls in flight.
 
     Raises:
-        NotStartedError: there is no current worker.
-        UsageError: an argument is of another kind; nothing has been ended.
-        TimeoutError: `timeout_s` passed before all had come and no call was in flight;
-            the message says who is to blame.  The worker has ended anyway.
+        NotStartedError: this task has no current worker.
+        UsageError: an argument has a wrong type; the worker still runs.
+        TimeoutError: `timeout_s` passed before all workers had called `shutdown` and
+            all calls had ended; the message names the workers.  This worker has ended
+            anyway.
 
     Cancellation:
-        The worker is ended at once, then it is passed on.
+        The worker is ended at once, then the cancellation is raised.
 
-    Source: torch.distributed.rpc.shutdown; unlike there, workers that have died are
-    left out, instead of making the wait last for ever.
+    Source: torch.distributed.rpc.shutdown; unlike there, the wait ignores workers that
+    have died.
     """
     worker = current_worker()
     worker.parts.lifecycle.check_on_loop("shutdown")
@@ -243,20 +243,20 @@ def rpc_async(
 
     Args:
         to: name, rank or `WorkerInfo` of the callee.
-        func: what it runs; see `Peer.call`.
+        func: the function to run; see `Peer.call`.
         args: its arguments.
         kwargs: its keyword arguments.
-        timeout_s: seconds; None is no limit; left out: `Options.rpc_timeout_s`.
+        timeout_s: seconds; None: no limit; left out: `Options.rpc_timeout_s`.
 
     Returns:
         A future.  Cancelling it cancels the call.
 
     Raises:
-        NotStartedError: there is no current worker.
-        UnknownWorkerError: there is no worker `to`.
-        EncodeError: an argument cannot travel.
+        NotStartedError: this task has no current worker.
+        UnknownWorkerError: no worker has the name or rank `to`.
+        EncodeError: an argument cannot be sent.
 
-    Thread safety: from any thread that runs a function for a call, and on the loop.
+    Thread safety: call it on the loop, or in a thread that runs a function for a call.
 
     Source: torch.distributed.rpc.rpc_async.
     """
@@ -275,24 +275,24 @@ def rpc_sync(
     kwargs: Mapping[str, Any] | None = None,
     timeout_s: Any = UNSET,
 ) -> Any:
-    """Call a function and block this thread until its result is there.
+    """Call a function and block this thread until its result has arrived.
 
     For plain functions, which run in threads.  The thread counts as waiting, so chains
     of blocking calls never run out of threads.
 
     Args:
         to: name, rank or `WorkerInfo` of the callee.
-        func: what it runs.
+        func: the function to run.
         args: its arguments.
         kwargs: its keyword arguments.
-        timeout_s: seconds; None is no limit; left out: `Options.rpc_timeout_s`.
+        timeout_s: seconds; None: no limit; left out: `Options.rpc_timeout_s`.
 
     Returns:
         What the function returned.
 
     Raises:
-        UsageError: called on an event loop, which it would stop: `await rpc_async`.
-        Exception: as `rpc_async`, and what the call raises.
+        UsageError: called on an event loop, which it would block: `await rpc_async`.
+        Exception: as for `rpc_async`, and any error of the call.
 
     Source: torch.distributed.rpc.rpc_sync.
     """
@@ -311,18 +311,18 @@ def remote(
 
     Args:
         to: name, rank or `WorkerInfo` of the callee, which becomes the owner.
-        func: what makes the value there: a function or a class.
+        func: the function or class that makes the value there.
         args: its arguments.
         kwargs: its keyword arguments.
-        timeout_s: seconds in which the value must be made; None is no limit.
+        timeout_s: seconds in which the value must be made; None: no limit.
 
     Returns:
         The reference; an error of `func` is raised when the reference is used.
 
     Raises:
-        NotStartedError: there is no current worker.
-        UnknownWorkerError: there is no worker `to`.
-        EncodeError: an argument cannot travel.
+        NotStartedError: this task has no current worker.
+        UnknownWorkerError: no worker has the name or rank `to`.
+        EncodeError: an argument cannot be sent.
 
     Source: torch.distributed.rpc.remote.
     """
@@ -335,11 +335,11 @@ def remote(
 
 
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
-    """Return the name and rank of a worker; of the current one if no name is given.
+    """Return the name and rank of a worker; by default of the current worker.
 
     Raises:
-        NotStartedError: there is no current worker.
-        UnknownWorkerError: there is no worker of the name.
+        NotStartedError: this task has no current worker.
+        UnknownWorkerError: no worker has this name.
 
     Source: torch.distributed.rpc.get_worker_info.
     """
@@ -352,11 +352,11 @@ def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
 
 
 def _check_arguments(args: Any, kwargs: Any) -> None:
-    """Raise UsageError unless these can be the arguments of a call."""
+    """Raise UsageError unless these are valid arguments of a call."""
     if type(args) is not tuple and not isinstance(args, (tuple, list)):
         raise wrong("args", "a tuple or a list", args)
     if kwargs is not None:
-        check_kind("kwargs", kwargs, Mapping, "a mapping from names, or None")
+        check_kind("kwargs", kwargs, Mapping, "a mapping from names to values, or None")
         for name in kwargs:
             check_kind("a name in kwargs", name, str, "a string")
 

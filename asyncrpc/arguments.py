@@ -1,8 +1,8 @@
-"""Arguments of users: checked where they are given, and named in the error.
+"""Checks of users' arguments, which name the argument in the error.
 
 A wrong argument is the program's fault, so each check raises `UsageError`, whose text
-names the argument, says what it must be, and shows what it was.  To show a value runs
-its own `__repr__`, which may raise, or be endless: `shown` never raises, and is short.
+names the argument, says what it must be, and shows what it was.  Showing a value runs
+its `__repr__`, which may raise, or never end: `shown` never raises, and is short.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def shown(value: object) -> str:
 
 
 def _words(value: Any) -> str:
-    """Return the text of a value; what is large is not looked at whole."""
+    """Return the text of a value; of a large value, only a part."""
     if type(value).__module__ == "torch" and hasattr(value, "shape"):
         return f"a tensor of shape {tuple(value.shape)}, {value.dtype},"
     return _SHORT.repr(value)
 
 
 def wrong(name: str, wanted: str, value: object) -> UsageError:
-    """Return the error about an argument that is something else than it must be."""
+    """Return the error about an argument that is not what it must be."""
     return UsageError(f"{name} must be {wanted}, not {shown(value)}")
 
 
@@ -61,21 +61,21 @@ def check_kind(
 
 
 def is_seconds(value: object) -> TypeGuard[float]:
-    """Return whether a value is a real number, and not NaN."""
+    """Return whether a value is a real number other than NaN."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    return is_number and value == value  # noqa: PLR0124  (NaN is not)
+    return is_number and value == value  # noqa: PLR0124  (NaN != NaN)
 
 
 def check_timeout(name: str, value: Any) -> None:
-    """Raise UsageError unless an argument is seconds of at least 0, or None."""
+    """Raise UsageError unless an argument is None or seconds, 0 or more."""
     if value is not None:
         check_seconds(name, value, at_least=0)
 
 
 def check_duration(name: str, value: Any) -> None:
-    """Raise UsageError unless an argument is finite seconds of at least 0."""
+    """Raise UsageError unless an argument is finite seconds, 0 or more."""
     if not is_seconds(value) or not 0 <= value < math.inf:
-        raise wrong(name, "a finite number of seconds of at least 0", value)
+        raise wrong(name, "a finite number of seconds, 0 or more", value)
 
 
 def check_flag(name: str, value: object) -> None:
@@ -87,7 +87,7 @@ def check_flag(name: str, value: object) -> None:
 def check_seconds(name: str, value: Any, *, at_least: float | None = None) -> None:
     """Raise UsageError unless an argument is a number of seconds, large enough."""
     if not is_seconds(value) or (at_least is not None and value < at_least):
-        least = "" if at_least is None else f" of at least {at_least:g}"
+        least = "" if at_least is None else f", {at_least:g} or more"
         raise wrong(name, f"a number of seconds{least}, or None for no limit", value)
 
 
@@ -102,13 +102,13 @@ def check_count(
 
 
 def check_flags(**flags: object) -> None:
-    """Raise UsageError unless these arguments, by their names, are True or False."""
+    """Raise UsageError unless each of these named arguments is True or False."""
     for name, value in flags.items():
         check_flag(name, value)
 
 
 def check_above(name: str, value: Any, least: float) -> None:
-    """Raise UsageError unless an argument is a real number above another."""
+    """Raise UsageError unless an argument is a real number above `least`."""
     if not is_seconds(value) or not value > least:
         raise wrong(name, f"a number above {least:g}", value)
 
@@ -120,13 +120,13 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def check_sequence(name: str, value: object, wanted: str) -> None:
-    """Raise UsageError unless an argument is a list, tuple or alike; no text."""
+    """Raise UsageError unless an argument is a list, tuple or alike, and not text."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise wrong(name, wanted, value)
 
 
 def listed(name: str, value: Any, wanted: str) -> list[Any]:
-    """Return what an argument holds, which may be a generator.
+    """Return the items of an argument, which may be a generator.
 
     Raises:
         UsageError: the value cannot be iterated over, or raised an error.
@@ -150,24 +150,27 @@ def check_text(name: str, value: object, *, at_most: int | None = None) -> None:
 
 
 def set_mark(name: str, function: Any, attribute: str, value: object) -> None:
-    """Set an attribute of the function, or the class, that a decorator is given.
+    """Set an attribute of the function or class that a decorator is given.
 
-    A staticmethod or a classmethod is marked by what it wraps.
+    Of a staticmethod or a classmethod, the wrapped function is marked.
 
     Raises:
-        UsageError: it is not callable, or takes no attributes, as a builtin.
+        UsageError: `function` is not callable, or accepts no attributes, as a builtin.
     """
     inner = unwrapped(function)
     check_callable(name, inner)
     try:
         setattr(inner, attribute, value)
     except Exception as error:
-        wanted = "a function that takes a mark (a builtin goes into Options.allow)"
+        wanted = (
+            "a function or class that accepts attributes; list a builtin in"
+            " Options.allow instead"
+        )
         raise wrong(name, wanted, function) from error
 
 
 def unwrapped(function: Any) -> Any:
-    """Return the function in a staticmethod or a classmethod; any other, itself."""
+    """Return the function in a staticmethod or classmethod; any other, itself."""
     is_wrapped = isinstance(function, staticmethod | classmethod)
     return function.__func__ if is_wrapped else function
 
@@ -176,10 +179,10 @@ SIZE_MAX: Final = (1 << 63) - 1  # of a tensor
 
 
 def sizes_of(shape: tuple[Any, ...]) -> list[int]:
-    """Return the sizes that a shape of integers, or of one sequence of them, names.
+    """Return the sizes of a shape, given as integers or as one sequence of integers.
 
     Raises:
-        UsageError: they are not sizes.
+        UsageError: an item is not a size.
     """
     is_nested = len(shape) == 1 and isinstance(shape[0], tuple | list)
     sizes = list(shape[0] if is_nested else shape)
@@ -189,10 +192,10 @@ def sizes_of(shape: tuple[Any, ...]) -> list[int]:
 
 
 def check_texts(name: str, value: Any, *, at_least: int = 0) -> None:
-    """Raise UsageError unless an argument is several non-empty strings."""
+    """Raise UsageError unless an argument is a list or tuple of non-empty strings."""
     is_several = isinstance(value, list | tuple) and len(value) >= at_least
     if not is_several or not all(isinstance(one, str) and one for one in value):
-        raise wrong(name, "non-empty strings in a list", value)
+        raise wrong(name, "a list of non-empty strings", value)
 
 
 def check_callable(name: str, value: object) -> None:

@@ -1,4 +1,4 @@
-"""Time: the one module that reads it.  Seconds, monotonic, from an arbitrary zero."""
+"""Time: the only module that reads it.  Monotonic seconds from an arbitrary zero."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Final
 
 NS_PER_S: Final = 1_000_000_000
 
-# Nanoseconds since 1970: to compare with what other programs have noted.
+# Nanoseconds since 1970: to compare with records of other programs.
 wall_ns: Final = time.time_ns
-# The time, in seconds: for what is too short to ask a `Clock` for.
+# The time in seconds: for measurements too short to ask a `Clock`.
 now_s: Final = time.perf_counter
 # Processor time of the calling thread, in seconds.
 thread_cpu_s: Final = time.thread_time
@@ -21,14 +21,14 @@ NO_LIMIT_NS: Final = -1  # on the wire: the call has no deadline
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Where the time comes from; a simulation passes its loop's virtual time."""
+    """The source of the time; a simulation passes its loop's virtual time."""
 
     now_s: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Deadline:
-    """A point in a clock's time, in seconds, and the time that was allowed for it."""
+    """A point in a clock's time, in seconds, and the timeout that it came from."""
 
     at_s: float
     allowed_s: float
@@ -41,16 +41,16 @@ class Deadline:
         return cls(now_s + timeout_s, timeout_s)
 
     def remaining_s(self, now_s: float) -> float:
-        """Return the seconds that are left: zero or less once it has passed."""
+        """Return the seconds left: zero or less once the deadline has passed."""
         return self.at_s - now_s
 
     def budget_ns(self, now_s: float) -> int:
-        """Return what is left as it travels: nanoseconds, at least 0."""
+        """Return the remaining time as it is sent: nanoseconds, at least 0."""
         return max(0, int((self.at_s - now_s) * NS_PER_S))
 
     @classmethod
     def from_budget(cls, budget_ns: int, now_s: float) -> Deadline | None:
-        """Read what `budget_ns` wrote; None for no limit."""
+        """Return the deadline that `budget_ns` wrote; None for no limit."""
         if budget_ns < 0:
             return None
         return cls.after(budget_ns / NS_PER_S, now_s)

@@ -72,7 +72,7 @@ class Outcome(enum.Enum):
 
     NOT_EXECUTED = "not executed"  # safe to retry, whatever the function does
     UNKNOWN = "unknown"  # retry only a function declared idempotent
-    EXECUTED = "executed"  # a retry would run it twice
+    EXECUTED = "executed"  # a retry would run the function twice
 
 
 class AsyncRpcError(Exception):
@@ -83,7 +83,7 @@ class AsyncRpcError(Exception):
 
     def __init_subclass__(cls, *, code: str = "") -> None:
         super().__init_subclass__()
-        if not code:  # a class made at run time to carry a remote exception's type
+        if not code:  # a class made at run time for the type of a remote exception
             return
         if code in cls.by_code:
             raise TypeError(f"code {code!r} is already {cls.by_code[code].__name__}")
@@ -98,8 +98,8 @@ def rebuild(
     cls: type[AsyncRpcError], args: tuple[Any, ...], fields: dict[str, Any]
 ) -> AsyncRpcError:
     """Make an error again without its constructor, which has keyword-only arguments."""
-    # We name BaseException because TimeoutError brings in OSError.__init__, which takes
-    # its arguments for errno and strerror.
+    # BaseException by name, because TimeoutError inherits OSError.__init__, which takes
+    # its arguments as errno and strerror.
     error = cls.__new__(cls)
     BaseException.__init__(error, *args)
     error.__dict__.update(fields)
@@ -114,11 +114,11 @@ class UsageError(AsyncRpcError, code="usage"):
 
 
 class AlreadyStartedError(UsageError, code="usage.already_started"):
-    """This worker, or the current one, has been started before."""
+    """This worker, or the current worker, has already been started."""
 
 
 class NotStartedError(UsageError, code="usage.not_started"):
-    """There is no running worker here, or it has been closed."""
+    """No worker runs here, or it has been closed."""
 
 
 class UnknownWorkerError(UsageError, code="usage.unknown_worker"):
@@ -140,21 +140,21 @@ class InvalidContextError(UsageError, code="usage.invalid_context"):
     """The autograd context does not exist here, or has ended."""
 
 
-# --- someone broke the protocol ------------------------------------------------------
+# --- a side broke the protocol -------------------------------------------------------
 
 
 class ProtocolError(AsyncRpcError, code="protocol"):
-    """A message broke the protocol; see the two subclasses for who sent it."""
+    """A message broke the protocol; the subclasses say which side sent it."""
 
 
 class LocalProtocolError(ProtocolError, code="protocol.local"):
-    """We tried to send what the protocol forbids: a bug in this program."""
+    """This side was about to break the protocol: a bug in asyncrpc."""
 
 
 class RemoteProtocolError(ProtocolError, code="protocol.remote"):
-    """The peer broke the protocol; what it sent has been refused.
+    """The peer broke the protocol; its message has been refused.
 
-    If it was the framing, the connection to it has been closed.
+    After an error of the framing, the connection has been closed.
     """
 
 
@@ -163,11 +163,11 @@ class VersionMismatchError(RemoteProtocolError, code="protocol.remote.version"):
 
 
 class FrameTooLargeError(RemoteProtocolError, code="protocol.remote.too_large"):
-    """A length in a frame is over its limit."""
+    """A length in a frame exceeds its limit."""
 
 
 class MalformedError(RemoteProtocolError, code="protocol.remote.malformed"):
-    """Bytes that are no frame, or a message whose content is not what it must be."""
+    """The bytes are not a valid frame, or a message has invalid content."""
 
 
 # --- the world got in the way --------------------------------------------------------
@@ -201,7 +201,7 @@ class RendezvousTimeoutError(AsyncRpcError, TimeoutError, code="rendezvous.timeo
     """Not every worker appeared in time.
 
     Attributes:
-        missing: the ranks or names of those that did not, as far as they are known.
+        missing: ranks or names of the workers that did not, as far as known.
     """
 
     def __init__(self, problem: str, *, missing: Iterable[str | int]) -> None:
@@ -215,7 +215,7 @@ class ProcessFailedError(AsyncRpcError, code="process.failed"):
     Attributes:
         rank: index of the process.
         exit_code: its exit status; negative is the signal that killed it.
-        remote_traceback: the traceback it left, or an empty string.
+        remote_traceback: the traceback of the process, or an empty string.
     """
 
     def __init__(
@@ -231,8 +231,8 @@ class GangError(AsyncRpcError, code="gang"):
     """A gang of workers on Ray did not start.
 
     Attributes:
-        gang: its name.
-        generation: how many times its workers had been started.
+        gang: name of the gang.
+        generation: how many times the gang's workers had been started.
     """
 
     def __init__(self, problem: str, *, gang: str, generation: int) -> None:
@@ -245,7 +245,7 @@ class GangPlacementError(GangError, TimeoutError, code="gang.placement"):
     """Ray did not place every bundle in time.
 
     Attributes:
-        bundles: indices of those that do not fit; empty if all would fit now.
+        bundles: indices of the bundles that do not fit; empty if all would fit now.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class CallError(AsyncRpcError, code="call"):
 
     @property
     def problem(self) -> str:
-        """Return what went wrong, without the call it happened to."""
+        """Return the text of the error, without the function and the worker."""
         return str(self.args[0]) if self.args else ""
 
     def __str__(self) -> str:
@@ -299,14 +299,14 @@ class CallError(AsyncRpcError, code="call"):
 class RemoteError(CallError, code="call.remote"):
     """The function raised.
 
-    When the exception's type can be had here, what is raised is an instance of a class
-    that is both `RemoteError` and that type: catch either.
+    If the exception's class is available here, the error is an instance of both
+    `RemoteError` and that class: catch either.
 
     Attributes:
         remote_type: qualified name of the exception's class.
-        remote_message: its text, as `str()` gave it there.
-        remote_traceback: the traceback as formatted where it happened.
-        worker: name of the worker it happened on (not `to`, if that one called on).
+        remote_message: text of the exception, from `str()` on its worker.
+        remote_traceback: the traceback, formatted on that worker.
+        worker: name of the worker that raised it (not `to`, if `to` called another).
         pid: process id of that worker.
     """
 
@@ -318,7 +318,7 @@ class RemoteError(CallError, code="call.remote"):
 
 
 class DeadlineExceededError(CallError, TimeoutError, code="call.deadline"):
-    """No response came in time, which says nothing of whether the function ran.
+    """No response came in time; the function may or may not have run.
 
     Attributes:
         timeout_s: the time allowed, in seconds, counted from the call.
@@ -339,15 +339,15 @@ class WorkerLostError(CallError, code="call.worker_lost"):
 
 
 class RejectedError(CallError, code="call.rejected"):
-    """The callee would not take the call: overloaded, draining or not allowed."""
+    """The callee rejected the call: it is overloaded, draining, or forbids it."""
 
 
 class OverloadedError(RejectedError, code="call.overloaded"):
-    """Too much work waits already: the request was not started, and may come again.
+    """Too much work is waiting already: the request was not run; it may be retried.
 
     Attributes:
-        retry_after_s: seconds after which there should be room, by the rate at which
-            work has ended lately.
+        retry_after_s: seconds after which there should be room, from the rate at which
+            work has finished recently.
     """
 
     def __init__(
@@ -364,15 +364,15 @@ class OverloadedError(RejectedError, code="call.overloaded"):
 
 
 class EncodeError(CallError, code="call.encode"):
-    """An argument or a result cannot travel; the message says which and what to do."""
+    """An argument or a result cannot be sent; the message says which and what to do."""
 
 
 class DecodeError(CallError, code="call.decode"):
-    """A value arrived and could not be rebuilt."""
+    """A value arrived but could not be rebuilt."""
 
 
 class OutMismatchError(CallError, code="call.out_mismatch"):
-    """The result is no tensor that fits into `out`, whose content is now undefined."""
+    """The result does not fit into `out`, whose content is now undefined."""
 
 
 # --- references, gradients, groups ---------------------------------------------------
@@ -387,8 +387,8 @@ class OwnerLostError(RRefError, code="rref.owner_lost"):
 
     Attributes:
         worker: name of the owner.
-        incarnation: which life of that worker it was.
-        reason: how it was lost.
+        incarnation: the incarnation of that worker.
+        reason: how the worker was lost.
     """
 
     def __init__(self, *, worker: str, incarnation: int, reason: str) -> None:
@@ -401,15 +401,15 @@ class OwnerLostError(RRefError, code="rref.owner_lost"):
 
 
 class RRefDeletedError(RRefError, code="rref.deleted"):
-    """The value was freed, or was never here."""
+    """The value was freed, or never existed here."""
 
 
 class AutogradError(AsyncRpcError, code="autograd"):
-    """Distributed autograd cannot do this."""
+    """Distributed autograd failed, or cannot do this."""
 
 
 class NoGradientPathError(AutogradError, code="autograd.no_path"):
-    """A root does not require a gradient, so backward has nowhere to go."""
+    """A root does not require a gradient, so there is nothing to compute."""
 
 
 class BackwardFailedError(AutogradError, code="autograd.backward_failed"):
@@ -429,9 +429,9 @@ class BackwardFailedError(AutogradError, code="autograd.backward_failed"):
 class BackwardTimeoutError(
     BackwardFailedError, TimeoutError, code="autograd.backward_timeout"
 ):
-    """A backward pass took longer than it may, and was undone on every worker.
+    """A backward pass exceeded its timeout, and was undone on every worker.
 
-    The text says what was waited for, and where.
+    The text says what the pass was waiting for, and on which worker.
     """
 
 
@@ -440,10 +440,10 @@ class OptimizerError(AsyncRpcError, code="optimizer"):
 
 
 class PublishError(AsyncRpcError, code="publish"):
-    """New weights were not taken; what replicas serve has not changed, or as it says.
+    """A replica refused new weights; the text says what the replicas serve now.
 
     Attributes:
-        refused: what each replica that refused said, by its name.
+        refused: the reason of each replica that refused, by its name.
     """
 
     def __init__(self, problem: str, *, refused: Mapping[str, str]) -> None:
@@ -452,11 +452,11 @@ class PublishError(AsyncRpcError, code="publish"):
 
 
 class BarrierBrokenError(AsyncRpcError, code="barrier.broken"):
-    """A barrier failed for all workers that had not passed it; use the next.
+    """A barrier failed for all workers that had not passed it; the next can be used.
 
     Attributes:
-        number: of the barrier, from 0, as this worker counts.
-        missing: names of workers that had not come, as far as they are known.
+        number: number of the barrier, which this worker counts from 0.
+        missing: names of workers that had not reached it, as far as known.
     """
 
     def __init__(self, problem: str, *, number: int, missing: Iterable[str]) -> None:
@@ -466,17 +466,17 @@ class BarrierBrokenError(AsyncRpcError, code="barrier.broken"):
 
 
 class BarrierTimeoutError(BarrierBrokenError, TimeoutError, code="barrier.timeout"):
-    """Not everyone came to it within the time that this worker gave it."""
+    """Some workers did not reach the barrier within this worker's `timeout_s`."""
 
 
 class CollectiveError(AsyncRpcError, code="collective"):
-    """A collective failed, for every rank of the group that has not ended it.
+    """A collective failed, for every rank of the group that had not finished it.
 
-    The next one can be used, unless the class says otherwise.
+    The next collective can be used, unless the class says otherwise.
 
     Attributes:
-        ranks: names of the workers that it failed for: who called something else, or
-            with another shape, or gave it up.
+        ranks: names of the ranks that caused the failure: they called another
+            collective, or with another shape, or gave it up.
     """
 
     def __init__(self, problem: str, *, ranks: Iterable[str] = ()) -> None:
@@ -485,20 +485,20 @@ class CollectiveError(AsyncRpcError, code="collective"):
 
 
 class CollectiveTimeoutError(CollectiveError, TimeoutError, code="collective.timeout"):
-    """A collective took longer than it may; `ranks` are those that did not come."""
+    """A collective exceeded its timeout; `ranks` are those that did not begin it."""
 
 
 class RankLostError(CollectiveError, code="collective.rank_lost"):
-    """A worker of the group is gone, and so is the group.  Make one of the others."""
+    """A worker of the group is gone: make a new group; reconfigure an elastic one."""
 
 
 class QuorumLostError(CollectiveError, code="collective.quorum"):
-    """Too few members of an elastic group are left, so it must not go on here.
+    """Too few members of an elastic group are left, so it cannot continue here.
 
-    The others may go on elsewhere, behind a network that is cut.  `ranks` are the
-    members that are missing.
+    The others may continue in another partition of the network.  `ranks` are the
+    missing members.
     """
 
 
 class GroupChangedError(CollectiveError, code="collective.group_changed"):
-    """The group was closed, or made anew, by this rank or another."""
+    """The group was closed or reconfigured, by this rank or another."""

@@ -1,4 +1,4 @@
-"""Decorators that say how a function runs when it is called from another worker.
+"""Decorators that set how a function runs when another worker calls it.
 
 Source: torch.distributed.rpc.functions.
 """

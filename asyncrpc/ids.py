@@ -1,8 +1,8 @@
 """Identifiers.  Named tuples, because they are dictionary keys on the path of a call.
 
-A worker that is started again under its old name is another *incarnation*: a random
-64-bit number drawn at start.  Ids that outlive a connection carry the incarnation of
-the worker that made them, so that a restarted worker cannot repeat one.
+Each start of a worker is an *incarnation*: a random 64-bit number drawn at start.  Ids
+that outlive a connection contain the incarnation of the worker that made them, so that
+a restarted worker under the same name cannot repeat one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class WorkerId(NamedTuple):
 
 
 class RRefId(NamedTuple):
-    """A value that is referred to: who asked for it to be made, and a counter there."""
+    """A value with references: the worker that requested it, and a counter there."""
 
     creator: Incarnation
     serial: int
 
 
 class ContextId(NamedTuple):
-    """One distributed autograd context: who opened it, and a counter there."""
+    """One distributed autograd context: the worker that opened it, a counter there."""
 
     creator: Incarnation
     serial: int
@@ -37,18 +37,18 @@ class ContextId(NamedTuple):
 
 
 class MessageId(NamedTuple):
-    """One message that carried tensors of a context: who sent it, a counter there."""
+    """One message with tensors of a context: its sender, and a counter there."""
 
     sender: Incarnation
     serial: int
 
 
 class WorkerInfo(NamedTuple):
-    """A worker as programs see it.
+    """A worker, by name and rank.
 
     Attributes:
-        name: unique in its group.
-        id: its rank; -1 if it has none.
+        name: name of the worker, unique in its group.
+        id: rank of the worker; -1 if it has no rank.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Groups of parameters, as torch's optimizers have and save them.
 
-torch numbers parameters group by group: such a number is a *place*.  Whoever has only
-some of the parameters numbers its own.
+torch numbers parameters group by group; the number of a parameter is its *place*.  An
+owner that has only some of the parameters numbers these separately.
 
 Source: torch.optim.Optimizer.state_dict.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from asyncrpc.errors import UsageError
 
-OF_PARAMETERS: Final = frozenset(("params", "param_names"))  # no options of a group
+OF_PARAMETERS: Final = frozenset(("params", "param_names"))  # not options of a group
 
 
 def options_in(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def renumbered(
     """Return groups that hold the numbers of one owner's parameters.
 
     Args:
-        groups: as they were saved, of all parameters.
+        groups: the saved groups, of all parameters.
         sizes: how many parameters each group has.
         number_of: the owner's own numbers, by place.
     """
@@ -55,25 +55,25 @@ def renumbered(
 
 
 def check_fits(state: Mapping[str, Any], sizes: Sequence[int]) -> None:
-    """Refuse a state of other parameters.
+    """Refuse a state that belongs to other parameters.
 
     Args:
-        state: of an optimizer.
+        state: state of an optimizer.
         sizes: how many parameters each group has.
 
     Raises:
-        UsageError: the numbers of groups or of parameters in them differ.
+        UsageError: `state` has other groups, or groups of other sizes.
     """
     try:
         saved = [len(group["params"]) for group in state["param_groups"]]
         places = set(state["state"])
     except (KeyError, TypeError) as error:
         raise UsageError(
-            f"state_dict is not a state of an optimizer, it has no {error}; give what "
-            "state_dict() returned, here or from torch's optimizer"
+            f"state_dict is not the state of an optimizer ({error!r}); pass the result "
+            "of state_dict(), of this optimizer or of torch's"
         ) from error
     if saved != list(sizes) or not places <= set(range(sum(sizes))):
         raise UsageError(
-            f"the state is of groups of {saved} parameters, but the optimizer has "
+            f"the state has groups of {saved} parameters, but the optimizer has "
             f"groups of {list(sizes)}"
         )

@@ -4,7 +4,7 @@
     $ python docs/make_api.py --check    fails if the page is not what would be written
 
 The sources are parsed, not imported: the page is the same on every Python and torch,
-and needs neither.  What is public is what the public modules name in `__all__`.
+and needs neither.  The names in the public modules' `__all__` are public.
 """  # noqa: INP001  (a script beside the pages it makes)
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ MODULES: Final = (
     "asyncrpc.errors",
 )
 
+# What the docstring of a method begins with that users do not call.
+INTERNAL: Final = "Internal: "
+# Bases of classes whose members the page lists.
+ENUMS: Final = {"enum.Enum", "enum.IntEnum", "enum.StrEnum"}
 # Special methods that users know a class by.
 SPECIAL: Final = ("__aenter__", "__call__")
 
@@ -99,7 +103,7 @@ class Group:
     """Names of a module that belong together.
 
     Attributes:
-        title: what the comment above them says; empty if there is none.
+        title: the comment above them; empty if there is no comment.
         names: in the order of `__all__`.
     """
 
@@ -147,11 +151,23 @@ def find(module: str, name: str) -> Named | None:
     return None
 
 
+def find_constant(module: str, name: str) -> tuple[str, ast.AnnAssign] | None:
+    """Return where a constant is annotated, following imports; None for others."""
+    for node in parse(module).body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name:
+            return module, node
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return find_constant(node.module, alias.name)
+    return None
+
+
 # --- signatures ----------------------------------------------------------------------
 
 
 def is_decorated(node: Definition, name: str) -> bool:
-    """Say whether a definition has a decorator of this name, called or not."""
+    """Return whether a definition has a decorator of this name, called or not."""
     decorators = (
         each.func if isinstance(each, ast.Call) else each
         for each in node.decorator_list
@@ -221,11 +237,14 @@ def class_signature(named: Named, node: ast.ClassDef) -> str:
 
 
 def constructor_of(named: Named, node: ast.ClassDef) -> ast.FunctionDef | None:
-    """Return a class's documented `__init__`, its own or an inherited one."""
+    """Return a class's `__init__`, its own or inherited, if users may call it."""
     for owner in _with_bases(named.module, node):
         for one in owner.body:
             if isinstance(one, ast.FunctionDef) and one.name == "__init__":
-                return one if ast.get_docstring(one) else None
+                is_public = not (ast.get_docstring(one) or INTERNAL).startswith(
+                    INTERNAL
+                )
+                return one if is_public else None
     return None
 
 
@@ -293,6 +312,7 @@ def entry(named: Named, prefix: str) -> Iterator[str]:
     if isinstance(first, ast.ClassDef):
         yield f"```text\n{class_signature(named, first)}\n```"
         yield from _documented(first)
+        yield from enum_members(named.module, first)
         if (constructor := constructor_of(named, first)) is not None:
             yield from _documented(constructor)
         yield from members(named, first)
@@ -302,6 +322,21 @@ def entry(named: Named, prefix: str) -> Iterator[str]:
     lines = "\n".join(signature(named.name, node) for node in overloads[:4])
     yield f"```text\n{lines}\n```"
     yield from _documented(last)
+
+
+def enum_members(module: str, node: ast.ClassDef) -> Iterator[str]:
+    """Yield a list of an enum's members, each with its value and its comment."""
+    if ENUMS.isdisjoint(_bases(node)):
+        return
+    lines = source_of(module).read_text(encoding="utf-8").splitlines()
+    found = []
+    for one in node.body:
+        if isinstance(one, ast.Assign):
+            comment = lines[one.lineno - 1][one.end_col_offset or 0 :].strip()
+            comment = comment.removeprefix("#").strip()
+            about = f": {comment}" if comment else ""
+            found.append(f"- `{ast.unparse(one)}`{about}")
+    yield "**Members**\n\n" + "\n".join(found)
 
 
 def members(named: Named, node: ast.ClassDef) -> Iterator[str]:
@@ -324,7 +359,7 @@ def _is_listed(node: Function) -> bool:
     docstring = ast.get_docstring(node)
     if docstring is None:  # an overload; its implementation has one
         return False
-    if docstring.startswith("Internal: "):
+    if docstring.startswith(INTERNAL):
         return False
     return not node.name.startswith("_") or node.name in SPECIAL
 
@@ -386,16 +421,22 @@ def _documented_module(module: str) -> Iterator[str]:
 
 
 def constant(module: str, name: str) -> Iterator[str]:
-    """Yield the paragraphs about a name that is neither a class nor a function."""
+    """Yield the paragraphs about a name that is not a class, function or module."""
     if f"{module}.{name}" in MODULES:
         return
     yield f"### {module}.{name}"
-    nodes = parse(module).body
-    for node, after in zip(nodes, [*nodes[1:], None], strict=True):
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name:
-            yield f"```text\n{name}: {ast.unparse(node.annotation)}\n```"
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                yield from render(str(after.value.value))
+    found = find_constant(module, name)
+    if found is None:
+        return
+    where, node = found
+    value = f" = {ast.unparse(node.value)}" if node.value is not None else ""
+    text = f"{name}: {ast.unparse(node.annotation)}{value}"
+    text = textwrap.fill(text, SIGNATURE_COLUMNS, subsequent_indent="    ")
+    yield f"```text\n{text}\n```"
+    nodes = parse(where).body
+    after = nodes[nodes.index(node) + 1]
+    if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+        yield from render(str(after.value.value))
 
 
 def main(arguments: Sequence[str]) -> int:

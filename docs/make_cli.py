@@ -28,11 +28,11 @@ _HEAD: Final = (
     "observers: with the secret of the run, or else with that of the group by "
     "[the same variables](environment.md) as a worker, joining nothing and "
     "changing nothing. `--worker` asks only some workers, `--json` writes JSON. "
-    "Their exit status is 0 if all is well, 1 if not (a worker tells "
-    "nothing, a wait takes too long), and 2 if the command was wrong or no "
-    "worker could be reached. Tables fit the terminal, 80 columns where there "
-    "is none; what is cut ends in `…`, a line on the standard error says so, and "
-    "`--json` has it whole. What a worker leaves out is told as well.\n"
+    "Their exit status is 0 if all is well, 1 if not (a worker gives no "
+    "answer, a wait takes too long), and 2 if the command was wrong or no "
+    "worker could be reached. Tables fit the terminal, or 80 columns without "
+    "one; cut cells end in `…`, a line on the standard error reports this, and "
+    "`--json` shows everything. Items that a worker left out are counted.\n"
 )
 
 

@@ -53,7 +53,7 @@ ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
         "listen": _ONCE,  # likewise
         "remove_own": _ONCE,
     },
-    "watch/pulse.py": {
+    "sidecar/pulse.py": {
         "pid_namespace": _KERNEL,
         "read_of": _KERNEL,
         "stat_of": _KERNEL,

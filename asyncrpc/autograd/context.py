@@ -1,4 +1,4 @@
-"""Autograd contexts: one distributed pass's worth of crossings and gradients.
+"""Autograd contexts: the crossings and gradients of one distributed pass.
 
 Which context is current is a context variable: every task has its own, and a function
 that runs for a call joins its caller's.
@@ -52,7 +52,7 @@ class ContextService(Protocol):
         """Return the gradients here of a context."""
 
     def deadline_of(self, timeout_s: Any) -> Deadline | None:
-        """Return when a pass must have ended that is given a timeout."""
+        """Return the deadline of a pass that is given a timeout."""
 
     async def backward(
         self,
@@ -84,21 +84,22 @@ class Context:
 
     @property
     def service(self) -> ContextService:
-        """Internal: the worker's part that keeps this context's state."""
+        """Internal: the worker's service that keeps this context's state."""
         return self._service
 
     async def __aenter__(self) -> Self:
         """Make this the current context of the task.
 
         Raises:
-            InvalidContextError: it has ended.
-            NotStartedError: its worker has.
-            UsageError: it has been entered before; or this is not the worker's loop.
+            InvalidContextError: the context has ended.
+            NotStartedError: the context's worker has been shut down.
+            UsageError: the context has been entered before; or this is not the worker's
+                loop.
         """
         self._service.check_on_loop("autograd.context")
         if self._token is not None:
             raise UsageError(
-                "this autograd context has been entered before: make another one, "
+                "this autograd context has been entered before: make a new one, "
                 "`async with asyncrpc.autograd.context() as ctx:`"
             )
         self._service.open(self.id, self._service.me)

@@ -30,7 +30,7 @@ class Contexts:
         directory: Directory,
         state_class: type[ContextState] = ContextState,
     ) -> None:
-        """Begin without any.
+        """Begin without contexts.
 
         Args:
             me: this worker.
@@ -62,7 +62,7 @@ class Contexts:
             creator: the worker that opened it; its name may not be known yet.
 
         Raises:
-            InvalidContextError: it has ended.
+            InvalidContextError: the context has ended.
         """
         state = self.open.get(context_id)
         if state is None:
@@ -77,7 +77,7 @@ class Contexts:
         """Return the state of a context that is open.
 
         Raises:
-            InvalidContextError: it is not, or never came here.
+            InvalidContextError: the context has ended, or no call brought it here.
         """
         state = self.open.get(context_id)
         if state is None:
@@ -92,7 +92,7 @@ class Contexts:
 
         Args:
             context_id: of the context.
-            told_by: the worker that knows already.
+            told_by: the worker that reported the end, and knows it already.
         """
         state = self.open.pop(context_id, None)
         if state is None:
@@ -121,7 +121,7 @@ class Contexts:
         for state in self.open.values():
             for pass_id in list(state.passes):
                 one = state.end_pass(pass_id, commit=False)
-                # Those that others began are served, and their requests cancelled.
+                # Requests of passes that other workers began are cancelled elsewhere.
                 if one is not None and pass_id[0] == self._me.incarnation:
                     one.abort("the worker was shut down")
         self.open.clear()

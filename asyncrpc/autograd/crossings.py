@@ -1,4 +1,4 @@
-"""The forward pass: which tensors messages take from a worker's graph and bring to it.
+"""The forward pass: the tensors that messages take from a worker's graph or bring it.
 
 An outgoing message in a context notes where the gradients of its tensors will enter
 this worker's graph; an incoming one makes its tensors differentiable.
@@ -21,7 +21,7 @@ from asyncrpc.autograd.state import ContextState, Sent
 from asyncrpc.ids import Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.ports import PeerLink
 
-# Nodes of a graph that the loop looks at in one go: some 0.1 ms.
+# Nodes of a graph that the loop looks at in one go: about 0.1 ms.
 WALK_BUDGET: Final = 64
 
 
@@ -54,7 +54,7 @@ class Crossings:
         if context.id.creator == self._me:
             return [*context.id, serial]  # the receiver knows this worker's name
         # Each time: this message may be the first of the context that is read there,
-        # though others were sent before, and who reads it may have to ask its creator.
+        # though others were sent before, and the reader may have to ask the creator.
         return [*context.id, serial, state.creator.name]
 
     def _prefetch_soon(self, state: ContextState) -> None:
@@ -76,7 +76,7 @@ class Crossings:
     def incoming(
         self, link: PeerLink, meta: Any
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """Join the context of a message; return what its tensors go through."""
+        """Join the context of a message; return the function for its tensors."""
         context_id, serial, name = read_meta(meta)
         if self._contexts.has_ended(context_id):
             return None
@@ -96,5 +96,5 @@ class Crossings:
         return receive
 
     def receive(self, tensor: torch.Tensor, received: Received) -> torch.Tensor:
-        """Give a tensor that has come a history."""
+        """Give a received tensor a history."""
         return received_as(self._anchor, tensor, received)

@@ -29,7 +29,7 @@ class PassEnds:
         self._recorder = recorder
 
     def note_begun(self, one: Pass) -> None:
-        """This worker takes part in a pass, from now on or already."""
+        """Note that this worker takes part in a pass."""
         one.began_s = one.began_s or self._recorder.now_s()
 
     def finish(self, ids: PassIds, *, commit: bool) -> None:
@@ -44,8 +44,8 @@ class PassEnds:
             state.commit(one.flow.staged, defers=self._pool.is_exclusive)
         else:
             one.abort(ABORTED)
-        # The way the requests took, so those whom only others know learn of it too; on
-        # each link it comes after the request that made them take part.
+        # It takes the way of the requests, so that workers that only others know learn
+        # of it; on each link it comes after the request that made them take part.
         for peer in one.onward:
             if peer not in (self._me, pass_id.root):
                 link = self._directory.link_of(peer)

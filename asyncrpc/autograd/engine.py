@@ -2,13 +2,13 @@
 
 `.grad` of the user's parameters must look untouched, while AccumulateGrad nodes must
 run, since hooks on them are how torch's DistributedDataParallel learns of gradients.
-So `.grad` is set aside, the engine writes there, what it wrote is taken, and the old
-value put back; all under a lock that optimizer steps take too.
+So `.grad` is set aside, the engine writes there, its result is taken, and the old value
+is put back; all under a lock that optimizer steps also take.
 
 A segment is a part of a graph whose other nodes run before or later.  The engine is
-told of the segment's last nodes as its `inputs`, so it runs them and what leads to
-them, and nothing else; what flows over the border enters with the later segment.  So
-each node's hooks run once, on the whole of its gradient.
+told of the segment's last nodes as its `inputs`, so it runs them and the nodes that
+lead to them, and no others; gradients that cross the border enter with the later
+segment.  So each node's hooks run once, on the whole of its gradient.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ Gradient = Sequence[torch.Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """What is kept of a graph that has run.
+    """Whether a graph that has run is kept.
 
     Attributes:
-        retain_graph: what another pass through it needs.
-        create_graph: the history of its gradients, to be differentiated in turn.
+        retain_graph: keep it for another pass.
+        create_graph: record the history of its gradients, to be differentiated in turn.
     """
 
     retain_graph: bool = False
@@ -62,15 +62,15 @@ class Flow:
     """Gradients of one pass on one worker, between and after its segments.
 
     Attributes:
-        entering: of nodes that are to run, by node and number of its input.
-        staged: of parameters.
+        entering: gradients of nodes that will run, by node and number of its input.
+        staged: gradients of parameters.
     """
 
     entering: Entering = field(default_factory=dict)
     staged: Gradients = field(default_factory=dict)
 
     def enter(self, edge: GradientEdge, gradient: torch.Tensor) -> None:
-        """Add a gradient to what enters a node."""
+        """Add a gradient to those that enter a node."""
         key = edge.node, edge.output_nr
         self.entering[key] = total(self.entering.get(key), gradient)
 
@@ -83,11 +83,11 @@ class SegmentRun:
         segment: the segment to run.
         nodes: its nodes.
         entering: gradients, by where they enter.
-        parameters: those among its nodes.
+        parameters: the parameters among its nodes.
         received: the received tensors among its nodes; their gradients are complete
             afterwards.
         flow: where gradients of parameters go, and gradients that wait.
-        keeping: what is kept.
+        keeping: whether the graph is kept.
     """
 
     segment: Segment[Any, Node]
@@ -99,9 +99,9 @@ class SegmentRun:
     keeping: Keeping
 
     def straight_through(self) -> Leaving | None:
-        """Return the outputs if nothing must run; None if something must.
+        """Return the outputs if no node must run, else None.
 
-        Nothing is where tensors that came were sent on as they are.
+        No node must run where received tensors were sent on as they are.
         """
         if not self.entering:
             return {}
@@ -117,13 +117,13 @@ class SegmentRun:
 
     @property
     def kind(self) -> Hashable:
-        """Return a key shared by runs that take about as long; None if there is none.
+        """Return a key shared by runs that take about as long, or None.
 
-        None also for a run with hooks: they may wait for something.
+        It is None also for a run with hooks, since they may wait.
         """
         parameters = self.parameters
         if len(parameters) > SMALL or torch.distributed.is_initialized():
-            return None  # torch's DistributedDataParallel waits for others
+            return None  # torch's DistributedDataParallel waits for other processes
         if any(one._backward_hooks or one.numel() > SMALL_NUMEL for one in parameters):  # noqa: SLF001
             return None
         (node, _), gradient = next(iter(self.entering.items()))
@@ -145,14 +145,15 @@ def root_gradients(
     """Return the gradient that each root of a pass starts with.
 
     Raises:
-        UsageError: a root or a gradient is not a tensor, or they do not fit.
-        NoGradientPathError: a root requires no gradient.
+        UsageError: a root or a gradient is not a tensor, or their numbers or shapes do
+            not fit.
+        NoGradientPathError: a root does not require a gradient.
     """
     if not roots:
         raise UsageError("roots must have at least one root")
     if gradients is not None and len(gradients) != len(roots):
         raise UsageError(
-            f"gradients must have one for each of the {len(roots)} roots, not "
+            f"gradients must have one tensor for each of the {len(roots)} roots, not "
             f"{len(gradients)}"
         )
     found: list[torch.Tensor] = []
@@ -170,13 +171,12 @@ def root_gradients(
         if gradient is None and (root.numel() != 1 or root.is_complex()):
             raise UsageError(
                 f"roots[{index}] of shape {tuple(root.shape)} is not a real scalar: "
-                "give "
-                "its gradient (gradients=[...])"
+                "pass its gradient (gradients=[...])"
             )
         if gradient is not None and gradient.shape != root.shape:
             raise UsageError(
-                f"roots[{index}] has shape {tuple(root.shape)}, but gradients[{index}] "
-                f"{tuple(gradient.shape)}"
+                f"gradients[{index}] must have the shape of roots[{index}], "
+                f"{tuple(root.shape)}, not {tuple(gradient.shape)}"
             )
         found.append(torch.ones_like(root) if gradient is None else gradient)
     return found
@@ -196,7 +196,7 @@ def prepare(
         starts: where its gradients enter; None for a missing gradient.
         region: the part of the graph that takes part.
         flow: gradients on their way through the graph.
-        keeping: what is kept.
+        keeping: whether the graph is kept.
     """
     for edge, gradient in starts:
         if gradient is not None:
@@ -225,9 +225,9 @@ class Engine:
         """Run a segment; return the gradients of received tensors that have one.
 
         Raises:
-            RuntimeError: a hook of the user's raised a MalformedError, which is not to
-                be taken for one about what a peer has sent here.
-            BaseException: what a node, or a hook of the user's, raised.
+            RuntimeError: a hook of the user raised a MalformedError, which must not be
+                taken for one about a message of a peer.
+            BaseException: the error of a node, or of a hook of the user.
         """
         try:
             with self.lock:
@@ -237,11 +237,11 @@ class Engine:
 
     @staticmethod
     def _run(run: SegmentRun) -> Leaving:
-        # Of an earlier segment, too: torch's DistributedDataParallel reduces gradients
-        # when it has all of a bucket, and then changes them where they are.
+        # Also of an earlier segment: torch's DistributedDataParallel reduces gradients
+        # when it has all of a bucket, and then changes them in place.
         with _GradientsSetAside(run.parameters, run.flow.staged) as gathered:
             for one in run.received:
-                one.take()  # a pass that failed, or was not ours, may have left some
+                one.take()  # a pass that failed, or was not ours, may have left one
             _run(run)
             # Here and not later: other passes go through the same nodes.
             caught = [(one, one.take()) for one in run.received]
@@ -255,10 +255,10 @@ def _run(run: SegmentRun) -> None:
     ends = () if segment.is_rest else segment.ends  # all of the graph, or up to these
     inputs = tuple(GradientEdge(one, 0) for one in ends)
     create_graph = keeping.create_graph
-    # What flows over the border is computed after the run, from what is kept.
+    # Gradients that cross the border are computed after the run, from the kept graph.
     retain_graph = keeping.retain_graph or create_graph or bool(segment.cuts)
-    # What torch.autograd.backward calls, without what it does before, which takes as
-    # long as a short run: its checks are of what users give (`root_gradients`).
+    # As torch.autograd.backward, but without its checks of arguments, which take as
+    # long as a short run; `root_gradients` has checked them.
     compute = partial(
         _engine_run_backward,
         tuple(edges),
@@ -273,7 +273,7 @@ def _run(run: SegmentRun) -> None:
         compute()
         return
     with contextlib.ExitStack() as stack:
-        if create_graph:  # torch warns of a cycle through `.grad`: not here
+        if create_graph:  # torch warns of a cycle through `.grad`, which is not here
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", message="Using backward.. with create_gr")
         borders = [stack.enter_context(_Border(node)) for node in segment.cuts]
@@ -286,8 +286,8 @@ def _run(run: SegmentRun) -> None:
 def is_apart(node: Node) -> bool:
     """Return whether a node must not be one of several whose followers run later.
 
-    It is the node of a view that was changed in place: it looks at whether two others
-    are to run, and finds it wrong if one is and the other is not.
+    It is the node of a view that was changed in place: it checks whether two other
+    nodes will run, and raises if only one of them will.
     """
     return type(node).__name__ == "CopySlices"
 
@@ -297,7 +297,7 @@ class _Border:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._took: Gradient | None = None  # what came to it, after all hooks
+        self._took: Gradient | None = None  # its input, after all hooks
         self._gave: Gradient = ()
 
     def __enter__(self) -> Self:
@@ -311,13 +311,13 @@ class _Border:
         self._took, self._gave = took, gave
 
     def pass_on(self, here: Container[Node], flow: Flow) -> None:
-        """Add what flows on to what enters the nodes that run later."""
+        """Add the outgoing gradients to those that enter the nodes that run later."""
         if self._took is None:
             return  # no gradient came so far
         after, gave = following(self._node), self._gave
         if not isinstance(self._node, BackwardCFunction):
-            # A node of torch's own has computed only what the engine had a use for.
-            # It is called again, which runs no hooks, outside of the engine.
+            # A node of torch's own has computed only the gradients that the engine
+            # needed.  It is called again outside of the engine, which runs no hooks.
             found = self._node(*self._took)  # type: ignore[operator]
             gave = found if len(after) > 1 else (found,)
         for (child, number), gradient in zip(after, gave, strict=True):
@@ -326,7 +326,7 @@ class _Border:
 
 
 class _GradientsSetAside:
-    """Collects what a block leaves in `.grad`; afterwards `.grad` is as it was.
+    """Collects the gradients that a block leaves in `.grad`, and restores `.grad`.
 
     `contextlib.contextmanager` would take 1 us more.
     """
@@ -339,8 +339,8 @@ class _GradientsSetAside:
         """Prepare to collect.
 
         Args:
-            parameters: those whose gradients the block computes.
-            gathered_before: what is in `.grad` meanwhile, of other parameters.
+            parameters: the parameters whose gradients the block computes.
+            gathered_before: the gradients of other parameters, in `.grad` meanwhile.
         """
         self._parameters = [*parameters, *gathered_before]
         self._gathered_before = gathered_before

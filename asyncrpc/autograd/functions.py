@@ -1,9 +1,9 @@
 """Where a local graph ends and another worker's begins.
 
-On the sending side nothing is added to the graph: the edge at which its gradient will
-enter is noted (`GradientEdge`), as it is when the tensor is sent, so that a later
-in-place change of the tensor does not matter.  On the receiving side one node is made,
-which catches the gradient and keeps it for the service to send.
+On the sending side nothing is added to the graph.  The edge at which the gradient will
+enter (`GradientEdge`) is noted when the tensor is sent, so that a later in-place change
+of the tensor does not matter.  On the receiving side one node is made, which catches
+the gradient and keeps it for the service to send.
 
 Source: torch.distributed.autograd's SendRpcBackward and RecvRpcBackward; there the
 second sends by itself, and expects every gradient to come.
@@ -31,15 +31,15 @@ class CrossingId(NamedTuple):
 
     @property
     def key(self) -> list[int]:
-        """Return its name between the two workers."""
+        """Return its key between the two workers."""
         return [self.message.serial, self.position]
 
 
 def total(have: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:
-    """Add a gradient to what there is, if there is any; each may be sparse."""
+    """Return a gradient plus an earlier one, if any; each may be sparse."""
     if have is None:
         return more
-    # Torch adds a sparse tensor to a dense one, and not the other way round.
+    # Torch adds a sparse tensor to a dense one, but not the other way round.
     return more + have if have.is_sparse else have + more
 
 
@@ -75,13 +75,13 @@ class Received:
         )
 
     def add(self, gradient: torch.Tensor | None) -> None:
-        """Add a gradient to what is there."""
+        """Add a gradient to the kept one."""
         if gradient is None:
             return
         self.gradient = total(self.gradient, gradient)
 
     def take(self) -> torch.Tensor | None:
-        """Return what is there, and forget it."""
+        """Return the kept gradient, and forget it."""
         gradient, self.gradient = self.gradient, None
         return gradient
 
@@ -89,7 +89,8 @@ class Received:
 class Recv(torch.autograd.Function):
     """Gives a received tensor a history: the node that catches its gradient.
 
-    Its output is no leaf and no view, so it may be changed in place, as in one process.
+    Its output is neither a leaf nor a view, so it may be changed in place, as in one
+    process.
     """
 
     @staticmethod
@@ -115,12 +116,12 @@ class Recv(torch.autograd.Function):
 def received_as(
     anchor: torch.Tensor, tensor: torch.Tensor, received: Received
 ) -> torch.Tensor:
-    """Give a tensor that has come a history: what catches its gradient.
+    """Give a received tensor a history: a node that catches its gradient.
 
     Args:
         anchor: any tensor that requires a gradient.
-        tensor: that has come.
-        received: where it is caught.
+        tensor: the received tensor.
+        received: where the gradient is caught.
     """
     with torch.enable_grad():
         result: torch.Tensor = Recv.apply(anchor, tensor, received)  # type: ignore[no-untyped-call]
@@ -143,7 +144,7 @@ def _note_hooks(method: str) -> None:
     setattr(_RECV_NODE, method, noting)
 
 
-# The first is what a hook on the tensor comes to.
+# A hook on the tensor calls the first of these.
 for _method in ("_register_hook_dict", "register_hook", "register_prehook"):
     _note_hooks(_method)
 
@@ -153,7 +154,7 @@ class _GradientProbe(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, _tensor: torch.Tensor) -> torch.Tensor:
-        """Return something that depends on the tensor."""
+        """Return a tensor that depends on the input."""
         _ = ctx
         return torch.empty(0)
 
@@ -172,7 +173,7 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge:
         assert node is not None
         return GradientEdge(node, number, ownership_token=probe.grad_fn)
     if tensor.layout is not torch.strided:
-        # torch looks for it behind a view, which sparse tensors do not have.
+        # torch looks for the edge behind a view, and sparse tensors have no views.
         with torch.enable_grad():
             behind: Any = tensor.clone().grad_fn
         node, number = behind.next_functions[0]
@@ -181,14 +182,14 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge:
 
 
 def following(node: Node) -> tuple[tuple[Node | None, int], ...]:
-    """Return where a node passes gradients to, here."""
+    """Return the local nodes that a node passes gradients to."""
     if type(node) is _RECV_NODE:
         return ()  # behind it is only the anchor
     return node.next_functions
 
 
 def leaves_of(nodes: Iterable[Node]) -> tuple[list[torch.Tensor], list[Received]]:
-    """Return the parameters and the received tensors that some nodes stand for."""
+    """Return the parameters and the received tensors that nodes stand for."""
     parameters, received = [], []
     for node in nodes:
         if type(node) is _RECV_NODE:
@@ -223,13 +224,13 @@ class Region:
         return self.received[known:]
 
     def begin(self, edges: Iterable[GradientEdge]) -> None:
-        """Add what `edges` reach, but for what `go_on` is to find."""
+        """Begin to add the nodes that `edges` reach; `go_on` finds the rest."""
         todo = dict.fromkeys(edge.node for edge in edges if edge.node not in self.nodes)
         self._todo.extend(todo)
         self.nodes.update(todo)
 
     def go_on(self, count: int) -> bool:
-        """Look at so many nodes at most; say whether some are left."""
+        """Look at no more than `count` nodes; return whether some are left."""
         todo, nodes = self._todo, self.nodes
         while todo and count:
             count -= 1
@@ -239,7 +240,7 @@ class Region:
                 continue  # behind it is only the anchor
             after = node.next_functions
             for child, _ in after:
-                # Looked up before it is kept: a graph is a chain more often than not.
+                # Looked up before it is kept, since most graphs are chains.
                 if child is not None and child not in nodes:
                     nodes.add(child)
                     todo.append(child)

@@ -1,12 +1,12 @@
-"""Which work is so short that the loop does it itself.
+"""Decides which work is so short that the loop does it itself.
 
 Handing work to a thread and learning of its end takes as long as a small backward run.
-So work that has been short, each time that it ran in a thread, runs on the loop from
-then on; once it takes long, it does not.
+So work that has been short each time that it ran in a thread runs on the loop from then
+on, until it takes long.
 
-Short is what takes little processor time: on a busy machine the thread may have to wait
-for a core, which says nothing of the work.  Only a long wait counts, for it may be of
-the work itself.
+Work is short if it takes little processor time: on a busy machine the thread may wait
+for a core, whatever the work.  Only a long wait counts, as the work itself may be
+waiting.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from asyncrpc.runtime.threads import uncancelled
 
 T = TypeVar("T")
 
-# The loop is not to be held up longer than a few small calls take.
+# The loop must not be held up longer than a few small calls take.
 SHORT_S: Final = 400e-6
 LONG_S: Final = 1e-3
-# From its begin to its end.  Another process keeps a core for some 3 ms: a trial that
-# took longer may be of work that waits for something.  On the loop, where work must not
-# pay for a busy machine, only what took much longer is taken for that.
+# From begin to end.  Another process keeps a core for about 3 ms: work whose trial took
+# longer may wait for an event.  On the loop, where work must not pay for a busy
+# machine, only work that took much longer is taken to wait.
 WAIT_S: Final = 6e-3
 BLOCKED_S: Final = 50e-3
-TRIALS: Final = 3  # in a thread, before the loop does it
-LATE_MAX: Final = 8  # that the loop was held up: then there are more trials
+TRIALS: Final = 3  # in a thread, before the loop does the work
+LATE_MAX: Final = 8  # times that the loop was held up; then there are more trials
 TRIALS_MAX: Final = 1000
 FORGIVEN_AFTER: Final = 100  # short runs on the loop, for each time that it was held up
-KINDS_MAX: Final = 1024  # that are remembered
+KINDS_MAX: Final = 1024  # kinds of work that are remembered
 
 
-# What is worth a trial: of so many tensors at most, and each of so many elements.
+# Work is worth a trial if it has at most so many tensors, each of so many elements.
 SMALL: Final = 16
 SMALL_NUMEL: Final = 1 << 17
 
@@ -59,7 +59,7 @@ class Runner:
         """Return whether `run_here` should run a job at once; it has the lock then.
 
         Args:
-            kind: a key shared by jobs that take about as long; None if there is none.
+            kind: a key shared by jobs that take about as long; None: no such key.
         """
         return (
             kind is not None
@@ -76,7 +76,7 @@ class Runner:
         begun_s = now_s()
         try:
             return job()
-        except asyncio.CancelledError as error:  # who awaits this has not been
+        except asyncio.CancelledError as error:  # the waiting task was not cancelled
             raise uncancelled(error) from error
         finally:
             self._lock.release()
@@ -87,7 +87,7 @@ class Runner:
     def run_in_thread(
         self, kind: Hashable | None, job: Callable[[], T]
     ) -> asyncio.Future[T]:
-        """Run a job in a thread, and take note of how long it takes there."""
+        """Run a job in a thread, and note how long it takes there."""
         if kind is None:
             return self._threads.run_in_thread(job)
         cpu_s = took_s = 0.0
@@ -107,14 +107,14 @@ class Runner:
 
 @dataclass(slots=True)
 class _Pace:
-    """What is known of one kind of work.
+    """The record of one kind of work.
 
     Attributes:
-        trials: short ones in a row.
-        needed: so many, before the loop does it.
-        late: how often the loop was held up lately.
-        short: runs on the loop since, all short.
-        is_watched: whether processor time is measured on the loop, too.
+        trials: short trials in a row.
+        needed: trials that must be short before the loop does the work.
+        late: how often the loop was held up recently.
+        short: runs on the loop since then, all short.
+        is_watched: whether processor time is also measured on the loop.
     """
 
     trials: int = 0
@@ -139,9 +139,9 @@ class InlinePolicy:
         return pace is not None and pace.trials >= pace.needed
 
     def is_watched(self, kind: Hashable) -> bool:
-        """Return whether the next run on the loop is to measure its processor time.
+        """Return whether the next run on the loop must measure its processor time.
 
-        Work that was over in less than `LONG_S` cannot have taken more of it.
+        Work that was over in less than `LONG_S` cannot have taken more processor time.
         """
         pace = self._paces.get(kind)
         return pace is not None and pace.is_watched
@@ -151,8 +151,8 @@ class InlinePolicy:
 
         Args:
             kind: of work.
-            cpu_s: processor time of its thread; None, for a run on the loop: it was
-                not measured.
+            cpu_s: processor time of its thread; None for a run on the loop without a
+                measurement.
             took_s: from its begin to its end.
         """
         pace = self._paces.get(kind)

@@ -1,4 +1,4 @@
-"""When a context ends that another worker opened: it says so, or is lost."""
+"""The end of contexts of other workers, when these report it or are lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncrpc.runtime.ports import PeerLink, Scheduler, ask
 
 
 class ContextLifetime:
-    """Ends contexts when their creators say so, or die."""
+    """Ends contexts when their creators report the end, or die."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class ContextLifetime:
         self._scheduler = scheduler
 
     def on_release(self, link: PeerLink, notice: ReleaseContext) -> None:
-        """A context has ended.
+        """End a context that a peer reports to have ended.
 
         Raises:
             MalformedError: the peer has no part in it, or this worker opened it.
@@ -44,7 +44,7 @@ class ContextLifetime:
             self._contexts.release(context_id, link.peer.incarnation)
 
     async def on_join(self, link: PeerLink, request: JoinContext) -> bool:
-        """Tell a worker when a context ends, from now on; return whether it is open."""
+        """Arrange to tell a worker when a context ends; return whether it is open."""
         state = self._contexts.open.get(request.context_id)
         if state is not None:
             state.peers.add(link.peer)
@@ -53,7 +53,7 @@ class ContextLifetime:
     def on_peer_lost(self, peer: WorkerId) -> None:
         """End the contexts that a dead worker opened: no other worker will.
 
-        For those that it may have brought here, ask their creator.
+        For contexts that it may have brought here, ask their creators.
         """
         for context_id, state in list(self._contexts.open.items()):
             if context_id.creator == peer.incarnation:
@@ -62,7 +62,7 @@ class ContextLifetime:
                 self._scheduler.start_task(self._join(context_id, state))
 
     async def _join(self, context_id: ContextId, state: ContextState) -> None:
-        """Ask the creator of a context to say itself when it ends."""
+        """Ask the creator of a context to report its end itself."""
         is_open = False
         try:
             link = await self._links.link_to(state.creator.name)

@@ -1,4 +1,4 @@
-"""Which part of a local graph may run, and when a whole pass has ended.
+"""Decides which part of a local graph may run, and when a whole pass has ended.
 
 A *start* is a tensor that this worker sent (or a root of the loss): there a backward
 pass enters the local graph, once its gradient has arrived.
@@ -10,11 +10,11 @@ that was sent and reaches it is known to take no part.  As a rule all starts are
 at once, nothing else was sent, and the whole graph is one segment: nothing is counted
 then.
 
-`Wave` says when the pass has ended everywhere.  Who is asked for something, and is not
-at work for the pass already, answers when it has no more to do and all that it asked
-have answered; others answer soon.  So the worker that began hears the last answer
-when nothing is under way any more.  What a worker has for the one that it owes an
-answer goes with that answer (`owes`), if nothing else is under way.
+`Wave` decides when the pass has ended everywhere.  A worker that is asked, and is not
+at work for the pass already, answers when it has no more to do and all workers that it
+asked have answered; a worker that is at work answers soon.  So the worker that began
+gets the last answer when nothing is under way any more.  Gradients for the worker that
+an answer is owed to go with that answer (`owes`), if nothing else is under way.
 
 Sans-IO, and without torch: starts and nodes are keys.
 
@@ -37,12 +37,12 @@ Following: TypeAlias = Callable[[N], Iterable[tuple[N | None, int]]]
 
 
 class PassReport(NamedTuple):
-    """What a worker said last of its part in a pass.
+    """The last report of a worker about its part in a pass.
 
     Attributes:
         worker: its incarnation.
-        number: counts what it has said.
-        is_done: whether it has done all that it knows of.
+        number: counts its reports.
+        is_done: whether it has done all the work that it knows of.
     """
 
     worker: int
@@ -57,10 +57,10 @@ class Segment(Generic[S, N]):
     Attributes:
         starts: the tensors whose gradients enter here.
         nodes: the nodes to run; empty if it is the whole graph.
-        ends: those of the nodes that nothing follows here.
-        cuts: those of the nodes that are followed by nodes that run later.
-        is_rest: whether nothing is left after it.
-        is_whole: whether nothing came before it, either.
+        ends: nodes of it that no other node of it follows.
+        cuts: nodes of it that are followed by nodes that run later.
+        is_rest: whether no segment follows.
+        is_whole: whether it is the only segment.
     """
 
     starts: list[S]
@@ -85,21 +85,21 @@ class LocalPass(Generic[S, N]):
 
         Args:
             following: the nodes that a node passes gradients to.
-            live: the nodes that starts which take part can reach; the caller adds to
-                it when it calls `want`.
+            live: the nodes that participating starts can reach; the caller adds to it
+                when it calls `want`.
             may_start: the tensors that were sent, and the node where each enters.
-            is_apart: whether a node has to run by itself, unless it runs with all that
-                is left.
+            is_apart: whether a node must run by itself, unless it runs with all nodes
+                that are left.
         """
         self._following = following
         self._is_apart = is_apart
-        self._apart: list[N] = []  # wait for nothing, and have to run by themselves
+        self._apart: list[N] = []  # wait for nothing, and must run by themselves
         self._live = live
         self._node: dict[S, N] = dict(may_start)
         self._open: set[S] = set(may_start)  # not known whether it takes part
         self._waiting: dict[S, None] = {}  # takes part, no gradient yet
         self._here: list[S] = []  # gradient here, not handed out
-        self._missing: dict[N, int] | None = None  # by node: what it waits for
+        self._missing: dict[N, int] | None = None  # by node: how many it waits for
         self._fresh: list[N] = []  # wait for nothing, and are not handed out
         self._handed: set[N] = set()
         self._live_handed = 0
@@ -107,7 +107,7 @@ class LocalPass(Generic[S, N]):
 
     @property
     def is_done(self) -> bool:
-        """Return whether all that takes part, as far as is known, was handed out."""
+        """Return whether all nodes known to take part were handed out."""
         if self._waiting or self._here:
             return False
         return self._missing is None or self._live_handed == len(self._live)
@@ -127,12 +127,12 @@ class LocalPass(Generic[S, N]):
         return start in self._node
 
     def add_root(self, start: S, node: N) -> None:
-        """A root takes part."""
+        """Add a root, which takes part."""
         self._node[start] = node
         self._waiting[start] = None
 
     def want(self, starts: Iterable[S]) -> list[S]:
-        """Record that tensors take part; return those that were not known to."""
+        """Record that tensors take part; return those that were not known to do so."""
         new = [start for start in starts if start in self._open]
         self._open.difference_update(new)
         self._waiting.update(dict.fromkeys(new))
@@ -142,7 +142,7 @@ class LocalPass(Generic[S, N]):
         """Take gradients that have arrived.
 
         Raises:
-            RemoteProtocolError: a gradient that is not expected.  Nothing changed.
+            RemoteProtocolError: a gradient is not expected.  Nothing changed.
         """
         arrived = list(starts)
         unknown = [start for start in arrived if start not in self._waiting]
@@ -162,7 +162,7 @@ class LocalPass(Generic[S, N]):
         self._open.clear()
 
     def next_segment(self) -> Segment[S, N] | None:
-        """Hand out what may run now; None if that is nothing."""
+        """Hand out the nodes that may run now; None if there are none."""
         if self._missing is None:
             if not self._here:
                 return None
@@ -188,7 +188,7 @@ class LocalPass(Generic[S, N]):
         return starts
 
     def _one_apart(self) -> Segment[S, N]:
-        """Hand out a node that has to run by itself."""
+        """Hand out a node that must run by itself."""
         node = self._apart.pop()
         self._hand_out(node)
         self._live_handed += 1
@@ -196,7 +196,7 @@ class LocalPass(Generic[S, N]):
         return Segment(starts, [node], [node], [node], is_rest=False, is_whole=False)
 
     def _settle(self, start: S) -> None:
-        """A start's node waits for one thing less."""
+        """Let a start's node wait for one thing less."""
         if self._is_over:
             raise LocalProtocolError(f"{start} was settled after the graph had run")
         if self._missing is not None:
@@ -255,7 +255,7 @@ class LocalPass(Generic[S, N]):
                 self._let_go(child)
 
     def _borders(self, nodes: list[N]) -> tuple[list[N], list[N]]:
-        """Return which of the nodes nothing follows here, and which others do later."""
+        """Return the nodes that none of them follows, and those that others follow."""
         here = set(nodes)
         ends, cuts = [], []
         for node in nodes:
@@ -268,10 +268,10 @@ class LocalPass(Generic[S, N]):
 
 
 class Wave:
-    """What a pass has running on one worker, and what that worker knows of the others.
+    """The work of a pass on one worker, and that worker's knowledge of the others.
 
     Attributes:
-        is_running: whether something runs here.
+        is_running: whether a segment runs here.
         outstanding: messages sent that have not been answered.
         is_engaged: whether a worker waits to hear that all this has ended.
         owes: that worker; None if it is this one, which began the pass.
@@ -301,16 +301,16 @@ class Wave:
         return not self.is_running and not self.outstanding
 
     def engage(self, by: int | None = None) -> bool:
-        """A message has come; say whether its answer must wait until all has ended."""
+        """Take a message; return whether its answer must wait until all has ended."""
         if self.is_engaged:
             return False
         self.is_engaged, self.owes = True, by
         return True
 
     def disengage(self, me: int, *, is_done: bool) -> list[PassReport]:
-        """All has ended: return the answer, which says what is known of each worker."""
+        """End here: return the answer, the last reports of all known workers."""
         if not self.is_idle:
-            raise LocalProtocolError("something is still running for the pass")
+            raise LocalProtocolError("work is still under way for the pass")
         self.is_engaged, self.owes = False, None
         self._number += 1
         self.reports[me] = PassReport(me, self._number, is_done)
@@ -325,5 +325,5 @@ class Wave:
 
     @property
     def unfinished(self) -> list[int]:
-        """Workers that have something left which they wait to be told about."""
+        """Return the workers that have work left, and wait for messages to do it."""
         return [one.worker for one in self.reports.values() if not one.is_done]

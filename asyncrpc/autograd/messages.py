@@ -33,7 +33,7 @@ class PassIds(NamedTuple):
 
 
 class BringsGradients(Protocol):
-    """What brings gradients of tensors that its receiver has sent.
+    """A message or answer with gradients of tensors that its receiver has sent.
 
     Attributes:
         gradients: of the tensors in `given`.
@@ -53,39 +53,42 @@ class BringsGradients(Protocol):
 
 
 def check_gradients(brought: BringsGradients) -> None:
-    """Check that what brings gradients fits together.
+    """Check that the fields of a message with gradients fit together.
 
     Raises:
-        MalformedError: it does not.
+        MalformedError: the numbers of tensors and gradients differ, or the history
+            names a missing gradient.
     """
     gradients, history = brought.gradients, brought.history
     asked, given = len(brought.asked), len(brought.given)
     if asked % 2 or given != 2 * len(gradients):
         raise MalformedError(
-            f"it names {asked} / 2 and {given} / 2 tensors, but brings "
+            f"the message names {asked} / 2 and {given} / 2 tensors, but has "
             f"{len(gradients)} gradients"
         )
     if history is None:
         return
     if not history:
-        raise MalformedError("its history names no message")
+        raise MalformedError("the history of gradients names no message")
     for index in history[1:]:
         if index >= len(gradients) or gradients[index] is None:
-            raise MalformedError(f"its history has gradient {index}, which is missing")
+            raise MalformedError(
+                f"the history of gradients has gradient {index}, which is missing"
+            )
 
 
 class PassAnswer(NamedTuple):
-    """What a worker answers that was asked to take part in a pass.
+    """The answer of a worker that was asked to take part in a pass.
 
-    The gradients are of tensors that the asking worker has sent: what would be an
-    `Advance` to it goes with the answer, if nothing else is under way.
+    The gradients are of tensors that the asking worker has sent: they go with the
+    answer in place of an `Advance`, if nothing else is under way.
 
     Attributes:
         gradients: of the tensors in `given`.
-        reports: the last report of each worker that is known of.
+        reports: the last report of each known worker.
         asked: as in `Advance`.
-        given: likewise.
-        history: likewise.
+        given: as in `Advance`.
+        history: as in `Advance`.
         step: the answer to the step in the request, if it was taken; this worker has
             committed the pass then.
     """
@@ -106,8 +109,8 @@ class Advance(Request[PassAnswer]):
         gradients: of the tensors in `given`.
         ids: of the context and the pass.
         root: name of the worker that began it.
-        keeping: what is kept of the graph.
-        is_fast: whether every sent tensor is taken to take part.
+        keeping: whether the graph is kept.
+        is_fast: whether every sent tensor is assumed to take part.
         asked: pairs of message and position: tensors whose gradient comes later.
         given: pairs for tensors whose gradient is in this message.
         history: the message, then indices of gradients that have a history.
@@ -130,11 +133,12 @@ class Advance(Request[PassAnswer]):
         """Check that the fields fit together.
 
         Raises:
-            MalformedError: they do not fit.
+            MalformedError: no tensor is named; the numbers of tensors and gradients
+                differ; or the history names a missing gradient.
         """
         check_gradients(self)
         if not self.asked and not self.given:
-            raise MalformedError("it names no tensor")
+            raise MalformedError("the message names no tensor")
 
 
 @message(SERVICE, "close")
@@ -175,7 +179,7 @@ class JoinContext(Request[bool]):
 class ReleaseContext(Notice):
     """A context has ended.
 
-    What it kept is let go a little later: a training loop sends its next message soon.
+    Its state is let go a little later: a training loop sends its next message soon.
     """
 
     context_id: Spread[ContextId]
@@ -216,14 +220,14 @@ def read_meta(meta: Any) -> tuple[ContextId, int, str]:
     Raises:
         MalformedError: the metadata are malformed.
     """
-    context_id, serial = _META.read_as("what travels of an autograd context", meta)
+    context_id, serial = _META.read_as("the metadata of an autograd context", meta)
     _, _, _, *more = meta
     name = more[0] if more and type(more[0]) is str else ""
     return context_id, serial, name
 
 
 def keys_of(received: Iterable[Received]) -> list[int]:
-    """Return what names tensors at their sender, in one list."""
+    """Return the keys of tensors at their sender, in one list."""
     return [part for one in received for part in one.crossing.key]
 
 

@@ -1,13 +1,12 @@
 """torch's modes of a thread travel with calls: no_grad, inference mode, autocast.
 
 A call runs its function under the modes that it was made under.  torch keeps modes per
-thread, and an event loop has one thread for all its tasks: so a coroutine has its modes
-put in place for each of its steps, and taken away after it, with whatever it has itself
-changed meanwhile.
+thread, and an event loop has one thread for all its tasks: so the modes of a coroutine
+are set for each of its steps, and taken away after it, with its own changes.
 
-Most calls are made under none.  They bring nothing, and nothing is done for them.
+Most calls are made under default modes: these send nothing and cost nothing.
 
-Source: torch.no_grad, torch.inference_mode and torch.autocast, and what they set.
+Source: torch.no_grad, torch.inference_mode and torch.autocast, and their settings.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _NO_GRAD: Final = 1
 _INFERENCE: Final = 2
 _NO_CACHE: Final = 4
 
-# The kinds of devices that autocast knows, and what it casts to unless told otherwise.
+# The kinds of devices that autocast knows, and the dtypes that it casts to by default.
 _DEVICES: Final = {
     kind: torch.get_autocast_dtype(kind)
     for kind in ("cpu", "cuda", "xpu", "mps", "mtia", "xla", "hpu", "maia")
@@ -83,10 +82,10 @@ def modes_here() -> Modes:
 
 
 class FunctionModes:
-    """Where a function runs: a context in which the thread has the function's modes.
+    """A context in which the thread has the modes of a function.
 
-    Entered for each step, in whatever thread that is.  What a step leaves changed is
-    there again in the next one, and the thread gets back what it had.
+    It is entered for each step, in the thread of that step.  Changes by a step are
+    there again in the next one, and the thread gets its own modes back.
     """
 
     __slots__ = ("_before", "_dtypes", "_guard", "modes")
@@ -94,14 +93,14 @@ class FunctionModes:
     def __init__(self, modes: Modes) -> None:
         self.modes = modes
         self._before = modes
-        self._dtypes: Autocast = {}  # of kinds of devices that are set here
+        self._dtypes: Autocast = {}  # by kind of device that is set here
         self._guard: Any = None
 
     def __enter__(self) -> None:
         """Give the thread the function's modes."""
         before, modes = modes_here(), self.modes
         self._before = before
-        # It puts back what there was, whatever guards the step leaves open.
+        # It restores the earlier mode, whatever guards the step leaves open.
         self._guard = torch._C._InferenceMode(modes.inference)  # noqa: SLF001
         self._guard.__enter__()
         torch._C._set_grad_enabled(modes.grad)  # noqa: SLF001
@@ -112,7 +111,7 @@ class FunctionModes:
             _set_autocast(touched, modes, self._dtypes)
 
     def __exit__(self, *_: object) -> None:
-        """Give it back its own, and keep the function's for the next step."""
+        """Give the thread its own modes back; keep the function's for the next step."""
         before, after = self._before, modes_here()
         self.modes = after
         touched = after.autocast.keys() | self._dtypes.keys()
@@ -163,10 +162,10 @@ async def _run(coroutine: Coroutine[Any, Any, Any], place: FunctionModes) -> Any
 def steps(
     awaitable: Any, place: AbstractContextManager[Any]
 ) -> Generator[Any, Any, Any]:
-    """Step what is sent to and thrown into as a coroutine is, each step in its place.
+    """Run a coroutine-like object; each of its steps has the function's modes.
 
     Cancellation:
-        It is passed on.
+        It is passed on to the object.
     """
     value, error = None, None
     while True:

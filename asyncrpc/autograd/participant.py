@@ -37,7 +37,7 @@ StepTaker = Callable[[WorkerId, list[Any]], Coroutine[Any, Any, list[Any] | None
 
 
 class PassParticipant:
-    """Answers the requests of backward passes, and takes note of how they end."""
+    """Answers the requests of backward passes, and notes how they end."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class PassParticipant:
 
         Args:
             me: this worker.
-            contexts: in which passes run.
+            contexts: the contexts in which passes run.
             work: runs the local part.
             ends: ends passes.
-            waits: reports what they wait for.
-            devices: where gradients go.
+            waits: reports what passes wait for.
+            devices: move gradients to devices.
             receive: gives an arrived gradient a history.
             links: to workers that begin passes.
-            scheduler: runs what they ask for.
+            scheduler: runs the requests.
         """
         self._me = me
         self._contexts = contexts
@@ -130,7 +130,8 @@ class PassParticipant:
         """Take gradients that came with the answer of a worker that was asked.
 
         Raises:
-            MalformedError: it cannot have them.
+            MalformedError: the peer sent a gradient of a tensor that was not sent to
+                it.
         """
         coming, arrived = self._crossings(answer.asked), self._crossings(answer.given)
         one.check()
@@ -177,7 +178,7 @@ class PassParticipant:
         found = list(gradients)
         for position, index in enumerate(indices):
             gradient = found[index]
-            assert gradient is not None  # `Advance.check` has looked
+            assert gradient is not None  # `Advance.check` has checked it
             one = Received(CrossingId(message, position), peer)
             found[index] = self._receive(gradient, one)
         return found
@@ -203,13 +204,13 @@ class PassParticipant:
         return await self._work.close(one, link.peer.incarnation)
 
     async def on_waits(self, _link: PeerLink, request: AskWaits) -> list[str]:
-        """Say what a pass waits for."""
+        """Return what a pass waits for."""
         context_id, pass_id = request.ids
         one = self._contexts.state(context_id).passes.get(pass_id)
         return [] if one is None else await self._waits.explain(one, request.asked)
 
     async def on_outcome(self, _link: PeerLink, request: PassOutcome) -> bool:
-        """Wait until a pass that began here has ended; say whether it succeeded."""
+        """Wait until a pass that began here has ended; return whether it succeeded."""
         context_id, pass_id = request.ids
         state = self._contexts.open.get(context_id)
         return False if state is None else await state.outcome(pass_id)
@@ -217,14 +218,14 @@ class PassParticipant:
     # --- ends ------------------------------------------------------------------------
 
     def on_commit(self, link: PeerLink, notice: CommitPass) -> None:
-        """A pass has succeeded; as `on_abort`."""
+        """Commit a pass that has succeeded; raises as `on_abort` does."""
         self._on_end(link, notice.ids, commit=True)
 
     def on_abort(self, link: PeerLink, notice: AbortPass) -> None:
-        """A pass has failed.
+        """Abort a pass that has failed.
 
         Raises:
-            MalformedError: the peer has no part in it.
+            MalformedError: the peer has not asked this worker to take part in it.
         """
         self._on_end(link, notice.ids, commit=False)
 
@@ -243,7 +244,7 @@ class PassParticipant:
             self._ends.finish(ids, commit=commit)
 
     def on_peer_lost(self, peer: WorkerId) -> None:
-        """A worker is lost: end its passes; ask how those ended that it told us of."""
+        """End the passes of a lost worker; ask how those ended that it asked us for."""
         for context_id, state in list(self._contexts.open.items()):
             for pass_id, one in list(state.passes.items()):
                 ids = PassIds(context_id, pass_id)
@@ -260,5 +261,5 @@ class PassParticipant:
             if link.peer.incarnation == ids.pass_id.root:
                 is_good = await ask(link, PassOutcome(ids))
         except AsyncRpcError:
-            pass  # who began it is lost as well
+            pass  # the worker that began it is lost as well
         self._ends.finish(ids, commit=is_good)

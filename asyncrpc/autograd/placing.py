@@ -1,7 +1,7 @@
 """Gradients of tensors on devices: where they go, and in which thread.
 
-Gradients travel by the host's memory, and are put where the tensor is that they are
-for.  An exclusive device is not touched by the event loop.
+Gradients travel through host memory, and are moved to the devices of their tensors.
+The event loop does not touch an exclusive device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ async def at_their_devices(
     arrived: Sequence[CrossingId],
     gradients: list[torch.Tensor | None],
 ) -> list[torch.Tensor | None]:
-    """Put gradients that have come where the tensors are that they are for."""
+    """Move arrived gradients to the devices of their tensors."""
     wanted: dict[int, tuple[torch.Tensor, str]] = {}
     for index, (crossing, gradient) in enumerate(zip(arrived, gradients, strict=True)):
         devices = state.sent[crossing.message].devices
@@ -39,7 +39,7 @@ async def at_their_devices(
 async def on_devices_of(
     threads: Threads, tensors: Sequence[torch.Tensor], job: Callable[[], T]
 ) -> T:
-    """Do what may compute with tensors: at once, unless a device is exclusive."""
+    """Run a job on tensors: at once, unless a device is exclusive."""
     if not threads.pool.is_exclusive or all(one.is_cpu for one in tensors):
         return job()
     return await threads.run_in_thread(job)

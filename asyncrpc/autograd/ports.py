@@ -54,7 +54,7 @@ class Directory(Protocol):
 
 
 class Links(Protocol):
-    """How a worker gets a link that may not be there yet."""
+    """How a worker gets a link that may not be open yet."""
 
     def link_to(self, name: str, /) -> Awaitable[PeerLink]:
         """Return the link to a worker, connecting if need be."""

@@ -36,7 +36,7 @@ class PassRequests:
     """Asks the senders of tensors to take part; each answer ends a part of the pass.
 
     Attributes:
-        take_gradients: takes those that an answer has brought; the service sets it.
+        take_gradients: takes the gradients of an answer; the service sets it.
     """
 
     take_gradients: TakeGradients
@@ -55,8 +55,8 @@ class PassRequests:
             me: this worker.
             contexts: give numbers to requests.
             directory: the open links.
-            links: opens the others.
-            scheduler: opens them beside the pass.
+            links: opens other links.
+            scheduler: opens links in tasks beside the pass.
         """
         self._me = me
         self._contexts = contexts
@@ -93,11 +93,11 @@ class PassRequests:
                 one.going_back = advance
             else:
                 self._request(one, peer, advance)
-        if one.wave.outstanding:  # whose answer may wait for what would go back
+        if one.wave.outstanding:  # its answer may wait for the gradients that go back
             self.send_ahead(one)
 
     def send_ahead(self, one: Pass) -> None:
-        """Send what was to go with an answer, which takes longer than was thought."""
+        """Send gradients at once that should have gone with an answer, now delayed."""
         back, one.going_back = one.going_back, None
         if back is not None:
             asked_by = one.wave.owes
@@ -105,7 +105,7 @@ class PassRequests:
             self._request(one, one.inward[Incarnation(asked_by)], back)
 
     def close(self, one: Pass) -> None:
-        """Tell the workers that take part: no others will."""
+        """Tell the workers that take part that no others will."""
         for peer in list(one.onward.values()):
             if peer.incarnation not in (self._me, one.ids.pass_id.root):
                 self._request(one, peer, ClosePass(one.ids))
@@ -116,7 +116,7 @@ class PassRequests:
         peer: WorkerId,
         gradients: Sequence[torch.Tensor | None],
     ) -> list[int] | None:
-        """Record gradients that have a history as what they are: tensors sent."""
+        """Record gradients that have a history as sent tensors."""
         having = [
             (index, gradient)
             for index, gradient in enumerate(gradients)
@@ -149,7 +149,7 @@ class PassRequests:
         self._request_over(one, link, request)
 
     def _start(self, one: Pass, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do something for a pass beside its requests; errors are the pass's."""
+        """Run a job for a pass beside its requests; its error fails the pass."""
 
         async def watched() -> None:
             try:
@@ -164,7 +164,7 @@ class PassRequests:
         task.add_done_callback(partial(_on_ended, one))
 
     def _request_over(self, one: Pass, link: PeerLink, request: PassRequest) -> None:
-        # Gradients go by the host: who gets one knows where the tensor was.
+        # Gradients go through host memory: the receiver knows the tensor's device.
         call = link.ask(request, device_map=TO_HOST)
         call.add_done_callback(partial(self._on_answer, one, request, link.peer))
 
@@ -189,7 +189,7 @@ class PassRequests:
             return
         one.wave.receive(answer.reports)
         if answer.given or answer.asked:
-            # Until they are taken, the answer is not; so this worker is not idle.
+            # The answer is not taken before the gradients, so this worker is not idle.
             self._start(one, partial(self.take_gradients, one, peer, answer))
             return
         one.wave.outstanding -= 1
@@ -238,7 +238,7 @@ def _note_step(
 
 
 def _can_go_back(one: Pass, gradients: Sequence[torch.Tensor | None]) -> bool:
-    """Return whether gradients may go with an answer: alone, and from the host."""
+    """Return whether gradients may go with an answer: the first, and on the host."""
     return one.going_back is None and all(
         gradient is None or gradient.is_cpu for gradient in gradients
     )

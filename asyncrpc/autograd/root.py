@@ -1,4 +1,4 @@
-"""The worker that begins a backward pass: it gives the roots, and decides its end.
+"""The worker that begins a backward pass: it has the roots, and decides its end.
 
 Gradients go out with the request to take part, as soon as no other tensor sent in the
 context can still add to them; so a pass takes one message for each step of the way.
@@ -63,11 +63,11 @@ class RootPasses:
 
         Args:
             me: this worker.
-            contexts: in which they run.
+            contexts: the contexts in which they run.
             threads: compute the gradients of roots on devices.
             work: runs the local part.
-            ends: ends them everywhere.
-            waits: says what they wait for.
+            ends: ends passes everywhere.
+            waits: reports what passes wait for.
         """
         self._me = me
         self._contexts = contexts
@@ -103,7 +103,7 @@ class RootPasses:
         limit = None if deadline is None else asyncio.timeout_at(deadline.at_s)
         try:
             _add_roots(one, roots, given, is_fast=is_fast)
-            if limit is None:  # to enter one that never expires takes 3 us
+            if limit is None:  # entering a timeout that never expires takes 3 us
                 await self._run(one)
             else:
                 async with limit:
@@ -112,7 +112,7 @@ class RootPasses:
                 await self._raise_stuck(one)
         except BaseException as error:
             is_late = limit is not None and limit.expired()
-            try:  # who asks what it waits for can be cancelled
+            try:  # the task that asks what the pass waits for can be cancelled
                 waits = "; ".join(await self._waits.explain(one, [])) if is_late else ""
             finally:
                 self._ends.finish(ids, commit=False)
@@ -128,18 +128,18 @@ class RootPasses:
         self._ends.finish(ids, commit=True)
 
     async def _run(self, one: Pass) -> None:
-        """Run a pass until nothing is left of it that can be done."""
+        """Run a pass until no part of it can go on."""
         await self._work.work(one)
         if one.wave.unfinished and not one.is_fast:
             await self._work.close(one)
 
     async def _raise_stuck(self, one: Pass) -> None:
-        """All is quiet, and something still waits: say what."""
+        """Raise the error of a pass that still waits when no message is under way."""
         text = "; ".join(await self._waits.explain(one, []))
         if one.is_fast:
             text += (
-                ". FAST takes every tensor that was sent in the context to be used by "
-                "the roots; use mode='smart'"
+                ". FAST assumes that the roots use every tensor that was sent in the "
+                "context; use mode='smart'"
             )
         raise AutogradError(text)
 
@@ -151,7 +151,7 @@ def _add_roots(
     *,
     is_fast: bool,
 ) -> None:
-    """Make the roots starts, under ids that no message has."""
+    """Make the roots starts, under ids that differ from those of all messages."""
     message = MessageId(Incarnation(0), 0)
     crossings = [CrossingId(message, index) for index in range(len(roots))]
     for crossing, root in zip(crossings, roots, strict=True):

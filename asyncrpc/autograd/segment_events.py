@@ -1,4 +1,4 @@
-"""What the flight recorder keeps of the segments that backward passes run here."""
+"""The flight recorder's events of the segments that backward passes run here."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class SegmentEvents:
         *,
         outcome: str = OK,
     ) -> None:
-        """A segment has ended.
+        """Record that a segment has ended.
 
         Args:
             one: the pass.
             nodes: of the segment.
             began_s: when all of its gradients were there.
-            entered: what was sent, and has a gradient.
-            left: what was received, and whose gradients leave.
+            entered: the sent tensors whose gradients entered.
+            left: the received tensors whose gradients left.
             outcome: how it ended.
         """
         ids = one.ids
@@ -68,7 +68,7 @@ class SegmentEvents:
 
 
 def _messages(crossings: Sequence[CrossingId]) -> tuple[tuple[Any, ...], ...]:
-    """Return the messages of tensors, each once; a root of a pass is in none."""
+    """Return the messages of tensors, each once; a root of a pass has no message."""
     if len(crossings) == 1:  # as a rule
         message, _ = crossings[0]
         return (plain(message),) if message.sender else ()

@@ -2,11 +2,11 @@
 
 It joins its parts, and decides nothing itself:
 
-        contexts        those that are open here, and those that have ended
-        crossings       what messages take out of the local graph, and bring into it
+        contexts        contexts that are open here, or have ended
+        crossings       tensors that messages take out of the local graph, or bring
         lifetime        the end of contexts that others opened
         root            backward passes that this worker begins
-        participant     its part in those of others
+        participant     its part in the passes of others
         work            the local part of a pass;  requests: its requests to others
         ends, waits     how a pass ends; what it waits for
 
@@ -74,7 +74,7 @@ class AutogradWorker(Scheduler, Threads, Links, Protocol):
 
     @property
     def devices(self) -> Devices:
-        """How tensors get to devices."""
+        """Moves tensors to devices."""
 
     @property
     def directory(self) -> Directory:
@@ -84,7 +84,7 @@ class AutogradWorker(Scheduler, Threads, Links, Protocol):
         """Raise UsageError unless this is the worker's loop."""
 
     def check_running(self) -> None:
-        """Raise NotStartedError unless the worker runs."""
+        """Raise NotStartedError unless the worker is running."""
 
 
 class AutogradService:
@@ -93,7 +93,7 @@ class AutogradService:
     Attributes:
         me: the worker.
         engine: runs local graphs; its lock guards `.grad` of every parameter here.
-        contexts: those that this worker knows.
+        contexts: the contexts that this worker knows.
         routes: the messages that other workers may send.
         state_class: of the contexts' states; a facade has its own.
     """
@@ -106,7 +106,7 @@ class AutogradService:
         """Make and join the parts; called on the worker's loop.
 
         Args:
-            worker: gives each part what it needs.
+            worker: the worker; each part gets what it needs of it.
         """
         self.me = me = worker.id
         self.engine = Engine()
@@ -145,7 +145,7 @@ class AutogradService:
             takes(AbortPass, passes.on_abort),
         )
         self.take_steps_with = passes.take_steps_with
-        # Asked for each message of the worker: no call in between.
+        # Called for each message of the worker, so without a call in between.
         self.outgoing = self._crossings.outgoing
 
     # --- contexts --------------------------------------------------------------------
@@ -161,7 +161,7 @@ class AutogradService:
         return Context(self, ContextId(Incarnation(creator), serial))
 
     def check_on_loop(self, used: str) -> None:
-        """Raise unless this is the loop of the worker, and it runs."""
+        """Raise unless this is the loop of the worker, and the worker is running."""
         self._worker.check_on_loop(used)
 
     def open(self, context_id: ContextId, creator: WorkerId) -> ContextState:
@@ -178,9 +178,9 @@ class AutogradService:
         self.contexts.release(context_id)
 
     async def gathered(self, context_id: ContextId) -> dict[torch.Tensor, torch.Tensor]:
-        """Return the gradients here of a context; none if it never came here.
+        """Return the gradients here of a context; none if it is not known here.
 
-        Passes that run here are waited for: when `backward` returns at the worker that
+        It waits for passes that run here: when `backward` returns at the worker that
         started it, its commit may still be on the way to this one.
 
         Raises:
@@ -190,7 +190,7 @@ class AutogradService:
         state = self.contexts.open.get(context_id)
         if state is not None:
             await state.settled()
-            self._worker.check_running()  # else its end is what ended the passes
+            self._worker.check_running()  # else its shutdown has ended the passes
         if self.contexts.has_ended(context_id):
             raise InvalidContextError(
                 f"autograd context {context_id} has ended on worker {self.me.name!r}"
@@ -207,18 +207,18 @@ class AutogradService:
 
     @property
     def running_passes(self) -> int:
-        """How many backward passes run here."""
+        """The number of backward passes that run here."""
         return sum(len(state.passes) for state in self.contexts.open.values())
 
     @property
     def open_contexts(self) -> int:
-        """How many contexts this worker knows of."""
+        """The number of contexts that this worker knows of."""
         return len(self.contexts.open)
 
     # --- passes ----------------------------------------------------------------------
 
     def deadline_of(self, timeout_s: Any) -> Deadline | None:
-        """Return when a pass must have ended that is given a timeout.
+        """Return the deadline of a pass that is given a timeout.
 
         Args:
             timeout_s: seconds; None is no limit, `UNSET` the worker's default.
@@ -249,7 +249,7 @@ class AutogradService:
     # --- what travels with calls (Propagator) ----------------------------------------
 
     def incoming(self, link: PeerLink, meta: Any) -> OnGradient | None:
-        """Join the context of a message; return what its tensors go through."""
+        """Join the context of a message; return the function for its tensors."""
         return self._crossings.incoming(link, meta)
 
     def decoded(self, on_gradient: OnGradient) -> None:

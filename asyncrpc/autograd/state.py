@@ -34,8 +34,8 @@ class Sent:
 
     Attributes:
         edges: where the gradient of each tensor enters.
-        to: who has them.
-        devices: where each is; None: all are in host memory.
+        to: the worker that has them.
+        devices: the device of each; None: all are in host memory.
     """
 
     edges: list[GradientEdge]
@@ -57,14 +57,14 @@ class ContextState:
     Attributes:
         id: the same on every worker.
         creator: the worker that opened it, whose name may not be known.
-        sent: where gradients for what was sent enter, by message.
+        sent: where gradients of sent tensors enter, by message.
         peers: workers that messages of this context went to or came from.
         passes: backward passes under way.
         ended: passes that are over, and whether they succeeded.
-        tensors_sent: how many, in all messages.
-        prefetched: the local graph behind all that was sent, as far as it was walked.
-        is_prefetching: whether it is walked on when the loop has time.
-        region_class: what finds a part of the local graph.
+        tensors_sent: the number of tensors in all messages.
+        prefetched: the local graph behind all sent tensors, as far as it was walked.
+        is_prefetching: whether the walk goes on when the loop has time.
+        region_class: the class that finds a part of the local graph.
     """
 
     region_class: ClassVar[type[Region]] = Region
@@ -97,21 +97,21 @@ class ContextState:
         self.is_prefetching = False
         self._pass_ended = asyncio.Event()
         self._committed: dict[torch.Tensor, torch.Tensor] = {}
-        # On devices that the loop must not use: added up by the thread that reads them.
+        # On devices that the loop must not use, the thread that reads them adds up.
         self._later: list[dict[torch.Tensor, torch.Tensor]] = []
         self._lock = threading.Lock()
 
     def note_sent(self, message: MessageId, sent: Sent) -> None:
-        """Record what a message takes out of the graph."""
+        """Record the tensors that a message takes out of the graph."""
         self.sent[message] = sent
         self.tensors_sent += len(sent.edges)
         self.prefetched.begin(sent.edges)
 
     def check_part(self, peer: WorkerId) -> None:
-        """Refuse the word of a worker that has no part in the context.
+        """Refuse a message of a worker that has no part in the context.
 
         Raises:
-            MalformedError: it is one.
+            MalformedError: the peer has no part in the context.
         """
         if peer.incarnation != self.id.creator and peer not in self.peers:
             raise MalformedError(
@@ -136,7 +136,7 @@ class ContextState:
                 )
 
     def never_sent(self, crossing: CrossingId) -> AutogradError:
-        """Return the error about a gradient of what was not sent."""
+        """Return the error about a gradient of a tensor that was not sent."""
         return AutogradError(
             f"nothing was sent as {crossing} in context {self.id}; was the tensor "
             "received in another context?"
@@ -146,7 +146,7 @@ class ContextState:
         """Return a backward pass, made if it is new here.
 
         Raises:
-            AutogradError: it has ended: word of that may overtake a request, which
+            AutogradError: the pass has ended; that notice may overtake a request, which
                 runs as a task.
         """
         one = self.passes.get(pass_id)
@@ -170,15 +170,15 @@ class ContextState:
         return self.passes.pop(pass_id, None)
 
     async def outcome(self, pass_id: PassId) -> bool:
-        """Wait until a pass has ended; say whether it has succeeded."""
-        while pass_id in self.passes:  # its root ends it, or else the root's loss does
+        """Wait until a pass has ended; return whether it has succeeded."""
+        while pass_id in self.passes:  # its root, or the loss of its root, ends it
             self._pass_ended.clear()
             await self._pass_ended.wait()
         return self.ended.get(pass_id, False)
 
     async def settled(self) -> None:
         """Wait until no backward pass runs here."""
-        while self.passes:  # likewise; and the end of this worker ends them all
+        while self.passes:  # as above; and the end of this worker ends them all
             self._pass_ended.clear()
             await self._pass_ended.wait()
 
@@ -189,7 +189,7 @@ class ContextState:
 
         Args:
             gradients: by leaf tensor.
-            defers: whether not to use a device for it now.
+            defers: whether to add later, since devices must not be used now.
         """
         if defers and any(
             key in self._committed and not one.is_cpu for key, one in gradients.items()
@@ -205,7 +205,7 @@ class ContextState:
 
     @property
     def is_added_up(self) -> bool:
-        """Return whether `gradients` has nothing to add up."""
+        """Return whether `gradients` need not add up."""
         return not self._later
 
     @property
@@ -247,22 +247,22 @@ class Pass:
         ids: of the context and of the pass, the same on every worker that takes part.
         state: of the context.
         root: name of the worker that began it.
-        keeping: what is kept of the graph.
+        keeping: whether the graph is kept.
         edges: where gradients enter, by crossing: of every sent tensor, and of roots.
         region: the local graph that takes part.
-        machine: decides which of it may run.
-        wave: what is running.
+        machine: decides which part of it may run.
+        wave: the work that is under way.
         flow: gradients on their way through the graph.
         began_s: when this worker began to take part, by its clock; 0: not noted yet.
         task: name of the task that began it here; empty if another worker did.
         arrived: gradients that have arrived and have not entered the graph.
         new: received tensors that were reached; their senders do not know yet.
-        going_back: what goes with the answer to the worker that waits for it; or None.
+        going_back: gradients for the worker that waits for the answer; or None.
         onward: the workers that this one asked to take part; it tells them the end.
         inward: the workers that asked this one.
-        tasks: run for it here beside the requests.
-        failure: why it has failed, here or elsewhere; None again once it is aborted.
-        is_fast: whether every sent tensor is taken to take part.
+        tasks: tasks that run for the pass here beside the requests.
+        failure: its error, from here or elsewhere; None again once it is aborted.
+        is_fast: whether every sent tensor is assumed to take part.
         is_settled: whether it is known which workers take part.
         step: of an optimizer, to be taken after it; at the worker that began it.
     """
@@ -329,7 +329,7 @@ class Pass:
         self._idle: asyncio.Future[None] | None = None
 
     def take_part(self, crossings: list[CrossingId]) -> None:
-        """Tensors take part: find what follows from them."""
+        """Let tensors take part: find the graph that they reach."""
         is_all = len(crossings) == len(self.edges) == self.state.tensors_sent
         if is_all and not self.region.nodes:
             found = self.region.adopt(self.state.prefetched)
@@ -342,7 +342,7 @@ class Pass:
         """Take gradients that have arrived.
 
         Raises:
-            RemoteProtocolError: one of them is not expected.
+            RemoteProtocolError: a gradient is not expected.
         """
         self.machine.arrive(gradients)
         self.arrived.update(gradients)
@@ -358,20 +358,20 @@ class Pass:
         return self.failure is not None or bool(self._aborted_because)
 
     def check(self) -> None:
-        """Raise why the pass has failed, if it has."""
+        """Raise the error of the pass, if it has failed."""
         if self.failure is not None:
             raise self.failure
         if self._aborted_because:
             raise AutogradError(self._aborted_because)
 
     def look_up(self) -> None:
-        """Something has ended: wake who waits, if that was all."""
+        """Wake the waiting tasks if nothing is under way any more."""
         idle, is_over = self._idle, self.wave.is_idle or self._is_over
         if is_over and idle is not None and not idle.done():
             idle.set_result(None)
 
     def answer(self, me: Incarnation) -> PassAnswer:
-        """Return the answer to the worker that waits for it: all has ended here."""
+        """Return the answer for the waiting worker, when all has ended here."""
         reports = self.wave.disengage(me, is_done=self.machine.is_done)
         back, self.going_back = self.going_back, None
         if back is None:
@@ -384,18 +384,18 @@ class Pass:
         """Wait until nothing is under way for the pass here.
 
         Raises:
-            Exception: why it has failed.
+            Exception: the error of the pass.
         """
         while not self._is_over and not self.wave.is_idle:
             self._idle = asyncio.get_running_loop().create_future()
-            await self._idle  # what is under way ends, well or not, and looks up
+            await self._idle  # work under way ends, well or not, and calls `look_up`
         self.check()
 
     def abort(self, reason: str) -> None:
-        """End what runs here."""
+        """End the work here."""
         for task in self.tasks:
             task.cancel()
-        # An error's traceback has the frames that it came through, and these the pass:
-        # would it keep the error, both would last until the garbage collector comes.
+        # An error's traceback holds frames, and these hold the pass.  If the pass kept
+        # the error, both would last until the garbage collector runs.
         self._aborted_because, self.failure = reason, None
         self.look_up()

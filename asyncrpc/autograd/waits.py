@@ -1,4 +1,4 @@
-"""What a backward pass waits for, on all workers, in words."""
+"""Explains what a backward pass waits for, on all workers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from asyncrpc.autograd.state import Pass
 from asyncrpc.errors import MalformedError
 from asyncrpc.ids import WorkerId
 
-EXPLAIN_S: Final = 1.0  # for the others to say what they wait for
+EXPLAIN_S: Final = 1.0  # for the answers of the others
 
 
 class PassWaits:
-    """Says what a pass waits for, here and on the workers that were asked."""
+    """Explains what a pass waits for, here and on the workers that were asked."""
 
     def __init__(self, me: WorkerId, directory: Directory) -> None:
         self._me = me
         self._directory = directory
 
     async def explain(self, one: Pass, path: list[int]) -> list[str]:
-        """Return a line for each thing that is waited for.
+        """Return a line for each cause of waiting.
 
         Args:
             one: the pass.
-            path: the workers that ask, one for another; none is asked twice.
+            path: the workers that ask one another; no worker is asked twice.
         """
         lines = self._waits_here(one)
         here = [*path, self._me.incarnation]
@@ -40,7 +40,7 @@ class PassWaits:
                 await asyncio.wait(asked.values(), timeout=EXPLAIN_S / (1 + len(path)))
         finally:
             for call in asked.values():
-                call.cancel()  # unless it has been answered
+                call.cancel()  # does nothing after the answer
         for to, call in asked.items():
             said = _lines_in(call, to)
             if said is None:
@@ -64,7 +64,7 @@ class PassWaits:
 
 
 def _lines_in(call: asyncio.Future[Any], peer: str) -> list[str] | None:
-    """Return what a worker has answered that was asked what it waits for, if it has."""
+    """Return the lines in a worker's answer about its waits; None without answer."""
     if not call.done() or call.cancelled() or call.exception() is not None:
         return None
     try:

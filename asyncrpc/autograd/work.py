@@ -1,4 +1,4 @@
-"""The local part of a backward pass: what is ready runs, what comes out is sent on."""
+"""The local part of a backward pass: ready segments run, their results are sent on."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from asyncrpc.errors import AutogradError
 from asyncrpc.ids import Incarnation
 from asyncrpc.trace import outcome_of
 
-# The answer to who is not the first to ask: others hear the reports.
+# The answer to a worker that is not the first to ask: the first gets the reports.
 NOTHING_NEW: Final = PassAnswer([], [], [], [], None, None)
 
 
 class PassWork:
-    """Runs the parts that passes have of this worker's graph."""
+    """Runs the parts of this worker's graph that belong to passes."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class PassWork:
         Args:
             me: this worker.
             engine: runs segments of the graph.
-            requests: take on what comes out.
+            requests: send gradients on.
             threads: run the engine.
-            events: keep how segments end.
+            events: record how segments end.
         """
         self._me = me
         self._engine = engine
@@ -52,22 +52,22 @@ class PassWork:
         self._runner = Runner(threads, engine.lock)
 
     async def work(self, one: Pass, asked_by: Incarnation | None = None) -> PassAnswer:
-        """Do what can be done; return the answer to who asked for it.
+        """Run what is ready; return the answer for the worker that asked.
 
         Args:
             one: the pass.
             asked_by: the worker that asked; None: this one, which began the pass.
 
         Raises:
-            Exception: why the pass has failed.
+            Exception: the error of the pass.
         """
         if not one.wave.engage(asked_by):
-            if not one.wave.is_running:  # who runs it looks again
+            if not one.wave.is_running:  # else the running task looks again
                 one.wave.is_running = (
-                    True  # from now on: others must not take us for idle
+                    True  # from now on: this worker must not count as idle
                 )
-                # First what others wait for, then an answer that is not urgent.
-                # If it fails, the pass has failed, and its waiters know.
+                # First the gradients that others wait for, then the answer.  If this
+                # fails, the pass has failed, and its waiters know.
                 with suppress(Exception):
                     await self._drain(one)
             return NOTHING_NEW
@@ -87,14 +87,14 @@ class PassWork:
         return await self.work(one, asked_by)
 
     async def _drain(self, one: Pass) -> None:
-        """Run what is ready, until nothing is; send on what comes out."""
+        """Run segments until none is ready; send their results on."""
         try:
             while await self._run_segment(one):
                 one.check()
         except asyncio.CancelledError:
             one.fail(AutogradError(ABORTED))
             raise  # the thread goes on
-        except BaseException as error:  # a hook of the user's may exit
+        except BaseException as error:  # a user's hook may exit
             one.wave.is_running = False
             one.fail(error)
             raise
@@ -102,7 +102,7 @@ class PassWork:
         one.look_up()
 
     async def _run_segment(self, one: Pass) -> bool:
-        """Run a segment, if one is ready; say whether it was."""
+        """Run a segment if one is ready; return whether it was."""
         segment = one.machine.next_segment()
         if segment is None:
             self._requests.send(one, list(one.new), [], {})
@@ -125,7 +125,7 @@ class PassWork:
         if leaving is None:
             try:
                 leaving = await self._run(run)
-            except BaseException as error:  # a hook of the user's may exit
+            except BaseException as error:  # a user's hook may exit
                 outcome = outcome_of(error)
                 self._events.note(one, nodes, began_s, entered, outcome=outcome)
                 raise
@@ -136,7 +136,7 @@ class PassWork:
         return True
 
     async def _run(self, run: SegmentRun) -> Leaving:
-        """Run a segment: in a thread, or at once if its like is always short."""
+        """Run a segment: in a thread, or at once if its kind is always short."""
         kind, job = run.kind, partial(self._engine.run, run)
         if self._runner.may_run_here(kind):
             return self._runner.run_here(kind, job)

@@ -1,5 +1,5 @@
-"""Whether this process and its host are fit for a worker: facts, read, and judged.
+"""Checks whether this process and its host are fit for a worker.
 
-`reading` gathers facts; `machine` decides from these facts alone what is well, what is
+`reading` gathers facts; `machine` decides, from these facts only, what is well, what is
 worth a note, what is wrong, and what to do.  Nothing is changed.
 """

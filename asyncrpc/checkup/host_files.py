@@ -1,8 +1,7 @@
-"""Reads what the kernel tells of this process and its host, in files.
+"""Reads the kernel's files about this process and its host.
 
-Each function takes the root of the file system, so that a test reads a tree of its own.
-What is missing, or not as it should be, is None or empty: kernels and containers
-differ.
+Each function takes the root of the file system, so that a test can read its own tree.
+A missing or invalid value is None or empty: kernels and containers differ.
 
 Source: proc(5), cgroups(7), Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst of
 Linux.
@@ -26,7 +25,7 @@ _KIB: Final = 1 << 10
 
 
 def text_of(path: Path) -> str:
-    """Return the content of a file without white space around; empty if it has none."""
+    """Return the content of a file, stripped; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(_TEXT_MAX).decode(errors="replace").strip()
@@ -35,13 +34,13 @@ def text_of(path: Path) -> str:
 
 
 def number_in(path: Path) -> int | None:
-    """Return the number in a file; None if there is none."""
+    """Return the number in a file; None if the file has no number."""
     text = text_of(path)
     return int(text) if re.fullmatch(r"-?[0-9]+", text, re.ASCII) else None
 
 
 def meminfo(root: Path = ROOT) -> dict[str, int]:
-    """Return the numbers of /proc/meminfo: bytes, or how many."""
+    """Return the numbers of /proc/meminfo: bytes, or counts."""
     found = {}
     for line in text_of(root / "proc/meminfo").splitlines():
         name, _, value = line.partition(":")
@@ -52,7 +51,7 @@ def meminfo(root: Path = ROOT) -> dict[str, int]:
 
 
 def read_pages(root: Path = ROOT) -> PageFacts:
-    """Return what is said of huge pages."""
+    """Return the facts about huge pages."""
     folder = root / "sys/kernel/mm/transparent_hugepage"
     memory = meminfo(root)
     return PageFacts(
@@ -65,13 +64,13 @@ def read_pages(root: Path = ROOT) -> PageFacts:
 
 
 def _bracketed(text: str) -> str:
-    """Return what is chosen in `always [madvise] never`."""
+    """Return the chosen word of a text such as `always [madvise] never`."""
     found = re.search(r"\[([^\]]+)\]", text)
     return found[1] if found else ""
 
 
 def read_clock_source(root: Path = ROOT) -> ClockFacts:
-    """Return what the monotonic clock is read from."""
+    """Return the source of the monotonic clock."""
     folder = root / "sys/devices/system/clocksource/clocksource0"
     return ClockFacts(
         source=text_of(folder / "current_clocksource"),
@@ -85,7 +84,7 @@ def read_ptrace_scope(root: Path = ROOT) -> int | None:
 
 
 def read_mtu(interface: str, root: Path = ROOT) -> int | None:
-    """Return the bytes of a packet of an interface."""
+    """Return the packet size of an interface, in bytes."""
     return number_in(root / "sys/class/net" / interface / "mtu")
 
 
@@ -94,12 +93,12 @@ def read_mtu(interface: str, root: Path = ROOT) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class CgroupFacts:
-    """What the cgroups of this process allow it.
+    """The limits that the cgroups of this process set.
 
     Attributes:
         memory_limit: bytes; None: no limit.
         memory_used: by all processes in the cgroup of the limit; None: unknown.
-        memory_kills: of processes in this one, for want of memory; None: unknown.
+        memory_kills: kills in this process's cgroup for lack of memory; None: unknown.
         quota_cores: processor time in cores; None: no limit.
     """
 
@@ -118,9 +117,9 @@ class _Mount:
 
 
 def read_cgroups(root: Path = ROOT) -> CgroupFacts:
-    """Return what the cgroups of this process allow, of either version.
+    """Return the limits of the cgroups of this process, of either version.
 
-    The least limit counts of a cgroup and of all those around it.
+    The least limit of a cgroup and its ancestors counts.
     """
     memory = list(_folders("memory", root))
     limits = [(limit, one) for one in memory if (limit := _memory_limit(one))]
@@ -135,7 +134,7 @@ def read_cgroups(root: Path = ROOT) -> CgroupFacts:
 
 
 def _folders(controller: str, root: Path) -> Iterator[Path]:
-    """Yield the directory of the cgroup with a controller, then those around it."""
+    """Yield the directory of the cgroup with a controller, then its ancestors."""
     mounts = list(_mounts(root))
     first = [one for one in mounts if controller in one.options]
     for mount in first or [one for one in mounts if one.kind == "cgroup2"]:
@@ -178,7 +177,7 @@ def _path_in(mount: _Mount, controller: str, root: Path) -> Path | None:
             continue
         inner = path.removeprefix(mount.top.rstrip("/")).lstrip("/")
         found = mount.point / inner
-        # A container may see the path of its host, of which it has mounted the end.
+        # A container may see its host's path, but have mounted only the end of it.
         return found if ".." not in inner and found.is_dir() else mount.point
     return None
 
@@ -196,7 +195,7 @@ def _memory_used(folder: Path) -> int | None:
         found = number_in(folder / name)
         if found is not None:
             stat = _numbers(text_of(folder / "memory.stat").splitlines())
-            # Of files that were read; the kernel gives it back.
+            # Cached files, whose memory the kernel reclaims.
             back = stat.get("total_inactive_file", stat.get("inactive_file", 0))
             return max(0, found - back)
     return None

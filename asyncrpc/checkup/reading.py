@@ -1,6 +1,6 @@
 """Gathers the facts of this process and its host; changes nothing.
 
-It opens files and asks the kernel, so it is not for an event loop's thread.
+It opens files and asks the kernel, so it must not run in an event loop's thread.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from asyncrpc.transport.interfaces import host_addresses, usable_addresses
 
 DISTRIBUTION: Final = "asyncrpc-torch"
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (the kernel's)
-# What runs beside asyncrpc; what its tests and examples need says nothing.
+# The extras of use at run time, without those for tests and examples.
 _EXTRAS: Final = frozenset({"compression", "metrics", "manifest", "otel", "ray"})
 _REQUIREMENT: Final = re.compile(
     r"([\w.-]+)(?:\[[^\]]*\])?\s*\(?([^;)]*)\)?\s*"
@@ -63,15 +63,15 @@ _REQUIREMENT: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What is known of a worker, or of one that would start here.
+    """What is known of a worker, running or about to start here.
 
     Attributes:
-        options: of it, completed from the environment.
+        options: of the worker, completed from the environment.
         loop: its event loop's class; None: it does not run yet.
-        is_debug: whether that is in debug mode.
+        is_debug: whether the loop is in debug mode.
         workers: of the group.
-        workers_here: of it, on this host.
-        is_one_host: whether these are all; None: it is not known.
+        workers_here: workers of the group on this host.
+        is_one_host: whether these are all; None: unknown.
     """
 
     options: Options
@@ -121,7 +121,7 @@ def _versions() -> VersionFacts:
         wanted = metadata["Requires-Python"] or ""
         requirements = importlib.metadata.requires(DISTRIBUTION) or []
     return VersionFacts(
-        # The package imports this one: it is there, and cannot be imported from here.
+        # The package imports this module: it is loaded, but cannot be imported here.
         asyncrpc=getattr(sys.modules.get("asyncrpc"), "__version__", "unknown"),
         python=platform.python_version(),
         python_wanted=wanted,
@@ -131,8 +131,8 @@ def _versions() -> VersionFacts:
 
 
 def libraries(requirements: Sequence[str]) -> tuple[LibraryFacts, ...]:
-    """Return the packages that a distribution asks for, with what is installed."""
-    if not requirements:  # asyncrpc was not installed, but put on the path
+    """Return the packages that a distribution requires, with the installed versions."""
+    if not requirements:  # asyncrpc is not installed, but on the path
         requirements = ("torch", "numpy", "msgpack", "uvloop", "aiohttp")
     found = []
     for text in requirements:
@@ -232,7 +232,7 @@ def shared_memory(path: Path) -> SharedMemoryFacts:
 # struct timex of 64-bit Linux: modes, offset, freq, maxerror, esterror, status.
 _TIMEX: Final = struct.Struct("@I4xqqqqi")
 _TIMEX_BYTES: Final = 512  # more than it has
-_TIME_ERROR: Final = 5  # what the call returns of a clock that nobody keeps right
+_TIME_ERROR: Final = 5  # result of the call for a clock that is not synchronised
 _UNSYNCHRONISED: Final = 0x40
 _US_PER_S: Final = 1e6
 
@@ -244,9 +244,9 @@ def _clocks() -> ClockFacts:
 
 
 def wall_clock() -> tuple[bool | None, float | None]:
-    """Return whether the wall's clock is kept right, and how wrong it may be.
+    """Return whether the wall clock is synchronised, and its error in seconds.
 
-    None where the kernel does not tell.  Seconds.
+    Each is None if the kernel does not tell.
 
     Source: adjtimex(2); without any mode it changes nothing, and needs no privilege.
     """
@@ -318,7 +318,7 @@ def _secrets(options: Options, environ: Mapping[str, str]) -> SecretFacts:
 
 
 def secret_file(what: str, path: str) -> PrivateFileFacts:
-    """Return whether others can read or choose what is in a file."""
+    """Return whether other users can read or replace a file."""
     try:
         problem = problem_of(os.stat(path), os.geteuid())  # noqa: PTH116  (as opened)
     except (OSError, ValueError) as error:

@@ -31,7 +31,7 @@ def add_dashboard(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Serve a page that shows a group: workers, calls, references, training, "
         "collectives and hangs; until Ctrl-C or SIGTERM, after which the exit code is "
-        "0.  Who opens it proves to know the group's secret, or the token."
+        "0.  Viewers sign in with the group's secret or the token."
     )
     add_entrance(parser)
     parser.add_argument(
@@ -45,12 +45,12 @@ def add_dashboard(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=PORT,
         metavar="PORT",
-        help=f"to listen at; 0: one that is free (default: {PORT})",
+        help=f"to listen at; 0: a free one (default: {PORT})",
     )
     parser.add_argument(
         "--token-file",
         metavar="FILE",
-        help="has a token that lets somebody look, beside the secret (default: "
+        help="file with a token that also gives access (default: "
         f"${TOKEN_VARIABLE}, if it is set)",
     )
     parser.add_argument(
@@ -72,7 +72,7 @@ def add_dashboard(parser: argparse.ArgumentParser) -> None:
 
 async def _serve(given: argparse.Namespace) -> int:
     check_where(given.host, given.port)
-    found = await asyncio.to_thread(entrance, given)  # it looks at files
+    found = await asyncio.to_thread(entrance, given)  # it reads files
     token = _token(given)
     if (
         token is None
@@ -80,8 +80,8 @@ async def _serve(given: argparse.Namespace) -> int:
         and not is_loopback(given.host)
     ):
         raise UsageError(
-            f"--host {given.host} would show the group to everybody: it has no secret; "
-            f"give --token-file or {TOKEN_VARIABLE}"
+            f"--host {given.host} would show the group to everyone, as it has no "
+            f"secret; give --token-file or set {TOKEN_VARIABLE}"
         )
     async with found.observer() as observer:
         address = await found.address_for(observer)
@@ -98,11 +98,11 @@ async def _serve(given: argparse.Namespace) -> int:
 async def _look_who_is_there(
     found: GroupEntrance, observer: Observer, address: str
 ) -> None:
-    """Say at once what is wrong, and which workers of a run are in another group."""
+    """Report problems at once, and which workers of a run are in another group."""
     questions = ObserverQuestions(observer, address)
     try:
         known = {one.member.incarnation for one in await questions.first_records()}
-    except TimeoutError:  # it is busy: the page will say so
+    except TimeoutError:  # the worker is busy: the page will say so
         return
     finally:
         questions.close()
@@ -118,7 +118,7 @@ def _token(given: argparse.Namespace) -> str | None:
         return found.decode("ascii")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"--token-file: {given.token_file!r} must hold characters of ASCII"
+            f"--token-file: {given.token_file!r} must hold ASCII characters"
         ) from error
 
 

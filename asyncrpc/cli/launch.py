@@ -1,8 +1,8 @@
 """`asyncrpc run`: N processes of one script, which start and end together.
 
 The script needs no change: it finds the same environment as under torchrun, and a
-secret.  Which failure counts, and when who is stopped, is decided by the machine that
-`multiprocessing.launch` uses, too.
+secret.  The state machine of `multiprocessing.launch` decides which failure counts, and
+when which process is stopped.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from asyncrpc.multiprocessing.supervisor import (
 from asyncrpc.preemption.machine.preempting import EXIT_SAVED
 from asyncrpc.runtime.run_places import make_place
 
-INTERRUPT_GRACE_S: Final = 1.0  # seconds: after Ctrl-C everything is over within two
-_LAST_OUTPUT_S: Final = 0.5  # seconds that a grandchild may keep our pipes open
+INTERRUPT_GRACE_S: Final = 1.0  # after Ctrl-C all processes end within two seconds
+_LAST_OUTPUT_S: Final = 0.5  # how long a grandchild may keep our pipes open
 _SHELL_SIGNAL: Final = 128  # a shell reports a death by signal n as 128 + n
 
 # Asks the kernel to kill the process when this one dies, then becomes the script.  It
@@ -72,8 +72,8 @@ class Command:
         nprocs: how many processes.
         threads: threads in each; None is an equal share of the cores, unless
             OMP_NUM_THREADS is set.
-        grace_s: seconds from SIGTERM to SIGKILL; None: what a program without anything
-            to save needs.
+        grace_s: seconds from SIGTERM to SIGKILL; None: enough for a program that saves
+            nothing.
     """
 
     arguments: tuple[str, ...]
@@ -90,11 +90,11 @@ async def run_command(command: Command, inherited: Mapping[str, str]) -> int:
         inherited: the environment that the processes inherit.
 
     Returns:
-        The exit code for our own process: 0, or that of the first failure, or 128 plus
-        the number of the signal that ended it or us; 75 if all had saved then.
+        The exit code of `asyncrpc run`: 0, or that of the first failure, or 128 plus
+        the number of the signal that ended it or this process; 75 if all had saved.
 
     Raises:
-        UsageError: fewer than one thread was asked for.  Nothing was started.
+        UsageError: `threads` is less than 1.  Nothing was started.
 
     Cancellation:
         The processes are killed.
@@ -107,7 +107,7 @@ async def run_command(command: Command, inherited: Mapping[str, str]) -> int:
     ]
     entry = await asyncio.to_thread(_enter, command, inherited, secret)
     try:
-        for one in environments:  # an inherited one is of the run around this one
+        for one in environments:  # an inherited value belongs to an outer run
             one[ENTRY_VARIABLE] = str(entry.path) if entry else ""
         return await _LaunchRun(command).until_ended(environments)
     finally:
@@ -118,7 +118,7 @@ async def run_command(command: Command, inherited: Mapping[str, str]) -> int:
 def _enter(
     command: Command, inherited: Mapping[str, str], secret: str
 ) -> RunEntry | None:
-    """Make the directory by which others find the run; None if that is impossible."""
+    """Make the directory by which commands find the run; None if that fails."""
     path = _secret_file(inherited)
     try:
         record = record_of(
@@ -133,7 +133,7 @@ def _enter(
 
 
 def _secret_file(inherited: Mapping[str, str]) -> str:
-    """Return the file that each process reads the secret from, if they do."""
+    """Return the file from which each process reads the secret; empty: none."""
     if inherited.get(SECRET_VARIABLE):
         return ""
     return inherited.get(SECRET_FILE_VARIABLE) or ""
@@ -154,7 +154,7 @@ def _environment(
         **inherited,
         **told,
         "OMP_NUM_THREADS": threads,  # torch reads it, and so does all of OpenMP and MKL
-        "PYTHONUNBUFFERED": "1",  # a pipe would hold back kilobytes of lines
+        "PYTHONUNBUFFERED": "1",  # to a pipe, kilobytes of lines would be buffered
     }
 
 
@@ -199,8 +199,8 @@ class _LaunchRun:
         else:
             stdout, stderr = await self._pipe(rank, 1), await self._pipe(rank, 2)
             try:
-                # A process group each: Ctrl-C reaches us only, and a signal from us
-                # reaches what the script started, too.
+                # Each in its own process group: Ctrl-C reaches only this process, and
+                # its signals reach also what the script has started.
                 process = await asyncio.create_subprocess_exec(
                     *argv,
                     env=environment,
@@ -220,8 +220,8 @@ class _LaunchRun:
         target: BinaryIO = stream.buffer
         reading, writing = os.pipe()
         prefixer = LinePrefixer(rank_prefix(rank, is_coloured=stream.isatty()))
-        # Not asyncio's own pipes: with those, a process counts as running for as long
-        # as anything that it started holds them.
+        # Not asyncio's own pipes: with those, a process counts as running as long as
+        # one of its children holds them.
         await asyncio.get_running_loop().connect_read_pipe(
             lambda: PrefixingReader(prefixer, target, self._on_pipe_end),
             os.fdopen(reading, "rb", buffering=0),
@@ -297,9 +297,9 @@ class _LaunchRun:
     def _on_signal(self, signum: signal.Signals) -> None:
         is_first = self._interrupted_by is None
         self._interrupted_by = self._interrupted_by or signum
-        grace_s = INTERRUPT_GRACE_S if is_first else 0.0  # twice: no more patience
+        grace_s = INTERRUPT_GRACE_S if is_first else 0.0  # a second signal: at once
         if self._command.grace_s is not None and signum is not signal.SIGINT:
-            grace_s = self._command.grace_s  # schedulers repeat theirs
+            grace_s = self._command.grace_s  # schedulers repeat SIGTERM
         self._events.put_nowait(StopRequested(self._clock.now_s(), grace_s))
 
     def _conclude(self) -> int:

@@ -1,4 +1,4 @@
-"""`asyncrpc why`, `stacks`, `calls` and `status`: look at a group that runs."""
+"""`asyncrpc why`, `stacks`, `calls` and `status`: look at a running group."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ Show = Callable[[GroupView, argparse.Namespace], int]
 def add_why(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of `asyncrpc why`."""
     parser.description = (
-        "Say in one sentence why a group does not go on: who waits for whom, over all "
-        "of its workers, up to a cycle or to who is at fault.  The exit code is 0 if "
-        "nothing waits too long, else 1."
+        "Say in one sentence why a group is stuck: which task waits for which, over "
+        "all of its workers, up to a cycle or to the one at fault.  The exit code is 0 "
+        "if nothing waits too long, else 1."
     )
     parser.add_argument(
         "--after",
@@ -66,10 +66,10 @@ def add_stacks(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of `asyncrpc stacks`."""
     parser.description = (
         "Show the tasks and threads of a group, with their stacks and what each waits "
-        "for.  The exit code is 0 if all workers have told theirs, else 1."
+        "for.  The exit code is 0 if all workers have answered, else 1."
     )
     parser.add_argument(
-        "--internal", action="store_true", help="asyncrpc's own tasks and threads too"
+        "--internal", action="store_true", help="also asyncrpc's own tasks and threads"
     )
     _add_common(parser, _stacks)
 
@@ -77,9 +77,9 @@ def add_stacks(parser: argparse.ArgumentParser) -> None:
 def add_calls(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of `asyncrpc calls`."""
     parser.description = (
-        "List the calls of a group that are not answered, the oldest first, and what "
-        "becomes of each where it is served.  The exit code is 0 if all workers have "
-        "told theirs, else 1."
+        "List the calls of a group that are not answered, the oldest first, and the "
+        "state of each where it is served.  The exit code is 0 if all workers have "
+        "answered, else 1."
     )
     _add_common(parser, _calls)
 
@@ -110,7 +110,7 @@ def _status_of(view: GroupView) -> int:
 
 
 def _not_told(view: GroupView) -> dict[str, Any]:
-    """Return for JSON what is not told: by whom, and how many tasks and calls."""
+    """Return for JSON the silent workers, and how many tasks and calls are left out."""
     left_out = {
         name: one.left_out for name, one in view.snapshots.items() if one.left_out
     }
@@ -121,7 +121,7 @@ def _print_left_out(view: GroupView) -> None:
     for name, one in sorted(view.snapshots.items()):
         if one.left_out:
             print(
-                f"{name} has {one.left_out} more tasks and calls than it tells",
+                f"{name} has {one.left_out} more tasks and calls than are shown",
                 file=sys.stderr,
             )
 
@@ -229,7 +229,7 @@ def _calls(view: GroupView, arguments: argparse.Namespace) -> int:
             name,
             call.to,
             call.function,
-            states.get(call.key, "not there (yet)"),
+            states.get(call.key, "not (yet) there"),
         )
         for name, call in made
     ]
@@ -240,7 +240,7 @@ def _calls(view: GroupView, arguments: argparse.Namespace) -> int:
 
 
 def _states(view: GroupView) -> dict[CallKey, str]:
-    """Return what becomes of each call that is served."""
+    """Return the state of each call that is served."""
     states = {}
     for snapshot in view.snapshots.values():
         for served in snapshot.served:

@@ -51,11 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (AuthenticationError, ConnectError, UsageError) as error:
         print(f"asyncrpc {arguments.command}: {error}", file=sys.stderr)
         return _EXIT_USAGE
-    except KeyboardInterrupt:  # whoever pressed Ctrl-C needs no traceback
+    except KeyboardInterrupt:  # Ctrl-C needs no traceback
         return _EXIT_INTERRUPT
     except BrokenPipeError:
-        # `asyncrpc status | head`: the reader has enough.  What is left in the buffer
-        # goes nowhere, also when the interpreter ends.
+        # `asyncrpc status | head`: the reader has closed the pipe.  Drop the rest, also
+        # what the interpreter flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _EXIT_PIPE
 
@@ -79,7 +79,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="asyncrpc", description="Asyncio-native RPC for PyTorch."
     )
@@ -92,7 +92,7 @@ def make_parser() -> argparse.ArgumentParser:
             "doctor", help="check this host, or a group, and say what to do"
         )
     )
-    add_why(commands.add_parser("why", help="say why a group does not go on"))
+    add_why(commands.add_parser("why", help="say why a group is stuck"))
     add_stacks(commands.add_parser("stacks", help="show what its tasks wait for"))
     add_calls(commands.add_parser("calls", help="list its calls"))
     add_status(commands.add_parser("status", help="list its workers"))
@@ -102,7 +102,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_timeline(
         commands.add_parser("timeline", help="write what it did as a timeline")
     )
-    add_dump(commands.add_parser("dump", help="write all that it tells into a file"))
+    add_dump(commands.add_parser("dump", help="write all its state into a file"))
     add_torch_dump(
         commands.add_parser("torch-dump", help="write its collectives for torchfrtrace")
     )
@@ -114,8 +114,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Start N processes of a script on this host.  Each finds RANK, WORLD_SIZE, "
         "MASTER_ADDR and the rest as under torchrun, and one secret for all.  The "
-        "first failure stops the others, and its exit code is ours.  Meanwhile "
-        "`asyncrpc status`, `why` and the like find its workers without an address."
+        "first failure stops the others, and its exit code is that of asyncrpc run.  "
+        "Meanwhile `asyncrpc status`, `why` and the like find its workers without an "
+        "address."
     )
     parser.set_defaults(act=_run)
     parser.add_argument("--nproc", type=int, default=1, metavar="N", help="how many")
@@ -129,7 +130,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--grace",
         type=float,
         metavar="S",
-        help="seconds from SIGTERM to SIGKILL, for programs that save meanwhile: see"
+        help="seconds from SIGTERM to SIGKILL, for programs that save in between: see"
         " asyncrpc.Preemption (default: 1, and 2 after a failure)",
     )
     parser.add_argument(

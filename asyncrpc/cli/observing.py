@@ -1,4 +1,4 @@
-"""What the verbs that look at a running group have in common."""
+"""The common parts of the commands that look at a running group."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from asyncrpc.inspection.observer import Observer
 from asyncrpc.inspection.records import NoAnswer
 from asyncrpc.runtime.members import Member
 
-TROUBLE: Final = 1  # exit status: not all is well
+TROUBLE: Final = 1  # exit code: something is wrong
 
 Look = Callable[[Observer, str, argparse.Namespace], Awaitable[int]]
 
 
 def add_observing(parser: argparse.ArgumentParser, look: Look) -> None:
-    """Describe the options that all such verbs have.
+    """Describe the options of all these commands.
 
     Args:
-        parser: of the verb.
-        look: does what the verb does; returns the exit status.
+        parser: of the command.
+        look: does the work of the command; returns the exit code.
     """
     add_group(parser)
     parser.add_argument("--json", action="store_true", help="write JSON")
@@ -37,7 +37,7 @@ def add_observing(parser: argparse.ArgumentParser, look: Look) -> None:
 
 
 def add_entrance(parser: argparse.ArgumentParser) -> None:
-    """Describe the options that say which group is meant; see `entrance`."""
+    """Describe the options that select the group; see `entrance`."""
     parser.add_argument(
         "address",
         nargs="?",
@@ -49,13 +49,13 @@ def add_entrance(parser: argparse.ArgumentParser) -> None:
         "--run",
         metavar="ID",
         help="the workers of this run of `asyncrpc run`, or of this model of a"
-        " ModelHost: its name, the beginning of it, or the number of its process; see"
+        " ModelHost: its name, the beginning of it, or its process id; see"
         " `asyncrpc runs`",
     )
 
 
 def add_group(parser: argparse.ArgumentParser) -> None:
-    """Describe the options that say which workers are meant."""
+    """Describe the options that select the workers."""
     add_entrance(parser)
     parser.add_argument(
         "--worker",
@@ -67,7 +67,7 @@ def add_group(parser: argparse.ArgumentParser) -> None:
 
 
 async def _observe(arguments: argparse.Namespace, look: Look) -> int:
-    # In a thread: it looks at files.
+    # In a thread: it reads files.
     arguments.meant = found = await asyncio.to_thread(entrance, arguments)
     async with found.observer() as observer:
         address = await found.address_for(observer)
@@ -75,10 +75,10 @@ async def _observe(arguments: argparse.Namespace, look: Look) -> int:
 
 
 def seconds(text: str) -> float:
-    """Return the seconds that an argument says; a `type` of argparse.
+    """Return the seconds of an argument; a `type` of argparse.
 
     Raises:
-        ArgumentTypeError: they are negative, not finite, or no number.
+        ArgumentTypeError: the text is not a finite number of at least 0.
     """
     try:
         found = float(text)
@@ -86,7 +86,7 @@ def seconds(text: str) -> float:
         found = math.nan
     if not 0 <= found < math.inf:
         raise argparse.ArgumentTypeError(
-            f"must be finite seconds of at least 0, not {text}"
+            f"must be a finite number of seconds, 0 or more, not {text}"
         )
     return found
 
@@ -100,9 +100,9 @@ def check_workers(wanted: Sequence[str], members: Collection[str]) -> None:
 
 
 def check_group(arguments: argparse.Namespace, members: Mapping[str, Member]) -> None:
-    """Raise UsageError unless the group has all workers that are meant.
+    """Raise UsageError unless the group has all workers that are selected.
 
-    Says, once, which workers of the run that is meant are in another group.
+    Prints, once, which workers of the selected run are in another group.
     """
     check_workers(arguments.worker, members)
     meant, arguments.meant = arguments.meant, None
@@ -113,7 +113,7 @@ def check_group(arguments: argparse.Namespace, members: Mapping[str, Member]) ->
 
 
 def print_table(rows: Sequence[Sequence[str]], nothing: str) -> None:
-    """Print a table, or say that it is empty; say what was cut."""
+    """Print a table, or a text if it is empty; report if it was cut."""
     if len(rows) == 1:
         print(nothing)
         return
@@ -124,13 +124,13 @@ def print_table(rows: Sequence[Sequence[str]], nothing: str) -> None:
 
 
 def print_silent(silent: Mapping[str, NoAnswer]) -> None:
-    """Say which workers tell nothing, and why."""
+    """Print which workers gave no answer, and why."""
     for name, no_answer in sorted(silent.items()):
-        print(f"{name} tells nothing: {no_answer.text}", file=sys.stderr)
+        print(f"no answer from {name}: {no_answer.text}", file=sys.stderr)
 
 
 def silent_records(silent: Mapping[str, NoAnswer]) -> dict[str, Any]:
-    """Return the same for JSON."""
+    """Return the silent workers for JSON."""
     return {
         name: {"trouble": one.trouble.name.lower(), "words": one.words}
         for name, one in sorted(silent.items())
@@ -143,7 +143,7 @@ def print_json(record: Mapping[str, Any]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a record as JSON has it: named tuples as objects, enums by name."""
+    """Return a record in JSON's types: named tuples as objects, enums by name."""
     if isinstance(value, Enum):
         return value.name.lower()
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

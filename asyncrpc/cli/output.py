@@ -12,7 +12,7 @@ _COLOURS: Final = (36, 33, 32, 35, 34, 31)  # ANSI: cyan, yellow, green, ...
 
 
 def rank_prefix(rank: int, *, is_coloured: bool) -> bytes:
-    """Return what stands before each line of `rank`."""
+    """Return the prefix of each line of `rank`."""
     if not is_coloured:
         return b"[%d] " % rank
     return b"\x1b[%dm[%d]\x1b[0m " % (_COLOURS[rank % len(_COLOURS)], rank)
@@ -34,7 +34,7 @@ class LinePrefixer:
         return b"".join(self._prefix + line + b"\n" for line in lines)
 
     def flush(self) -> bytes:
-        """Return the last line if nothing ended it; the stream has ended."""
+        """Return the last line if it has no end, after the stream has ended."""
         return self.feed(b"\n") if self._partial else b""
 
 
@@ -43,7 +43,7 @@ class PrefixingReader(asyncio.Protocol):
 
     Args:
         prefixer: of this pipe.
-        target: where the lines go; shared, as every write is of whole lines.
+        target: where the lines go; shared, as each write consists of whole lines.
         on_end: called once, when the pipe has ended.
     """
 

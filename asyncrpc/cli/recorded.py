@@ -28,9 +28,9 @@ from asyncrpc.inspection.observer import Observer
 def add_dump(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of `asyncrpc dump`."""
     parser.description = (
-        "Write all that a group tells into a file: the tasks, threads and calls of "
-        "each worker, and its last events.  It is JSON with --json and without.  The "
-        "exit code is 0 if all have told it, else 1."
+        "Write the state of a group into a file: the tasks, threads and calls of "
+        "each worker, and its last events.  The file is always JSON.  The exit code is "
+        "0 if all have answered, else 1."
     )
     parser.add_argument(
         "-o",

@@ -1,4 +1,4 @@
-"""`asyncrpc refs`: who has the values that are referred to, and who holds them."""
+"""`asyncrpc refs`: which workers own the referenced values, and which hold them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from asyncrpc.trace import RECENT_MAX
 def add_refs(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of `asyncrpc refs`."""
     parser.description = (
-        "List the remote references of a group: who has the value, who holds it, and "
-        "for how long.  The exit code is 0 if all workers have told theirs, else 1."
+        "List the remote references of a group: which worker owns the value, which "
+        "hold it, and for how long.  The exit code is 0 if all workers have answered, "
+        "else 1."
     )
     parser.add_argument(
         "--max",
@@ -37,7 +38,7 @@ def add_refs(parser: argparse.ArgumentParser) -> None:
         help="the oldest N of each worker (default: 50)",
     )
     parser.add_argument(
-        "--held", action="store_true", help="also as those see it that hold them"
+        "--held", action="store_true", help="also as seen by the workers that hold them"
     )
     add_observing(parser, _refs)
 

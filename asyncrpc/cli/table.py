@@ -1,4 +1,4 @@
-"""Tables for terminals: columns that line up, in the width that there is."""
+"""Tables for terminals: aligned columns, within the available width."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def lines_of(
 
     Args:
         rows: the first is the heading.
-        width: characters of a line; None: those of the terminal, 80 if it is none.
-        wraps: whether a cell that does not fit goes on in the next line instead.
+        width: characters of a line; None: those of the terminal, or 80 without one.
+        wraps: whether a cell that does not fit continues on the next line instead.
     """
     if not rows:
         return []
@@ -43,15 +43,15 @@ def lines_of(
 
 
 def line_of(text: str) -> str:
-    """Return a line that is no wider than the terminal: what is too long is cut.
+    """Return a line cut to the width of the terminal.
 
-    Where the output is no terminal it is left whole, for programs and files.
+    If the output is not a terminal, the line is left whole, for programs and files.
     """
     return _cut(text, columns_here()) if sys.stdout.isatty() else text
 
 
 def wrapped(text: str) -> str:
-    """Return a sentence in lines as wide as the terminal; whole where there is none."""
+    """Return a sentence wrapped to the terminal; whole without a terminal."""
     if not sys.stdout.isatty():
         return text
     return textwrap.fill(
@@ -65,7 +65,7 @@ def columns_here() -> int:
 
 
 def _wrapped(row: Sequence[str], widths: Sequence[int]) -> Iterator[Sequence[str]]:
-    """Yield a row as several, none of whose cells has to be cut."""
+    """Yield a row as several rows, so that no cell is cut."""
     cells = [
         textwrap.wrap(cell, wide, break_on_hyphens=False)
         for cell, wide in zip(row, widths, strict=True)

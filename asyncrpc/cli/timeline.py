@@ -46,8 +46,8 @@ def add_timeline(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write the last events of a group as a timeline for ui.perfetto.dev or "
         "Chrome's about:tracing: a track for each task, arrows from calls to functions "
-        "and from gradient to gradient.  The exit code is 0 if all have told theirs, "
-        "else 1.  With --json, what was written is told as JSON."
+        "and from gradient to gradient.  The exit code is 0 if all have answered, else "
+        "1.  With --json, a summary of the file is printed as JSON."
     )
     parser.add_argument(
         "-o",
@@ -59,7 +59,8 @@ def add_timeline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         metavar="FILE",
-        help="add it to what torch's profiler has exported (export_chrome_trace)",
+        help="add it to a trace that torch's profiler has exported"
+        " (export_chrome_trace)",
     )
     add_observing(parser, _timeline)
 
@@ -71,7 +72,7 @@ async def _timeline(observer: Observer, address: str, given: argparse.Namespace)
         check_group(given, found.members)
         workers = sorted(found.answers.values(), key=_by_rank)
         zero_s = min((_first_s(one) for one in workers), default=0.0)
-        # What the reader's clock showed at a moment of the wall's.
+        # The wall clock at the zero of the reader's clock.
         zero_wall_ns = wall_ns() - round((Clock().now_s() - zero_s) * NS_PER_S)
         timeline = _made(workers, zero_s, profile, zero_wall_ns)
         await asyncio.to_thread(_write, given.output, timeline, profile, show)
@@ -117,10 +118,10 @@ def _first_s(one: WorkerEvents) -> float:
 
 
 def _profile(path: str | None) -> dict[str, Any] | None:
-    """Return what torch's profiler has exported; None if it is not wanted.
+    """Return the trace that torch's profiler has exported; None without a path.
 
     Raises:
-        UsageError: the file cannot be read, or is no such trace.
+        UsageError: the file cannot be read, or is not such a trace.
     """
     if path is None:
         return None
@@ -131,7 +132,8 @@ def _profile(path: str | None) -> dict[str, Any] | None:
         raise UsageError(f"--profile {path} cannot be read: {error}") from error
     if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
         raise UsageError(
-            f"--profile {path} is no trace of torch's profiler: it has no traceEvents"
+            f"--profile {path} is not a trace of torch's profiler: it has no "
+            "traceEvents"
         )
     return {**found, "traceEvents": calls_apart(found["traceEvents"])}
 
@@ -148,7 +150,7 @@ def _opened(path: str, mode: str) -> IO[str]:
 def _write(
     path: str, timeline: Timeline, profile: Mapping[str, Any] | None, show: _Progress
 ) -> None:
-    """Write a timeline beside a profile, if there is one, event by event.
+    """Write a timeline, together with a profile if there is one, event by event.
 
     Raises:
         UsageError: the file cannot be written.
@@ -157,7 +159,7 @@ def _write(
     before = head.pop("traceEvents", ())
     try:
         with _opened(path, "w") as file:
-            # The rest first: it has the time that the profile counts from.
+            # The other fields first: they have the time from which the profile counts.
             file.write(json.dumps(head)[:-1] + ', "traceEvents": [\n')
             between = ""
             for text in _texts([before, show.shown(timeline.events())]):
@@ -182,7 +184,7 @@ def _texts(parts: Iterable[Iterable[Mapping[str, Any]]]) -> Iterator[str]:
         yield ",\n".join(texts)
 
 
-# --- what is said --------------------------------------------------------------------
+# --- what is printed -----------------------------------------------------------------
 
 
 def _summary(timeline: Timeline, workers: int) -> str:
@@ -195,7 +197,7 @@ def _summary(timeline: Timeline, workers: int) -> str:
 
 
 def _record(path: str, timeline: Timeline, workers: int) -> dict[str, Any]:
-    """Return the same for JSON, with what is not in it."""
+    """Return the summary for JSON, with what is missing."""
     return {
         "file": path,
         "workers": workers,
@@ -213,7 +215,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _left_out(timeline: Timeline) -> Iterator[str]:
-    """Yield what is not in a timeline, and what is wrong in it."""
+    """Yield what is missing from a timeline, and what is wrong in it."""
     if timeline.full:
         names = ", ".join(timeline.full[:_NAMES_MAX])
         if len(timeline.full) > _NAMES_MAX:
@@ -225,25 +227,25 @@ def _left_out(timeline: Timeline) -> Iterator[str]:
     if timeline.backwards_s > timeline.error_s:
         wrong_us = timeline.backwards_s * US_PER_S
         yield (
-            f"the clocks were {wrong_us:.0f} us apart or more: by them a call was "
+            f"the clocks differ by {wrong_us:.0f} us or more: by them, a call was "
             "served before it was made, or after it was answered"
         )
 
 
 class _Progress:
-    """Says on a terminal how far it is."""
+    """Shows the progress on a terminal."""
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr.isatty()
         self._told = self._written = 0
 
     def told(self) -> None:
-        """One more worker has told its events."""
+        """Note that one more worker has answered."""
         self._told += 1
-        self._show(f"{_counted(self._told, 'worker')} told")
+        self._show(f"{_counted(self._told, 'worker')} answered")
 
     def shown(self, events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield events, and say whose they are."""
+        """Yield events, and show whose they are."""
         for event in events:
             if event["name"] == "process_name":
                 self._written += 1
@@ -255,7 +257,7 @@ class _Progress:
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Take away what was said."""
+        """Clear the progress from the terminal."""
         self._show("")
 
 

@@ -29,7 +29,7 @@ from asyncrpc.inspection.machine.rates import (
 from asyncrpc.inspection.machine.spans import WorkerEvents
 from asyncrpc.inspection.observer import Observer
 
-WINDOW_S: Final = 5.0  # that rates are over
+WINDOW_S: Final = 5.0  # the time over which rates are computed
 EVERY_S: Final = 2.0
 _MIB: Final = 1 << 20
 _CLEAR: Final = "\x1b[H\x1b[2J"  # ANSI: to the upper left, and nothing below
@@ -39,12 +39,10 @@ def add_top(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of `asyncrpc top`."""
     parser.description = (
         f"Show how fast each worker of a group works, over the last {WINDOW_S:g} s, "
-        "until Ctrl-C.  Once only with --once, with --json, or where the output is no "
-        "terminal; then the exit code is 0 if all have told theirs, else 1."
+        "until Ctrl-C.  With --once, with --json, or if the output is not a terminal, "
+        "show it once; then the exit code is 0 if all have answered, else 1."
     )
-    parser.add_argument(
-        "--once", action="store_true", help="show it once, and do not go on"
-    )
+    parser.add_argument("--once", action="store_true", help="show it once, and end")
     parser.add_argument(
         "--functions", action="store_true", help="by function instead of by worker"
     )
@@ -69,7 +67,7 @@ async def _top(observer: Observer, address: str, given: argparse.Namespace) -> i
         found = await _ask_rates(observer, address, given)
         lines = lines_of(list(_rates_rows(found, given)))
         lines += [
-            line_of(f"{name} tells nothing: {one.trouble.value}")
+            line_of(f"no answer from {name}: {one.trouble.value}")
             for name, one in sorted(found.silent.items())
         ]
         print(_CLEAR + "\n".join(lines), flush=True)
@@ -157,7 +155,7 @@ def _rates_record(found: GroupAnswers[WorkerEvents]) -> dict[str, Any]:
 
 
 def _numbers(rates: Any) -> dict[str, Any]:
-    """Return rates as JSON has them, which knows no nan."""
+    """Return rates for JSON, which has no nan."""
     shown: dict[str, Any] = {}
     for name, value in rates._asdict().items():
         if isinstance(value, float):

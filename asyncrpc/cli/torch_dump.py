@@ -1,6 +1,6 @@
 """`asyncrpc torch-dump`: write the collectives of a group for torch's own tools.
 
-The files are pickles, as torch's recorder writes them.  They are made here of plain
+The files are pickles, as torch's recorder writes them.  They are made here from plain
 data that came as msgpack: nothing that a worker sends is unpickled.
 """
 
@@ -33,7 +33,7 @@ from asyncrpc.inspection.torch_format import (
 )
 
 PREFIX: Final = "asyncrpc_rank_"
-# Between two looks: ranks that go on begin in it what another one began before.
+# Between two looks: time for running ranks to begin what another rank began before.
 SETTLE_S: Final = 1.0
 _PREFIX: Final = re.compile(r"[\w-]*([^\W\d]|-)", re.ASCII)  # what torchfrtrace infers
 
@@ -42,8 +42,8 @@ def add_torch_dump(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of `asyncrpc torch-dump`."""
     parser.description = (
         "Write the collectives of a group in the format of torch's flight recorder, a "
-        "file for each rank: `torchfrtrace DIR` names the ranks that miss in a "
-        "collective, or take part in another one.  The exit code is 0 if all ranks "
+        "file for each rank: `torchfrtrace DIR` names the ranks that are missing from "
+        "a collective, or take part in another one.  The exit code is 0 if all ranks "
         "have a file, else 1."
     )
     parser.add_argument(
@@ -51,12 +51,12 @@ def add_torch_dump(parser: argparse.ArgumentParser) -> None:
         required=True,
         type=Path,
         metavar="DIR",
-        help="where the files go; it is made if it is not there",
+        help="where the files go; it is made if it does not exist",
     )
     parser.add_argument(
         "--prefix",
         default=PREFIX,
-        help=f"of the names of the files; the rank follows (default: {PREFIX})",
+        help=f"of the file names; the rank follows (default: {PREFIX})",
     )
     add_observing(parser, _write)
 
@@ -93,7 +93,7 @@ def _write_files(folder: Path, dumps: Mapping[Path, dict[str, Any]]) -> None:
 async def _collect(
     observer: Observer, address: str, names: Sequence[str]
 ) -> tuple[GroupView, list[CollectiveHistory]]:
-    """Look at a group twice; return it, and what each rank has begun by the first."""
+    """Look at a group twice; return it, and what was begun by the first look."""
     earlier = await _look(observer, address, names)
     check_workers(names, earlier.members)
     await asyncio.sleep(SETTLE_S)
@@ -109,7 +109,7 @@ async def _look(observer: Observer, address: str, names: Sequence[str]) -> Group
 
 
 def _check(folder: Path, prefix: str) -> None:
-    """Refuse a place where files of another dump would be taken for ours.
+    """Refuse a directory whose files the tools would mistake for files of this dump.
 
     Raises:
         UsageError: there are such files, or torch's tools would not find the prefix.
@@ -125,7 +125,7 @@ def _check(folder: Path, prefix: str) -> None:
     if old:
         raise UsageError(
             f"{str(folder)!r} has {old[0]!r} of an earlier dump, which torchfrtrace "
-            "would read too: name another --to or --prefix"
+            "would also read: choose another --to or --prefix"
         )
 
 
@@ -150,7 +150,7 @@ def _missing(
             continue
         silent = view.silent.get(name)
         if silent is None:
-            found[name] = "it is not a member any more"
+            found[name] = "it is no longer a member"
         else:
             found[name] = silent.text
     return found
@@ -172,7 +172,7 @@ def _tell(
     for name, snapshot in sorted(view.snapshots.items()):
         if snapshot.blocked_for_s:
             print(
-                f"{name} is blocked: only its last collectives could be had",
+                f"{name} is blocked: only its last collectives are included",
                 file=sys.stderr,
             )
     for name, why in missing.items():

@@ -4,7 +4,7 @@ Each rank has words of its own, in cache lines of their own, which only it write
 
     stage     how far it is: 4 * number of the collective, and 0 begun (and over with
               all before) or 1 published
-    asleep    the stage that it sleeps for; 0: it does not
+    asleep    the stage that it sleeps for; 0: it is awake
     failed    by number of the collective modulo `FAILED_KEPT`: the number + 1
     given, combined, taken
               how many pieces of a collective: number << 32 | pieces; see `windows`
@@ -103,7 +103,7 @@ class Board:
         self.slot_bytes = slot_bytes(size)
         self.window_bytes = window_bytes(size)
         self._memory = memory
-        bare: Any = memory.numpy()  # which mypy takes for no buffer
+        bare: Any = memory.numpy()  # a buffer, which mypy does not know
         words, notes, slots, windows = (
             size * _WORDS * _WORD_BYTES,
             2 * size * NOTE_BYTES,
@@ -128,12 +128,12 @@ class Board:
         """Write this rank's note of a collective.
 
         Raises:
-            CollectiveError: it is too long.
+            CollectiveError: the note is too long.
         """
         if len(text) > NOTE_BYTES - 4:
             raise CollectiveError(
-                f"the shapes of this collective take {len(text)} bytes, more than the "
-                f"{NOTE_BYTES - 4} that there is room for: use fewer or simpler tensors"
+                f"the shapes of this collective take {len(text)} bytes; the limit is "
+                f"{NOTE_BYTES - 4}: use fewer or simpler tensors"
             )
         at = self._note_at(number, rank)
         self._notes[at : at + 4] = len(text).to_bytes(4, "little")
@@ -144,7 +144,7 @@ class Board:
         at = self._note_at(number, rank)
         length = int.from_bytes(self._notes[at : at + 4], "little")
         if length > NOTE_BYTES - 4:
-            raise LocalProtocolError(f"a note of {length} bytes")
+            raise LocalProtocolError(f"the board has a note of {length} bytes")
         return self._notes[at + 4 : at + 4 + length]
 
     def slot(self, number: int, rank: int) -> torch.Tensor:
@@ -156,7 +156,7 @@ class Board:
         """Return a window of a rank: uint8, (window_bytes,).
 
         Args:
-            rank: who fills it.
+            rank: the rank that fills it.
             turn: from 0 to `DEPTH - 1`.
             lane: from 0 to `size - 1`.
         """
@@ -191,7 +191,7 @@ class Board:
         return True
 
     def look(self, number: int, stage: int) -> bool:
-        """Look for others for a moment; say whether every rank is this far."""
+        """Poll for a moment; return whether every rank is this far."""
         wanted = 4 * number + stage
         if self._is_reached(wanted):
             return True
@@ -208,11 +208,11 @@ class Board:
         self._fence()
 
     def wake_up(self) -> None:
-        """Ask for it no more."""
+        """Withdraw the request to be woken."""
         self._words[self._mine + _ASLEEP] = 0
 
     def fail(self, number: int) -> None:
-        """Say that this rank has given a collective up."""
+        """Post that this rank has given a collective up."""
         self._words[self._mine + _FAILED + number % FAILED_KEPT] = number + 1
 
     def failed(self, number: int) -> list[int]:
@@ -225,7 +225,7 @@ class Board:
         ]
 
     def post_pieces(self, counter: int, number: int, pieces: int) -> None:
-        """Say how many pieces this rank has given, combined or taken."""
+        """Post how many pieces this rank has given, combined or taken."""
         self._words[self._mine + counter] = number << _PIECES_BITS | pieces
 
     def wait_for_pieces(
@@ -242,10 +242,10 @@ class Board:
             counter: `GIVEN`, `COMBINED` or `TAKEN`.
             number: of the collective.
             pieces: how many.
-            ranks: whom to wait for.
-            check: raises if there is no sense in waiting.
+            ranks: the ranks to wait for.
+            check: raises if the collective has failed.
         """
-        if pieces <= 0:  # so many there are from the beginning
+        if pieces <= 0:  # reached from the beginning
             return
         words, wanted = self._words, number << _PIECES_BITS | pieces
         for rank in ranks:
@@ -259,6 +259,6 @@ class Board:
                     time.sleep(_NAP_S)
 
     def _fence(self) -> None:
-        """Let what was written be seen before what is read next."""
+        """Make earlier stores visible before later reads."""
         with self._lock:
             pass

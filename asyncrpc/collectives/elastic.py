@@ -1,8 +1,9 @@
 """The elastic groups of one worker: tells others its standing, and waits for theirs.
 
-`machine.reconfiguration` decides.  A message is made when it is written, so that one
-that waits for a connection is never out of date.  A worker that waits tells those that
-it waits for again each second: so a message that a failed dial has lost does no harm.
+`machine.reconfiguration` decides.  A message is made when it is written, so a message
+that waits for a connection is never out of date.  A waiting worker repeats its standing
+each second to the workers that it waits for: a message lost by a failed dial does no
+harm.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.ports import PeerLink
 
 REPEAT_S: Final = 1.0
-FIND_S: Final = 5.0  # for others to say where a applicant is that is not known here
+FIND_S: Final = 5.0  # for others to find an applicant that is not known here
 
 
 class ElasticGroups:
@@ -61,11 +62,11 @@ class ElasticGroups:
         """Take what another worker says of a group.
 
         Raises:
-            MalformedError: it contradicts itself.
+            MalformedError: the message contradicts itself, or lists too many workers.
         """
         standing = standing_of(told)
         series = self._all.get(told.group_name)
-        if series is None:  # a newcomer waits until everybody has answered
+        if series is None:  # a newcomer waits until all workers have answered
             series = ElasticSeries(self._worker, told.group_name)
         series.machine.receive(link.peer, standing)
         series.carry_out()
@@ -114,19 +115,19 @@ class ElasticSeries:
             timeout_s: seconds to wait; None: no limit.
 
         Raises:
-            UsageError: this worker waits for it already.
-            CollectiveTimeoutError: some did not come in time.
-            QuorumLostError: too few are left, or came.
+            UsageError: this worker waits for the next view already.
+            CollectiveTimeoutError: some workers did not come in time.
+            QuorumLostError: too few members are left, or too few workers came.
             GroupChangedError: the others have gone on without this worker.
 
         Cancellation:
-            The others are told, and do not count this worker as there.
+            The others are told, and count this worker as absent.
         """
         machine, before = self.machine, self.machine.view.generation
         if machine.is_here:
             raise UsageError(
-                f"this worker waits for the next members of group {self.name!r} "
-                "already: reconfigure a group once at a time"
+                f"this worker already waits for the next members of group "
+                f"{self.name!r}: call reconfigure once at a time"
             )
         machine.come(application, self._others())
         self._repeat_later()
@@ -149,7 +150,7 @@ class ElasticSeries:
         return view
 
     async def _meet(self, view: View) -> None:
-        """Get to know the members that only others knew so far."""
+        """Find the members that this worker does not know yet."""
         worker = self._worker
         for member in view.members:
             if worker.directory.known_incarnation(member.name) is None:
@@ -178,7 +179,7 @@ class ElasticSeries:
 
     def _late(self, timeout_s: float) -> CollectiveError:
         missing, machine = self.machine.missing, self.machine
-        what = f"group {self.name!r} has no next members after {timeout_s:g} s"
+        what = f"group {self.name!r} did not agree on members in {timeout_s:g} s"
         if missing:
             who = ", ".join(map(repr, missing))
             return CollectiveTimeoutError(
@@ -186,8 +187,8 @@ class ElasticSeries:
             )
         size, least = machine.size, machine.least
         return QuorumLostError(
-            f"{what}: {size} of at least {least} have come; start more workers, or ask "
-            "for a smaller min_size"
+            f"{what}: {size} of at least {least} workers came; start more workers, or "
+            "ask for a smaller min_size"
         )
 
     def _too_few(self) -> CollectiveError:
@@ -195,28 +196,28 @@ class ElasticSeries:
         who, view = ", ".join(map(repr, lost)), self.machine.lost_view
         return QuorumLostError(
             f"group {self.name!r} (generation {view.generation} of "
-            f"{len(view.members)}) has lost {who}: those that are left are no "
-            "majority, and others may go on behind a network that is cut; if that "
-            "cannot be, "
-            'reconfigure with quorum="any"; a newcomer joins again',
+            f"{len(view.members)}) has lost {who}: the remaining members are not a "
+            "majority; a partitioned part of the group may continue elsewhere.  If "
+            'that is impossible, reconfigure with quorum="any"; a newcomer calls '
+            "join_group again",
             ranks=lost,
         )
 
     def excluded(self) -> CollectiveError:
-        """Return the error for a worker that the others have gone on without."""
+        """Return the error for a worker that its group has excluded."""
         view = self.machine.excluded_from
         names = tuple(one.name for one in view.members)
         return GroupChangedError(
-            f"group {self.name!r} has gone on without worker {self._worker.name!r}, "
-            f"which its members took to be lost: generation {view.generation} is "
-            f"{', '.join(map(repr, names))}; join it anew by `join_group`",
+            f"group {self.name!r} declared worker {self._worker.name!r} lost and "
+            f"continued as generation {view.generation} "
+            f"({', '.join(map(repr, names))}); call join_group again",
             ranks=(self._worker.name,),
         )
 
     # --- carrying out ----------------------------------------------------------------
 
     def carry_out(self) -> None:
-        """Tell others what the machine wants them to know; wake who waits."""
+        """Send what the machine wants to tell others; wake the waiting program."""
         machine = self.machine
         if machine.farewell is not None:
             (standing, names), machine.farewell = machine.farewell, None
@@ -253,7 +254,7 @@ class ElasticSeries:
     def _link_to(self, name: str) -> PeerLink | None:
         try:
             return self._worker.directory.link_to(name)
-        except UnknownWorkerError:  # it has just joined, and another one knows it
+        except UnknownWorkerError:  # it has just joined, and another worker knows it
             return None
 
     async def _dial_and_tell(self, name: str) -> None:

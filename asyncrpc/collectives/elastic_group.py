@@ -33,9 +33,9 @@ class ElasticGroup:
 
     `current` is the `Group` of the present generation, whose members and ranks do not
     change.  When a member is lost, or a worker wants to come in, the members make the
-    next generation by `reconfigure`, between two steps of their programs.  A collective
-    that runs when a member is lost, or reconfigures, fails at all others within a
-    moment; so they come to `reconfigure`, too.
+    next generation by `reconfigure`, between two steps of their programs.  If a member
+    is lost or reconfigures during a collective, the collective fails at all others
+    within a moment; so they call `reconfigure` as well.
 
     Attributes:
         worker: as given.
@@ -43,7 +43,7 @@ class ElasticGroup:
         current: the collectives of the present generation.
         generation: counts the generations of the group, from 1.
         steps: for each rank, how far its program was when the generation began; -1: it
-            has come just then.
+            had no state yet.
 
     Example:
         >>> group = await asyncrpc.join_group(worker, "training", min_size=2)
@@ -91,8 +91,8 @@ class ElasticGroup:
     def source(self) -> int | None:
         """The rank whose state all others take; None: all have the same already.
 
-        It is the first of those that are the farthest.  If all have come just now, none
-        has a state yet, and it is rank 0.
+        It is the first rank with the highest step.  If no rank has a state yet, it is
+        rank 0.
         """
         farthest = max(self.steps)
         if farthest == min(self.steps) >= 0:
@@ -122,40 +122,40 @@ class ElasticGroup:
     ) -> Group:
         """Agree with the other members on the next generation; return its group.
 
-        Every member that is left calls it, between two steps.  All of them get the same
+        Every remaining member calls it, between two steps.  All of them get the same
         members in the same order: first those of this generation, in their order, then
         the newcomers that wait.  No member leads, so any may die meanwhile; it is left
-        out.  The present group is closed by the call, with all groups that were made of
-        its ranks: what other members still wait for in them fails, with a
-        `GroupChangedError` that names this one.
+        out.  The call closes the present group, with all groups that were made of its
+        ranks: collectives in them that other members still wait for fail with a
+        `GroupChangedError` that names this worker.
 
         Args:
             step: how far the program is, in any unit; others get it as `steps`.  -1:
                 it has no state yet.
             min_size: wait until there are so many members, for newcomers if need be.
             quorum: `"majority"`: go on only with more than half of this generation's
-                members, or half of them and its rank 0; those that have left do not
-                count.  So of a group that a cut of the network divides, one side goes
-                on at most.  `"any"`: go on with whoever is left.  It is as strict as
-                the strictest of those that are left asks for.
+                members, or half of them and its rank 0; members that have left do not
+                count.  So if the network is cut, at most one side goes on.  `"any"`: go
+                on with the remaining members.  If one of them asks for a majority, all
+                need it.
             timeout_s: seconds to wait for the others; None: as for collectives.
 
         Returns:
             The group, which is `current` from now on.
 
         Raises:
-            CollectiveTimeoutError: members did not come in time; it names them.  It may
-                be called again.
-            QuorumLostError: too few members are left.  It may be called again, with
+            CollectiveTimeoutError: members did not come in time; the error names them.
+                The call may be repeated.
+            QuorumLostError: too few members are left.  The call may be repeated with
                 another `quorum`, or `min_size`.
-            GroupChangedError: the others have gone on without this worker, which they
-                took to be lost: join anew.
+            GroupChangedError: the others took this worker to be lost and have gone on
+                without it: call `join_group` again.
             UsageError: a call runs already, the group is closed, an argument is wrong,
                 or this is not the worker's event loop.
 
         Cancellation:
-            This worker does not count as there until it calls again; the present group
-            stays closed.
+            This worker counts as absent until it calls again; the present group stays
+            closed.
 
         Source: c10d's `reconfigure`; the view changes of virtual synchrony.
         """
@@ -170,8 +170,8 @@ class ElasticGroup:
             raise series.excluded()
         if self._is_closed or machine.state is OUTSIDE:
             raise UsageError(
-                f"group {self.name!r} is closed at worker {self.worker.name!r}: join "
-                "anew by `join_group`"
+                f"group {self.name!r} is closed at worker {self.worker.name!r}: call "
+                "join_group again"
             )
         self._service.close_whole(self._matching, "reconfigures")
         self.current.close()
@@ -242,27 +242,27 @@ async def join_group(
     """Become a member of the elastic group of a name; return it.
 
     If there is a group of the name, this waits until its members let this worker in:
-    at their next `ElasticGroup.reconfigure`.  Else the workers that call this begin
-    one, as soon as there are `min_size` of them; their order is that of their ranks.
+    at their next `ElasticGroup.reconfigure`.  Otherwise the workers that call this
+    begin one, as soon as there are `min_size` of them; they are ordered by rank.
 
     Args:
-        worker: this process's; it must be running.
+        worker: the worker of this process; it must be running.
         name: of the group, a non-empty string.
         step: how far the program is, from a checkpoint for example; -1: it begins.
         min_size: wait until the group has so many members.
-        timeout_s: seconds to wait, and those that a collective of the group may take;
+        timeout_s: seconds to wait, and seconds that a collective of the group may take;
             None: no limit.
 
     Raises:
-        CollectiveTimeoutError: it was not let in in time; the error names the workers
-            that it waited for.
-        QuorumLostError: there were fewer than `min_size` workers; or the members of the
-            group have been lost meanwhile: called again, it begins another one.
-        UsageError: this worker is in the group, or an argument is wrong.
-        NotStartedError: `worker` does not run.
+        CollectiveTimeoutError: this worker was not let in in time; the error names the
+            workers that it waited for.
+        QuorumLostError: there were fewer than `min_size` workers; or all members of the
+            group were lost meanwhile: the next call begins another group.
+        UsageError: this worker is in the group already, or an argument is wrong.
+        NotStartedError: `worker` is not running.
 
     Cancellation:
-        The others do not wait for this worker any more.
+        The others no longer wait for this worker.
 
     Example:
         >>> group = await asyncrpc.join_group(worker, "training", min_size=4)
@@ -276,7 +276,7 @@ async def join_group(
     series = service.elastic.series(name)
     if series.machine.state not in (OUTSIDE, EXCLUDED):
         raise UsageError(
-            f"worker {worker.name!r} is in group {name!r} already: use its "
+            f"worker {worker.name!r} is already in group {name!r}: use its "
             "`reconfigure`, or close it first"
         )
     try:
@@ -289,7 +289,7 @@ async def join_group(
 
 
 def application_of(step: int, min_size: int, quorum: str) -> Application:
-    """Return what a program asks for.
+    """Return the request of a program.
 
     Raises:
         UsageError: an argument is wrong.

@@ -21,11 +21,11 @@ _DEVICE_MAX: Final = 64  # characters
 
 
 def check_group(worker: Worker, name: str, timeout_s: float | None) -> None:
-    """Refuse what no group can be made with.
+    """Check the arguments of a group.
 
     Raises:
-        UsageError: an argument is of another kind, or this is not the worker's loop.
-        NotStartedError: the worker does not run.
+        UsageError: an argument is wrong, or this is not the worker's loop.
+        NotStartedError: the worker is not running.
     """
     check_kind("worker", worker, Worker, "a worker")
     check_kind("name", name, str, "a string")
@@ -39,21 +39,22 @@ def names_of(worker: Parts, members: Sequence[str | int] | None) -> tuple[str, .
 
     Raises:
         UsageError: the workers cannot form a group.
-        UnknownWorkerError: there is no such worker.
+        UnknownWorkerError: no worker has a given name or rank.
     """
     if members is None:
         if worker.identity.world_size <= 0:
-            problem = "is in no group of a fixed size: say who the members are"
+            problem = "is not in a group of a fixed size; pass members=[...]"
             raise UsageError(f"worker {worker.name!r} {problem}")
         members = range(worker.identity.world_size)
-    check_sequence("members", members, "names or ranks of workers in a list")
+    check_sequence("members", members, "a list of names or ranks of workers")
     for index, member in enumerate(members):
-        check_kind(f"members[{index}]", member, (str, int), "the name or rank of one")
+        wanted = "the name or rank of a worker"
+        check_kind(f"members[{index}]", member, (str, int), wanted)
     names = tuple(worker.directory.member(member).name for member in members)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(
-            f"a worker is in the group twice: {', '.join(map(repr, twice))}"
+            f"members must be distinct; repeated: {', '.join(map(repr, twice))}"
         )
     return names
 
@@ -66,13 +67,13 @@ def check_rank(rank: object, name: str, size: int) -> None:
 
 def check_ranks(ranks: Sequence[int], mine: int, size: int) -> None:
     """Raise UsageError unless these are ranks of a group, this one among them."""
-    check_sequence("ranks", ranks, "ranks of this group in a list")
+    check_sequence("ranks", ranks, "a list of ranks of this group")
     for index, rank in enumerate(ranks):
         check_rank(rank, f"ranks[{index}]", size)
     if mine not in ranks:
         raise UsageError(
-            f"ranks must have rank {mine}, which this worker is: it is not among the "
-            f"members in {shown(ranks)}"
+            f"ranks must include rank {mine}, that of this worker, and {shown(ranks)} "
+            "does not"
         )
 
 

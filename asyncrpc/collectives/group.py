@@ -26,13 +26,13 @@ from asyncrpc.runtime.worker import Worker
 from asyncrpc.serde import words_of
 
 TIMEOUT_S: Final = 1800.0  # as torch.distributed's
-# Collectives of one group that run at a time here; more wait their turn.  So what a
-# rank that is behind has to keep for those ahead is bounded.
+# Collectives of one group that run at a time here; more wait their turn.  This bounds
+# what a slow rank must keep for the ranks ahead of it.
 RUNNING_MAX: Final = 32
 
 
 def service_of(worker: Worker) -> CollectivesService:
-    """Return the part of a worker that takes part in collectives."""
+    """Return the collectives service of a worker."""
     service = worker.parts.service(SERVICE)
     assert isinstance(service, CollectivesService)
     return service
@@ -41,7 +41,7 @@ def service_of(worker: Worker) -> CollectivesService:
 def group_over(
     worker: Worker, name: str, timeout_s: float | None, matching: Matching
 ) -> Group:
-    """Return the group whose collectives `matching` has."""
+    """Return the group whose collectives `matching` runs."""
     group = Group.__new__(Group)
     group._begin(worker, name, timeout_s, matching)  # noqa: SLF001
     return group
@@ -52,10 +52,9 @@ class Group:
 
     Every member makes the group, with the same name and the same members in the same
     order, and begins the same collectives in the same order; several may run at once.
-    If a collective fails, it fails on every rank that has not ended it: because a rank
-    called it with another shape, dtype or operation, gave it up, or was late.  The next
-    one can be used.  A lost worker ends the group: make one of the workers that are
-    left.
+    A collective fails if a rank calls it with another shape, dtype or operation, gives
+    it up, or is late.  It then fails on every rank that has not ended it; the next one
+    can be used.  A lost worker ends the group: make a new one of the remaining workers.
 
     Raises:
         CollectiveError: a collective failed on all ranks, as above.
@@ -91,17 +90,17 @@ class Group:
         """Make the group here; nothing is sent.
 
         Args:
-            worker: this process's; it must be running.
+            worker: the worker of this process; it must be running.
             members: names or ranks of the workers; None: all of the worker's own group,
                 by rank, which must be of a fixed size.
             name: tells groups of the same members apart.
             timeout_s: seconds that a collective may take; None: no limit.
 
         Raises:
-            UsageError: `worker` is no member, a member is named twice, the group is
-                open, this is not the worker's loop, or an argument is of another kind.
-            UnknownWorkerError: there is no such worker.
-            NotStartedError: `worker` does not run.
+            UsageError: `worker` is not a member, a member is named twice, the group is
+                open already, this is not the worker's loop, or an argument is wrong.
+            UnknownWorkerError: no worker has a given name or rank.
+            NotStartedError: `worker` is not running.
         """
         given.check_group(worker, name, timeout_s)
         names = given.names_of(worker.parts, members)
@@ -126,15 +125,15 @@ class Group:
         self.kept: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
 
     def subgroup(self, ranks: Sequence[int], *, name: str = "") -> Group:
-        """Make a group of some of these ranks; only they need to.
+        """Make a group of some of these ranks; only those ranks call this.
 
         Args:
             ranks: in this group; their order is that of the new one.
             name: tells groups of the same members apart.
 
         Raises:
-            UsageError: this worker is not among them, one is out of range, or an
-                argument is of another kind.
+            UsageError: this worker is not among `ranks`, a rank is out of range, or an
+                argument has the wrong type.
         """
         check_kind("name", name, str, "a string")
         given.check_ranks(ranks, self.rank, self.size)
@@ -145,15 +144,15 @@ class Group:
     def duplicate(self, *, name: str = "") -> Group:
         """Make a group of the same ranks, whose collectives are matched by themselves.
 
-        So what a library sends does not get in between what you do.  Every rank has to
-        make its duplicates in the same order, or name them.
+        A library can then run its collectives without interfering with yours.  Every
+        rank must make its duplicates in the same order, or name them.
 
         Args:
             name: tells it apart from other groups of the same members; empty: it gets
                 a number.
 
         Raises:
-            UsageError: there is one of this name, or it is no string.
+            UsageError: a group of this name is open, or `name` is not a string.
 
         Source: MPI_Comm_dup.
         """
@@ -164,14 +163,15 @@ class Group:
         return self.subgroup(range(self.size), name=name)
 
     def refuse(self, reason: str) -> None:
-        """Let the next collective fail, for all ranks: this one cannot take part.
+        """Fail the next collective on all ranks: this rank cannot take part.
 
         Args:
             reason: what happened, as in "rank 1 ('b') `reason`".
 
         Raises:
             CollectiveError: the group has failed before.
-            UsageError: `reason` is no string; or this is not the worker's event loop.
+            UsageError: `reason` is not a string; or this is not the worker's event
+                loop.
         """
         check_kind("reason", reason, str, "a string")
         self.parts.check_on_loop("Group.refuse")
@@ -179,7 +179,7 @@ class Group:
         self._matching.refuse(given.speakable(reason))
 
     def close(self) -> None:
-        """Leave the group: what is under way here fails, for all.  Idempotent.
+        """Leave the group; collectives under way here fail on all ranks.  Idempotent.
 
         Raises:
             UsageError: the worker runs, and this is not its event loop.
@@ -187,7 +187,7 @@ class Group:
         if not self.worker.is_closed:  # its end has closed all groups
             self.parts.check_on_loop("Group.close")
             self._service.close_group(self._matching)
-        self._opening = None  # its result has all memory that is shared
+        self._opening = None  # its result holds all shared memory
         self.kept.clear()
 
     async def __aenter__(self) -> Self:
@@ -218,16 +218,16 @@ class Group:
 
         Between processes of one host, all ranks see the memory: `all_reduce` of such a
         tensor, or of the same part of it at every rank, copies nothing.  Elsewhere it
-        is an ordinary tensor.  Should a collective fail, what is in it is undefined,
-        and another rank may still write to it for a moment: do not use it again.
+        is an ordinary tensor.  If a collective fails, its content is undefined, and
+        another rank may still write to it for a moment: do not use it again.
 
         Args:
             *shape: sizes, or one sequence of them; the same at all ranks.
             dtype: of the elements.
 
         Returns:
-            An uninitialized tensor, contiguous, on the CPU.  Its memory is given back
-            some seconds after the group is closed and the last tensor over it gone.
+            An uninitialized tensor, contiguous, on the CPU.  Its memory is freed some
+            seconds after the group is closed and the last tensor over it is gone.
 
         Source: torch.empty.
         """
@@ -240,7 +240,7 @@ class Group:
     # --- collectives -----------------------------------------------------------------
 
     async def barrier(self) -> None:
-        """Wait until every rank has come here."""
+        """Wait until every rank has reached the barrier."""
         async with self._run(Descriptor("barrier")) as (run, path):
             await path.barrier(run)
 
@@ -276,7 +276,7 @@ class Group:
             op: as for `all_reduce`.
 
         Returns:
-            `tensor`; elsewhere than at `root` it is as it was.
+            `tensor`, which is unchanged at all ranks but `root`.
         """
         given.check_rank(root, "root", self.size)
         shapes.check(tensor)
@@ -294,8 +294,8 @@ class Group:
         """Fill the tensors of all ranks with that of one.
 
         Args:
-            tensor: any shape and dtype, the same at all ranks; elsewhere than at
-                `root` it is overwritten.
+            tensor: any shape and dtype, the same at all ranks; it is overwritten at all
+                ranks but `root`.
             root: the rank whose tensor it is.
 
         Returns:
@@ -366,7 +366,7 @@ class Group:
             device: for the result; None: host memory.
 
         Returns:
-            A tensor of its own.
+            A new tensor.
         """
         given.check_rank(root, "root", self.size)
         if device is not None:
@@ -376,7 +376,7 @@ class Group:
             whole = shapes.one_each(tensors, "scatter", self.size)
         elif tensors is not None:
             raise UsageError(
-                f"tensors must be None but at the root, rank {root}; this is rank "
+                f"tensors must be None except at the root, rank {root}; this is rank "
                 f"{self.rank}"
             )
         async with self._run(Descriptor("scatter", root=root)) as (run, path):
@@ -397,13 +397,13 @@ class Group:
             op: as for `all_reduce`.
 
         Returns:
-            The part of this rank, a tensor of its own.
+            The part of this rank, a new tensor.
         """
         parts = RankTensors(tensors, "reduce_scatter", self.size)
         devices, dtype = self.parts.devices, parts.like.dtype
         by = reduction_for(op, dtype)
         if len(parts.dtypes) > 1:
-            raise UsageError("tensors of reduce_scatter must be of one dtype")
+            raise UsageError("tensors of reduce_scatter must have one dtype")
         descriptor = Descriptor("reduce_scatter", op, str(dtype), parts.numels)
         async with self._run(descriptor) as (run, path):
             hosts = await parts.on_host(devices)
@@ -415,7 +415,7 @@ class Group:
     async def all_to_all(
         self, tensors: torch.Tensor | Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Send each rank its part, and return what each has for this one.
+        """Send each rank its part, and return the parts for this rank.
 
         Args:
             tensors: one for each rank, of any shapes, of one dtype at all ranks; or one
@@ -437,22 +437,22 @@ class Group:
     # --- from one to one -------------------------------------------------------------
 
     async def send(self, tensor: torch.Tensor, to: int, *, tag: int = 0) -> None:
-        """Send a tensor to another rank, which has to `recv` it.
+        """Send a tensor to another rank, which must `recv` it.
 
-        It ends when the tensor has been taken there; so it may be changed then.
+        This returns when the tensor has been received; it may be changed then.
 
         Args:
             tensor: any shape and dtype.
             to: rank of the receiver.
-            tag: tells apart what is sent between the same ranks.
+            tag: tells apart tensors that are sent between the same ranks.
 
         Raises:
             RankLostError: the other rank is gone.
-            CollectiveTimeoutError: it did not take the tensor in time.
+            CollectiveTimeoutError: the other rank did not receive the tensor in time.
             UsageError: an argument is wrong; nothing has been sent.
 
         Cancellation:
-            What has not been taken never is.
+            A tensor that has not been received yet never is.
         """
         given.check_rank(to, "to", self.size)
         given.check_tag(tag)
@@ -472,15 +472,15 @@ class Group:
 
         Args:
             from_: rank of the sender; None: any.
-            tag: as given there.
-            out: what is filled and returned, of the same shape and dtype; None: a new
-                tensor.
+            tag: the tag that the sender gave.
+            out: a tensor of the same shape and dtype, which is filled and returned;
+                None: a new tensor is returned.
 
         Raises:
-            RankLostError: a rank that it may come from is gone.
+            RankLostError: a rank that the tensor may come from is gone.
             CollectiveTimeoutError: nothing was sent in time.
-            CollectiveError: `out` has another shape or dtype.
-            UsageError: an argument is of another kind.
+            CollectiveError: `out` has another shape or dtype than the tensor.
+            UsageError: an argument is wrong.
 
         Cancellation:
             The next receive gets the tensor.
@@ -496,7 +496,8 @@ class Group:
             return found
         if out.shape != found.shape or out.dtype != found.dtype:
             raise CollectiveError(
-                f"{shapes.text(found)} came, but `out` is {shapes.text(out)}"
+                f"the received tensor is {shapes.text(found)}, but `out` is "
+                f"{shapes.text(out)}"
             )
         if out.is_cpu:
             out.detach().copy_(found)
@@ -539,7 +540,7 @@ class Group:
             run.end()
 
     def _start_opening(self) -> asyncio.Task[Path]:
-        """Begin the collective in which all agree on the way, if it has not begun."""
+        """Begin the collective in which all agree on the path, if it has not begun."""
         if self._opening is None:
             run = self._matching.begin(Descriptor("open"), None)
             self._opening = self.parts.start_task(self._open(run))
@@ -548,11 +549,11 @@ class Group:
         return self._opening
 
     async def _open(self, run: CollectiveRun) -> Path:
-        """Agree with the others on the way that all collectives take."""
+        """Agree with the others on the path that all collectives take."""
         try:
             return await open_path(run)
         except BaseException as error:
-            # Some may have agreed: those cannot be made to ask again.
+            # Some ranks may have agreed, and cannot be made to ask again.
             failure = CollectiveFailure(GroupChangedError.code, str(error), ())
             self._matching.lose(run.operation.failure or failure)
             raise

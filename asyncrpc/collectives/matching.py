@@ -15,6 +15,7 @@ import msgpack
 import torch
 
 from asyncrpc.collectives import messages as m
+from asyncrpc.collectives.failure_errors import error_of
 from asyncrpc.collectives.machine.matching import MatchedCollectives
 from asyncrpc.collectives.machine.operations import (
     CollectiveFailure,
@@ -25,7 +26,6 @@ from asyncrpc.collectives.machine.operations import (
 )
 from asyncrpc.collectives.points import Points
 from asyncrpc.collectives.ports import GroupWorker
-from asyncrpc.collectives.words import error_of
 from asyncrpc.errors import (
     AsyncRpcError,
     CollectiveError,
@@ -41,7 +41,7 @@ from asyncrpc.runtime.ports import PeerLink, ask
 from asyncrpc.trace import OK, outcome_of
 
 # After this wait a rank tells the others which collective it waits in.  So ranks that
-# wait in another collective notice the mismatch, and no rank waits for ever.
+# wait in another collective notice the mismatch, and no rank waits forever.
 ASK_AFTER_S: Final = 1.0
 CLOSED: Final = "has closed"
 ANSWER_S: Final = 2.0  # at a timeout, for the others to answer how far they are
@@ -120,7 +120,7 @@ class Matching:
         if self.machine.outbox:
             self._carry_out()
         if isinstance(operation, CollectiveFailure):
-            if self.machine.operations.begun > number:  # of a lost group nothing begins
+            if self.machine.operations.begun > number:  # nothing begins in a lost group
                 now_s = self.worker.recorder.now_s()
                 task = task_here(self.loop)
                 self.note_end(number, descriptor, now_s, operation, task)
@@ -158,7 +158,7 @@ class Matching:
         failure: CollectiveFailure | None,
         task: str,
     ) -> None:
-        """Note that a collective has ended here, which a task began."""
+        """Note that a collective that a task began has ended here."""
         recorder = self.worker.recorder
         recorder.collectives.record(
             (
@@ -194,7 +194,7 @@ class Matching:
             self.runs[number].on_arrival(place)
         return (
             await arrival.taken
-        )  # `_carry_out` completes it, too: of a lost rank, say
+        )  # `_carry_out` also completes it, for example for a lost rank
 
     def on_begun(self, number: int, rank: int, descriptor: Descriptor) -> None:
         """Take another rank's report of a collective that it has begun."""
@@ -343,10 +343,10 @@ class CollectiveRun:
     """One collective under way: its messages to and from other ranks.
 
     Attributes:
-        matching: of its group.
-        operation: as the machine has it.
+        matching: the `Matching` of its group.
+        operation: the machine's record of it.
         number: of the collective in its group.
-        head: of it on the board.
+        head: its header on the board.
         began_s: when it began here.
         task: name of the task that began it.
     """
@@ -378,7 +378,8 @@ class CollectiveRun:
         """Send tensors to a rank; they must stay as they are until `settle`.
 
         Raises:
-            CollectiveError: the collective has failed, as that rank shuts down.
+            CollectiveError: the collective has failed because that rank shuts down, or
+                cannot be reached.
         """
         matching = self.matching
         link: PeerLink | None
@@ -419,12 +420,12 @@ class CollectiveRun:
         while self._unanswered:
             await self._wait()
 
-    def refuse(self, rank: int, problem: str) -> CollectiveError:
-        """Fail the collective for a rank's message; return the error to raise."""
+    def refuse(self, rank: int, deed: str) -> CollectiveError:
+        """Fail the collective for a rank's deed; return the error to raise."""
         matching = self.matching
         failure = CollectiveFailure(
             CollectiveError.code,
-            f"{self.label} has failed: {matching.name_of(rank)} sent {problem}",
+            f"{self.label} has failed: {matching.name_of(rank)} {deed}",
             (matching.members[rank],),
         )
         matching.fail(self.number, failure)
@@ -468,7 +469,8 @@ class CollectiveRun:
         """Wait for a future that this collective needs first.
 
         Raises:
-            CollectiveError: the collective has failed before, such as by its timeout.
+            CollectiveError: the collective has failed first, for example by its
+                timeout.
         """
         other.add_done_callback(lambda _: self.wake())
         while not other.done():
@@ -483,7 +485,7 @@ class CollectiveRun:
         self.check()
         self._waiter = self.matching.loop.create_future()
         try:
-            await self._waiter  # `fail` wakes it: of a lost rank, a limit, our `leave`
+            await self._waiter  # `fail` wakes it: for a lost rank, a limit, our `leave`
         finally:
             self._waiter = None
         self.check()

@@ -21,8 +21,8 @@ from asyncrpc.collectives.tensors import split, text
 # times; below, its n - 1 rounds cost more than that.  Measured with a network of 1
 # Gbit/s for each of 2, 3 and 4 ranks (all on two cores, which overrates what a message
 # costs): a ring takes 1.4 to 2.3 times as long as a tree at 64 KiB, 0.8 to 1.5 at 1
-# MiB, 0.6 to 1.3 at 4 MiB, 0.5 to 0.7 at 16 MiB.  On loopback, where the cores are what
-# is short, it takes 1 to 2 times as long at 1 MiB, and as long at 64 MiB.
+# MiB, 0.6 to 1.3 at 4 MiB, 0.5 to 0.7 at 16 MiB.  On loopback, where cores are scarce,
+# it takes 1 to 2 times as long at 1 MiB, and as long at 64 MiB.
 RING_BYTES_MIN: Final = 1 << 20
 IN_THREAD_BYTES_MIN: Final = 256 << 10  # combining takes longer than a hop to a thread
 
@@ -39,7 +39,7 @@ class MessagePath:
         return torch.empty(nbytes, dtype=torch.uint8)
 
     async def barrier(self, run: CollectiveRun) -> None:
-        """Wait for all."""
+        """Wait for all ranks."""
         await play(run, schedules.barrier(self._rank, self._size), [], [])
 
     async def all_reduce(
@@ -107,7 +107,7 @@ class MessagePath:
     async def gather(
         self, run: CollectiveRun, mine: torch.Tensor, root: int
     ) -> list[torch.Tensor]:
-        """Return the tensors of all ranks at `root`; elsewhere what came this way."""
+        """Return the tensors of all ranks at `root`; elsewhere they are undefined."""
         plan = functools.partial(schedules.star_gather, root=root)
         return await self._gather(run, mine, plan)
 
@@ -125,7 +125,7 @@ class MessagePath:
     async def scatter(
         self, run: CollectiveRun, parts: list[torch.Tensor] | None, root: int
     ) -> torch.Tensor:
-        """Return this rank's part of what `root` gives."""
+        """Return this rank's part of the tensors that `root` gives."""
         found = parts or [torch.empty(0)] * self._size
         plan = schedules.star_scatter(self._rank, self._size, root)
         await play(run, plan, found, adopt=True)
@@ -151,20 +151,20 @@ async def play(
     adopt: bool = False,
     is_last: bool = True,
 ) -> None:
-    """Do the steps of a schedule.
+    """Carry out the steps of a schedule.
 
     Args:
         run: the collective.
         plan: its schedule at this rank.
-        blocks: what is sent.
-        into: where what comes is kept; None: it replaces what is sent.
+        blocks: the blocks to send.
+        into: the blocks that received tensors fill; None: `blocks`.
         by: the reduction, if there is one.
-        adopt: keep the tensors that come, not their values.
-        is_last: whether to wait until all that was sent has been taken; needless where
-            another schedule follows that is safe as one with this.
+        adopt: keep the received tensors themselves instead of copying their values.
+        is_last: whether to wait until all sent blocks have been taken; needless where
+            another schedule follows and the two are safe as one.
 
     Raises:
-        CollectiveError: it has failed.
+        CollectiveError: the collective has failed.
     """
     kept = blocks if into is None else into
     for step in plan:
@@ -174,7 +174,7 @@ async def play(
         came = await run.take(step.peer)
         if len(came) != len(step.blocks):
             raise run.refuse(
-                step.peer, f"{len(came)} blocks, where {len(step.blocks)} belong"
+                step.peer, f"sent {len(came)} blocks instead of {len(step.blocks)}"
             )
         for block, tensor in zip(step.blocks, came, strict=True):
             if adopt:
@@ -182,7 +182,7 @@ async def play(
                 continue
             if tensor.shape != kept[block].shape or tensor.dtype != kept[block].dtype:
                 raise run.refuse(
-                    step.peer, f"{text(tensor)}, where {text(kept[block])} belongs"
+                    step.peer, f"sent {text(tensor)} instead of {text(kept[block])}"
                 )
             if step.kind is StepKind.KEEP:
                 await aside(run, kept[block].copy_, tensor)
@@ -195,7 +195,7 @@ async def play(
 
 
 async def aside(run: CollectiveRun, job: Callable[..., object], *tensors: Any) -> None:
-    """Do something with tensors, in a thread if it takes long."""
+    """Run a job on tensors, in a thread if they are large."""
     if tensors[0].nbytes < IN_THREAD_BYTES_MIN:
         job(*tensors)
     else:

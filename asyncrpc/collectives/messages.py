@@ -37,7 +37,7 @@ _DESCRIPTOR: Final = RecordSchema(Descriptor)
 
 @message(SERVICE, "block")
 class TensorBlock(Request[CollectiveFailure | None]):
-    """Tensors for another rank; answered when it has taken them, or why it has not.
+    """Tensors for another rank; answered when it has taken them, or with a failure.
 
     Attributes:
         group: number of the group.
@@ -75,7 +75,7 @@ class CountBegun(Request[Count | None]):
 
 @message(SERVICE, "begun")
 class CollectiveBegun(Notice):
-    """What the sender, which is this rank, waits in."""
+    """The collective that the sender waits in."""
 
     group: Count
     number: Count
@@ -85,7 +85,7 @@ class CollectiveBegun(Notice):
 
 @message(SERVICE, "woke")
 class WakeUp(Notice):
-    """Something that the receiver sleeps for is on the board."""
+    """The board holds data that the receiver sleeps for."""
 
     group: Count
 
@@ -121,11 +121,11 @@ class MemberStanding(Notice):
     """What the sender knows of an elastic group, and of its next view.
 
     Attributes:
-        group_name: of the group.
-        generation: of the last view that it knows.
+        group_name: the name of the group.
+        generation: of the last view that the sender knows.
         members: of that view, by rank.
-        steps: of their programs.
-        is_here: whether it waits for the next view.
+        steps: how far the program of each member was.
+        is_here: whether the sender waits for the next view.
         applicants: workers that want to be in it.
         accusations: workers that others have lost.
         departures: workers that have left, each with the last turn in which it came.
@@ -142,10 +142,10 @@ class MemberStanding(Notice):
 
 
 def standing_of(told: MemberStanding) -> Standing:
-    """Return what a message says.
+    """Return the standing in a message.
 
     Raises:
-        MalformedError: it contradicts itself, or lists too many workers.
+        MalformedError: the message contradicts itself, or lists too many workers.
     """
     lists = told.members, told.applicants, told.accusations, told.departures
     if any(len(one) > WORKERS_MAX for one in lists):
@@ -181,10 +181,10 @@ def notice_of(name: str, standing: Standing) -> MemberStanding:
 
 
 def read_descriptor(value: Any) -> Descriptor:
-    """Return what a rank has written of a collective on the board.
+    """Return the description of a collective that a rank wrote on the board.
 
     Raises:
-        MalformedError: it is something else.
+        MalformedError: `value` is not the description of a collective.
     """
     found: Descriptor = _DESCRIPTOR.read_as("the description of a collective", value)
     return found

@@ -31,7 +31,7 @@ class Path(Protocol):
         """Return memory where collectives are fastest: uint8, (nbytes,)."""
 
     async def barrier(self, run: CollectiveRun) -> None:
-        """Wait for all."""
+        """Wait for all ranks."""
 
     async def all_reduce(
         self, run: CollectiveRun, flat: torch.Tensor, by: Reduction
@@ -61,12 +61,12 @@ class Path(Protocol):
     async def gather(
         self, run: CollectiveRun, mine: torch.Tensor, root: int
     ) -> list[torch.Tensor]:
-        """Return the tensors of all ranks at `root`; elsewhere anything."""
+        """Return the tensors of all ranks at `root`; elsewhere they are undefined."""
 
     async def scatter(
         self, run: CollectiveRun, parts: list[torch.Tensor] | None, root: int
     ) -> torch.Tensor:
-        """Return this rank's part of what `root` gives."""
+        """Return this rank's part of the tensors that `root` gives."""
 
     async def all_to_all(
         self, run: CollectiveRun, parts: list[torch.Tensor]
@@ -75,13 +75,13 @@ class Path(Protocol):
 
 
 async def open_path(run: CollectiveRun) -> Path:
-    """Agree with all ranks on the way.
+    """Agree with all ranks on the path.
 
     Args:
-        run: the collective in which they do.
+        run: the collective in which they agree.
 
     Raises:
-        CollectiveError: it has failed.
+        CollectiveError: that collective has failed.
     """
     matching = run.matching
     rank, size = matching.rank, len(matching.members)

@@ -1,6 +1,6 @@
-"""Tensors from one rank to one other: send and recv, matched by sender and tag.
+"""Tensors from one rank to another: send and recv, matched by sender and tag.
 
-What is sent waits at the receiver until it is taken; its sender waits as long.
+A sent tensor waits at the receiver until it is taken; its sender waits as long.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from asyncrpc.collectives.failure_errors import error_of
 from asyncrpc.collectives.machine.operations import CollectiveFailure
 from asyncrpc.collectives.messages import SentTensor
-from asyncrpc.collectives.words import error_of
 from asyncrpc.errors import (
     AsyncRpcError,
     CollectiveError,
@@ -111,7 +111,7 @@ class Points:
     async def on_point(
         self, rank: int, tag: int, tensor: torch.Tensor
     ) -> CollectiveFailure | None:
-        """Take a tensor; return when it has been received, or why it never will be."""
+        """Take a tensor; return None once it has been received, else the failure."""
         if self._matching.lost is not None:
             return self._matching.lost
         for wanted in self._wanted:
@@ -123,7 +123,7 @@ class Points:
         if len(self._come) >= WAITING_MAX:
             problem = (
                 f"{self._matching.name_of(self._matching.rank)} has {WAITING_MAX} "
-                "tensors that nobody has taken there, and takes no more"
+                "tensors waiting for recv, its limit; call recv there first"
             )
             return CollectiveFailure(CollectiveError.code, problem, ())
         come = _Come(rank, tag, tensor, self._matching.loop.create_future())
@@ -135,13 +135,13 @@ class Points:
                 self._come.remove(come)
 
     def drop(self, rank: int, failure: CollectiveFailure) -> None:
-        """Refuse what has come from a rank."""
+        """Refuse the waiting tensors of a rank."""
         for come in self._come:
             if come.rank == rank and not come.taken.done():
                 come.taken.set_result(failure)
 
     def fail(self, failure: CollectiveFailure) -> None:
-        """Let everything fail: the group has."""
+        """Fail all sends and receives: the group has failed."""
         for wanted in self._wanted:
             if not wanted.got.done():
                 wanted.got.set_exception(error_of(failure))

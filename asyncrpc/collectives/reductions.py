@@ -2,8 +2,8 @@
 
 Sums are made in the dtype of the tensors, one after the other.
 
-What is combined are *pieces*: arrays of numpy for the dtypes that it has, which begin
-within a microsecond, and never use other threads; else tensors.
+Tensors are combined as *pieces*: numpy arrays for the dtypes that numpy has, since its
+operations begin within a microsecond and never use other threads; else tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Reduction(NamedTuple):
     Attributes:
         how: its name.
         combine: puts two pieces together: `combine(a, b, out)`.
-        is_array: whether pieces are numpy's.
+        is_array: whether pieces are numpy arrays.
     """
 
     how: str
@@ -40,20 +40,20 @@ class Reduction(NamedTuple):
         return tensor.numpy() if self.is_array else tensor
 
     def finish(self, tensor: torch.Tensor, size: int) -> None:
-        """Make the result of what all ranks have put together, in place."""
+        """Turn the combined tensor into the result, in place."""
         if self.how == "avg":
             tensor.div_(size)
 
 
 def reduction_for(how: str, dtype: torch.dtype) -> Reduction:
-    """Return what combines tensors of a dtype.
+    """Return the reduction for tensors of a dtype.
 
     Args:
         how: `sum`, `avg`, `product`, `min`, `max`, `band`, `bor` or `bxor`.
         dtype: of the tensors.
 
     Raises:
-        UsageError: there is no such reduction, or it has no meaning for the dtype.
+        UsageError: `how` is not a reduction, or is not defined for the dtype.
     """
     if type(how) is not str or how not in _COMBINE:
         raise wrong("op", f"one of {', '.join(map(repr, _COMBINE))}", how)
@@ -87,7 +87,7 @@ def _of_tensors(function: Any) -> Combine:
     return lambda a, b, out: function(a, b, out=out)
 
 
-# Of numpy and of torch; both go on with a nan, and round the same way.
+# Of numpy and of torch; both propagate nan, and round the same way.
 _COMBINE: Final[Mapping[str, tuple[Any, Any]]] = {
     "sum": (np.add, torch.add),
     "avg": (np.add, torch.add),  # divided by the number of ranks at the end

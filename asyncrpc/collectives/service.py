@@ -1,4 +1,4 @@
-"""The part of a worker that takes part in collectives: every group it is in."""
+"""The collectives service of a worker: every group that the worker is in."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import answers, takes
 
-# Groups that others have made and this worker has not yet.
+# Groups that other workers have made and this worker has not made yet.
 UNKNOWN_MAX: Final = 1024
 CLOSED_KEPT: Final = 1024
 
@@ -84,7 +84,7 @@ class CollectivesService:
         """Make a group here.
 
         Raises:
-            UsageError: this worker is not in it, or it is open already.
+            UsageError: this worker is not a member, or the group is open already.
         """
         if self.worker.name not in members:
             raise UsageError(
@@ -97,9 +97,8 @@ class CollectivesService:
             and group_id(name, members, self._made[base]) in self._groups
         ):
             raise UsageError(
-                f"the group {name or 'without a name'!r} of these members is open on "
-                f"worker {self.worker.name!r} already; close it first, or give this "
-                "one another name"
+                f"a group of these members with name {name!r} is already open on "
+                f"worker {self.worker.name!r}; close it first, or choose another name"
             )
         self._made[base] += 1
         matching = self._find(group_id(name, members, self._made[base]))
@@ -137,7 +136,7 @@ class CollectivesService:
                     self._fail_parts(whole, failure)
 
     def close_group(self, matching: Matching, deed: str = CLOSED) -> None:
-        """Leave a group: what is under way fails, and what comes for it is refused.
+        """Leave a group: its collectives fail, and messages for it are refused.
 
         Args:
             matching: the group.
@@ -152,7 +151,7 @@ class CollectivesService:
 
     def close_whole(self, matching: Matching, deed: str) -> None:
         """Leave a group, and all groups that were made of some of its ranks."""
-        # Those first: what a member has ended in them before it left counts.
+        # The parts first: collectives that a member ended in them before it left count.
         for one in (*self._parts_of(matching), matching):
             self.close_group(one, deed)
 
@@ -164,7 +163,7 @@ class CollectivesService:
         return [one for one in self._groups.values() if one.path.startswith(prefix)]
 
     def _fail_parts(self, matching: Matching, failure: CollectiveFailure) -> None:
-        """Fail what was made of a generation: others may not have made it yet."""
+        """Fail the groups made of a generation: others may not have made them yet."""
         for one in self._parts_of(matching):
             is_member = not set(failure.ranks).isdisjoint(one.members)
             if is_member and not one.machine.has_lost(failure.ranks):
@@ -176,7 +175,8 @@ class CollectivesService:
             unknown = sum(not one.members for one in self._groups.values())
             if unknown >= UNKNOWN_MAX:
                 raise MalformedError(
-                    f"{unknown} groups are known by messages alone, which is the limit"
+                    f"messages have come for {unknown} groups that this worker has not "
+                    "made, which is the limit"
                 )
             found = self._groups[number] = Matching(self.worker, number)
         return found
@@ -184,7 +184,7 @@ class CollectivesService:
     # --- messages --------------------------------------------------------------------
 
     async def _on_count(self, _: PeerLink, asked: CountBegun) -> int | None:
-        """Say how many collectives have begun; of a group that is not here, none."""
+        """Return how many collectives of a group have begun here; None: closed."""
         if asked.group in self._closed:
             return None
         matching = self._groups.get(asked.group)
@@ -207,7 +207,7 @@ class CollectivesService:
         return await matching.points.on_point(point.rank, point.tag, point.tensor)
 
     def _refusal(self, group: int) -> CollectiveFailure | None:
-        """Say why nothing is taken for a group that was closed here."""
+        """Return the failure that refuses a message if the group was closed here."""
         closed = self._closed.get(group)
         if closed is None:
             return None
@@ -252,7 +252,7 @@ class CollectivesService:
         """Return the group that a worker names, after checking its membership.
 
         Raises:
-            MalformedError: it is not in it, or not that rank.
+            MalformedError: the worker is not a member, or does not have that rank.
         """
         matching = self._find(group)
         matching.machine.check_speaker(link.peer.name, rank)
@@ -261,7 +261,7 @@ class CollectivesService:
     # --- life ------------------------------------------------------------------------
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
-        """Let every group fail that the worker was in."""
+        """Fail every group that the worker was in."""
         self._lost[peer.name] = peer, reason
         for matching in list(self._groups.values()):
             if matching.has(peer):

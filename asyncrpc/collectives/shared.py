@@ -1,11 +1,10 @@
 """Collectives between processes of one host, through memory that all of them see.
 
-What is small is published in the rank's slot of the board, and everyone reads it there:
-one wait for all.  What is large goes through *windows*: each rank copies a piece of
-what others need into its windows, while the others do the same; each combines the
-pieces of its own share, and puts the result into a window, from which the others take
-it.  The windows stay in the caches; so each tensor is read once from memory, and
-written once.
+A small tensor is published in the rank's slot of the board, where all ranks read it
+after one wait.  A large tensor goes through *windows*: each rank copies pieces of the
+others' shares into its windows, while the others do the same; each combines the pieces
+of its own share, and puts the result into a window, from which the others take it.  The
+windows stay in the caches; so each tensor is read once from memory, and written once.
 
     turn k      put      piece k + 1 of the shares of others into our windows
                 combine  piece k of our own share, from the windows of all
@@ -43,7 +42,7 @@ from asyncrpc.errors import CollectiveError
 from asyncrpc.serde.shared import KEY_BYTES, storage_over
 
 _ALIGN: Final = 64  # bytes, of what lies side by side in a slot
-_POLL_S: Final = 0.1  # the longest sleep: should a wake-up be lost, that is all
+_POLL_S: Final = 0.1  # the longest sleep: a lost wake-up costs no more
 _VIEWS_MAX: Final = 256  # tensors of different sizes, for which views are kept
 
 
@@ -96,7 +95,7 @@ class SharedPath:
     # --- collectives -----------------------------------------------------------------
 
     async def barrier(self, run: CollectiveRun) -> None:
-        """Wait for all."""
+        """Wait for all ranks."""
         async with self._passing(run):
             await self._publish(run, b"")
 
@@ -117,7 +116,8 @@ class SharedPath:
                 job = functools.partial(
                     windows.combine_in_place, run.number, by, tensors, run.check
                 )
-            # Halves take five times as long to add as to copy: rather once than twice.
+            # Half-precision values take five times as long to add as to copy: each
+            # rank adds its share only, in place of both adding all.
             elif self._size == 2 and by.is_array:  # noqa: PLR2004
                 job = functools.partial(
                     windows.exchange, run.number, by, flat, run.check
@@ -194,7 +194,7 @@ class SharedPath:
     async def gather(
         self, run: CollectiveRun, mine: torch.Tensor, root: int
     ) -> list[torch.Tensor]:
-        """Return the tensors of all ranks at `root`; elsewhere nothing."""
+        """Return the tensors of all ranks at `root`; elsewhere an empty list."""
         async with self._passing(run):
             found = await self._publish_parts(run, [mine])
             if self._rank == root:
@@ -205,7 +205,7 @@ class SharedPath:
     async def scatter(
         self, run: CollectiveRun, parts: list[torch.Tensor] | None, root: int
     ) -> torch.Tensor:
-        """Return this rank's part of what `root` gives."""
+        """Return this rank's part of the tensors that `root` gives."""
         async with self._passing(run):
             found = await self._publish_parts(run, parts or [])
             if parts is not None:
@@ -245,12 +245,12 @@ class SharedPath:
         await self._move(run, gives, takes, found)
         return got
 
-    # --- what is small ---------------------------------------------------------------
+    # --- small tensors ---------------------------------------------------------------
 
     def _reduce_slots(
         self, run: CollectiveRun, flat: torch.Tensor, by: Reduction
     ) -> None:
-        """Reduce what is in all slots into `flat`."""
+        """Reduce the tensors in all slots into `flat`."""
         _combine(by, self._slots_like(flat, by)[run.number % 2], flat)
         by.finish(flat, self._size)
 
@@ -276,7 +276,7 @@ class SharedPath:
         slot = self._board.slot(run.number, rank)
         return slot[part.at : part.at + part.nbytes]
 
-    # --- what is large ---------------------------------------------------------------
+    # --- large tensors ---------------------------------------------------------------
 
     async def _combine(
         self,
@@ -305,13 +305,13 @@ class SharedPath:
         takes: Iterable[tuple[int, int, torch.Tensor]],
         found: Sequence[Sequence[Part]],
     ) -> None:
-        """Give and take tensors: what is in slots at once, the rest by windows.
+        """Give and take tensors: those in slots at once, the others by windows.
 
         Args:
             run: the collective.
-            gives: lane, tensor and takers of each that is given.
-            takes: rank, lane and target of each that is taken.
-            found: what all have published, by rank and lane.
+            gives: lane, tensor and takers of each tensor that is given.
+            takes: rank, lane and target of each tensor that is taken.
+            found: the published parts, by rank and lane.
         """
         given, taken = [], []
         mine = found[self._rank]
@@ -322,7 +322,7 @@ class SharedPath:
             part = found[rank][lane]
             if part.nbytes != target.nbytes:
                 raise run.refuse(
-                    rank, f"{part.nbytes} bytes, where {target.nbytes} belong"
+                    rank, f"sent {part.nbytes} bytes instead of {target.nbytes}"
                 )
             if part.at < 0:
                 taken.append(Take(rank, lane, target))
@@ -342,7 +342,7 @@ class SharedPath:
         """
         future = run.matching.worker.run_on_host(job)
         try:
-            await asyncio.shield(future)  # the job looks whether the collective failed
+            await asyncio.shield(future)  # the job checks whether the collective failed
         except asyncio.CancelledError:
             run.abandon("cancelled it")  # which ends the job
             while not future.done():
@@ -353,7 +353,8 @@ class SharedPath:
             raise
         given_up = self._board.failed(run.number)
         if given_up:  # what the rank has posted since does not count
-            raise run.refuse(given_up[0], "no more: it gave up")
+            deed = "stopped sending because it gave the collective up"
+            raise run.refuse(given_up[0], deed)
 
     # --- publishing ------------------------------------------------------------------
 
@@ -382,10 +383,10 @@ class SharedPath:
         return [[Part(*part) for part in msgpack.unpackb(body)] for body in bodies]
 
     async def _publish(self, run: CollectiveRun, body: bytes) -> list[memoryview]:
-        """Write our note, wait for all, and return what the notes of all say.
+        """Write our note, wait for all ranks, and return the bodies of all notes.
 
         Raises:
-            CollectiveError: the ranks do not agree on what the collective is.
+            CollectiveError: the ranks have begun different collectives.
         """
         board, number, head = self._board, run.number, run.head
         text = len(head).to_bytes(2, "little") + head
@@ -401,7 +402,7 @@ class SharedPath:
         return bodies
 
     def _disagree(self, run: CollectiveRun, rank: int, note: memoryview) -> None:
-        """Fail, for a rank is at another collective.
+        """Fail the collective because a rank is at another one.
 
         Raises:
             CollectiveError: always.
@@ -412,18 +413,18 @@ class SharedPath:
             theirs, ours = read_descriptor(what), run.operation.descriptor
             run.matching.on_mismatch(number, Mismatch(rank, theirs, ours))
             run.check()
-        raise run.refuse(rank, f"word of collective {number}, having given this up")
+        raise run.refuse(rank, f"has already moved on to collective {number}")
 
     # --- one collective after the other ----------------------------------------------
 
     @asynccontextmanager
     async def _passing(self, run: CollectiveRun) -> AsyncIterator[None]:
-        """Let a collective pass when those before it have."""
+        """Let a collective pass when all collectives before it have passed."""
         async with self._lane:
             try:
                 run.check()
                 self._post(run, BEGUN)
-                # The notes and slots of the last but one are read no more then.
+                # After this the notes and slots of the last but one are not read again.
                 await self._reach(run, run.number - 1, BEGUN)
                 yield
             except BaseException:
@@ -464,7 +465,7 @@ class GroupMemory:
         self._mine.append((tensors[rank].data_ptr(), tensors[rank].nbytes))
 
     def place(self, flat: torch.Tensor) -> bytes:
-        """Say where in this memory a tensor is; empty: it is not."""
+        """Return where in this memory a tensor is; empty if it is elsewhere."""
         address = flat.data_ptr()
         for serial, (start, nbytes) in enumerate(self._mine):
             if start <= address and address + flat.nbytes <= start + nbytes:
@@ -474,7 +475,7 @@ class GroupMemory:
         return b""
 
     def at(self, place: bytes, like: torch.Tensor) -> list[torch.Tensor]:
-        """Return what is at a place at every rank."""
+        """Return the tensors at a place, one of every rank."""
         serial = int.from_bytes(place[:4], "little")
         start = int.from_bytes(place[4:], "little")
         return [
@@ -497,7 +498,7 @@ def shared_bytes(nbytes: int, name: str) -> torch.Tensor:
     """Return anonymous memory that other processes can map: uint8.
 
     Raises:
-        OSError: the system gives none.
+        OSError: the system provides no such memory.
     """
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     try:

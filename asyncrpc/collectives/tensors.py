@@ -21,19 +21,20 @@ DIMS_MAX: Final = 64  # that can travel; torch has few operations for more
 def described(
     operation: str, tensor: torch.Tensor, how: str = "", root: int = -1
 ) -> Descriptor:
-    """Return what all ranks have to agree on in a collective over a tensor."""
+    """Return what all ranks must agree on in a collective over a tensor."""
     return Descriptor(operation, how, str(tensor.dtype), tuple(tensor.shape), root)
 
 
 def check(tensor: torch.Tensor, name: str = "tensor") -> None:
-    """Refuse what no collective can move.
+    """Refuse a tensor that no collective can move.
 
     Args:
-        tensor: what a user gave.
+        tensor: the argument of a user.
         name: of the argument.
 
     Raises:
-        UsageError: it is no dense tensor, or has no memory.
+        UsageError: `tensor` is not a dense tensor, has no memory, or has too many
+            dimensions.
     """
     if not isinstance(tensor, torch.Tensor):
         raise wrong(name, "a tensor", tensor)
@@ -57,7 +58,7 @@ def check(tensor: torch.Tensor, name: str = "tensor") -> None:
 class Hosted:
     """A tensor as one of the host: itself, or a copy that is written back.
 
-    `async with Hosted(worker.devices, tensor) as host`; what is written to `host` is in
+    `async with Hosted(worker.devices, tensor) as host`; values written to `host` are in
     the tensor when the block has ended well.
     """
 
@@ -85,7 +86,7 @@ class Hosted:
 async def put_like(
     devices: Devices, found: Sequence[torch.Tensor], like: torch.Tensor
 ) -> list[torch.Tensor]:
-    """Put tensors of the host where another is."""
+    """Copy host tensors to the device of another tensor."""
     if like.is_cpu:
         return list(found)
     where = str(like.device)
@@ -96,7 +97,7 @@ async def put_like(
 
 
 def text(tensor: torch.Tensor) -> str:
-    """Return how a tensor is called in errors."""
+    """Return the description of a tensor in errors."""
     return f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)}"
 
 
@@ -135,8 +136,8 @@ class RankTensors:
         """Take tensors.
 
         Raises:
-            UsageError: they are not one for each rank, or one that can be cut; or no
-                collective can move one of them.
+            UsageError: `tensors` is neither one tensor for each rank nor a tensor that
+                can be cut; or no collective can move one of them.
         """
         self._size = size
         self._whole: torch.Tensor | None = None
@@ -161,11 +162,11 @@ class RankTensors:
 
     @property
     def dtypes(self) -> set[torch.dtype]:
-        """Of all of them."""
+        """The dtypes of all tensors."""
         return {one.dtype for one in self._each or (self.like,)}
 
     async def on_host(self, devices: Devices) -> list[torch.Tensor]:
-        """Return them in host memory, copied if they are not there."""
+        """Return the tensors in host memory, copied if they are not there."""
         if self._whole is None:
             return await devices.copies_of(self._each)
         (whole,) = await devices.copies_of([self._whole])
@@ -204,7 +205,7 @@ def split(flat: torch.Tensor, size: int) -> list[torch.Tensor]:
 def flat(tensor: torch.Tensor, *, write: bool = True) -> Iterator[torch.Tensor]:
     """Give a tensor as one dimension of contiguous memory.
 
-    What is written there is in the tensor when the block has ended well.
+    Values written there are in the tensor when the block has ended well.
     """
     plain = tensor.detach()
     is_plain = plain.is_contiguous() and not plain.is_conj() and not plain.is_neg()

@@ -47,7 +47,7 @@ class Take(NamedTuple):
     """A tensor that another rank gives.
 
     Attributes:
-        rank: who gives it.
+        rank: the rank that gives it.
         lane: the window that it comes through.
         target: flat, of the same length.
     """
@@ -133,7 +133,7 @@ class Windows:
     ) -> None:
         """Reduce a flat tensor in place over two ranks: each combines all of it.
 
-        So no result has to be passed on: the other's piece comes from its cache, as a
+        So no result needs to be passed on: the other's piece comes from its cache, as a
         share would, and ours is still in our own.
         """
         board, rank, peer = self._board, self.rank, self.others
@@ -206,7 +206,7 @@ class Windows:
         takes: Sequence[Take],
         check: Check,
     ) -> None:
-        """Give tensors to others, and take what they give.
+        """Give tensors to others, and take theirs.
 
         Args:
             number: of the collective.
@@ -243,7 +243,7 @@ class Windows:
 
 
 class _Combining:
-    """What one rank does with each piece of one reduction."""
+    """The steps of one rank for each piece of one reduction."""
 
     def __init__(
         self,
@@ -316,5 +316,5 @@ def as_bytes(tensor: torch.Tensor) -> Any:
 
 
 def copy_for(by: Reduction) -> Callable[[Any, Any], Any]:
-    """Return what copies a piece: `copy(to, from)`."""
+    """Return the function that copies a piece: `copy(to, from)`."""
     return np.copyto if by.is_array else torch.Tensor.copy_

@@ -4,9 +4,9 @@
     python -m asyncrpc.compat -m module ARGUMENTS
     torchrun --nproc-per-node 2 -m asyncrpc.compat script.py ARGUMENTS
 
-The program is `__main__` and finds `sys.argv` and `sys.path` as if `python` had
-started it.  It stays `__main__` after its last line, for threads that go on: what they
-send names its functions.  (`runpy` would put our own module back.)
+The program is `__main__`, with `sys.argv` and `sys.path` as if `python` had started it.
+It stays `__main__` after its last line, for threads that continue: the messages that
+they send name its functions.  (`runpy` would put our own module back.)
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def main(argv: Sequence[str]) -> None:
     """Install the facade and run a program.
 
     Args:
-        argv: the program and its arguments; without our own name.
+        argv: the program and its arguments, without our own name.
 
     Raises:
-        SystemExit: there is no such program, or it ends so.
+        SystemExit: the program does not exist, or raises it.
     """
-    # Only what comes before the program's own arguments is ours to parse.
+    # We parse only what comes before the program's own arguments.
     own = 2 if argv[:1] == ["-m"] else 1
     parser = _parser()
     given = parser.parse_args(argv[:own])
@@ -86,7 +86,7 @@ def _script(path: str) -> tuple[types.ModuleType, types.CodeType]:
 
 
 def _own_entries() -> int:
-    """Return how many places on the path are there because of how we were started."""
+    """Return the number of entries that our own start has added to the path."""
     return 0 if sys.flags.safe_path else 1
 
 
@@ -115,7 +115,7 @@ def _loaded(
     """Make the module of a specification, and get its code.
 
     Raises:
-        FileNotFoundError: there is no Python code.
+        FileNotFoundError: the module has no Python code.
     """
     loader: Any = None if found is None else found.loader
     code = (
@@ -132,10 +132,10 @@ def _run(module: types.ModuleType, code: types.CodeType) -> None:
     """Run a program as the main module.
 
     Raises:
-        Exception: whatever the program raises.
+        Exception: an error of the program.
     """
     sys.modules["__main__"] = module
-    # In a spawned process, classes of the main module have this name; they come back.
+    # In a spawned process, classes of the main module have this name, and return.
     sys.modules["__mp_main__"] = module
     exec(code, vars(module))  # noqa: S102  (which is what was asked for)
 

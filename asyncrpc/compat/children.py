@@ -1,4 +1,4 @@
-"""Processes that multiprocessing starts: they get the facade before the program's code.
+"""Installs the facade in multiprocessing's processes before the program's code runs.
 
 A spawned process is a new interpreter.  It unpickles its preparation data, imports the
 program's main module as they direct, and then unpickles the function to run.  The main
@@ -18,11 +18,11 @@ yet, and last the place of asyncrpc, which the program's own path may lack (`pyt
 finds it in the working directory, and a script's path does not have that).  Preparation
 sets the path right afterwards.
 
-Forked processes have it all; the processes of a fork server get the entry, too.  Newer
-Pythons let the server itself import the main module, which would come too early: it is
-told not to.  Not covered are interpreters that the program starts on its own
-(`subprocess`), and libraries with a copy of multiprocessing (loky): those are started
-with `-m asyncrpc.compat`, or call `asyncrpc.compat.install()`.
+Forked processes inherit the facade; the processes of a fork server get the entry, too.
+Newer Pythons let the server itself import the main module, which is too early: we
+prevent that.  Not covered are interpreters that the program starts on its own
+(`subprocess`), and libraries with a copy of multiprocessing (loky): start those with
+`-m asyncrpc.compat`, or call `asyncrpc.compat.install()` in them.
 
 Source: multiprocessing.spawn of Python 3.11 to 3.14 (`_main`, `prepare`).
 """
@@ -37,7 +37,7 @@ from typing import Any, Final
 
 import asyncrpc
 
-_ENTRY: Final = "asyncrpc.compat"  # in the preparation data, which ignore it
+_ENTRY: Final = "asyncrpc.compat"  # a key of the preparation data that is ignored
 _ASYNCRPC_IN: Final = str(Path(asyncrpc.__file__).parents[1])
 _FIRST: Final = """
 import sys
@@ -45,7 +45,7 @@ sys.path = {path!r}
 from asyncrpc.compat import install
 install()
 """
-# What the fork server imports unless it is told otherwise.
+# The fork server imports this by default.
 _PRELOADED: Final = "__main__"
 
 
@@ -53,22 +53,22 @@ class Installation:
     """Installs the facade where it is unpickled.
 
     Args:
-        path: to import asyncrpc and torch by.
+        path: the path to import asyncrpc and torch from.
     """
 
     def __init__(self, path: list[str]) -> None:
         self._path = path
 
     def __reduce__(self) -> tuple[Callable[..., None], tuple[str, dict[str, Any]]]:
-        """Pickle as code: a function of ours could not be found there yet."""
+        """Pickle as code: the new process cannot find our functions yet."""
         return exec, (_FIRST.format(path=self._path), {})
 
 
 class Preparation:
-    """Stands for `get_preparation_data`, and adds the entry to what that returns.
+    """Replaces `get_preparation_data`, and adds the entry to its result.
 
     Args:
-        original: what it stands for.
+        original: the replaced function.
     """
 
     def __init__(self, original: Callable[[str], dict[str, Any]]) -> None:
@@ -82,14 +82,14 @@ class Preparation:
 
 
 def cover() -> None:
-    """Let processes that are started from now on have the facade."""
+    """Install the facade in processes that are started from now on."""
     if not isinstance(spawn.get_preparation_data, Preparation):
         _set_preparation(Preparation(spawn.get_preparation_data))
         multiprocessing.set_forkserver_preload([])
 
 
 def uncover() -> None:
-    """Let them be started as before."""
+    """Start processes as before, without the facade."""
     if isinstance(spawn.get_preparation_data, Preparation):
         _set_preparation(spawn.get_preparation_data.original)
         multiprocessing.set_forkserver_preload([_PRELOADED])

@@ -1,22 +1,21 @@
-"""The facade in the place of torch's modules, for a program that is not to be edited.
+"""The facade in place of torch's modules, for a program that is not edited.
 
-A finder, first on `sys.meta_path`, serves the names of torch's modules.  What it serves
-are substitutes: modules that look up every name in the facade, at the time of the use,
-and pass on what is assigned to them; so `rpc.api._ignore_rref_leak = False` reaches the
-facade, and an enum of backends that has grown is seen.  torch's own modules are taken
-out of `sys.modules`; their places as attributes (`torch.distributed.rpc`) are filled by
-the import system, as for any module.
+A finder, first on `sys.meta_path`, serves the names of torch's modules.  It serves
+substitutes: modules that look up every name in the facade, at the time of use, and pass
+assignments on to it; so `rpc.api._ignore_rref_leak = False` reaches the facade, and an
+extended enum of backends is seen.  torch's own modules are removed from `sys.modules`;
+the import system sets the attributes (`torch.distributed.rpc`), as for any module.
 
-Replaced are `torch.distributed.rpc` and `torch.distributed.autograd`, with all that is
-below them, the two modules that define DistributedOptimizer and RemoteModule, and the
-class `profile` of torch's legacy profiler, whose events are also the callees'.  Of
-these only those are imported anew that had been imported before: to import
-`torch.distributed.optim` takes seconds, and a program that does will find the
-substitute there.  What other modules of torch re-export is copied once more.
+Replaced are `torch.distributed.rpc` and `torch.distributed.autograd` with their
+submodules, the two modules that define DistributedOptimizer and RemoteModule, and the
+class `profile` of torch's legacy profiler, whose events are also the callees'.  Only
+modules that had been imported before are imported again: importing
+`torch.distributed.optim` takes seconds, and a later import finds the substitute.  Names
+that other modules of torch re-export are copied again.
 
-Invariants: the facade is imported before anything is taken away, as it has some records
-(options, constants) from torch; while the finder is installed, no module of torch's
-that it replaces is in `sys.modules`.
+Invariants: the facade is imported before any module is removed, as it has some records
+(options, constants) from torch; while the finder is installed, no module of torch that
+it replaces is in `sys.modules`.
 
 Source: PEP 451, for finders, loaders and what an import sets.
 """
@@ -43,25 +42,25 @@ _RPC: Final = "torch.distributed.rpc"
 _AUTOGRAD: Final = "torch.distributed.autograd"
 _OPTIMIZER: Final = "torch.distributed.optim.optimizer"
 _REMOTE_MODULE: Final = "torch.distributed.nn.api.remote_module"
-# Nothing of torch's stays below these, even where the facade has no such module.
+# No module of torch stays below these, even if the facade has no such module.
 _PACKAGES: Final = (_RPC, _AUTOGRAD)
 _FACADE_RPC: Final = "asyncrpc.compat.rpc"
-# Who re-exports a name, and which module defines it.  DistributedDataParallel looks for
-# RRefs in what a module returns.
+# The modules that re-export a name, and the module that defines it.
+# DistributedDataParallel looks for RRefs in the result of a module.
 _REEXPORTED: Final[Mapping[tuple[str, str], str]] = {
     ("torch.distributed.optim", "DistributedOptimizer"): _OPTIMIZER,
     ("torch.distributed.nn", "RemoteModule"): _REMOTE_MODULE,
     ("torch.nn.parallel.distributed", "RRef"): _RPC,
 }
-# Names of modules that stay torch's, and whose they are here: a profiler that shows
-# what callees do.
+# Names in modules that stay torch's, and their definitions here: a profiler that shows
+# events of callees.
 _PROFILER: Final = "torch.autograd.profiler_legacy"
 _REPLACED: Final[Mapping[tuple[str, str], str]] = {
     (_PROFILER, "profile"): "asyncrpc.compat.profiler_legacy",
 }
-_NOTHING: Final = object()  # what a home has that lacks a name
-# Modules that may go on with torch's own: torch's (the third are generated), ours, and
-# another name of the main module.
+_NOTHING: Final = object()  # the value of a name that a home lacks
+# Modules that may keep torch's own names: torch's (the third are generated), ours, and
+# the main module's other name.
 _UNASKED: Final = ("torch.", "asyncrpc.", "_remote_module_", "__mp_main__")
 # torch's modules, and C++ modules, that define what programs may have imported.
 _DEFINING: Final = (
@@ -74,24 +73,24 @@ _DEFINING: Final = (
 
 
 def install() -> None:
-    """Put the facade in the place of torch.distributed.rpc and what belongs to it.
+    """Replace torch.distributed.rpc and its related modules by the facade.
 
-    What this process imports afterwards from torch.distributed.rpc, or a module below
-    it, from torch.distributed.autograd, torch.distributed.optim (DistributedOptimizer)
-    or torch.distributed.nn (RemoteModule) is the facade's, and so it is in processes
-    that it starts by multiprocessing or torch.multiprocessing.  Names that the facade
-    has not raise an AttributeError or an ImportError that says so.  The `profile` of
+    Later imports from torch.distributed.rpc and its submodules, from
+    torch.distributed.autograd, torch.distributed.optim (DistributedOptimizer) and
+    torch.distributed.nn (RemoteModule) get the facade, also in processes that this one
+    starts with multiprocessing or torch.multiprocessing.  A name that the facade lacks
+    raises an AttributeError or an ImportError that says so.  The `profile` of
     torch.autograd.profiler_legacy is the facade's, too.
 
-    Call it before anything else is imported from torch's modules: what a module already
-    holds under a name of its own stays torch's, and a RuntimeWarning names it.  Called
-    again, it does nothing.
+    Call it before any other import from torch's modules: a name that a module has
+    already imported stays torch's, and a RuntimeWarning lists it.  Called again, it
+    does nothing.
 
     Raises:
         RuntimeError: torch's own RPC is running in this process; nothing has changed.
 
     Thread safety:
-        As an import: call it where the program begins.
+        As for an import: call it at the start of the program.
 
     Example:
         >>> import asyncrpc.compat
@@ -117,9 +116,9 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Give the places back to torch's own modules; do nothing if it has them.
+    """Restore torch's own modules; do nothing if they are in place.
 
-    What the program has imported in the meantime stays the facade's.
+    Names that the program has imported in the meantime stay the facade's.
 
     Raises:
         RuntimeError: the facade's RPC is running: call `rpc.shutdown()` first.
@@ -143,8 +142,8 @@ class Substitute(types.ModuleType):
     """A module that has the names of other modules, for reading and for writing.
 
     Args:
-        name: whose place it takes.
-        homes: the modules that it looks into, in this order.
+        name: name of the replaced module.
+        homes: the modules that it searches, in this order.
     """
 
     def __init__(self, name: str, homes: Sequence[types.ModuleType]) -> None:
@@ -169,7 +168,7 @@ class Substitute(types.ModuleType):
         raise AttributeError(_missing(self.__name__, name), name=name, obj=self)
 
     def __setattr__(self, name: str, value: object) -> None:
-        # The import system's own: the attributes of every module, and what is below.
+        # The import system sets these: attributes of every module, and submodules.
         if _is_dunder(name) or isinstance(value, Substitute):
             super().__setattr__(name, value)
         else:
@@ -199,7 +198,7 @@ def _missing(module: str, name: str) -> str:
 
 
 class SubstituteFinder(MetaPathFinder, Loader):
-    """Finds and loads substitutes, and keeps what they have displaced.
+    """Finds and loads substitutes, and keeps the modules that they replace.
 
     Args:
         homes: for each module of torch's, the facade's modules that have its names.
@@ -219,12 +218,12 @@ class SubstituteFinder(MetaPathFinder, Loader):
         """Find the substitute for a module.
 
         Raises:
-            ImportError: the module is torch's, and the facade has none like it.  (A
+            ImportError: torch has the module, but not the facade.  (A
                 ModuleNotFoundError would be lost: `from a import b` ignores it.)
         """
         if fullname in self._homes:
-            # A package each: so `from a import b` asks here for a name that a has not,
-            # and gets the reason, where it would swallow the AttributeError.
+            # Each is a package: so `from a import b` asks here for a name that `a`
+            # lacks, and gets the reason; it would swallow an AttributeError.
             origin = self._homes[fullname][0].__name__
             return ModuleSpec(fullname, self, origin=origin, is_package=True)
         package, _, leaf = fullname.rpartition(".")
@@ -237,7 +236,7 @@ class SubstituteFinder(MetaPathFinder, Loader):
         return Substitute(spec.name, self._homes[spec.name])
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Do nothing: it looks up its names when they are used."""
+        """Do nothing: a substitute looks up its names when they are used."""
 
     def displace(self) -> None:
         """Remove torch's modules from `sys.modules`, and names from others."""
@@ -249,7 +248,7 @@ class SubstituteFinder(MetaPathFinder, Loader):
             setattr(theirs, name, getattr(importlib.import_module(home), name))
 
     def fill(self) -> None:
-        """Import the substitutes that are expected to be there."""
+        """Import the substitutes of modules that had been imported."""
         for name in self._homes:
             if name in self.displaced:
                 importlib.import_module(name)
@@ -290,10 +289,10 @@ def _installed() -> SubstituteFinder | None:
 
 
 def _homes() -> dict[str, list[types.ModuleType]]:
-    """Import the facade; say which of its modules have the names of which of torch's.
+    """Import the facade; return its modules by the torch module that they replace.
 
-    What a module below the facade's package lacks is looked for in the package: torch's
-    own re-exports it the same way.
+    A name that a submodule of the facade lacks is looked up in the package: torch's own
+    submodules re-export it the same way.
     """
     rpc = importlib.import_module(_FACADE_RPC)
     homes = {
@@ -313,9 +312,9 @@ def _below(package: types.ModuleType) -> set[str]:
 
 
 def _export_again() -> None:
-    """Let modules of torch that are loaded have the names from who defines them now.
+    """Copy the names that loaded modules of torch re-export from the new definitions.
 
-    Those that are not loaded will import them themselves.
+    Modules that are not loaded yet will import them themselves.
     """
     for (module, name), defining in _REEXPORTED.items():
         if module in sys.modules:
@@ -326,11 +325,11 @@ def _export_again() -> None:
             )
 
 
-# --- what was imported too early -----------------------------------------------------
+# --- imports before `install` --------------------------------------------------------
 
 
 def _holders(finder: SubstituteFinder) -> Iterator[str]:
-    """Find names in the program's modules whose values stay torch's."""
+    """Yield names in the program's modules whose values are still torch's."""
     stale = {id(module) for module in finder.displaced.values()}
     stale |= set(_differing(finder.displaced))
     stale |= {id(value) for value in finder.replaced.values()}
@@ -342,7 +341,7 @@ def _holders(finder: SubstituteFinder) -> Iterator[str]:
 
 
 def _differing(displaced: Mapping[str, types.ModuleType]) -> Iterator[int]:
-    """Yield the ids of functions and classes of torch's that the facade replaces."""
+    """Yield the ids of torch's functions and classes that the facade replaces."""
     for name, module in displaced.items():
         substitute = sys.modules.get(name)
         for key, value in vars(module).items():

@@ -1,9 +1,9 @@
 """The ends of a worker's graph as torch shows them: one node for each message.
 
-Natively a tensor that arrives has a node of its own, and a tensor that leaves has
-none.  Programs written for torch look for a node of each message, by its name.  So one
+Natively every tensor that arrives has its own node, and a tensor that leaves has no
+node.  Programs written for torch look for one node per message, by its name.  So one
 node joins the tensors of a message once it is decoded, and the node of a message that
-was sent is made when it is first asked for.
+was sent is made on first use.
 
 Source: torch.distributed.autograd's SendRpcBackward and RecvRpcBackward.
 """
@@ -35,13 +35,13 @@ _NO_HOOKS: Final = (
 )
 
 
-# --- what has come -------------------------------------------------------------------
+# --- received ------------------------------------------------------------------------
 
 
 class RecvRpc(torch.autograd.Function):
-    """Joins the tensors of a message; behind it are the nodes that catch gradients.
+    """Joins the tensors of a message; its inputs are the nodes that catch gradients.
 
-    In place: the tensors stay the same, and lie in the message's value already.
+    It works in place: the tensors stay the same, as the message's value has them.
     """
 
     @staticmethod
@@ -53,23 +53,23 @@ class RecvRpc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:  # noqa: ARG004
-        """Pass every gradient on; None for a tensor that was not used."""
+        """Return the gradients; None for a tensor that was not used."""
         return gradients
 
 
 _JOINING: Final[type] = RecvRpc._backward_cls  # noqa: SLF001
-_JOINING.__name__ = RECEIVED  # what the node says it is
+_JOINING.__name__ = RECEIVED  # the name that the node shows
 
 
 def join(tensors: Sequence[torch.Tensor]) -> Node:
-    """Give tensors that have come one node, and return it.
+    """Give received tensors one node, and return it.
 
     Args:
         tensors: each with a history; any shapes and layouts.
     """
     with torch.enable_grad(), contextlib.ExitStack() as stack:
-        # Their memory does not change: what was computed from one while the message was
-        # rebuilt stays good.
+        # Their memory does not change: results computed from one while the message was
+        # rebuilt stay valid.
         for tensor in tensors:
             stack.enter_context(_unsafe_preserve_version_counter(tensor))
         RecvRpc.apply(*tensors)  # type: ignore[no-untyped-call]
@@ -80,19 +80,19 @@ def join(tensors: Sequence[torch.Tensor]) -> Node:
 
 @dataclass(slots=True)
 class JoinedRegion(Region):
-    """A region that goes past a joining node from the tensors that were used, only.
+    """A region that passes a joining node only for the tensors that were used.
 
-    The others take no part, as they would not if each had a node of its own.
+    The others take no part, as if each had its own node.
     """
 
     _ahead: list[tuple[Node, int]] = field(default_factory=list)
 
     def begin(self, edges: Iterable[GradientEdge]) -> None:
-        """Add what `edges` reach, but for what `go_on` is to find."""
+        """Add the nodes that `edges` reach; `go_on` finds the rest."""
         self._ahead += ((edge.node, edge.output_nr) for edge in edges)
 
     def go_on(self, count: int) -> bool:
-        """Look at so many nodes at most; say whether some are left."""
+        """Visit at most `count` nodes; return whether some are left."""
         todo = self._ahead
         while todo and count:
             count -= 1
@@ -113,7 +113,7 @@ class JoinedRegion(Region):
 
 
 class JoinedState(ContextState):
-    """A context's state, whose passes know of joining nodes."""
+    """A context's state whose passes know joining nodes."""
 
     region_class: ClassVar[type[Region]] = JoinedRegion
 
@@ -124,7 +124,7 @@ class ReceivedMessage:
     """Collects the tensors of a message until all have arrived, and joins them.
 
     Attributes:
-        joined: is called with their node.
+        joined: called with their node.
     """
 
     __slots__ = ("_receive", "_tensors", "joined")
@@ -141,16 +141,16 @@ class ReceivedMessage:
         return result
 
     def finish(self) -> None:
-        """The message has been decoded."""
+        """Join the tensors: the message has been decoded."""
         if self._tensors:
             self.joined(join(self._tensors))
 
 
-# --- what was sent -------------------------------------------------------------------
+# --- sent ----------------------------------------------------------------------------
 
 
 class SendRpcBackward(Node):
-    """A node as torch has one for each message that was sent; a view, which never runs.
+    """The node that torch has for each sent message; a view, which never runs.
 
     Source: torch.distributed.autograd's SendRpcBackward, where gradients enter a graph.
     """
@@ -169,7 +169,7 @@ class SendRpcBackward(Node):
 
     @property
     def next_functions(self) -> tuple[tuple[Node | None, int], ...]:
-        """Where the gradient of each tensor enters this worker's graph."""
+        """The edges at which each tensor's gradient enters this worker's graph."""
         return tuple((edge.node, edge.output_nr) for edge in self._sent.edges)
 
     @property
@@ -192,7 +192,7 @@ class SendRpcBackward(Node):
         """Refuse a hook.
 
         Raises:
-            RuntimeError: always: it would never run.
+            RuntimeError: always, as the hook would never run.
         """
         _ = fn
         raise RuntimeError(_NO_HOOKS)
@@ -201,7 +201,7 @@ class SendRpcBackward(Node):
         """Refuse a hook.
 
         Raises:
-            RuntimeError: always: it would never run.
+            RuntimeError: always, as the hook would never run.
         """
         _ = fn
         raise RuntimeError(_NO_HOOKS)
@@ -218,7 +218,7 @@ class RememberingAutograd(AutogradService):
     def __init__(self, worker: AutogradWorker) -> None:
         super().__init__(worker)
         self.contexts.on_released = self._forget
-        # The name of its sender and its number there are a message's name.
+        # A message is named by its sender and its number there.
         self._received: dict[ContextId, dict[tuple[str, int], Node]] = {}
         self._sent: dict[ContextId, dict[MessageId, SendRpcBackward]] = {}
 
@@ -241,23 +241,23 @@ class RememberingAutograd(AutogradService):
             on_gradient.finish()
 
     def received(self, context_id: ContextId) -> dict[tuple[str, int], Node]:
-        """Return the nodes of messages that have come; on the loop.
+        """Return the nodes of received messages; on the loop.
 
         Returns:
-            By the sender's name and its number of the message, in the order in which
-            they came.
+            The nodes by the sender's name and its number of the message, in order of
+            arrival.
         """
         return dict(self._received.get(context_id, {}))
 
     def sent(self, state: ContextState) -> dict[MessageId, SendRpcBackward]:
-        """Return the nodes of messages that were sent, the same each time; on the loop.
+        """Return the nodes of sent messages, the same each time; on the loop.
 
         Returns:
-            By message, in the order in which they were sent.
+            The nodes by message, in the order of sending.
         """
         if (
             state.id not in self.contexts.open
-        ):  # it has ended: nothing would forget them
+        ):  # it has ended: nothing would remove them
             return {key: SendRpcBackward(sent) for key, sent in state.sent.items()}
         made = self._sent.setdefault(state.id, {})
         for message, sent in state.sent.items():
@@ -266,12 +266,12 @@ class RememberingAutograd(AutogradService):
         return dict(made)
 
     def _forget(self, context_id: ContextId) -> None:
-        """A context has ended: so have its nodes."""
+        """Remove the nodes of a context that has ended."""
         self._received.pop(context_id, None)
         self._sent.pop(context_id, None)
 
     async def close(self) -> None:
-        """Let go of every graph."""
+        """Release every graph."""
         self._received.clear()
         self._sent.clear()
         await super().close()

@@ -1,6 +1,6 @@
 """torch's legacy profiler, whose events are also those of the callees.
 
-As with torch's own RPC: a call that is made under it brings the ranges of its function,
+As with torch's own RPC, a call under this profiler brings the ranges of its function,
 as `<name of the call>#remote_op: <name>`, `is_remote`, with the callee's rank as
 `node_id`.  Events of this process have its own rank.
 
@@ -25,11 +25,11 @@ _parse: Any = profiler_legacy._parse_legacy_records  # noqa: SLF001
 
 
 class profile(GatheringProfile, profiler_legacy.profile):  # noqa: N801  (torch's name)
-    """Profile this thread, and what the calls that it makes run elsewhere.
+    """Profile this thread, and the functions that its calls run elsewhere.
 
     For programs of `torch.autograd.profiler_legacy.profile`; `asyncrpc.compat.install`
-    puts it in the place of that.  Others use `asyncrpc.compat.profiling.profile`.
-    Without calls it does what torch's does.
+    replaces that class by this one.  Other programs use
+    `asyncrpc.compat.profiling.profile`.  Without calls it does what torch's does.
 
     Source: torch.autograd.profiler_legacy.profile.
     """
@@ -37,7 +37,7 @@ class profile(GatheringProfile, profiler_legacy.profile):  # noqa: N801  (torch'
     def __exit__(
         self, exc_type: object, exc_val: object, exc_tb: object
     ) -> bool | None:
-        """End it; `function_events` are there then."""
+        """Stop profiling, and set `function_events`."""
         if not self.enabled:
             return None
         self._gatherer.end()

@@ -6,12 +6,12 @@
         rpc.rpc_sync("ps", step, (x,))
     print(found.key_averages().table())
 
-A call is `rpc_sync#step(trainer -> ps)`; what its function does at the callee is
-`rpc_sync#step(trainer -> ps)#remote_op: aten::mul` and so on, with the callee's rank as
-`node_id`.  A function's own calls are in it the same way.
+A call is shown as `rpc_sync#step(trainer -> ps)`; the events of its function at the
+callee, as `rpc_sync#step(trainer -> ps)#remote_op: aten::mul` and so on, with the
+callee's rank as `node_id`.  A function's own calls are shown the same way.
 
-They gather the calls of the thread that profiles, and those that their functions make,
-each if it ends before the profiler does.  `remote()` has brought everything when
+The profilers gather the calls of their thread, and the calls that their functions make,
+if a call ends before the profiler does.  The events of `remote()` are complete when
 `rref._get_profiling_future()` is done.  Events of a callee are lost if its call fails.
 Traces that torch writes itself (`export_chrome_trace`) have only the calls.
 
@@ -34,9 +34,9 @@ __all__ = ["autograd_profile", "profile"]
 
 
 class autograd_profile(GatheringProfile, profiler.profile):  # noqa: N801  (as torch's)
-    """`torch.autograd.profiler.profile`, with what callees do.
+    """`torch.autograd.profiler.profile`, with the events of callees.
 
-    Its `function_events`, `key_averages` and `table` have it.
+    Its `function_events`, `key_averages` and `table` include them.
 
     Source: torch.autograd.profiler.profile.
     """
@@ -58,9 +58,9 @@ class autograd_profile(GatheringProfile, profiler.profile):  # noqa: N801  (as t
 
 
 class profile(torch.profiler.profile):  # noqa: N801  (as torch's)
-    """`torch.profiler.profile`, with what callees do.
+    """`torch.profiler.profile`, with the events of callees.
 
-    Its `events` and `key_averages` have it.
+    Its `events` and `key_averages` include them.
 
     Source: torch.profiler.profile.
     """
@@ -68,7 +68,7 @@ class profile(torch.profiler.profile):  # noqa: N801  (as torch's)
     _gatherer: Gatherer | None = None
 
     def start_trace(self) -> None:
-        """Begin to record."""
+        """Start recording."""
         super().start_trace()
         self._gatherer = Gatherer(Settings.of(self))
         self._gatherer.begin()
@@ -80,7 +80,7 @@ class profile(torch.profiler.profile):  # noqa: N801  (as torch's)
         super().stop_trace()
         ended = self.profiler
         if ended is not None and ended._function_events is not None:  # noqa: SLF001
-            self.events()  # they accumulate: what is gathered next is another's
+            self.events()  # accumulate them: the ranges that follow belong to the next
 
     def events(self) -> Any:
         """Return the events, including those of callees."""
@@ -97,7 +97,7 @@ class profile(torch.profiler.profile):  # noqa: N801  (as torch's)
 
 
 def _add(ended: profiler.profile, gatherer: Gatherer) -> None:
-    """Add what was gathered to what a profiler has recorded."""
+    """Add the gathered ranges to the events of a profiler."""
     results: Any = ended.kineto_results
     if results is not None:
         origin_us = results.trace_start_ns() / 1000

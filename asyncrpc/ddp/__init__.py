@@ -1,4 +1,4 @@
-"""Data parallel training: the same module at every rank of a group, kept the same."""
+"""Data parallel training: every rank of a group keeps the same module."""
 
 from asyncrpc.ddp.bucket import GradBucket
 from asyncrpc.ddp.distributed import DDPStatistics, DistributedDataParallel

@@ -1,4 +1,4 @@
-"""`GradBucket`: what a communication hook is given.
+"""`GradBucket`: the gradients that a communication hook is given.
 
 A bucket holds the gradients of some parameters, of one dtype and device, one after the
 other in one flat tensor, so that a hook has one tensor to reduce and compress.
@@ -63,7 +63,7 @@ class GradBucket:
         return cut_like(self._buffer, self._parameters)
 
     def parameters(self) -> list[torch.Tensor]:
-        """Return the parameters whose gradients these are, in the same order."""
+        """Return the parameters of these gradients, in the same order."""
         return list(self._parameters)
 
     def is_last(self) -> bool:
@@ -71,13 +71,14 @@ class GradBucket:
         return self._is_last
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
-        """Put another tensor in the place of the buffer: a hook that wraps one does.
+        """Replace the buffer by another tensor, as a hook that wraps another one does.
 
         Args:
             buffer: `(elements,)`, of any dtype.
 
         Raises:
-            UsageError: it has another number of elements, or is no dense tensor.
+            UsageError: `buffer` has another number of elements, or is not a dense
+                tensor.
         """
         check(buffer, "buffer")
         numel = sum(parameter.numel() for parameter in self._parameters)

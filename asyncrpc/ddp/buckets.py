@@ -1,6 +1,6 @@
 """The memory of buckets: one tensor for all of them, which the group reduces in place.
 
-It is the host's, also where the parameters are on devices.
+It is host memory, even where the parameters are on devices.
 
 The gradients of a bucket lie side by side.  Each parameter has a view of its own, in
 the parameter's shape and strides, so that a kernel copies straight into it.
@@ -17,7 +17,7 @@ import torch
 
 from asyncrpc.ddp.flat import cut_like
 
-_ALIGN: Final = 64  # bytes: a cache line, and what vector instructions want
+_ALIGN: Final = 64  # bytes: a cache line, and enough for vector instructions
 
 
 class Buckets:
@@ -68,7 +68,7 @@ class Buckets:
 
 
 def bytes_for(parameters: Sequence[torch.Tensor], is_sparse: Sequence[bool]) -> int:
-    """Return how much memory is enough for these, in whatever buckets."""
+    """Return how much memory is enough for these parameters, in any buckets."""
     return sum(
         _aligned(parameter.nbytes) + _ALIGN
         for parameter, sparse in zip(parameters, is_sparse, strict=True)

@@ -1,4 +1,4 @@
-"""`DistributedDataParallel`: a module that every rank has, and that stays the same.
+"""`DistributedDataParallel`: a module that stays the same at every rank.
 
 Source: torch.nn.parallel.DistributedDataParallel.
 """
@@ -45,8 +45,9 @@ class DDPStatistics(NamedTuple):
         passes: backward passes that have ended well.
         buckets: how many there are.
         bucket_bytes: of each.
-        communication_s: seconds in which they sent or received, or waited for others.
-        waited_s: seconds for which backward passes had nothing else to do than wait.
+        communication_s: seconds in which buckets were sent or received, or waited for
+            other ranks.
+        waited_s: seconds for which backward passes had nothing to do but wait.
     """
 
     passes: int
@@ -57,7 +58,7 @@ class DDPStatistics(NamedTuple):
 
     @property
     def hidden(self) -> float:
-        """The share of communication that passed while autograd ran: 0 to 1."""
+        """The share of communication that took place while autograd ran: 0 to 1."""
         if not self.communication_s:
             return 0.0
         return max(0.0, 1 - self.waited_s / self.communication_s)
@@ -86,10 +87,10 @@ class DistributedDataParallel(nn.Module):
         >>> await model.backward(model(inputs).square().mean())
         >>> optimizer.step()
 
-    Source: torch.nn.parallel.DistributedDataParallel; other than there gradients are
-    views of buckets unless that is turned off, buffers are broadcast after a backward
-    pass, not before a forward pass, and a parameter without a gradient is an error of
-    the pass in which it has none.
+    Source: torch.nn.parallel.DistributedDataParallel; unlike there, gradients are views
+    of buckets unless that is turned off, buffers are broadcast after a backward pass,
+    not before a forward pass, and a parameter without a gradient is an error of that
+    pass, not of the next one.
     """
 
     def __init__(
@@ -111,8 +112,8 @@ class DistributedDataParallel(nn.Module):
         Args:
             module: the same at every rank, on any device.  Gradients on a device are
                 reduced in host memory, where hooks get them.
-            group: the ranks; the module gets one of its own, so that its collectives
-                do not meet yours.
+            group: the ranks; the module gets a group of its own, so that its
+                collectives do not interfere with yours.
             broadcast_buffers: after each backward pass all ranks take the buffers
                 (running means, say) of rank 0.
             init_sync: when the module is awaited, compare it with the others, and take
@@ -120,20 +121,19 @@ class DistributedDataParallel(nn.Module):
             bucket_cap_mb: size of a bucket, in MiB: one is reduced when it is full.
             first_bucket_cap_mb: size of the first, in MiB; small, so that reducing
                 begins early.
-                early.
             find_unused_parameters: a pass may leave parameters out, different ones at
-                each rank; those that no rank uses keep the gradient that they have.
+                each rank; parameters that no rank uses keep their gradient.
             gradient_as_bucket_view: gradients lie in the buckets, so none is copied
-                back; `grad.detach_()` cannot be used then.  Off, or on a device: each
-                has memory of its own, which stays the same over passes.
+                back; `grad.detach_()` cannot be used then.  If it is off, or on a
+                device, each gradient has memory of its own, the same in each pass.
             static_graph: every pass uses the same parameters in the same way as the
-                first; then some may be unused, or used in several reentrant
+                first; then parameters may be unused, or used in several reentrant
                 checkpoints.
             ignored: names of parameters and buffers to leave alone.
 
         Raises:
             UsageError: no parameter needs a gradient, a size is not positive, a name is
-                unknown, a parameter has no values, or an argument is of another kind.
+                unknown, a parameter has no values, or an argument has the wrong type.
         """
         super().__init__()
         check_kind("module", module, nn.Module, "a torch.nn.Module")
@@ -147,7 +147,7 @@ class DistributedDataParallel(nn.Module):
             gradient_as_bucket_view=gradient_as_bucket_view,
             static_graph=static_graph,
         )
-        ignored = listed("ignored", ignored, "names in a list")
+        ignored = listed("ignored", ignored, "a list of names")
         self.module = module
         self.group = group
         self._init_sync = init_sync
@@ -191,17 +191,16 @@ class DistributedDataParallel(nn.Module):
 
         Every rank of `group` calls it, with the same parameters and buffers: see
         `broadcast_state`.  A newcomer may make its module with that group first, and
-        calls this all the same, in place of awaiting the module.  Gradients are
-        dropped, and reduced in buckets for the new ranks from now on; hooks stay, with
-        their states.
+        also calls this, in place of awaiting the module.  Gradients are dropped, and
+        reduced in buckets for the new ranks from now on; hooks stay, with their states.
 
         Args:
             group: the ranks from now on.
 
         Raises:
-            UsageError: a backward pass runs, `group` is none, or this is not the
-                worker's event loop.
-            CollectiveError: the ranks could not meet; it may be called again.
+            UsageError: a backward pass is running, `group` is not a Group, or this is
+                not the worker's event loop.
+            CollectiveError: the ranks could not meet; the call may be repeated.
 
         Cancellation:
             The module has no ranks: call it again.
@@ -241,14 +240,14 @@ class DistributedDataParallel(nn.Module):
         """Compute the gradients of a loss, and reduce them over all ranks meanwhile.
 
         Autograd runs in a thread: the event loop goes on.  Afterwards `.grad` of each
-        parameter has grown by the mean of what it has at all ranks.
+        parameter has grown by the mean of its gradients at all ranks.
 
         Args:
-            loss: what to begin at: a scalar, or with `gradient` any shape; or several.
-                Or a function that computes it, which is called in that thread first: so
-                forward and backward pass run under one lock of an exclusive device, and
-                are one graph on XLA devices.
-            gradient: of each, in its shape; None: 1.
+            loss: the tensor to begin at: a scalar, or with `gradient` any shape; or
+                several tensors.  Or a function that computes it, which is called in
+                that thread first: so forward and backward pass run under one lock of an
+                exclusive device, and are one graph on XLA devices.
+            gradient: of each loss, in its shape; None: 1.
             retain_graph: keep the graph for another pass.
 
         Returns:
@@ -259,11 +258,11 @@ class DistributedDataParallel(nn.Module):
                 running; the module has not been awaited; an argument is wrong; or this
                 is not the worker's event loop.
             CollectiveError: the gradients could not be reduced; `.grad` is not set.
-            Exception: what the function raises; the other ranks get a CollectiveError.
+            Exception: the function's own error; the other ranks get a CollectiveError.
 
         Cancellation:
             The pass is given up, for all ranks, and there are no gradients.  It ends
-            when autograd has come to the next parameter.
+            when autograd reaches the next parameter.
 
         Source: torch.autograd.backward.
         """
@@ -272,7 +271,7 @@ class DistributedDataParallel(nn.Module):
         if not callable(loss):
             check_roots(loss, gradient)
         elif gradient is not None and not isinstance(gradient, torch.Tensor):
-            check_sequence("gradient", gradient, "a tensor, or tensors in a list")
+            check_sequence("gradient", gradient, "a tensor, or a list of tensors")
         self.group.parts.check_on_loop("DistributedDataParallel.backward")
         found: list[Loss] = []
         context = contextvars.copy_context()
@@ -293,8 +292,8 @@ class DistributedDataParallel(nn.Module):
     def no_sync(self) -> Iterator[None]:
         """Return a context in which backward passes only add to this rank's gradients.
 
-        The first pass after it reduces what has gathered.  Both forward and backward
-        pass belong into it.
+        The first pass after it reduces the sum.  Both forward and backward pass belong
+        into the context.
 
         Source: torch.nn.parallel.DistributedDataParallel.no_sync.
         """
@@ -318,13 +317,13 @@ class DistributedDataParallel(nn.Module):
         rank that was there to the last.  Every rank must use it.
 
         Args:
-            divide_by_initial_world_size: the mean is over all ranks; else over those
-                that have inputs.
-            throw_on_early_termination: the first rank without inputs ends it for all,
-                with an error.
+            divide_by_initial_world_size: the mean is over all ranks; else over the
+                ranks that have inputs.
+            throw_on_early_termination: the first rank without inputs ends the loop for
+                all, with an error.
 
         Raises:
-            UsageError: the module has not been awaited, or an argument is no flag.
+            UsageError: the module has not been awaited, or an argument is not a bool.
 
         Example:
             >>> async with model.join():
@@ -350,8 +349,8 @@ class DistributedDataParallel(nn.Module):
         """Let a hook reduce the buckets, instead of a mean over all ranks.
 
         Args:
-            state: its first argument; None: the group of this module, which a
-                `HookState` gets, too.
+            state: the hook's first argument; None: the group of this module, which a
+                `HookState` also gets.
             hook: `async def hook(state, bucket) -> Tensor`, called on the event loop
                 for one bucket after the other; it returns the gradients,
                 `(elements,)`.  Or one that returns a torch.futures.Future, such as
@@ -359,8 +358,8 @@ class DistributedDataParallel(nn.Module):
                 thread.
 
         Raises:
-            UsageError: there is a hook already, a sparse gradient, which hooks cannot
-                reduce; or `hook` cannot be called.
+            UsageError: the module has a hook already, or a sparse gradient, which hooks
+                cannot reduce; or `hook` cannot be called.
 
         Source: torch.nn.parallel.DistributedDataParallel.register_comm_hook.
         """
@@ -368,7 +367,7 @@ class DistributedDataParallel(nn.Module):
         exchange = self._reducer.exchange
         if exchange.hook is not None:
             raise UsageError(
-                f"this module has the communication hook {exchange.hook!r} already; "
+                f"this module already has the communication hook {exchange.hook!r}; "
                 "a module can have only one"
             )
         if any(one.is_sparse for one in self._gradients.learned):
@@ -394,7 +393,7 @@ class DistributedDataParallel(nn.Module):
         )
 
     def close(self) -> None:
-        """Let go of the module, which is as it was, and of its group.  Idempotent.
+        """Let go of the module, which is unchanged, and of its group.  Idempotent.
 
         Called on the event loop.  Gradients that lie in buckets stay as they are.
         """
@@ -410,7 +409,7 @@ class DistributedDataParallel(nn.Module):
         """
         raise UsageError(
             "a DistributedDataParallel cannot be copied or pickled, as it belongs to a "
-            "group: save `model.module.state_dict()`, and wrap the module anew"
+            "group: save `model.module.state_dict()`, and wrap the module again"
         )
 
     def _check_ready(self) -> None:
@@ -430,14 +429,14 @@ def _tensors_of(
     for name in ignored:
         if type(name) is not str or name not in {*parameters, *buffers}:
             raise UsageError(
-                "ignored must have names of the module's parameters or buffers, not "
+                "ignored must list names of the module's parameters or buffers, not "
                 f"{shown(name)}"
             )
     for name, tensor in {**parameters, **buffers}.items():
         if tensor.is_meta and name not in ignored:
             raise UsageError(
                 f"module must have values, but its {name!r} is on {tensor.device}, "
-                "where it has none"
+                "where tensors have no values"
             )
     return (
         {name: one for name, one in parameters.items() if name not in ignored},
@@ -448,7 +447,7 @@ def _tensors_of(
 def _learned(
     module: nn.Module, parameters: dict[str, nn.Parameter]
 ) -> Sequence[ParameterInfo]:
-    """Return the parameters that get gradients."""
+    """Return the parameters that need gradients."""
     sparse = {
         id(one.weight)
         for one in module.modules()

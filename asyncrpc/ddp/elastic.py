@@ -19,28 +19,29 @@ _PIECE_BYTES: Final = 16 << 20  # of one broadcast
 
 
 async def broadcast_state(group: Group, state: Any, source: int) -> Any:
-    """Return at every rank what one of them gives; a collective.
+    """Return the state of one rank at every rank; a collective.
 
-    For what newcomers of an elastic group lack: parameters, buffers, and the state of
-    an optimizer, such as its momentum.
+    Newcomers of an elastic group need it: parameters, buffers, and the state of an
+    optimizer, such as its momentum.
 
     Args:
         group: the ranks.
-        state: what `torch.save` takes, and `torch.load` reads with `weights_only=True`:
-            tensors of any shape, dtype and device, numbers, strings, and containers of
-            these, such as a `state_dict`.  Only that of rank `source` counts.
+        state: a value that `torch.save` takes, and `torch.load` reads with
+            `weights_only=True`: tensors of any shape, dtype and device, numbers,
+            strings, and containers of these, such as a `state_dict`.  Only that of rank
+            `source` counts.
         source: the rank whose state it is, such as `ElasticGroup.source`.
 
     Returns:
         The state; its tensors are on the CPU, except at `source`, which gets its own.
 
     Raises:
-        UsageError: `source` is no rank of the group, or this is not the worker's event
-            loop; or the state at this rank cannot be saved, and no rank gets it.
-        CollectiveError: it has failed for all ranks.
+        UsageError: `source` is not a rank of the group, or this is not the worker's
+            event loop; or the state at this rank cannot be saved, and no rank gets it.
+        CollectiveError: a rank failed or was lost; all ranks fail.
 
     Cancellation:
-        It fails for all ranks.
+        The call fails on all ranks.
 
     Example:
         >>> mine = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}

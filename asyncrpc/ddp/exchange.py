@@ -1,4 +1,4 @@
-"""What ranks send for one backward pass, in the same order at every rank.
+"""The collectives of one backward pass, in the same order at every rank.
 
     buffers     those of one rank, packed; they are put in place when the pass is over
     buckets     reduced one after the other, each as soon as it is full
@@ -7,7 +7,7 @@
     order       in which gradients came, at one rank, if the buckets are to be rebuilt
 
 Communication hooks run here as well, one at a time: ranks match collectives by their
-order, so hooks that reduce more than once would otherwise mix up theirs.
+order, so concurrent hooks that reduce more than once could mix up their collectives.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from asyncrpc.runtime.calls.foreign_futures import when_done
 from asyncrpc.serde import text_of, words_of
 
 # `async def hook(state, bucket) -> Tensor`, or one of torch's, which returns a
-# torch.futures.Future, and says that its bucket is of another class.
+# torch.futures.Future, and annotates its bucket with another class.
 Hook: TypeAlias = Callable[[Any, Any], Any]
 T = TypeVar("T")
 
 
 class Exchange:
-    """What one rank sends and receives for a module.
+    """The collectives of one rank for a module.
 
     Attributes:
         group: the ranks, for this module alone; replaced after a failure.
         parameters: whose gradients are reduced.
         buffers: of the module; all ranks take them from one rank.
         hook: reduces a bucket; None: the mean over all ranks.
-        join: asks before each pass which ranks have an input for it; None: all have.
+        join: asks before each pass which ranks have an input; None: all have one.
         divides_by_all: the mean is over all ranks, not only those that have an input.
     """
 
@@ -69,8 +69,8 @@ class Exchange:
         self.parameters = parameters
         self.buffers = buffers
         self.hook: Hook | None = None
-        self._state: object = None  # as it was registered
-        self._bound: Any = None  # and as the hook is given it
+        self._state: object = None  # as registered
+        self._bound: Any = None  # as the hook gets it
         self.join: Callable[[], Awaitable[Sequence[int]]] | None = None
         self.divides_by_all = True
         self._nbytes = nbytes
@@ -106,7 +106,7 @@ class Exchange:
         """Agree with the others on the terms of the next pass.
 
         Raises:
-            CollectiveError: a rank failed or was lost: all ranks fail.
+            CollectiveError: a rank failed or was lost; all ranks fail.
         """
         group = self._own.enter()
         if group is not self.group:
@@ -131,7 +131,7 @@ class Exchange:
         return PassConfig(memory, scale, present, is_alone)
 
     def leave(self) -> None:
-        """Give up the group and the memory; the next `enter` makes others."""
+        """Give up the group and the memory; the next `enter` makes new ones."""
         self._memory = None
         self._own.leave("")
 
@@ -153,7 +153,7 @@ class Exchange:
             current.end(error)
             return
         current.task = task
-        # One that is cancelled before it begins does nothing, not even end the pass.
+        # A task that is cancelled before it begins does not even end the pass.
         task.add_done_callback(lambda _: self._end(current))
 
     def _end(self, current: Backward) -> None:
@@ -169,7 +169,7 @@ class Exchange:
         except asyncio.CancelledError:
             text = "" if current.error is None else text_of(current.error)
             self.refuse(f"gave up its backward pass{text and f': {text}'}")
-            # Unless the pass was given up:
+            # This counts unless the pass was given up.
             error = CollectiveError(
                 "the worker has ended, or the hook cancelled its task"
             )
@@ -202,9 +202,9 @@ class Exchange:
             await self._computed(lambda: unpack(buffers, self.buffers))
 
     def refuse(self, reason: str) -> None:
-        """Let the others fail, who wait for this rank: it cannot go on."""
-        # The group may have failed before, which the others know then; or its worker
-        # may have ended.
+        """Fail the collective that the others wait in: this rank cannot go on."""
+        # The group may have failed before, and the others know; or its worker may have
+        # ended.
         with contextlib.suppress(CollectiveError, UsageError):
             self.group.refuse(reason)
 
@@ -248,11 +248,12 @@ class Exchange:
         return flat
 
     async def _called(self, hook: Hook, bucket: GradBucket) -> Any:
-        """Run a hook; what it cancels itself is no reason to end as if cancelled.
+        """Run a hook; a cancellation that it causes itself does not count as ours.
 
         Raises:
-            CollectiveError: it raised a CancelledError, and the pass is not cancelled.
-            BaseException: what it raises.
+            CollectiveError: the hook raised a CancelledError, and the pass was not
+                cancelled.
+            BaseException: the hook's own error.
         """
         task = asyncio.current_task()
         try:
@@ -274,9 +275,9 @@ class Exchange:
         found = await run(lambda: hook(self._bound, bucket))
         if inspect.isawaitable(found):
             found = await found
-        # What `then` returns is no torch.futures.Future, but of the class under it.
+        # `then` returns an object of the base class of torch.futures.Future.
         if isinstance(found, torch._C.Future):  # noqa: SLF001
-            # Its end is up to the hook that made it: the group has no part in it.
+            # Only the hook that made it ends it, not the group.
             found = await when_done(found, found.value)
         if isinstance(found, list | tuple) and len(found) == 1:
             found = found[0]  # as some of torch's hooks give it

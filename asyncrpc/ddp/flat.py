@@ -1,4 +1,4 @@
-"""Many tensors as one: where each has its part of one memory."""
+"""Many tensors as one: each has its part of one memory."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def cut_like(
 ) -> list[torch.Tensor]:
     """Return views of a memory `(elements,)`, one for each parameter, in its shape.
 
-    Where the parameter's elements lie side by side in another order (channels last,
-    say), so do those of the view: autograd keeps its gradients so.
+    If the parameter's elements lie side by side in another order, such as channels
+    last, the view has the same order, as autograd's gradients do.
     """
     parts = cut(flat, [(parameter.numel(),) for parameter in parameters])
     return [
@@ -50,7 +50,7 @@ def cut_like(
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether each element has its own place, with none between them."""
+    """Return whether elements lie side by side, without overlap or holes."""
     expected = 1
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     for size, stride in sorted(sizes, key=lambda one: one[1]):
@@ -73,10 +73,10 @@ def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
-    """Put what `pack` has made into tensors of the same dtypes and shapes."""
+    """Copy the bytes that `pack` made into tensors of the same dtypes and shapes."""
     parts = cut(packed, [(target.nbytes,) for target in targets])
     for part, target in zip(parts, targets, strict=True):
-        # A dtype's view needs memory that begins where one of its elements could.
+        # A view of a dtype needs memory that is aligned for its elements.
         is_aligned = part.storage_offset() % target.element_size() == 0
         aligned = part if is_aligned else part.clone()
         target.detach().copy_(aligned.view(target.dtype).view(target.shape))

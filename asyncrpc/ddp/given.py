@@ -50,25 +50,26 @@ def check_state(state: object, keys: Sequence[str], name: str = "state_dict") ->
     missing = [key for key in keys if key not in state]
     if missing:
         raise UsageError(
-            f"{name} must be what state_dict() returned, and has no {missing[0]!r}"
+            f"{name} must be what state_dict() returned, but it has no {missing[0]!r}"
         )
 
 
 def check_roots(roots: Any, gradient: Any) -> list[torch.Tensor]:
-    """Return what a backward pass begins at, as a list.
+    """Return the tensors that a backward pass begins at.
 
     Raises:
         UsageError: autograd cannot begin there, with these gradients.
     """
     if isinstance(roots, torch.Tensor):
         roots, gradient = [roots], [gradient]
-    check_sequence("loss", roots, "a tensor, tensors in a list, or a function")
+    check_sequence("loss", roots, "a tensor, a list of tensors, or a function")
     if gradient is None:
         gradient = [None] * len(roots)
-    check_sequence("gradient", gradient, "a tensor for each loss")
+    check_sequence("gradient", gradient, "a list with a tensor for each loss")
     if len(gradient) != len(roots):
         raise UsageError(
-            f"gradient must be one for each loss: {len(gradient)} for {len(roots)}"
+            f"gradient must have one tensor for each of the {len(roots)} losses, not "
+            f"{len(gradient)}"
         )
     for root, given in zip(roots, gradient, strict=True):
         _check_root(root, given)
@@ -76,15 +77,17 @@ def check_roots(roots: Any, gradient: Any) -> list[torch.Tensor]:
 
 
 def _check_root(root: Any, gradient: Any) -> None:
-    check_kind("loss", root, torch.Tensor, "a tensor, tensors in a list, or a function")
+    wanted = "a tensor, a list of tensors, or a function"
+    check_kind("loss", root, torch.Tensor, wanted)
     if not root.requires_grad:
         raise UsageError(
-            f"loss must require a gradient, but one of {tuple(root.shape)} does not"
+            f"loss must require a gradient, but a tensor of shape {tuple(root.shape)} "
+            "does not"
         )
     if gradient is None:
         if root.numel() != 1:
             raise UsageError(
-                f"loss of shape {tuple(root.shape)} is not a scalar: give its gradient"
+                f"loss of shape {tuple(root.shape)} is not a scalar: pass its gradient"
             )
         return
     check_kind("gradient", gradient, torch.Tensor, "a tensor")
@@ -97,10 +100,10 @@ def _check_root(root: Any, gradient: Any) -> None:
 
 @contextmanager
 def named(argument: str) -> Iterator[None]:
-    """Name an argument in what torch's optimizers raise for it.
+    """Name an argument in the errors that torch's optimizers raise for it.
 
     Raises:
-        UsageError: in the place of what torch raises for a user's mistake.
+        UsageError: torch raised an error for a user's mistake.
     """
     try:
         yield

@@ -17,7 +17,7 @@ from asyncrpc.collectives import Group
 from asyncrpc.ddp.flat import pack, unpack
 from asyncrpc.errors import UsageError
 
-_PACKED_BYTES: Final = 16 << 20  # of one broadcast: so much is copied before it
+_PACKED_BYTES: Final = 16 << 20  # of one broadcast, which are copied before it
 
 
 async def verify(
@@ -27,7 +27,7 @@ async def verify(
 
     Raises:
         UsageError: a rank differs from rank 0; every rank raises it.
-        CollectiveError: they could not be compared.
+        CollectiveError: a rank failed or was lost, so the ranks were not compared.
     """
     lines = [f"{name} = {value}" for name, value in options.items()]
     lines += [_line(name, tensor) for name, tensor in tensors.items()]
@@ -51,7 +51,7 @@ async def broadcast(group: Group, tensors: Sequence[torch.Tensor], root: int) ->
     """Fill tensors with those of one rank, a few megabytes at a time.
 
     Raises:
-        CollectiveError: a rank failed or was lost: all ranks fail.
+        CollectiveError: a rank failed or was lost; all ranks fail.
     """
     run_in_thread = group.parts.run_in_thread
     for some in _portions(tensors):
@@ -82,13 +82,13 @@ def _line(name: str, tensor: torch.Tensor) -> str:
 
 
 def _difference(theirs: Sequence[str], ours: Sequence[str]) -> str:
-    """Say where two lists of lines differ first."""
+    """Return a description of the first difference between two lists of lines."""
     for one, other in zip(theirs, ours, strict=False):
         if one != other:
             return f"{one!r} where rank 0 has {other!r}"
     if len(theirs) < len(ours):
         return f"no {ours[len(theirs)]!r}, which rank 0 has"
-    return f"{theirs[len(ours)]!r}, which rank 0 has not"
+    return f"{theirs[len(ours)]!r}, which rank 0 does not have"
 
 
 def _bytes(text: bytes) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Uneven inputs: ranks that have no more take part in what the others still do.
+"""Uneven inputs: a rank without inputs takes part in the passes of the others.
 
 Source: torch.nn.parallel.DistributedDataParallel.join, torch.distributed.algorithms.
 """
@@ -37,17 +37,17 @@ class Join:
         self._last = 0  # the rank whose parameters have seen every step
 
     async def __aenter__(self) -> Self:
-        """Ask before each pass, from now on, who takes part.
+        """Ask before each pass, from now on, which ranks take part.
 
         Raises:
-            NotStartedError: the worker does not run.
-            UsageError: the module is within another one, or this is not the worker's
+            NotStartedError: the worker is not running.
+            UsageError: the module is within another `join`, or this is not the worker's
                 event loop.
         """
         used = "DistributedDataParallel.join"
         self._exchange.group.parts.check_on_loop(used)
         if self._exchange.join is not None:
-            raise UsageError("this module is within a `join` already")
+            raise UsageError("this module is already within a `join`")
         self._exchange.join = self._present
         self._exchange.divides_by_all = self._divides_by_all
         return self
@@ -78,7 +78,7 @@ class Join:
             if not terms.present:
                 break
             await self._reducer.shadow(terms)
-        # Those who left early have not made the last steps.
+        # Ranks that left early have not made the last steps.
         await broadcast(exchange.group, self._state, self._last)
 
     async def _present(self) -> Sequence[int]:

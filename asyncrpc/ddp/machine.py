@@ -1,10 +1,10 @@
 """Which gradients are reduced together, and when: buckets, as data.
 
 A bucket can be reduced when the gradients of all of its parameters are there, and when
-all buckets before it are being reduced: every rank has to begin the same reductions in
-the same order, whatever order gradients come in.
+all buckets before it are being reduced: every rank must begin the same reductions in
+the same order, in whatever order gradients come.
 
-Parameters are numbers here, from 0 up; nothing is known of tensors.
+Parameters are numbers here, from 0 up; this module knows no tensors.
 
 Source: torch/csrc/distributed/c10d/reducer.cpp, `compute_bucket_assignment_by_size`
 and `mark_variable_ready`.
@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 
 class ParameterSpec(NamedTuple):
-    """What decides the bucket of a parameter.
+    """The properties of a parameter that decide its bucket.
 
     Attributes:
         nbytes: of its gradient.
         kind: a dtype and a device; all parameters of a bucket share it.
-        is_alone: nothing else is in its bucket, as for a sparse gradient.
+        is_alone: whether it has a bucket to itself, as for a sparse gradient.
     """
 
     nbytes: int
@@ -41,14 +41,14 @@ def assign(
 
     Args:
         items: by number of the parameter.
-        order: the numbers, in which gradients are expected to come.
-        first_cap_bytes: a bucket that is the first of its kind is full with so much:
-            it is small, so that its reduction begins early.
-        cap_bytes: the others are.
+        order: the numbers, in the order in which gradients are expected to come.
+        first_cap_bytes: the size at which the first bucket of each kind is full: small,
+            so that its reduction begins early.
+        cap_bytes: the size at which the other buckets are full.
 
     Returns:
-        The numbers in each bucket; the bucket that is expected to be full first is
-        the first.
+        The numbers in each bucket; the bucket that is expected to be full first comes
+        first.
     """
     filled: list[list[int]] = []
     open_: dict[Hashable, tuple[list[int], int]] = {}
@@ -76,7 +76,7 @@ class Readiness:
 
     Attributes:
         order: the parameters whose gradients have come, in that order.
-        counts: how often that of each has come.
+        counts: how often the gradient of each parameter has come.
         reduced: how many buckets, from the first on, can be reduced.
     """
 
@@ -92,8 +92,8 @@ class Readiness:
         Args:
             buckets: the numbers of the parameters in each.
             uses: how often the gradient of each parameter comes in a pass; 0: never.
-            is_held: nothing can be reduced before `release`: it is not known yet how
-                often they come.
+            is_held: nothing can be reduced before `release`, because it is not known
+                yet how often gradients come.
         """
         self._bucket_of = [0] * len(uses)
         for bucket, numbers in enumerate(buckets):
@@ -110,7 +110,7 @@ class Readiness:
         self._advance()
 
     def is_expected(self, number: int) -> bool:
-        """Return whether a gradient may come, once more."""
+        """Return whether a gradient may still come."""
         return self._is_held or self._left[number] > 0
 
     def arrive(self, number: int) -> bool:
@@ -131,11 +131,11 @@ class Readiness:
         return self.reduced
 
     def missing(self) -> list[int]:
-        """Return the parameters whose gradients have not come, or not as often."""
+        """Return the parameters whose gradients have not come, or not often enough."""
         return [number for number, left in enumerate(self._left) if left > 0]
 
     def release(self) -> list[int]:
-        """Let what was held go: the parameters whose gradients are complete now."""
+        """Stop holding; return the parameters whose gradients are complete now."""
         held = list(self.order) if self._is_held else []
         self._is_held = False
         return held

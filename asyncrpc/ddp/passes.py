@@ -1,7 +1,7 @@
 """One backward pass, between the thread that runs it and the loop that reduces.
 
-Autograd's thread says which buckets are full; the loop reduces them meanwhile, one
-after the other; in the end the thread waits for it.
+Autograd's thread reports which buckets are full; the loop reduces them meanwhile, one
+after the other; at the end the thread waits for the loop.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class PassConfig(NamedTuple):
-    """What the ranks have agreed on for a pass.
+    """The terms on which the ranks have agreed for a pass.
 
     Attributes:
         memory: of the buckets, uint8.
-        scale: what gradients are multiplied with on their way into a bucket.
+        scale: the factor of gradients on their way into a bucket.
         present: the ranks that have an input; the others take buffers, and the order
-            of gradients, from the first.
+            of gradients, from the first of them.
         is_alone: there is one rank and no hook: gradients are their own mean, and those
             of devices stay there.
     """
@@ -52,17 +52,17 @@ class Backward:
         buckets: the buckets that it fills.
         readiness: which gradients have come; changed only by the thread of the pass,
             and before it begins.
-        terms: what the ranks have agreed on.
-        is_plain: whether autograd began it by itself.
+        terms: the terms on which the ranks have agreed.
+        is_plain: whether autograd began the pass by itself.
         results: the reduced gradients, by bucket.
         used: whether each parameter was used here, and then how many ranks have used
             it; None: not needed.
         wants_order: whether to record the order in which gradients come.
-        order: that of rank `root`, in the end.
+        order: at the end, the order of rank `root`.
         sparse: gradients by number of their parameter.
         late: numbers of gradients that are there, and enter their buckets when autograd
             has ended: those of devices that compute on demand.
-        error: why it has failed.
+        error: the error that the pass failed with.
         communication_s: seconds in which something was sent or received.
     """
 
@@ -99,17 +99,17 @@ class Backward:
     # --- from the thread -------------------------------------------------------------
 
     def tell(self, full: int) -> None:
-        """Say how many buckets are full: the loop may reduce them."""
+        """Report how many buckets are full: the loop may reduce them."""
         self._loop.call_soon_threadsafe(self._on_full, full)
 
     def finish(self) -> float:
-        """Say that all is there, and wait until all is reduced.
+        """Report that all gradients are there, and wait until all are reduced.
 
         Returns:
-            For how many seconds it waited.
+            The seconds that it waited.
 
         Raises:
-            BaseException: what has failed.
+            BaseException: the error that the pass failed with.
         """
         begun_s = now_s()
         self._loop.call_soon_threadsafe(self.on_over)
@@ -118,20 +118,20 @@ class Backward:
         return now_s() - begun_s
 
     def wait_ended(self) -> None:
-        """Wait until nothing is sent or received for it any more."""
+        """Wait until nothing more is sent or received for the pass."""
         with self._pool.blocked():
             self._done.wait()
 
     def give_up(self, error: BaseException) -> None:
-        """Let it fail, unless it has; from any thread."""
+        """Fail the pass, unless it has failed already; from any thread."""
         self.error = self.error or error
         self._loop.call_soon_threadsafe(self._cancel)
 
     def check(self) -> None:
-        """Raise if it has failed: there is no use in going on.
+        """Raise if the pass has failed.
 
         Raises:
-            BaseException: what has failed.
+            BaseException: the error that the pass failed with.
         """
         if self.error is not None:
             raise self.error
@@ -140,17 +140,17 @@ class Backward:
 
     @property
     def is_ended(self) -> bool:
-        """Return whether nothing more is sent or received for it."""
+        """Return whether nothing more is sent or received for the pass."""
         return self._done.is_set()
 
     def end(self, error: BaseException | None) -> None:
-        """All is reduced, or nothing more will be."""
+        """End the pass: all gradients are reduced, or no more will be."""
         self.error = self.error or error
         self._done.set()
 
     @contextlib.contextmanager
     def communicating(self) -> Iterator[None]:
-        """Return a context whose time is counted."""
+        """Return a context whose time counts as communication."""
         begun_s = now_s()
         yield
         self.communication_s += now_s() - begun_s
@@ -177,7 +177,7 @@ class Backward:
         self._wake()
 
     def on_over(self) -> None:
-        """The thread has nothing more to add."""
+        """Note that the thread has nothing more to add."""
         self._is_over = True
         self._wake()
 

@@ -1,9 +1,9 @@
 """A group that a part of the package uses alone, and recreates after a failure.
 
 Ranks match collectives by their order.  A rank that fails in the middle of several
-begins none of the rest, while another may wait in one of them.  So the group is left,
-which tells the others, and the next one gets another name.  Each rank that fails makes
-that one, and so they meet again.
+begins none of the rest, while another rank may wait in one of them.  So the rank leaves
+the group, which tells the others, and the next group gets another name.  Each rank that
+fails makes that group, and so the ranks meet again.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _OPEN: Final = 2  # groups: the home, and the one in use
 
 
 class RecreatableGroup:
-    """Ranks of a group whose collectives cannot mix with those of others."""
+    """Ranks with a group of their own, recreated after each failure."""
 
     def __init__(self, base: Group, ranks: Sequence[int] | None = None) -> None:
-        """Prepare it; nothing is sent.
+        """Prepare the group; nothing is sent.
 
         Args:
             base: the group that the ranks belong to.  All of its ranks must make their
                 `RecreatableGroup`s in the same order.
             ranks: the ranks that take part, including this one; None: all.
         """
-        # Nothing is ever sent in this one: the names of the used ones begin with its
-        # name.
+        # Nothing is ever sent in this group: the names of the used groups begin with
+        # its name.
         self._home = base.duplicate()
         self._ranks = range(base.size) if ranks is None else ranks
         self._open = [self._home]
         self._serial = 0
-        self._has_left = False  # a group, and not come into the next one
+        self._has_left = False  # has left a group, and not entered the next one
         self._finalizer = weakref.finalize(
             self, _close_later, base.worker.loop, self._open
         )
@@ -49,35 +49,33 @@ class RecreatableGroup:
         """Return the group.
 
         Raises:
-            UsageError: this has been closed, or its worker has ended.
+            UsageError: this object has been closed, or its worker has ended.
         """
         if not self._finalizer.alive:
-            raise UsageError(
-                "this object was closed and has no group: make another one"
-            )
+            raise UsageError("this object was closed and has no group: make a new one")
         self._has_left = False
         return self._open_next()
 
     def renew(self) -> Group:
         """Return a new group; every rank calls it, wherever it has failed before.
 
-        So a rank that has not noticed a failure of others meets them as well.
+        So a rank that has not noticed a failure of the others also meets them.
 
         Raises:
-            UsageError: this has been closed, or its worker has ended.
+            UsageError: this object has been closed, or its worker has ended.
         """
         self.leave("")
         return self.enter()
 
     def leave(self, reason: str) -> None:
-        """Give up the group: what others do in it fails, and the next one is new.
+        """Give up the group: collectives of others in it fail, and the next one is new.
 
-        Once is enough, until `enter`: what fails within something else that fails is
-        one failure, as it is for the others, who have to come into the same next group.
+        Until `enter`, further calls do nothing: nested failures are one failure, as
+        they are for the others, which must enter the same next group.
 
         Args:
             reason: what happened, as in "rank 1 ('b') `reason`"; empty: the group has
-                failed already, and said why.
+                failed already, and the others know why.
         """
         if self._has_left or len(self._open) < _OPEN:
             return
@@ -105,11 +103,11 @@ class RecreatableGroup:
 
 
 def reason_for(what: str, error: BaseException) -> str:
-    """Say why a rank leaves; empty if the group has said it.
+    """Return why a rank leaves; empty if the group has failed already.
 
     Args:
-        what: it was in, as in "failed in `what`".
-        error: that it failed with.
+        what: the activity, as in "failed in `what`".
+        error: the error that it failed with.
     """
     if issubclass(type(error), CollectiveError):
         return ""

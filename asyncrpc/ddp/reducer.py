@@ -1,11 +1,11 @@
 """Backward passes of one module, whose gradients are reduced while autograd runs.
 
-Autograd says when a gradient is there, in the thread that runs it.  The gradient goes
-into its bucket; a full bucket is reduced by the event loop while autograd goes on.
-When it is done, its thread waits for what is left.
+Autograd reports when a gradient is there, in the thread that runs it.  The gradient
+goes into its bucket; the event loop reduces a full bucket while autograd goes on.  When
+autograd is done, its thread waits for the remaining buckets.
 
 A pass that fails leaves no gradients, and the memory of the buckets is given up:
-another rank may still write to it.  The ranks meet anew for the next pass.
+another rank may still write to it.  The ranks meet again for the next pass.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Reducer:
     Attributes:
         exchange: with the other ranks.
         is_syncing: whether backward passes reduce anything.
-        passes: that have ended well.
+        passes: number of passes that have ended well.
         communication_s: seconds in which they had a bucket reduced.
-        waited_s: seconds for which they had nothing else to do than wait for that.
+        waited_s: seconds for which they had nothing to do but wait for that.
     """
 
     def __init__(self, gradients: Gradients, exchange: Exchange) -> None:
@@ -70,7 +70,7 @@ class Reducer:
         """Refuse to go on while a pass is running.
 
         Raises:
-            UsageError: one is.
+            UsageError: a backward pass of this module is running.
         """
         if self._current is not None or self._is_entering:
             raise UsageError(
@@ -87,13 +87,13 @@ class Reducer:
         """Run autograd in a thread, and reduce the gradients.
 
         Args:
-            roots_of: returns what it begins at; called first in that thread.
-            engine: runs it.
+            roots_of: returns the tensors to begin at; called first in that thread.
+            engine: runs autograd.
 
         Raises:
             UsageError: another pass is running, or a parameter has no gradient.
             CollectiveError: the gradients could not be reduced; `.grad` is not set.
-            Exception: what `roots_of` raises; the pass fails for the other ranks.
+            Exception: the error of `roots_of`; the pass fails for the other ranks.
         """
         worker = self.exchange.group.parts
         if not self.is_syncing:
@@ -110,8 +110,8 @@ class Reducer:
             terms = await self.exchange.enter()
         finally:
             self._is_entering = False
-        # Forward passes write to buffers that are sent in a backward pass, so they have
-        # to have ended when that begins.
+        # Forward passes write to buffers that a backward pass sends, so they must have
+        # ended when it begins.
         current = self._prepare(terms, is_plain=False)
 
         def run() -> None:
@@ -129,7 +129,7 @@ class Reducer:
                 raise
             self.end(current)
 
-        # The worker starts more threads when all wait, which these do for each other.
+        # The worker starts more threads when all wait, as these do for each other.
         ended = worker.run_in_thread(run)
         await to_its_end(ended, lambda: current.give_up(asyncio.CancelledError()))
 
@@ -141,7 +141,7 @@ class Reducer:
         Raises:
             UsageError: this thread runs the event loop, or the gradient has come
                 before in this pass.
-            CollectiveError: what has been reduced so far has failed.
+            CollectiveError: a reduction of this pass has failed.
         """
         if not self.is_syncing:
             return
@@ -243,7 +243,7 @@ class Reducer:
                 self._complete(current, number)
 
     def _complete(self, current: Backward, number: int) -> None:
-        """Put a gradient that is all there into its bucket."""
+        """Put a complete gradient into its bucket."""
         self._gradients.fill(current, number)
         before = current.readiness.reduced
         full = current.readiness.ready(number)
@@ -251,7 +251,7 @@ class Reducer:
             current.tell(full)
 
     def end(self, current: Backward) -> None:
-        """Autograd has ended: wait for the others, and take what has been reduced."""
+        """Wait for the others after autograd, and take the reduced gradients."""
         try:
             with self._lock:
                 self._complete_late(current)
@@ -277,7 +277,7 @@ class Reducer:
             self._complete(current, number)
 
     def _release(self, current: Backward) -> None:
-        """Complete what was held back, and what has not come."""
+        """Complete the gradients that were held back, or have not come."""
         readiness, gradients = current.readiness, self._gradients
         for number in readiness.release():
             self._complete(current, number)
@@ -294,7 +294,7 @@ class Reducer:
             current.used[readiness.order] = 1
 
     def _give_up(self, current: Backward, error: BaseException) -> None:
-        """End a pass that has failed here, or elsewhere; no gradient is left of it."""
+        """End a pass that has failed, here or elsewhere; it leaves no gradient."""
         current.give_up(error)
         current.wait_ended()
         self._gradients.drop()
@@ -304,7 +304,7 @@ class Reducer:
     # --- without data ----------------------------------------------------------------
 
     async def shadow(self, terms: PassConfig) -> None:
-        """Take part in a pass of others, with zeros.
+        """Take part in a pass of other ranks, with zeros.
 
         Raises:
             CollectiveError: a rank failed or was lost.
@@ -354,7 +354,7 @@ def _abandon(reducer: weakref.ref[Reducer], current: Backward) -> None:
 def _notice(
     reducer: weakref.ref[Reducer], number: int
 ) -> Callable[[torch.Tensor], None]:
-    """Return what autograd calls for a parameter; it keeps no module alive."""
+    """Return the function that autograd calls for a parameter; it holds no module."""
 
     def on_gradient(_: torch.Tensor) -> None:
         found = reducer()
@@ -365,7 +365,7 @@ def _notice(
 
 
 def _reached_from(roots: Iterable[torch.Tensor]) -> set[int]:
-    """Return the ids of the parameters that autograd will come to."""
+    """Return the ids of the parameters that autograd will reach."""
     nodes = [root.grad_fn for root in roots if root.grad_fn is not None]
     seen = set(nodes)
     reached = {id(root) for root in roots}

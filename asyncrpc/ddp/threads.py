@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ON_LOOP_BYTES: Final = 1 << 18  # to copy them takes 0.1 ms, as long as a thread takes
+ON_LOOP_BYTES: Final = 1 << 18  # copying them takes 0.1 ms, as long as a thread takes
 
 
 class Threads(Protocol):
@@ -24,7 +24,7 @@ class Threads(Protocol):
 
 
 def user_of(threads: Threads, tensors: Iterable[torch.Tensor]) -> Threads | None:
-    """Return in whose threads tensors may be used; None: in any, and on the loop."""
+    """Return the threads that may use tensors; None: any thread, and the loop."""
     return None if all(one.is_cpu for one in tensors) else threads
 
 
@@ -34,12 +34,12 @@ async def run_beside(
     """Run `job`, which copies so many bytes, in a thread if they are many.
 
     Args:
-        job: what to do.
-        nbytes: that it copies.
+        job: the function.
+        nbytes: the bytes that it copies.
         threads: see `in_thread`.
 
     Raises:
-        Exception: what `job` raises.
+        Exception: the error of `job`.
 
     Cancellation:
         See `in_thread`.
@@ -53,11 +53,12 @@ async def in_thread(job: Callable[[], T], threads: Threads | None = None) -> T:
     """Run `job` in a thread; when this ends, it has ended.
 
     Args:
-        job: what to do.
-        threads: that may use the devices of the tensors; None: they are on none.
+        job: the function.
+        threads: threads that may use the devices of the tensors; None: no tensor is on
+            a device.
 
     Raises:
-        Exception: what `job` raises.
+        Exception: the error of `job`.
 
     Cancellation:
         See `to_its_end`.
@@ -71,14 +72,14 @@ async def in_thread(job: Callable[[], T], threads: Threads | None = None) -> T:
 async def to_its_end(
     running: asyncio.Future[T], on_cancel: Callable[[], None] | None = None
 ) -> T:
-    """Wait for what runs in a thread; when this ends, it has ended.
+    """Wait for a function in a thread; when this ends, the function has ended.
 
     Args:
-        running: it.
+        running: the future of the function.
         on_cancel: called first if this is cancelled.
 
     Raises:
-        Exception: what it raises.
+        Exception: the error of the function.
 
     Cancellation:
         It waits until `running` has ended, which writes to tensors that others use

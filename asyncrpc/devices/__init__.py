@@ -1,7 +1,7 @@
 """Devices: CUDA, XLA and TPU behind one interface.
 
-Tensors on devices travel in calls as any others do, see `docs/how-to/devices.md`.  Here
-is what a program needs beside that: a thread in which devices may be used, and PJRT's
+Tensors on devices travel in calls as any others do, see `docs/how-to/devices.md`.  This
+package has what else a program needs: a thread in which devices may be used, and PJRT's
 runtime in `asyncrpc.devices.xla`.
 """
 
@@ -27,26 +27,26 @@ __all__ = ["DeviceName", "lock", "run"]
 async def run(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a function in a thread of the current worker, where devices may be used.
 
-    On a worker with XLA devices there is one such thread at a time, which runs copies,
-    backward passes and plain functions of calls, too.  A coroutine that computes on
-    such a device does it so.
+    On a worker with XLA devices there is one such thread at a time, which also runs
+    copies, backward passes and plain functions of calls.  A coroutine must compute on
+    such a device by this function.
 
     Args:
         function: not a coroutine function.
-        *args: its arguments.
-        **kwargs: likewise.
+        *args: its positional arguments.
+        **kwargs: its keyword arguments.
 
     Returns:
-        What it returned.
+        The result of `function`.
 
     Raises:
         NotStartedError: there is no current worker.
         UsageError: `function` cannot be called, or is a coroutine function; or this is
             not the event loop of the current worker.
-        Exception: what `function` raised.
+        Exception: the error of `function`.
 
     Cancellation:
-        The function runs to its end, and what it returns is dropped.
+        The function runs to its end, and its result is dropped.
 
     Example:
         >>> loss = await asyncrpc.devices.run(step, model, batch)
@@ -57,7 +57,8 @@ async def run(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) ->
     worker.check_on_loop("devices.run")
     check_callable("function", function)
     if inspect.iscoroutinefunction(function):
-        raise wrong("function", "a plain function: a thread awaits nothing", function)
+        wanted = "a plain function, because it runs in a thread"
+        raise wrong("function", wanted, function)
     context = contextvars.copy_context()
     job: Callable[[], Any] = partial(context.run, function, *args, **kwargs)
     running: Awaitable[T] = worker.run_in_thread(job)

@@ -1,8 +1,8 @@
 """For native steps: all gradients reduced at once, after a backward pass.
 
 `asyncrpc.ddp` reduces them while autograd runs, bucket by bucket; here nothing wraps
-the module, and nothing is agreed on before the step.  So each step first compares which
-parameters have a gradient: else ranks could add up what does not belong together.
+the module, and the ranks agree on nothing before the step.  So each step first compares
+which parameters have a gradient: else ranks could add up gradients of different ones.
 
 Source: torch_xla.core.xla_model.reduce_gradients.
 """
@@ -29,23 +29,23 @@ _Memories: TypeAlias = dict[torch.dtype, torch.Tensor]  # of all gradients of a 
 async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> None:
     """Give the gradients of an optimizer their mean over all ranks, all at once.
 
-    To be called between backward pass and step, at every rank.  The host adds up: all
-    gradients are fetched in one turn at their device, so that one graph computes them,
-    and put back in another.  A parameter that has none at any rank is left alone.
-    Between, they are in memory that the ranks of a host share, which the group keeps
-    for the next step of the same optimizer.
+    Call it between backward pass and step, at every rank.  The host adds up: all
+    gradients are fetched under one lock of their device, so that one graph computes
+    them, and put back under another.  A parameter without a gradient at any rank is
+    left alone.  Between, the gradients are in memory that the ranks of a host share,
+    which the group keeps for the next step of the same optimizer.
 
     Args:
         optimizer: of parameters on any device, the same at every rank.
         group: the ranks.
 
     Raises:
-        UsageError: an argument is of another kind.  Or no parameter has a gradient, one
-            has it at some ranks only, or one is sparse: every rank raises it.  Or the
-            worker of `group` was not told of the device, for which the others get a
-            CollectiveError.  The gradients are as they were.
-        CollectiveError: a rank failed or was lost: all ranks fail, and the gradients
-            are as they were.
+        UsageError: an argument has the wrong type.  Or no parameter has a gradient, a
+            parameter has one at some ranks only, or a gradient is sparse: every rank
+            raises it.  Or the worker of `group` was not told of the device: the others
+            get a CollectiveError.  The gradients are unchanged.
+        CollectiveError: a rank failed or was lost; all ranks fail, and the gradients
+            are unchanged.
 
     Cancellation:
         The call fails on all ranks.  The gradients are unchanged, or all are the mean:
@@ -56,8 +56,8 @@ async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> No
         >>> await xla.reduce_gradients(optimizer, group)
         >>> await asyncrpc.devices.run(optimizer.step)
 
-    Source: torch_xla.core.xla_model.reduce_gradients, which has the device do it, in
-    the graph of the step, and takes it that all ranks have the same gradients.  Here
+    Source: torch_xla.core.xla_model.reduce_gradients, which lets the device reduce, in
+    the graph of the step, and assumes that all ranks have the same gradients.  Here
     they are divided before they are added up, as in `asyncrpc.ddp`, not after.
     """
     check_kind("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer")
@@ -92,7 +92,7 @@ async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> No
     for flat in flats:
         await group.all_reduce(flat.memory)
     await run_beside(put_back, nbytes, user)
-    # Not if a collective has failed: another rank may write to it still.
+    # Not if a collective has failed: another rank may still write to it.
     group.kept[optimizer] = memories
 
 
@@ -151,18 +151,18 @@ class _Flat:
 def _make_ready(
     devices: Devices, pool: ThreadPool, gradients: Sequence[torch.Tensor]
 ) -> None:
-    """Look whether the worker has the devices, and compute all there is, in one graph.
+    """Check that the worker has the devices, and compute all gradients in one graph.
 
     Raises:
-        UsageError: it was not told of one.
+        UsageError: the worker was not told of a device.
     """
     for name in {str(one.device) for one in gradients}:
         devices.require(name)
-    pool.settle()  # turns end so; a thread of the program's own has not yet
+    pool.settle()  # as each use of the device lock ends; program threads may not have
 
 
 def _mark(gradient: torch.Tensor | None) -> int:
-    """Return what says of a gradient, added up over all ranks, how many have it."""
+    """Return a mark whose sum over all ranks tells how many have the gradient."""
     if gradient is None:
         return 0
     return 1 if gradient.layout is torch.strided else _SPARSE
@@ -171,8 +171,8 @@ def _mark(gradient: torch.Tensor | None) -> int:
 def _check(parameters: Sequence[torch.Tensor], counts: Sequence[int], of: int) -> None:
     """Refuse sparse gradients, and parameters that differ from those of other ranks.
 
-    Two ranks that lack one each of the same size would else add up what does not belong
-    together.
+    Otherwise two ranks that each lack a different gradient of the same size would add
+    up gradients of different parameters.
 
     Args:
         parameters: of the optimizer.
@@ -196,15 +196,16 @@ def _check(parameters: Sequence[torch.Tensor], counts: Sequence[int], of: int) -
             )
         if count not in {0, of}:
             raise UsageError(
-                f"{name} has a gradient at {count} of {of} ranks: all must compute "
-                "the same ones, or use asyncrpc.ddp with find_unused_parameters=True"
+                f"{name} has a gradient at {count} of {of} ranks: compute the same "
+                "gradients at all, or use asyncrpc.ddp with "
+                "find_unused_parameters=True"
             )
 
 
 def _by_dtype(
     parameters: Iterable[torch.Tensor],
 ) -> dict[torch.dtype, list[torch.Tensor]]:
-    """Return the gradients of each dtype, in an order that is that of every rank."""
+    """Return the gradients of each dtype, in the same order at every rank."""
     found: dict[torch.dtype, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
@@ -215,7 +216,7 @@ def _by_dtype(
 def _sizes(parameters: Iterable[torch.Tensor]) -> dict[torch.dtype, int]:
     """Return how many elements all the gradients of each dtype will ever have.
 
-    Those that have none yet may get some: their memory takes no room until then.
+    Parameters without a gradient may get one: its memory takes no room until then.
     """
     found: dict[torch.dtype, int] = {}
     for parameter in parameters:

@@ -1,13 +1,13 @@
-"""PJRT's runtime for programs on XLA devices: which device, which replica, who else.
+"""PJRT's runtime for programs on XLA devices: the device, this replica and the others.
 
-torch_xla's names where it has them.  A worker finds the others by `xla://`:
+Names are torch_xla's where it has them.  A worker finds the others by `xla://`:
 
     async with asyncrpc.Worker("trainer", rendezvous="xla://", ...) as worker:
         async with asyncrpc.Group(worker) as group:
             await xla.broadcast_master_param(model, group)
 
 Gradients are reduced by the host (`asyncrpc.ddp`, `reduce_gradients`), which works
-wherever workers do: also for several replicas on a CPU, for which torch_xla has no
+wherever workers do, even for several replicas on a CPU, for which torch_xla has no
 collectives.
 """
 
@@ -59,11 +59,11 @@ _making: Final = threading.Lock()
 def device_type() -> str:
     """Return the type of device that this process uses, such as `"TPU"`.
 
-    It is chosen, and said in the log, if `PJRT_DEVICE` does not say it: a TPU, else a
-    plugin that is installed, else the CPU.
+    If `PJRT_DEVICE` is not set, the type is chosen and logged: a TPU, else a plugin
+    that is installed, else the CPU.
 
     Raises:
-        UsageError: `PJRT_DEVICE` names what cannot be had.
+        UsageError: `PJRT_DEVICE` names a type that is not available.
 
     Source: torch_xla.runtime.device_type.
     """
@@ -78,8 +78,8 @@ def global_ordinal() -> int:
     Raises:
         UsageError: torch_xla cannot be imported.
 
-    Source: torch_xla.runtime.global_ordinal; other than there, of processes that
-    torchrun started it is the rank, also where the runtime knows of one only.
+    Source: torch_xla.runtime.global_ordinal; unlike there, it is the rank in a process
+    that torchrun started, even if the runtime knows only one process.
     """
     return pjrt.place().rank
 
@@ -87,9 +87,9 @@ def global_ordinal() -> int:
 def device() -> str:
     """Return the XLA device of this replica, such as `"xla:0"`.
 
-    Where replicas are threads of a process, each has one; a worker is told of it by
-    `DeviceOptions(names=(xla.device(),))`, and then shares its lock with no
-    other replica.
+    Where replicas are threads of a process, each has a device; a worker is told of it
+    by `DeviceOptions(names=(xla.device(),))`, and then shares its lock with no other
+    replica.
 
     Source: torch_xla.device.
     """
@@ -102,7 +102,7 @@ def world_size() -> int:
     Raises:
         UsageError: torch_xla cannot be imported.
 
-    Source: torch_xla.runtime.world_size; as for `global_ordinal`.
+    Source: torch_xla.runtime.world_size; it differs as `global_ordinal` does.
     """
     return pjrt.place().world_size
 
@@ -122,21 +122,21 @@ def local_ordinal() -> int:
 async def broadcast_master_param(module: nn.Module, group: Group) -> None:
     """Give a module the parameters and buffers of rank 0.
 
-    So a module may be made by each replica for itself, with numbers of its own.
+    So each replica may make the module itself, with different random numbers.
 
     Args:
         module: the same at every rank, on any device.
         group: the ranks.
 
     Raises:
-        UsageError: an argument is of another kind, or this is not the event loop of the
+        UsageError: an argument has the wrong type, or this is not the event loop of the
             group's worker.
-        CollectiveError: a rank failed or was lost: all ranks fail.
+        CollectiveError: a rank failed or was lost; all ranks fail.
 
     Cancellation:
         The call fails on all ranks; some parameters may be those of rank 0.
 
-    Source: torch_xla.core.xla_model.broadcast_master_param, which has the device do it.
+    Source: torch_xla.core.xla_model.broadcast_master_param, which uses the device.
     """
     check_kind("module", module, nn.Module, "a torch.nn.Module")
     check_kind("group", group, Group, "a Group")
@@ -148,31 +148,31 @@ async def broadcast_master_param(module: nn.Module, group: Group) -> None:
 async def rendezvous(
     tag: str, payload: bytes = b"", replicas: Sequence[int] = ()
 ) -> list[bytes]:
-    """Wait until all replicas have come here, and return the payloads of all.
+    """Wait until all replicas have called this, and return the payloads of all.
 
-    Of the current worker, with torch_xla's arguments: see `Worker.rendezvous`.  Nothing
-    is computed for it.
+    This is `Worker.rendezvous` of the current worker, with torch_xla's arguments.  The
+    devices compute nothing for it.
 
     Args:
         tag: the purpose.
         payload: the bytes that this replica brings.
-        replicas: the ranks that take part; none: all.
+        replicas: the ranks that take part; empty: all.
 
     Returns:
         The payload of each, in the order of `replicas`, or of their ranks.
 
     Raises:
-        UsageError: `replicas` are no ranks.
-        AsyncRpcError: what `Worker.rendezvous` raises.
+        UsageError: `replicas` is not a sequence of ranks.
+        AsyncRpcError: an error of `Worker.rendezvous`.
 
     Cancellation:
-        It fails for the others, too.
+        The call also fails for the others.
 
     Source: torch_xla.core.xla_model.rendezvous.
     """
     worker = current_worker()
     if not _are_ranks(replicas):
-        raise wrong("replicas", "ranks of replicas in a list or a tuple", replicas)
+        raise wrong("replicas", "a list or a tuple of ranks of replicas", replicas)
     return await worker.rendezvous(tag, payload, list(replicas) or None)
 
 
@@ -183,17 +183,20 @@ def _are_ranks(replicas: object) -> bool:
 
 
 def with_rng_lock(make: Callable[[], nn.Module]) -> nn.Module:
-    """Return what a function makes while no other thread makes anything so.
+    """Call a function while no other thread makes a module by this function.
 
-    torch's global generator belongs to the process: replicas that are threads of one
-    would take numbers from it in turns, other ones in each run.
+    torch's global random generator belongs to the process: replicas that run as threads
+    would draw from it in an order that differs from run to run.
 
     Args:
         make: returns a module.
 
+    Returns:
+        The module.
+
     Raises:
         UsageError: `make` cannot be called.
-        Exception: what `make` raises.
+        Exception: the error of `make`.
 
     Example:
         >>> model = xla.with_rng_lock(lambda: Net().to("xla"))
@@ -204,16 +207,17 @@ def with_rng_lock(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def generator(seed: int, *, replica: int | None = None) -> torch.Generator:
-    """Return random numbers of one replica, on the host.
+    """Return a generator of random numbers for one replica, on the host.
 
-    The same in each run, different for each replica, whatever other threads do.
+    Its numbers are the same in each run, and different for each replica, whatever other
+    threads do.
 
     Args:
         seed: of the program; of 64 bits.
-        replica: whose; None: this one's, by `global_ordinal`.
+        replica: its number; None: that of this replica, by `global_ordinal`.
 
     Raises:
-        UsageError: an argument is no such number; or `replica` is None, and torch_xla
+        UsageError: an argument is out of range; or `replica` is None, and torch_xla
             cannot be imported.
     """
     check_count("seed", seed, at_least=-(1 << 63), at_most=_SEED_MAX)
@@ -225,9 +229,9 @@ def generator(seed: int, *, replica: int | None = None) -> torch.Generator:
 
 
 def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
-    """Add up the gradients over all replicas by the device itself, and step.
+    """Let the device add up the gradients over all replicas, and step.
 
-    To be called where the device may be used: by `asyncrpc.devices.run`, or with
+    Call it where the device may be used: by `asyncrpc.devices.run`, or with
     `asyncrpc.devices.lock`.
 
     Args:
@@ -237,7 +241,6 @@ def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
         UsageError: `optimizer` is not an optimizer.  Or there are several replicas, and
             the device cannot reduce over them: torch_xla would silently step each by
             its own gradients.
-            silence.
 
     Source: torch_xla.core.xla_model.optimizer_step.
     """
@@ -246,8 +249,8 @@ def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
     native = int(pjrt.module("torch_xla.runtime").world_size())
     if size > native:
         raise UsageError(
-            f"{size} processes take part, and the {kind} runtime of each knows of "
-            f"{native}: each would reduce alone; use asyncrpc.ddp"
+            f"{size} processes take part, but each {kind} runtime sees only {native}, "
+            "so gradients would not be reduced across processes; use asyncrpc.ddp"
         )
     if kind == "CPU" and native > 1:
         raise UsageError(
@@ -262,17 +265,17 @@ def launch(
 ) -> list[Any]:
     """Run `fn(rank, *args)` for each XLA device of this host.
 
-    Each runs in a process of its own.  Where a process has several devices, as on TPU
-    v2 and v3, they are threads of it, each with one device, which `device` names, and
-    with an event loop of its own if `fn` is a coroutine function.
+    Each call runs in a process of its own.  Where a process has several devices, as on
+    TPU v2 and v3, the calls run in threads of it, each with one device, which `device`
+    names, and with an event loop of its own if `fn` is a coroutine function.
 
     Args:
         fn: as for `asyncrpc.multiprocessing.launch`.
-        args: after the rank.
+        args: the arguments after the rank.
         nprocs: how many processes; None: one for each chip of a TPU, else one.
 
     Returns:
-        What it returned for each device, by rank.
+        The result for each device, by rank.
 
     Raises:
         ProcessFailedError: a process failed.
@@ -292,7 +295,7 @@ def launch(
 
 
 def _replicas(fn: Callable[..., Any], of: int, rank: int, *args: Any) -> list[Any]:
-    """Run a function for each device of this process; return what it returned."""
+    """Run a function for each device of this process; return the results."""
     if pjrt.set_up() == "TPU" and of > 1:
         pjrt.module("torch_xla._internal.pjrt").initialize_multiprocess(rank, of)
     runtime = pjrt.module("torch_xla.runtime")
@@ -318,7 +321,7 @@ def _replicas(fn: Callable[..., Any], of: int, rank: int, *args: Any) -> list[An
 def _replica(
     running: Future[Any], place: tuple[int, int], work: Callable[[], Any]
 ) -> None:
-    """Do something in a thread with one of the devices of this process."""
+    """Run a job in a thread with one of the devices of this process."""
     pjrt.replica_var.set(place)
     backend_of("xla").choose(place[0])
     try:

@@ -1,8 +1,8 @@
-"""The environment of a process: what its launcher says of its place among the others.
+"""The environment of a process: its rank and the like, as set by its launcher.
 
-Each launcher has variables of its own.  A reader for each turns a mapping of variables
-into values, every one with its origin; `resolve` combines them in a fixed order.  All
-of it is pure: the mapping is passed in, and nothing else is looked at.
+Each launcher has its own variables.  A reader for each turns a mapping of variables
+into values, each with its origin; `resolve` combines them in a fixed order.  All
+functions are pure: the mapping is passed in, and nothing else is read.
 """
 
 from asyncrpc.environment.placement import GivenPlace, LaunchPlacement

@@ -25,7 +25,7 @@ POD_PORT: Final = 29_500  # torchrun's; a pod has all ports to itself
 
 
 def read_skypilot(environ: Mapping[str, str]) -> Reading | None:
-    """Return what SkyPilot says of the node, which is one process.
+    """Return SkyPilot's values for the node, which is one process.
 
     Raises:
         UsageError: a variable that must be a number is not.
@@ -50,7 +50,7 @@ def read_skypilot(environ: Mapping[str, str]) -> Reading | None:
 
 
 def read_leader_worker_set(environ: Mapping[str, str]) -> Reading | None:
-    """Return what a LeaderWorkerSet says of the pod, which is one process.
+    """Return a LeaderWorkerSet's values for the pod, which is one process.
 
     Raises:
         UsageError: a variable that must be a number is not.
@@ -67,9 +67,9 @@ def read_leader_worker_set(environ: Mapping[str, str]) -> Reading | None:
 
 
 def read_indexed_job(environ: Mapping[str, str]) -> Reading | None:
-    """Return what an indexed Job, or one of a JobSet, says of the pod.
+    """Return an indexed Job's values for the pod; the Job may be part of a JobSet.
 
-    It does not say how many pods there are, nor their names.
+    It tells neither the number of pods nor their names.
 
     Raises:
         UsageError: a variable that must be a number is not.
@@ -82,7 +82,7 @@ def read_indexed_job(environ: Mapping[str, str]) -> Reading | None:
     variables.take_number(Field.RESTART, "JOBSET_RESTART_ATTEMPT")
     variables.add(Field.PORT, POD_PORT, "JOB_COMPLETION_INDEX", is_derived=True)
     hint = (
-        "an indexed Job says its index alone: set WORLD_SIZE to its completions and "
+        "an indexed Job gives only its index: set WORLD_SIZE to its completions and "
         "MASTER_ADDR to <job>-0.<headless service> in the pod's template"
     )
     return variables.reading(Starts.NODES, hint)

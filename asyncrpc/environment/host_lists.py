@@ -1,6 +1,6 @@
 """Slurm's lists: of hosts (`gpu[01-03,7],login`), and of numbers (`3(x2),1`).
 
-Slurm's own program for it, `scontrol show hostnames`, is often missing in a container.
+Slurm's own program for them, `scontrol show hostnames`, is often missing in containers.
 
 Source: the man page of scontrol, "show hostlist"; slurm.conf, "NodeName".
 """
@@ -28,7 +28,7 @@ def expand_hosts(text: str) -> list[str]:
             brackets, whose numbers keep their width: `a[08-10]` is a08, a09, a10.
 
     Raises:
-        UsageError: it is not such a list, or has more than 65,536 hosts.
+        UsageError: the text is not such a list, or has more than 65,536 hosts.
     """
     found: list[str] = []
     for one in _split(text):
@@ -58,7 +58,7 @@ def expand_counts(text: str) -> list[int]:
     """Return the numbers of a list such as `3(x2),1`: 3, 3, 1.
 
     Raises:
-        UsageError: it is not such a list.
+        UsageError: the text is not such a list.
     """
     found: list[int] = []
     for one in text.split(","):
@@ -100,7 +100,7 @@ def _parts(host: str, text: str) -> list[re.Match[str]]:
 
 
 def _alternatives(part: re.Match[str], text: str) -> Iterator[str]:
-    """Return what may stand at one place of a name."""
+    """Yield the alternatives for one part of a name."""
     if part[2] is not None:
         yield part[2]
         return

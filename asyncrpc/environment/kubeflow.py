@@ -1,4 +1,4 @@
-"""Kubeflow's variables: what torchrun takes its own options from, one pod per node.
+"""Kubeflow's variables, from which torchrun takes its options; one pod per node.
 
 Source: kubeflow/trainer, pkg/runtime/framework/plugins/torch; torchrun reads
 `PET_<OPTION>` (torch/distributed/argparse_util.py).
@@ -15,7 +15,7 @@ KUBEFLOW: Final = "Kubeflow"
 
 
 def read(environ: Mapping[str, str]) -> Reading | None:
-    """Return what Kubeflow says of the pod, which is one process.
+    """Return Kubeflow's values for the pod, which is one process.
 
     Raises:
         UsageError: a variable that must be a number is not.

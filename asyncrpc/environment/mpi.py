@@ -1,4 +1,4 @@
-"""Variables of MPI's launchers: Open MPI's mpirun, and those that speak PMI (MPICH).
+"""Variables of MPI's launchers: Open MPI's mpirun, and launchers with PMI (MPICH).
 
 Processes of one host meet on loopback.  Open MPI names its run, and the port comes
 from that name; MPICH does not, so the caller passes the id of the process that started
@@ -32,7 +32,7 @@ _SEVERAL_HOSTS: Final = (
 
 
 def read_open_mpi(environ: Mapping[str, str]) -> Reading | None:
-    """Return what Open MPI's mpirun says.
+    """Return the values of Open MPI's mpirun.
 
     Raises:
         UsageError: a variable that must be a number is not.
@@ -61,11 +61,11 @@ def read_open_mpi(environ: Mapping[str, str]) -> Reading | None:
 def read_pmi(
     environ: Mapping[str, str], *, launcher_pid: int | None = None
 ) -> Reading | None:
-    """Return what MPICH's mpirun (hydra) says, or another that speaks PMI.
+    """Return the values of MPICH's mpirun (hydra), or of another launcher with PMI.
 
     Args:
         environ: the variables.
-        launcher_pid: the process that started all of this host.
+        launcher_pid: the process that started all processes of this host.
 
     Raises:
         UsageError: a variable that must be a number is not.

@@ -1,4 +1,4 @@
-"""The place of a process among the others, as far as it is known."""
+"""The placement of a process: its rank and the like, as far as they are known."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _STARTERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class GivenPlace:
-    """What the program gives in code; it comes before every variable.
+    """The values that the program gives in code, which override all variables.
 
     Attributes:
         rank: of this process; None leaves it to the environment.
-        world_size: likewise.
-        name: likewise.
+        world_size: number of processes, or None.
+        name: of the worker, or None.
     """
 
     rank: int | None = None
@@ -31,7 +31,7 @@ class GivenPlace:
     name: str | None = None
 
     def reading(self) -> Reading | None:
-        """Internal: return it as what a launcher says."""
+        """Internal: return these values like those of a launcher."""
         contents = {
             Field.RANK: self.rank,
             Field.WORLD_SIZE: self.world_size,
@@ -47,13 +47,13 @@ class GivenPlace:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlacement:
-    """What is known of this process, each value with its origin.
+    """The known facts about this process, each value with its origin.
 
     Attributes:
-        values: by field; a field that nobody says is missing.
+        values: by field; without unknown fields.
         launcher: what started the processes; "" if that is not known.
-        is_started: whether it says that it started every process, and not a node's.
-        outer: launchers around it, which speak of nodes or of the allocation.
+        is_started: whether the launcher started every process, not one command a node.
+        outer: launchers around it, which count nodes or describe the allocation.
         hints: what to do if something is missing.
     """
 
@@ -101,10 +101,10 @@ class LaunchPlacement:
 
     @property
     def run_id(self) -> str:
-        """Name of this run of the program, which no other run has.
+        """Name of this run of the program, different from that of any other run.
 
-        Empty if it is not known, or if the launcher hosts the store: then it starts all
-        workers again, or none.
+        Empty if it is not known, or if the launcher hosts the store: then it restarts
+        all workers or none.
         """
         found = self.values.get(Field.RUN_ID)
         return "" if found is None or self.is_served else str(found.content)
@@ -124,7 +124,7 @@ class LaunchPlacement:
         """Return a number that must be known.
 
         Raises:
-            UsageError: it is not; the message says what to set.
+            UsageError: the number is not known; the message says what to set.
         """
         found = self._number(wanted)
         if found is None:
@@ -138,7 +138,7 @@ class LaunchPlacement:
         """Return host and port of the meeting point.
 
         Raises:
-            UsageError: one is not known; the message says what to set.
+            UsageError: host or port is not known; the message says what to set.
         """
         host, port = self.host, self.port
         if host is None or port is None:

@@ -1,8 +1,8 @@
-"""One place for a process, from all that its environment says.
+"""The placement of a process, from all values in its environment.
 
-Launchers lie one inside the other: `mpirun` in a batch script of Slurm, torchrun in a
-pod.  The innermost that started this process says its rank; those around it speak of
-nodes, so that what they say of ranks is no contradiction.  What is left must agree.
+Launchers are nested: `mpirun` in a batch script of Slurm, torchrun in a pod.  The
+innermost one that started this process gives its rank; the outer ones count nodes, so
+that their ranks are not a contradiction.  All other values must agree.
 
 The order: the program, torchrun, Kubeflow, Slurm, Open MPI, MPICH, SkyPilot,
 LeaderWorkerSet, indexed Job.  A value that is stated comes before one that is derived.
@@ -31,8 +31,8 @@ READERS: Final[Mapping[str, Reader]] = {
     cloud.LEADER_WORKER_SET: cloud.read_leader_worker_set,
     cloud.INDEXED_JOB: cloud.read_indexed_job,
 }
-# Which of several that started processes is the innermost: srun starts mpirun's
-# daemons, and either starts torchrun; the other way round is not done.
+# The order of nesting, the innermost first: srun starts mpirun's daemons, and either
+# starts torchrun, never the other way round.
 _INNERMOST: Final = (*torchrun.NAMES, mpi.OPEN_MPI, mpi.MPICH, slurm.SLURM)
 _OF_PROCESSES: Final = frozenset(
     {Field.RANK, Field.WORLD_SIZE, Field.LOCAL_RANK, Field.LOCAL_WORLD_SIZE}
@@ -51,7 +51,7 @@ _SUBJECTS: Final = {
 def read_all(
     environ: Mapping[str, str], *, launcher_pid: int | None = None
 ) -> list[Reading]:
-    """Return what each launcher says that has left variables, in their order.
+    """Return the values of all launchers that have set variables, in a fixed order.
 
     Raises:
         UsageError: a variable that must be a number, or a list of hosts, is not.
@@ -71,16 +71,16 @@ def resolve(
     *,
     launcher_pid: int | None = None,
 ) -> LaunchPlacement:
-    """Find the place of this process.
+    """Find the placement of this process.
 
     Args:
         environ: the variables of the process.
-        given: what the program says; it comes first.
+        given: the values given by the program; they take precedence.
         launcher_pid: the process that started all processes of this host, for
             launchers that do not name their run.
 
     Raises:
-        UsageError: two disagree, or a variable has a text that it must not have.
+        UsageError: two variables disagree, or a variable has an invalid text.
     """
     readings = read_all(environ, launcher_pid=launcher_pid)
     starter = _innermost(readings)
@@ -128,16 +128,16 @@ def _is_outer(
     if reading.launcher == slurm.SLURM or reading.starts is Starts.NODES:
         return True
     if reading.starts is Starts.NOTHING:
-        return False  # what a person has set is not around anything: it must agree
+        return False  # variables set by hand are not outer ones: they must agree
     if _is_of_slurm(reading, readings):
         return starter.launcher != slurm.SLURM
     return starter.launcher in torchrun.NAMES
 
 
 def _is_of_slurm(reading: Reading, readings: Sequence[Reading]) -> bool:
-    """Return whether this is what Slurm's own PMI plugin sets for a task of srun.
+    """Return whether Slurm's own PMI plugin has set these values for a task of srun.
 
-    MPICH's mpirun says how many processes are on this host; Slurm's plugin does not.
+    MPICH's mpirun tells how many processes are on this host; Slurm's plugin does not.
     """
     is_brief = reading.get(Field.LOCAL_WORLD_SIZE) is None
     return (
@@ -151,10 +151,10 @@ def _is_of_slurm(reading: Reading, readings: Sequence[Reading]) -> bool:
 
 
 def _as_outer(reading: Reading, environ: Mapping[str, str]) -> Reading:
-    """Return what a launcher says where another one starts the processes.
+    """Return the values of a launcher inside of which another starts the processes.
 
-    The step of Slurm that such a launcher runs in is its own affair: on the host of
-    mpirun there is none.  All processes see the same job.
+    The Slurm step in which the inner launcher runs does not count: on the host of
+    mpirun there is no step.  All processes see the same job.
     """
     if reading.launcher != slurm.SLURM:
         return reading
@@ -169,10 +169,10 @@ def _said(field: Field, readings: Sequence[Reading]) -> Iterator[LaunchValue]:
 
 
 def _check_agreement(field: Field, stated: Sequence[LaunchValue]) -> None:
-    """Raise unless all say the same.
+    """Raise UsageError unless all values of a field are the same.
 
     Raises:
-        UsageError: two do not; it names both variables.
+        UsageError: two variables disagree; the message names both.
     """
     if field not in _MUST_AGREE:
         return

@@ -1,7 +1,7 @@
 """Slurm's variables: of a task that srun started, or of the allocation around it.
 
 The batch script and the shell of salloc have SLURM_PROCID=0 and the SLURM_NTASKS of
-the allocation, though no tasks have been started.  Only a step has started some.
+the allocation, although no tasks have been started: only a step starts tasks.
 
 Source: the man pages of srun and sbatch, "OUTPUT ENVIRONMENT VARIABLES"; sets captured
 from slurm-wlm 22.05 are in tests/unit/environment.
@@ -27,7 +27,7 @@ _FIRST_SPECIAL_STEP: Final = 0xFFFF_FFF0
 
 
 def read(environ: Mapping[str, str]) -> Reading | None:
-    """Return what Slurm says of this process.
+    """Return Slurm's values for this process.
 
     Raises:
         UsageError: a variable that must be a number, or a list of hosts, is not.
@@ -57,9 +57,9 @@ def read(environ: Mapping[str, str]) -> Reading | None:
 
 
 def read_allocation(environ: Mapping[str, str]) -> Reading | None:
-    """Return what Slurm says of the job, where another launcher starts processes.
+    """Return Slurm's values for the job, if another launcher starts the processes.
 
-    It says no rank, unless the job has one task only: that is the script itself.
+    They have no rank, unless the job has only one task: the script itself.
     """
     variables = Variables(environ, SLURM)
     job_name, job = _job(variables)

@@ -1,4 +1,4 @@
-"""torchrun's variables, which `asyncrpc run` and people set, too.
+"""torchrun's variables, which `asyncrpc run` and users set as well.
 
 Source: torch/distributed/run.py, "Environment Variables".
 """
@@ -20,7 +20,7 @@ _NO_NAME: Final = "none"  # torchrun's default for --rdzv-id, of all runs
 
 
 def read(environ: Mapping[str, str]) -> Reading | None:
-    """Return what torchrun says, or a person who set its variables.
+    """Return the values of torchrun, or of a user who set its variables.
 
     Raises:
         UsageError: a variable that must be a number is not.

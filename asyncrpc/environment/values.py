@@ -1,4 +1,4 @@
-"""What one launcher says: values, and where each of them comes from."""
+"""The values of one launcher, each with its origin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PORT_MAX: Final = 65_535
 
 
 class Field(enum.Enum):
-    """What can be known of a process, with the words for it in messages."""
+    """The facts about a process, with their names in messages."""
 
     RANK = "rank"
     WORLD_SIZE = "world_size"
@@ -37,7 +37,7 @@ class Field(enum.Enum):
 
 
 class Starts(enum.Enum):
-    """What a launcher starts, as far as its variables tell."""
+    """What a launcher starts, as its variables tell."""
 
     PROCESSES = "every process"
     NODES = "one command per node"
@@ -49,12 +49,12 @@ class LaunchValue:
     """One value and its origin.
 
     Attributes:
-        field: what it is.
+        field: the fact.
         content: a number, a text or a flag.
         origin: the variable with its text, such as `SLURM_PROCID=3`.
-        launcher: whose variable that is.
-        is_derived: whether it was computed from variables that say something else.  It
-            gives way to a value that is stated.
+        launcher: the launcher that sets the variable.
+        is_derived: whether it was computed from variables with another meaning.  A
+            value that is stated takes precedence over it.
     """
 
     field: Field
@@ -66,13 +66,13 @@ class LaunchValue:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All that one launcher says.
+    """All values of one launcher.
 
     Attributes:
         launcher: its name.
         starts: what it has started.
-        values: what it says of this process.
-        hint: what to do if that is not enough; empty if it is.
+        values: the values for this process.
+        hint: what to do if they are not enough; empty if they are.
     """
 
     launcher: str
@@ -101,7 +101,7 @@ class Variables:
         """Return the number in the first of these variables that is set, or None.
 
         Raises:
-            UsageError: the variable has another text.
+            UsageError: the variable is not a number of at least 0, or is too large.
         """
         for name in names:
             if text := self._of(name):
@@ -133,7 +133,7 @@ class Variables:
         self.values.append(value)
 
     def reading(self, starts: Starts, hint: str = "") -> Reading | None:
-        """Return what was found; None if that is nothing."""
+        """Return the values found; None if there are none."""
         if not self.values and not hint:
             return None
         return Reading(self._launcher, starts, tuple(self.values), hint)
@@ -149,7 +149,7 @@ def whole_number(name: str, text: str, *, at_most: int | None = None) -> int:
     """Return the number that a variable holds.
 
     Raises:
-        UsageError: it is not a number of at least 0, or too large.
+        UsageError: the variable is not a number of at least 0, or is too large.
     """
     is_number = text.isascii() and text.isdecimal()
     if is_number and (at_most is None or int(text) <= at_most):

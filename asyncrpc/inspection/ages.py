@@ -1,8 +1,8 @@
 """How long each task has waited for the same thing.
 
-Tasks say what they wait for, but not since when.  So the loop looks at them from time
-to time: the future that a task waits for is the same one as at the last look, or it is
-not.  What is known is right to within the time between two looks.
+A task shows what it waits for, but not since when.  So the loop samples the tasks from
+time to time, and compares the future that a task waits for with that of the last
+sample.  The ages are right to within the time between two samples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class WaitAges:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, *, sample_s: float = SAMPLE_S
     ) -> None:
-        """Begin; nothing is looked at before `start`.
+        """Prepare; sampling begins with `start`.
 
         Args:
             loop: whose tasks they are.
@@ -43,7 +43,7 @@ class WaitAges:
         self._timer = self._loop.call_later(self._sample_s, self._tick)
 
     def stop(self) -> None:
-        """Look at them no more."""
+        """Stop sampling."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -79,7 +79,7 @@ class WaitAges:
         self._known = known
 
     def age_s(self, task: asyncio.Task[Any]) -> float:
-        """Return how long a task has waited for what it waits for; 0: not long.
+        """Return how long a task has been in its current wait; 0: not long.
 
         Thread safety: from any thread.
         """
@@ -91,8 +91,8 @@ class WaitAges:
     def overdue(self, after_s: float) -> set[tuple[int, float]]:
         """Return the waits that had lasted for so many seconds at the last look.
 
-        Each is the id of its task and the time since when it waits: what waits again
-        is another one.
+        Each is the id of its task and the time at which the wait began: a later wait of
+        the same task is another one.
 
         Thread safety: from any thread.
         """

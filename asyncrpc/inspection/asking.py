@@ -12,26 +12,26 @@ from asyncrpc.runtime.worker import Worker, current_worker
 
 
 async def why(*, after_s: float = 10.0, worker: Worker | None = None) -> list[str]:
-    """Return why the group does not go on, as the command `asyncrpc why` says it.
+    """Return why the group is stuck, in the words of the command `asyncrpc why`.
 
-    The other workers are asked over the connections that this worker has, and makes.
+    The other workers are asked over this worker's connections; missing ones are made.
     Of more than 64 others only the first 64 are looked at.
 
     Args:
         after_s: seconds that a wait may take.
-        worker: from which to look; None: the current worker.
+        worker: the worker that looks; None: the current worker.
 
     Returns:
         One sentence for each finding, the gravest first; empty if nothing waits for
         longer, and all workers answer.
 
     Raises:
-        UsageError: an argument is of another kind; or this is not the worker's event
+        UsageError: an argument has the wrong type; or this is not the worker's event
             loop.
         NotStartedError: the worker does not run.
 
     Cancellation:
-        Those that have been asked are told to stop.
+        The workers that have been asked are told to stop.
 
     Example:
         >>> for sentence in await asyncrpc.inspection.why(after_s=60.0):

@@ -1,6 +1,6 @@
 """The chain of awaits of a task: which coroutine waits for which, down to a future.
 
-It is read from the objects themselves, from any thread and without any help of the
+It is read from the objects themselves, from any thread and without help from the
 program: nothing is recorded while the program runs.
 
 Source: the attributes `cr_await`, `gi_yieldfrom` and `ag_await` of CPython, and what
@@ -24,7 +24,7 @@ from types import (
 )
 from typing import Any, Final, NamedTuple
 
-DEPTH_MAX: Final = 200  # of a chain; what is deeper is not followed
+DEPTH_MAX: Final = 200  # of a chain; deeper steps are not followed
 
 _SUSPENDABLE: Final = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
@@ -74,7 +74,7 @@ def chain_of(task: asyncio.Task[Any]) -> Chain:
 
 
 def _step_of(one: Any) -> AwaitStep | None:
-    """Return a coroutine or generator that has a frame as a step of a chain."""
+    """Return a coroutine or generator as a step; None if it has no frame."""
     if isinstance(one, CoroutineType):
         frame, code = one.cr_frame, one.cr_code
     elif isinstance(one, GeneratorType):
@@ -105,10 +105,10 @@ def _inside(one: Any) -> Any:
 
 
 def entered(step: AwaitStep) -> Iterator[Any]:
-    """Yield the context managers that a suspended coroutine is inside of.
+    """Yield the context managers that a suspended coroutine has entered.
 
-    While it is inside of `with` or `async with`, the bound method that leaves it lies
-    on the stack of its frame.  Those made by `contextlib` are looked into.
+    Inside of `with` or `async with`, the bound exit method lies on the stack of the
+    frame.  The generators of `contextlib` managers are searched as well.
     """
     for one in gc.get_referents(step.suspended):
         if type(one) is MethodType and one.__name__ in ("__aexit__", "__exit__"):

@@ -1,8 +1,8 @@
 """Takes a `WorkerSnapshot`: tasks, threads and calls of a worker, and their waits.
 
-It may be taken in any thread.  The event loop need not run, and nothing is asked of it:
-what is read changes meanwhile only where the interpreter switches threads, so a
-snapshot may show a call that has just ended, and never harms it.
+It may be taken in any thread, and does not need the event loop to run.  What it reads
+changes meanwhile only where the interpreter switches threads: a snapshot may show a
+call that has just ended, but does no harm.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from asyncrpc.trace import FlightRecorder
 
 ACTORS_MAX: Final = 2000
 CALLS_MAX: Final = 2000  # in each direction
-# How tasks are named that asyncrpc starts for what holds a worker, not for the worker.
+# Begins the names of tasks that asyncrpc starts outside of a worker's own tasks.
 OWN_PREFIX: Final = "asyncrpc "
-SUBJECTS_MAX: Final = 64  # those waited for the longest, whose referrers are looked at
+SUBJECTS_MAX: Final = 64  # the longest waited for, whose referrers are looked at
 
 
 class InspectedLink(Protocol):
-    """A link to a peer, as far as a snapshot goes.
+    """The parts of a link that a snapshot reads.
 
     Attributes:
-        peer: who is at the other end.
-        pending: calls that were made over it.
-        served: calls that came over it.
-        credit: which of them wait for room at the peer.
+        peer: the worker at the other end.
+        pending: calls made over the link.
+        served: calls received over the link.
+        credit: which pending calls wait for room at the peer.
     """
 
     credit: Any
@@ -118,7 +118,7 @@ class SnapshotTaker:
         Args:
             worker: whose snapshot it is.
             ages: knows how long its tasks have waited.
-            is_thorough: whether to find out what nobody can end.
+            is_thorough: whether to find waits that nothing can end.
             blocked_for_s: seconds since its loop last ran; 0 if it runs.
         """
         self._worker = worker
@@ -221,7 +221,7 @@ class SnapshotTaker:
         seen = self._tasks[place]
         steps = seen.chain.steps
         of_program = [one for one in steps if not is_of_library(one.code)]
-        # Of a library: what was asked for, not how it is done.
+        # Of a library only the function that was called, not its internals.
         shown = of_program or list(steps[:1])
         function = shown[-1].code.co_qualname if shown else ""
         frames = tuple(frame_of(one.frame) for one in shown)
@@ -238,7 +238,7 @@ class SnapshotTaker:
         )
 
     def _is_own(self, task: asyncio.Task[Any]) -> bool:
-        """Return whether asyncrpc has started a task: the worker, or what holds it."""
+        """Return whether asyncrpc has started a task, for the worker or around it."""
         return task in self._worker.tasks or task.get_name().startswith(OWN_PREFIX)
 
     def _wait_of(self, place: int) -> Wait:
@@ -288,7 +288,7 @@ class SnapshotTaker:
         )
 
     def _for_calls_in_flight(self, wait: Wait) -> Wait:
-        """Return the wait for all that is served here, and all that has been made."""
+        """Return the wait for all calls that are served here or were made here."""
         served = tuple(one for one in self._serving.values() if one != NO_ACTOR)
         made = [self._key_of(one) for link in self._links for one in link.pending]
         return wait._replace(actors=served, calls=tuple(made[:CALLS_MAX]))
@@ -311,7 +311,7 @@ class SnapshotTaker:
         return wait
 
     def _for_pass(self, place: int, wait: Wait, one: Pass) -> Wait:
-        """Return the wait for what others, and other tasks here, do for a pass."""
+        """Return the wait for what peers, and other tasks here, do for a pass."""
         here = tuple(
             other
             for other, seen in enumerate(self._tasks)
@@ -332,7 +332,7 @@ class SnapshotTaker:
     def _executor(
         self, job: concurrent.futures.Future[Any]
     ) -> tuple[tuple[int, ...], str]:
-        """Return the threads that a job of an executor waits for, and what for."""
+        """Return the threads that an executor's job waits for, and the reason."""
         first = len(self._tasks)
         running = [
             (first + index, stack.runs_job())
@@ -357,11 +357,11 @@ class SnapshotTaker:
         return Actor(ActorKind.THREAD, stack.name, function, frames, wait, not shown)
 
     def _wait_of_thread(self, stack: ThreadStack) -> Wait | None:
-        """Return what a thread waits for through asyncrpc; None: nothing."""
+        """Return what a thread waits for through asyncrpc, or None."""
         if (call := stack.waits_for()) is not None:
             return self._for_call(Wait(WaitKind.CALL, ""), call)
         if (one := stack.waits_for_pass()) is not None:
-            if one.task is None:  # it has not begun
+            if one.task is None:  # the reduction has not begun
                 return Wait(WaitKind.REDUCTION, "the reduction of its gradients")
             return Wait(
                 WaitKind.REDUCTION,
@@ -372,7 +372,7 @@ class SnapshotTaker:
         if ahead := stack.ahead_at_device():
             places = tuple(map(self._by_ident.get, ahead))
             actors = tuple(at for at in places if at is not None)
-            return Wait(WaitKind.DEVICE, "its turn on a device", actors=actors)
+            return Wait(WaitKind.DEVICE, "the device lock", actors=actors)
         owner = self._by_ident.get(stack.owner_of_gradients() or 0)
         if owner is not None:
             return Wait(WaitKind.LOCK, "the lock over gradients", actors=(owner,))
@@ -386,12 +386,12 @@ def snapshot_of(
     is_thorough: bool = True,
     blocked_for_s: float = 0.0,
 ) -> WorkerSnapshot:
-    """Return a snapshot of a worker that runs.
+    """Return a snapshot of a running worker.
 
     Args:
-        worker: the parts of it.
+        worker: its parts.
         ages: knows how long its tasks have waited.
-        is_thorough: whether to find out what nobody can end, which takes longer.
+        is_thorough: whether to find waits that nothing can end, which takes longer.
         blocked_for_s: seconds since its loop last ran; 0 if it runs.
 
     Thread safety: from any thread.

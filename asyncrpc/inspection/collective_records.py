@@ -1,4 +1,4 @@
-"""What a worker tells of its collectives, as it travels."""
+"""What a worker tells of its collectives, in the form that is sent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NotedCollective(NamedTuple):
     """A collective that this worker has begun.
 
     Attributes:
-        group: the place of its group among the groups.
+        group: the index of its group in `CollectiveHistory.groups`.
         number: of the collective in its group, from 0.
         operation: name of the operation.
         dtype: of the tensor; empty if ranks may differ.
@@ -39,8 +39,8 @@ class NotedCollective(NamedTuple):
         began_ns: when this worker began it, in nanoseconds since 1970.
         ended_ns: when it ended here, likewise; `UNDER_WAY`.
         outcome: how it ended; empty while it is under way.
-        frames: of the task that waits in it, the innermost first; empty if it is not
-            known, or has ended.
+        frames: of the task that waits in it, the innermost first; empty if the task is
+            unknown, or the collective has ended.
     """
 
     group: Count
@@ -61,9 +61,9 @@ class CollectiveHistory(NamedTuple):
         name: of the worker.
         rank: of the worker; -1 if it has none.
         pid: of its process.
-        groups: of all these collectives, and all others that are open here.
+        groups: the groups of these collectives, and all other groups open here.
         collectives: in the order in which they began here.
-        is_whole: whether these are all that ever ended here.
+        is_whole: whether all collectives that ever ended here are listed.
     """
 
     name: str

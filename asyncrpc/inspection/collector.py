@@ -1,9 +1,9 @@
-"""The garbage collector waits while frames of other threads and tasks are looked at.
+"""Holds the garbage collector while frames of other threads and tasks are read.
 
-Before Python 3.12 it may run inside of any allocation, also of that of the object for a
-frame that is asked for: by `sys._current_frames`, `f_back` or `cr_frame`.  What it runs
-may let other threads run; the frame ends meanwhile, and its object refers to memory
-that is in use for something else.  A process that was looked at every second ended so
+Before Python 3.12 the collector may run inside of any allocation, even that of the
+frame object for `sys._current_frames`, `f_back` or `cr_frame`.  Finalizers may then let
+other threads run; the frame ends meanwhile, and its object refers to memory that is in
+use for something else.  A process that was looked at every second crashed in this way
 after some minutes, with a segmentation fault in `PyFrame_GetBack`.
 """
 
@@ -18,14 +18,14 @@ from typing import Final
 
 RUNS_ANYWHERE: Final = sys.version_info < (3, 12)
 _lock: Final = threading.Lock()
-_looking: Final[list[bool]] = []  # of those who look: whether it was on before
+_looking: Final[list[bool]] = []  # one for each look: whether it was on before
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Let it not run until the block ends, and then as before.
+    """Disable the collector until the block ends, and then restore it.
 
-    Thread safety: from any thread; several may look at a time.
+    Thread safety: from any thread; blocks of several threads may overlap.
     """
     if not RUNS_ANYWHERE:
         yield

@@ -1,4 +1,4 @@
-"""What a worker tells of one matter: its calls, its training, or all about itself."""
+"""What a worker tells of its calls, its training, or itself in detail."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class CallSeen(NamedTuple):
         is_served: whether this is its callee.
         other: name of the worker at the other end.
         function: name of the function; empty if it could not be read.
-        for_s: seconds since it was made, or came.
-        state: what becomes of it here: `SENT` or `KEPT_BACK` at its caller, `RUNS`,
+        for_s: seconds since it was made, or arrived.
+        state: its state here: `SENT` or `KEPT_BACK` at its caller; `RUNS`,
             `WAITS_FOR_THREAD` or `WAITS_FOR_VALUE` at its callee.
         is_stream: whether it sends items.
     """
@@ -54,11 +54,11 @@ class CallSeen(NamedTuple):
 
 
 class CallsSeen(NamedTuple):
-    """The calls of one worker that are under way.
+    """The open calls of one worker.
 
     Attributes:
         calls: the oldest of each link.
-        left_out: how many there are besides.
+        left_out: how many more there are.
     """
 
     calls: list[CallSeen]
@@ -69,9 +69,9 @@ class BucketRates(NamedTuple):
     """How one bucket of gradients was reduced in the last seconds.
 
     Attributes:
-        bucket: its place, from 0.
+        bucket: its index, from 0.
         nbytes: of its gradients, the last time.
-        per_s: how often, a second.
+        per_s: reductions per second.
         p50_s: median of the time.
     """
 
@@ -121,14 +121,14 @@ class TrainingSeen(NamedTuple):
     """The training of one worker.
 
     Attributes:
-        now_s: the time by its clock, that of all that follows.
+        now_s: the time by its clock, which all times here refer to.
         passes_per_s: backward passes in which it took part.
         steps_per_s: optimizer steps that it asked for.
         collectives_per_s: collectives.
         backward_p50_s: median of its part of backward passes; nan if there were none.
-        step_p50_s: median of optimizer steps, likewise.
-        passes: that have ended, the newest last.
-        under_way: passes that have not.
+        step_p50_s: median of optimizer steps; nan if there were none.
+        passes: ended backward passes, the newest last.
+        under_way: backward passes that have not ended.
         steps: of optimizers, the newest last.
         buckets: of gradients.
         stages: the last step of each pipeline of which it has a stage.
@@ -160,11 +160,11 @@ class FunctionRates(NamedTuple):
 
 
 class NamedText(NamedTuple):
-    """Something with a name, in words.
+    """A name and a value in words.
 
     Attributes:
-        name: of it.
-        text: what it is.
+        name: such as that of an option.
+        text: its value.
     """
 
     name: str
@@ -191,8 +191,8 @@ class LinkDetails(NamedTuple):
         is_broken: whether its connection has broken, and may come back.
         transport: scheme of its connection; empty while it has none.
         lanes: further connections for large payloads.
-        in_flight: calls over it that are not answered.
-        calls_served: that came over it and are not answered.
+        in_flight: calls made over it that are not answered.
+        calls_served: calls received over it that are not answered.
         calls_per_s: calls over it that ended in the last seconds.
         bytes_per_s: of their buffers.
         p50_s: median of their time; nan if there were none.
@@ -210,16 +210,16 @@ class LinkDetails(NamedTuple):
 
 
 class WorkerDetails(NamedTuple):
-    """All about one worker that does not change, and what only it can tell.
+    """The details of one worker, beyond its summary.
 
     Attributes:
-        versions: of what it runs on.
+        versions: of asyncrpc, torch, Python and the system.
         addresses: at which it listens.
-        options: that are not as by default.
-        functions: that it serves, those called most first.
-        functions_left_out: how many there are besides.
+        options: those that differ from the default.
+        functions: that it serves, the most often called first.
+        functions_left_out: how many more there are.
         links: the busiest.
-        links_left_out: how many there are besides.
+        links_left_out: how many more there are.
         memory: by kind.
     """
 

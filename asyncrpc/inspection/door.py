@@ -1,9 +1,9 @@
-"""A door for who looks at a worker of this host whose event loop does not run.
+"""A local socket through which to look at a worker whose event loop does not run.
 
-A thread of the worker listens at a Unix socket that has no place in the file system,
-and tells everyone who connects and runs as the same user what the worker does.  It
-sleeps until then.  It needs the interpreter but not the loop; who gets no answer learns
-from the kernel what has become of the process: see `look_beside`.
+A thread of the worker sleeps at a Unix socket in the abstract namespace.  It tells
+every process that connects, and that runs as the same user, what the worker does.  It
+needs the interpreter but not the loop.  A process that gets no answer learns from the
+kernel what has become of the worker's process: see `look_beside`.
 
 Source: unix(7), SO_PEERCRED; proc_pid_stat(5).
 """
@@ -29,25 +29,25 @@ from asyncrpc.inspection.loop_state import blocked_for_s
 from asyncrpc.inspection.records import NoAnswer, Trouble, WorkerSnapshot
 from asyncrpc.runtime.membership.messages import MemberRecord
 from asyncrpc.runtime.schema import RecordSchema
+from asyncrpc.sidecar import pulse
 from asyncrpc.transport.sockets import peer_credentials
-from asyncrpc.watch import pulse
 
 logger = logging.getLogger("asyncrpc")
 
 is_supported: Final = hasattr(socket, "SO_PEERCRED")
 ANSWER_S: Final = 2.0  # for the interpreter of the other process to answer
-_CLIENT_S: Final = 5.0  # for who asks to take the answer
+_CLIENT_S: Final = 5.0  # for the asking process to take the answer
 _BYTES_MAX: Final = 64 << 20
 ADDRESSES_MAX: Final = 16  # of one worker
 _ACCEPT_PAUSE_S: Final = 0.1  # when this process has no descriptor left
 
 
 class Look(NamedTuple):
-    """What a worker tells at its door.
+    """What a worker tells through its local socket.
 
     Attributes:
-        snapshot: of it.
-        members: that it knows.
+        snapshot: of the worker.
+        members: the members that it knows.
         collectives: the last ones, and those under way.
     """
 
@@ -60,7 +60,7 @@ _LOOK: Final = RecordSchema(Look)
 
 
 def names_of(incarnation: int, addresses: Iterable[str]) -> list[str]:
-    """Return the abstract names of a worker's door: one for each way to find it.
+    """Return the names of a worker's local socket: by incarnation, and by address.
 
     Args:
         incarnation: of the worker.
@@ -77,7 +77,7 @@ def _name_by(address: str) -> str:
 
 
 class LocalDoor:
-    """The door of one worker."""
+    """The local socket of one worker."""
 
     def __init__(
         self,
@@ -88,10 +88,10 @@ class LocalDoor:
         members: Callable[[], list[Any]],
         ticked_ns: Callable[[], int | None],
     ) -> None:
-        """Prepare it.
+        """Prepare to listen.
 
         Args:
-            worker: whose door it is.
+            worker: whose socket it is.
             take: takes its snapshot, given how long its loop has not run.
             collectives: returns its last collectives.
             members: returns the records of the members that it knows.
@@ -106,7 +106,7 @@ class LocalDoor:
         self._is_closed = False
 
     def open(self, addresses: Iterable[str]) -> None:
-        """Listen.  Where that is impossible there is no door, and no error."""
+        """Listen.  A name that cannot be used is skipped without an error."""
         for name in dict.fromkeys(
             names_of(self._worker.identity.incarnation, addresses)
         ):
@@ -114,9 +114,9 @@ class LocalDoor:
             try:
                 listening.bind(f"\0{name}")
                 listening.listen()
-            except OSError as error:  # another worker of this process, or of a
-                listening.close()  # namespace whose name it has, listens there
-                logger.debug("no door at %s: %s", name, error)
+            except OSError as error:  # another worker, of this process or with the
+                listening.close()  # same address in another namespace, has the name
+                logger.debug("cannot listen at %s: %s", name, error)
                 continue
             self._listening.append(listening)
         if self._listening:
@@ -132,7 +132,7 @@ class LocalDoor:
                 listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
 
     def _answer_all(self) -> None:
-        """Answer whoever comes, one after the other, until the door is closed."""
+        """Answer all connections, one after the other, until `close`."""
         doors, poll = self._listening, select.poll()
         for door in doors:
             poll.register(door.fileno(), select.POLLIN)
@@ -143,14 +143,14 @@ class LocalDoor:
                     try:
                         self._answer(by_number[number])
                     except Exception:
-                        logger.exception("who looks at this worker got no answer")
+                        logger.exception("could not answer a look at this worker")
         for door in doors:
             door.close()
 
     def _answer(self, door: socket.socket) -> None:
         try:
             asking, _ = door.accept()
-        except OSError:  # this process has no descriptor left, say
+        except OSError:  # this process may have no descriptor left
             threading.Event().wait(_ACCEPT_PAUSE_S)
             return
         with asking, contextlib.suppress(OSError):
@@ -170,10 +170,10 @@ class LocalDoor:
 def look_beside(
     names: Sequence[str], *, timeout_s: float = ANSWER_S
 ) -> Look | NoAnswer:
-    """Look at a worker of this host through its door; blocks this thread.
+    """Look at a worker of this host through its local socket; blocks this thread.
 
     Args:
-        names: of its door.
+        names: of the socket.
         timeout_s: seconds that its interpreter has to answer.
     """
     for name in names:
@@ -185,14 +185,14 @@ def look_beside(
                 continue
             peer = peer_credentials(door)
             if peer is None or (os.getuid() not in (peer.uid, 0) and peer.uid):
-                continue  # whoever has taken the name is no worker of ours
+                continue  # a process of another user has taken the name
             try:
                 told = msgpack.unpackb(_all_of(door))
                 look: Look = _LOOK.read_as("a look", told)
             except (OSError, ValueError, MalformedError):
                 return _no_answer_of(peer.pid)
             return look
-    return NoAnswer(Trouble.GONE, "no process of this host has its door")
+    return NoAnswer(Trouble.GONE, "no process on this host has its local socket")
 
 
 def _all_of(door: socket.socket) -> bytes:
@@ -206,14 +206,14 @@ def _all_of(door: socket.socket) -> bytes:
 
 
 def _no_answer_of(pid: int) -> NoAnswer:
-    """Return why a process that has a door does not answer there."""
+    """Return why a process that has the socket does not answer there."""
     try:
         stat = pulse.stat_of(pid)
     except OSError:
         return NoAnswer(Trouble.GONE, f"process {pid} has ended")
     if stat[0] in (b"T", b"t"):
         return NoAnswer(
-            Trouble.STOPPED, f"process {pid}: `kill -CONT {pid}` lets it go on"
+            Trouble.STOPPED, f"process {pid}: `kill -CONT {pid}` resumes it"
         )
     state = "uses a processor" if stat[0] == b"R" else "waits in the kernel"
     return NoAnswer(

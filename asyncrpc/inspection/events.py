@@ -1,4 +1,4 @@
-"""What a worker remembers, as it travels: its last events of each kind."""
+"""The last events of each kind that a worker remembers, in the form that is sent."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class NamedTask(NamedTuple):
 
 
 class RecentEvents(NamedTuple):
-    """The last events of one worker; fields as those of `trace.FlightRecorder`.
+    """The last events of one worker; fields as in `trace.FlightRecorder`.
 
     Attributes:
-        now_s: the time by its clock, that of all events.
+        now_s: the time by its clock, which all events use.
         wall_ns: the same moment, in nanoseconds since 1970.
-        tasks: those that run now, and that these events name.
+        tasks: the running tasks that these events name.
     """
 
     now_s: float

@@ -1,4 +1,4 @@
-"""Looks at all workers of a group at one time, those that do not answer included."""
+"""Looks at all workers of a group at once, including those that do not answer."""
 
 from __future__ import annotations
 
@@ -31,25 +31,28 @@ T = TypeVar("T")
 
 AT_ONCE: Final = 16  # workers that are looked at together
 RUNS: Final = "runs"
-# What the watch of a worker tells, where nobody can look closer.
-_TOLD_BY_WATCH: Final[Mapping[Evidence, tuple[Trouble, str]]] = {
-    Evidence.GONE: (Trouble.GONE, "says the watch beside it"),
+# What a worker's liveness sidecar tells, where no closer look is possible.
+_TOLD_BY_SIDECAR: Final[Mapping[Evidence, tuple[Trouble, str]]] = {
+    Evidence.GONE: (Trouble.GONE, "according to its liveness sidecar"),
     Evidence.STOPPED: (
         Trouble.STOPPED,
-        "says the watch beside it: SIGCONT lets it go on",
+        "according to its liveness sidecar: SIGCONT resumes it",
     ),
     Evidence.BUSY: (
         Trouble.BLOCKED,
         (
-            "or its interpreter is held by code in C, says the watch beside it; "
-            "`asyncrpc why` on its host can tell where"
+            "or its interpreter is held by code in C, according to its liveness "
+            "sidecar; `asyncrpc why` on its host can tell where"
         ),
     ),
     Evidence.TICKING: (
         Trouble.SILENT,
-        "though its event loop runs, says the watch beside it",
+        "though its event loop runs, according to its liveness sidecar",
     ),
-    Evidence.UNREACHABLE: (Trouble.SILENT, "nor does the watch beside it"),
+    Evidence.UNREACHABLE: (
+        Trouble.SILENT,
+        "its liveness sidecar does not answer either",
+    ),
 }
 
 
@@ -57,9 +60,9 @@ class GroupAnswers(NamedTuple, Generic[T]):
     """What the workers of a group have answered.
 
     Attributes:
-        members: that are known, by name.
+        members: the known members, by name.
         answers: by name.
-        silent: about the others, by name.
+        silent: why the others gave no answer, by name.
     """
 
     members: dict[str, Member]
@@ -71,12 +74,12 @@ class GroupView(NamedTuple):
     """A group at one moment.
 
     Attributes:
-        members: that are known, by name.
-        snapshots: of those that could be looked at, by name.
-        silent: about the others, by name.
-        ranks: of all that are or were members, by name; -1: it has none.
-        collectives: of those that could be looked at, by name; empty if they were not
-            asked for.
+        members: the known members, by name.
+        snapshots: of the workers that could be looked at, by name.
+        silent: why the others gave no answer, by name.
+        ranks: of all present and former members, by name; -1: no rank.
+        collectives: of the workers that could be looked at, by name; empty if they
+            were not requested.
     """
 
     members: dict[str, Member]
@@ -87,11 +90,11 @@ class GroupView(NamedTuple):
 
     @property
     def graph(self) -> AwaitGraph:
-        """Who waits for whom in it."""
+        """The graph of which task or thread waits for which."""
         return graph_of(list(self.snapshots.values()), self.silent)
 
     def state_of(self, name: str) -> str:
-        """Return what a worker does, in words: `RUNS`, or what is wrong with it."""
+        """Return the state of a worker in words: `RUNS`, or its trouble."""
         no_answer, snapshot = self.silent.get(name), self.snapshots.get(name)
         if no_answer is not None:
             return no_answer.text
@@ -101,14 +104,14 @@ class GroupView(NamedTuple):
 
 
 class AsksWorkers(Protocol):
-    """What carries questions to the workers of a group."""
+    """Carries questions to the workers of a group."""
 
     async def ask(self, member: Member, request: Request[T], *, timeout_s: float) -> T:
-        """Ask one of them.
+        """Ask one worker.
 
         Raises:
-            TimeoutError: it has not answered in time.
-            AsyncRpcError: it cannot be reached, or refuses.
+            TimeoutError: the worker has not answered in time.
+            AsyncRpcError: the worker cannot be reached, or refuses.
         """
 
 
@@ -123,18 +126,18 @@ async def view_of(
     """Look at the group of the worker at an address.
 
     Args:
-        observer: who looks.
+        observer: makes the connections.
         address: of any member.
         names: of the workers to look at; empty: all.
-        is_thorough: whether each is to find out what nobody can end.
-        with_collectives: whether to ask for those as well.
+        is_thorough: whether each worker also finds waits that nothing can end.
+        with_collectives: whether to ask for collectives as well.
 
     Raises:
-        ConnectError: no worker answers there, even at its door.
+        ConnectError: no worker answers at the address or at its local socket.
         AuthenticationError: the secrets differ.
 
     Cancellation:
-        All connections that were made for it are closed.
+        All connections made for this look are closed.
     """
     asks = ObserverQuestions(observer, address)
     look = GroupLook(
@@ -161,17 +164,17 @@ async def ask_all(
     """Ask each worker of a group something that only its event loop can answer.
 
     Args:
-        observer: who asks.
+        observer: makes the connections.
         address: of any member.
         ask: asks one worker.
         names: of the workers to ask; empty: all.
 
     Raises:
-        ConnectError: no worker answers there, even at its door.
+        ConnectError: no worker answers at the address or at its local socket.
         AuthenticationError: the secrets differ.
 
     Cancellation:
-        All connections that were made for it are closed.
+        All connections made for these questions are closed.
     """
     asks = ObserverQuestions(observer, address)
     look = GroupLook(asks, secret=observer.secret, is_thorough=False)
@@ -194,7 +197,7 @@ async def ask_all(
             for name, member in look.members.items():
                 if name not in look.snapshots and (not names or name in names):
                     group.create_task(one(member))
-        await look.at(failed)  # why do they not answer?
+        await look.at(failed)  # find out why they do not answer
     finally:
         asks.close()
     silent = {name: NoAnswer(Trouble.SILENT, why) for name, why in failed.items()}
@@ -206,7 +209,7 @@ async def ask_all(
 
 
 async def _enter(look: GroupLook, asks: ObserverQuestions, address: str) -> None:
-    """Ask the first worker who there is."""
+    """Learn the members from the worker at the address."""
     try:
         records = await asks.first_records()
     except AuthenticationError:
@@ -215,8 +218,8 @@ async def _enter(look: GroupLook, asks: ObserverQuestions, address: str) -> None
         found = await asyncio.to_thread(look_beside, names_of(0, [address])[1:])
         if isinstance(found, NoAnswer):
             raise ConnectError(
-                f"no worker answers at {address}: {str(error) or 'in time'}; "
-                f"{found.trouble.value} ({found.words})"
+                f"no worker answers at {address} ({str(error) or 'no answer in time'}"
+                f"); {found.trouble.value} ({found.words})"
             ) from error
         look.take_look(found)
         records = found.members
@@ -243,9 +246,9 @@ class GroupLook:
 
         Args:
             asks: asks the workers.
-            secret: of the group, for the watches of those that do not answer.
-            is_thorough: whether each is to find out what nobody can end.
-            with_collectives: whether to ask for those as well.
+            secret: of the group, for the sidecars of workers that do not answer.
+            is_thorough: whether each worker also finds waits that nothing can end.
+            with_collectives: whether to ask for collectives as well.
         """
         self._asks = asks
         self._secret = secret
@@ -261,13 +264,13 @@ class GroupLook:
 
     @property
     def view(self) -> GroupView:
-        """What has been seen."""
+        """The group as seen so far."""
         return GroupView(
             self.members, self.snapshots, self.silent, self.ranks, self.collectives
         )
 
     def know(self, records: Iterable[Record]) -> None:
-        """Take note of members."""
+        """Add members."""
         records = list(records)
         self.members.update(
             {one.member.name: one.member for one in records if one.is_alive}
@@ -275,24 +278,24 @@ class GroupLook:
         self.ranks.update({one.name: one.member.rank for one in records})
 
     def know_beside(self, members: Iterable[Member]) -> None:
-        """Take note of workers that are looked at, too, and are no members."""
+        """Add workers that are looked at as well but are not members."""
         for one in members:
             self.members[one.name] = one
             self.ranks[one.name] = one.rank
 
     def take(self, snapshot: WorkerSnapshot) -> None:
-        """Take what a worker has told."""
+        """Take the snapshot of a worker."""
         self.snapshots[snapshot.name] = snapshot
         self._answered[snapshot.name] = None
 
     def take_look(self, found: Look) -> None:
-        """Take what a worker has told at its door."""
+        """Take what a worker has told through its local socket."""
         self.take(found.snapshot)
         if self._with_collectives and found.collectives is not None:
             self.collectives[found.snapshot.name] = found.collectives
 
     async def at(self, names: Iterable[str]) -> None:
-        """Look at members by name, but for those that have been looked at."""
+        """Look at members by name; skip those that have been looked at."""
         wanted = [
             self.members[name]
             for name in names
@@ -309,11 +312,11 @@ class GroupLook:
     async def find_out(
         self, silent: Mapping[str, NoAnswer], answered: Iterable[str]
     ) -> None:
-        """Look another way at members that have not answered something else.
+        """Look another way at members that did not answer an earlier question.
 
         Args:
-            silent: what is known of them, by name.
-            answered: names of members that have.
+            silent: what is known of these members, by name.
+            answered: names of members that did answer.
         """
         self.silent.update(silent)
         self._answered.update(dict.fromkeys(answered))
@@ -335,9 +338,9 @@ class GroupLook:
                 self.silent[member.name] = NoAnswer(Trouble.SILENT, str(error))
 
     async def _another_way(self, member: Member) -> None:
-        """Look at a worker through its door, from here or from a member beside it.
+        """Look at a worker through its local socket, from here or from its host.
 
-        Of one that is alone on its host, its watch is asked.
+        If no other member of its host has answered, ask its liveness sidecar.
         """
         if member.host_id == HOST_ID:
             names = names_of(member.incarnation, member.addresses)
@@ -358,24 +361,24 @@ class GroupLook:
                 self._settle(member, found.no_answer)
             return
         if member.incarnation != UNKNOWN_INCARNATION:
-            await self._ask_watch(member)
+            await self._ask_sidecar(member)
 
     def _beside(self, member: Member) -> list[Member]:
-        """Return the members on the host of another one that have answered."""
+        """Return the members on a member's host that have answered."""
         return [
             one
             for one in map(self.members.get, self._answered)
             if one is not None and one.host_id == member.host_id != ""
         ]
 
-    async def _ask_watch(self, member: Member) -> None:
+    async def _ask_sidecar(self, member: Member) -> None:
         evidence = await evidence_at(
             member.addresses,
             member.incarnation,
             secret=self._secret,
             timeout_s=ANSWER_S,
         )
-        told = _TOLD_BY_WATCH.get(evidence)
+        told = _TOLD_BY_SIDECAR.get(evidence)
         if told is not None:
             self._settle(member, NoAnswer(*told))
 

@@ -1,4 +1,4 @@
-"""Asks all workers of a group for their events, with clocks in line, and references."""
+"""Asks all workers of a group for events, references or a checkup; aligns clocks."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ async def events_of(
     """Ask the workers of a group for their last events.
 
     Args:
-        observer: who asks.
+        observer: makes the connections.
         address: of any member.
         names: of the workers to ask; empty: all.
         kinds: of events, as fields of `RecentEvents`; empty: all.
         newest_max: events of each kind.
-        told: called as each has told its own.
+        told: called after the answer of each worker.
 
     Raises:
-        ConnectError: no worker answers there, even at its door.
+        ConnectError: no worker answers at the address or at its local socket.
         AuthenticationError: the secrets differ.
 
     Cancellation:
-        All connections that were made for it are closed.
+        All connections made for these questions are closed.
     """
     question = TakeEvents(list(kinds), newest_max)
 
@@ -69,8 +69,8 @@ async def events_of(
 async def _clock_of(asks: AsksWorkers, member: Member) -> tuple[float, float]:
     """Return what to add to a worker's clock to get ours, and how wrong that may be.
 
-    Workers of this host have the same clock.  For others it is assumed that the way
-    there takes as long as the way back; it can be wrong by half of the round trip.
+    Workers of this host have the same clock.  For others, both directions are assumed
+    to take the same time; the error is at most half of the round trip.
 
     Source: the clock filter of RFC 5905.
     """
@@ -95,7 +95,7 @@ async def references_of(
     names: Sequence[str] = (),
     oldest_max: int = RECENT_MAX,
 ) -> GroupAnswers[ReferencesSeen]:
-    """Ask the workers of a group for their references; else as `events_of`."""
+    """Ask the workers of a group for their references; otherwise like `events_of`."""
     question = ListReferences(oldest_max)
 
     async def ask(asks: AsksWorkers, member: Member) -> ReferencesSeen:
@@ -105,11 +105,11 @@ async def references_of(
 
 
 class WorkerCheckup(NamedTuple):
-    """What a worker finds of itself, and how its wall's clock differs from ours.
+    """The checkup of a worker, and how its wall clock differs from ours.
 
     Attributes:
         findings: of each check.
-        ahead_s: by how much its wall's clock is ahead of that of this host.
+        ahead_s: by how much its wall clock is ahead of that of this host.
         error_s: by how much that may be wrong; 0: the worker is on this host.
     """
 
@@ -121,13 +121,13 @@ class WorkerCheckup(NamedTuple):
 def wall_ahead_s(
     seen: CheckupSeen, offset_s: float, *, wall_s: float, clock_s: float
 ) -> float:
-    """Return by how much the wall's clock of a worker is ahead of ours, in seconds.
+    """Return by how much the wall clock of a worker is ahead of ours, in seconds.
 
     Args:
-        seen: by the worker, with both of its clocks.
+        seen: the checkup of the worker, with both of its clocks.
         offset_s: to add to its clock to get ours.
-        wall_s: what our wall's clock shows.
-        clock_s: what our clock shows at the same moment.
+        wall_s: our wall clock.
+        clock_s: our clock at the same moment.
     """
     ours_s = wall_s - (clock_s - (seen.clock_s + offset_s))  # when theirs was read
     return seen.wall_ns / NS_PER_S - ours_s
@@ -136,7 +136,7 @@ def wall_ahead_s(
 async def checkups_of(
     observer: Observer, address: str, *, names: Sequence[str] = ()
 ) -> GroupAnswers[WorkerCheckup]:
-    """Ask the workers of a group to check themselves; else as `events_of`."""
+    """Ask the workers of a group to check themselves; otherwise like `events_of`."""
 
     async def ask(asks: AsksWorkers, member: Member) -> WorkerCheckup:
         offset_s, error_s = await _clock_of(asks, member)

@@ -1,6 +1,6 @@
 """What a worker tells of its collectives: the last ones, and those under way.
 
-As a snapshot, it may be taken in any thread, and asks nothing of the event loop.
+Like a snapshot, it may be taken in any thread, and does not need the event loop.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WAITING: Final = frozenset(
 
 
 class CollectiveWorker(Protocol):
-    """The parts of a worker that its collectives are told of."""
+    """The parts of a worker that a history reads."""
 
     loop: asyncio.AbstractEventLoop
     recorder: FlightRecorder
@@ -57,11 +57,11 @@ class CollectiveWorker(Protocol):
 def history_of(
     worker: CollectiveWorker, *, ended_max: int = RECENT_MAX
 ) -> CollectiveHistory:
-    """Return the collectives of a worker that runs.
+    """Return the collectives of a running worker.
 
     Args:
-        worker: the parts of it.
-        ended_max: the most that have ended which are told; the last ones.
+        worker: its parts.
+        ended_max: how many ended collectives to return at most; the last ones.
 
     Thread safety: from any thread.
     """
@@ -79,7 +79,7 @@ class _HistoryTaker:
         self._noted: dict[tuple[int, int], NotedCollective] = {}
 
     def take(self, ended_max: int) -> CollectiveHistory:
-        """Return it."""
+        """Return the history."""
         service = self._worker.service(COLLECTIVES)
         assert isinstance(service, CollectivesService)
         open_groups = service.groups
@@ -91,7 +91,7 @@ class _HistoryTaker:
         )
         ended = self._worker.recorder.collectives.recent
         told = ended[max(0, len(ended) - ended_max) :]
-        for event in told:  # after the others: what ends meanwhile has ended
+        for event in told:  # last: a collective that ends meanwhile counts as ended
             self._note_event(event)
         identity = self._worker.identity
         return CollectiveHistory(

@@ -1,4 +1,4 @@
-"""Whether an event loop runs, as another thread finds out."""
+"""Finds out from another thread whether an event loop runs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def blocked_for_s(loop: asyncio.AbstractEventLoop, ticked_ns: int | None) -> flo
     """Return how long a loop has not run; 0 if it runs.
 
     Args:
-        loop: of another thread; that is woken, and waited for briefly.
-        ticked_ns: when it last ran, in nanoseconds; None: unknown.
+        loop: of another thread, which is woken and waited for briefly.
+        ticked_ns: when the loop last ran, in nanoseconds; None: unknown.
     """
     runs = threading.Event()
     try:
         loop.call_soon_threadsafe(runs.set)
-    except RuntimeError:  # it is closed
+    except RuntimeError:  # the loop is closed
         return 0.0
     if runs.wait(LOOP_ANSWERS_S):
         return 0.0
@@ -32,9 +32,9 @@ def blocked_for_s(loop: asyncio.AbstractEventLoop, ticked_ns: int | None) -> flo
 
 
 def silent_for_s(ticked_ns: int) -> float:
-    """Return the seconds since a loop has noted that it runs; it does so now and then.
+    """Return the seconds since a loop last noted that it runs.
 
     Args:
-        ticked_ns: when it has, in nanoseconds.
+        ticked_ns: when it did, in nanoseconds.
     """
     return (now_ns() - ticked_ns) / NS_PER_S

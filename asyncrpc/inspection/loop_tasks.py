@@ -1,9 +1,10 @@
-"""The tasks of an event loop: what each waits for, and who could end that.
+"""The tasks of an event loop: what each waits for, and which tasks could end the wait.
 
-What nobody can end is found out by looking at all objects of the process, which holds
-the interpreter for some 25 ms.  So one look at a loop is shared by all who ask for one
-before it has begun: several workers of one loop, each asked by the same observer.  And
-one look knows of the others that are kept, whose objects refer to the same tasks.
+Waits that nothing can end are found by searching all objects of the process, which
+holds the interpreter for some 25 ms.  So one look at a loop is shared by all callers
+that ask before it has begun: several workers of one loop, each asked by the same
+observer.  A look also knows the other looks that are kept, since their objects refer to
+the same tasks.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from asyncrpc.inspection.recognized import Recognized
 from asyncrpc.inspection.records import WaitKind
 
 ACTORS_MAX: Final = 2000
-SUBJECTS_MAX: Final = 64  # those waited for the longest, whose referrers are looked at
-# Kinds of waits that those end who refer to what is waited for.
+SUBJECTS_MAX: Final = 64  # the longest waited for, whose referrers are looked at
+# Kinds of waits that only code with a reference to the object can end.
 BY_REFERENCE: Final = frozenset(
     {
         WaitKind.LOCK,
@@ -50,7 +51,7 @@ class SeenTask(NamedTuple):
     """A task that is looked at.
 
     Attributes:
-        task: it.
+        task: the task itself.
         chain: its awaits.
         found: what it waits for.
     """
@@ -66,7 +67,7 @@ class LoopTasks:
     Attributes:
         tasks: by name.
         left_out: how many there are beyond `ACTORS_MAX`.
-        places: of the tasks, by their ids.
+        places: index in `tasks`, by the id of the task.
     """
 
     def __init__(
@@ -82,8 +83,8 @@ class LoopTasks:
         Args:
             loop: whose tasks they are.
             ages: knows how long they have waited.
-            is_thorough: whether to find out what nobody can end.
-            others: looks that are kept meanwhile.
+            is_thorough: whether to find waits that nothing can end.
+            others: other looks that are still kept.
         """
         tasks = [one for one in asyncio.all_tasks(loop) if not one.done()]
         tasks.sort(key=lambda one: one.get_name())
@@ -96,11 +97,11 @@ class LoopTasks:
             self._closed = self._find_closed([self, *others])
 
     def who_ends(self, place: int) -> tuple[tuple[int, ...], bool, bool]:
-        """Return who can end a task's wait for an object, and what is known of that.
+        """Return the tasks that can end a task's wait for an object.
 
         Returns:
-            The places of the tasks; whether they are known to be the ones; and whether
-            nobody but them can.
+            The places of the tasks; whether it is certain that they are the ones; and
+            whether only they can.
         """
         found = self.tasks[place].found
         subject = id(found.subject)
@@ -115,7 +116,7 @@ class LoopTasks:
 
     @cached_property
     def _subjects(self) -> dict[int, Any]:
-        """What tasks wait for that those end who refer to it, by its id."""
+        """Objects that tasks wait on and only their referrers can complete, by id."""
         found = (seen.found for seen in self.tasks)
         return {
             id(one.subject): one.subject
@@ -125,7 +126,7 @@ class LoopTasks:
 
     @cached_property
     def _holders(self) -> dict[int, list[int]]:
-        """Tasks that are inside of `with` or `async with` a subject, by its id."""
+        """Tasks that have entered a subject by `with` or `async with`, by its id."""
         holders: defaultdict[int, list[int]] = defaultdict(list)
         for place, seen in enumerate(self.tasks):
             for step in seen.chain.steps:
@@ -151,8 +152,8 @@ class LoopTasks:
     def _find_closed(self, looks: Iterable[LoopTasks]) -> set[int]:
         """Return the ids of the subjects to which only suspended coroutines refer.
 
-        All objects of the process are looked at, once for all subjects: that holds the
-        interpreter for some 25 ms, and 0.7 ms more for each.
+        One search of all objects of the process serves all subjects: it holds the
+        interpreter for some 25 ms, and 0.7 ms more for each subject.
         """
         waiting = (one for one in self.tasks if id(one.found.subject) in self._subjects)
         longest = nlargest(SUBJECTS_MAX, waiting, key=self._age_of)
@@ -160,7 +161,8 @@ class LoopTasks:
         if not closed:
             return closed
         known = set[int]().union(*(one.own_ids() for one in looks))
-        # A tuple of ours: from Python 3.13 on, that of the call is among the referrers.
+        # From Python 3.13 on, the call's argument tuple is among the referrers: make
+        # one here, whose id is known.
         subjects = tuple(self._subjects[one] for one in closed)
         referrers = gc.get_referrers(*subjects)
         known.update((id(subjects), id(referrers)))
@@ -178,10 +180,10 @@ class LoopTasks:
         return self._ages.age_s(seen.task)
 
     def own_ids(self) -> set[int]:
-        """Return the ids of what refers to the objects of the program for a look.
+        """Return the ids of the objects of this look that refer to the program's.
 
-        They are the suspended coroutines and the frames of its tasks, and what the look
-        itself keeps.
+        They are the suspended coroutines and frames of the tasks, and the records of
+        the look itself.
         """
         steps = [step for seen in self.tasks for step in seen.chain.steps]
         return {
@@ -193,7 +195,7 @@ class LoopTasks:
 
 
 class _NextLook:
-    """One look at a loop, for all who ask for it before it begins."""
+    """One look at a loop, for all callers that ask before it begins."""
 
     def __init__(self) -> None:
         self.is_thorough = False
@@ -201,7 +203,7 @@ class _NextLook:
 
 
 class _SharedLooks:
-    """Looks at loops, one at a time; for all workers of the process.
+    """Takes looks at loops, one at a time; for all workers of the process.
 
     Thread safety: from any thread.
     """
@@ -210,7 +212,7 @@ class _SharedLooks:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew: in a forked process no thread ends a look of its parent."""
+        """Begin anew: in a forked process no thread completes the parent's looks."""
         self._guard = threading.Lock()  # over what follows
         self._next: dict[asyncio.AbstractEventLoop, _NextLook] = {}
         self._kept: weakref.WeakSet[LoopTasks] = weakref.WeakSet()
@@ -219,7 +221,7 @@ class _SharedLooks:
     def take(
         self, loop: asyncio.AbstractEventLoop, ages: WaitAges, *, is_thorough: bool
     ) -> LoopTasks:
-        """Return a look at a loop that has begun since now."""
+        """Return a look at a loop that begins after this call."""
         with self._guard:
             turn = self._next.setdefault(loop, _NextLook())
             turn.is_thorough |= is_thorough
@@ -248,7 +250,7 @@ def tasks_of(
     Args:
         loop: whose tasks they are.
         ages: knows how long they have waited.
-        is_thorough: whether to find out what nobody can end.
+        is_thorough: whether to find waits that nothing can end.
 
     Thread safety: from any thread.
     """
@@ -256,9 +258,9 @@ def tasks_of(
 
 
 def _callable_by_others(methods: tuple[Any, ...], known: set[int]) -> set[int]:
-    """Return the ids of bound methods that somebody has who may call them: a timer.
+    """Return the ids of bound methods that other code, such as a timer, may call.
 
-    Others lie on the stack of a frame that is inside of `with`.
+    The rest lie on the stack of a frame that is inside of a `with` block.
     """
     free: set[int] = set()
     if not methods:
@@ -271,7 +273,7 @@ def _callable_by_others(methods: tuple[Any, ...], known: set[int]) -> set[int]:
 
 
 def _is_forgotten(one: object) -> bool:
-    """Return whether something is a coroutine that has not begun."""
+    """Return whether an object is a coroutine that has not begun."""
     if not isinstance(one, CoroutineType):
         return False
     return inspect.getcoroutinestate(one) == inspect.CORO_CREATED

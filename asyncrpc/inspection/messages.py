@@ -20,9 +20,9 @@ class SeenBeside(NamedTuple):
     """What is seen of another worker of the same host.
 
     Attributes:
-        snapshot: of it; None if it tells nothing.
-        no_answer: why it does not; None if it does.
-        collectives: its last collectives; None if it tells nothing.
+        snapshot: of that worker; None if it did not answer.
+        no_answer: why it did not answer; None if it did.
+        collectives: its last collectives; None if it did not answer.
     """
 
     snapshot: WorkerSnapshot | None
@@ -35,7 +35,7 @@ class TakeSnapshot(Request[WorkerSnapshot]):
     """Ask for the tasks, threads and calls of the receiver.
 
     Attributes:
-        is_thorough: whether it is to find out what nobody can end.
+        is_thorough: whether to find waits that nothing can end.
     """
 
     is_thorough: bool
@@ -48,12 +48,12 @@ class TellCollectives(Request[CollectiveHistory]):
 
 @message(SERVICE, "summary")
 class TellSummary(Request[WorkerSummary]):
-    """Ask the receiver for itself in a few numbers, which it works out at once."""
+    """Ask for the receiver's summary: a few numbers, which it computes at once."""
 
 
 @message(SERVICE, "calls")
 class ListCalls(Request[CallsSeen]):
-    """Ask for the calls of the receiver that are under way, made and served.
+    """Ask for the open calls of the receiver, made and served.
 
     Attributes:
         oldest_max: how many, the oldest of each link.
@@ -80,7 +80,7 @@ class TellDetails(Request[WorkerDetails]):
 
 @message(SERVICE, "last_collectives")
 class TellLastCollectives(Request[CollectiveHistory]):
-    """Ask for the collectives under way of the receiver, and few that have ended.
+    """Ask for the receiver's open collectives, and the last ones that have ended.
 
     Attributes:
         ended_max: how many that have ended.
@@ -91,7 +91,7 @@ class TellLastCollectives(Request[CollectiveHistory]):
 
 @message(SERVICE, "beside")
 class LookBeside(Request[SeenBeside]):
-    """Ask for those of another worker of the receiver's host, whose loop is blocked.
+    """Ask for a look at a worker of the receiver's host whose loop is blocked.
 
     Attributes:
         incarnation: of that worker.
@@ -136,8 +136,8 @@ class CheckupSeen(NamedTuple):
 
     Attributes:
         findings: of each check.
-        clock_s: its clock, as `ReadClock` has it.
-        wall_ns: nanoseconds since 1970 by the clock of its wall, at the same moment.
+        clock_s: its clock, as `ReadClock` returns it.
+        wall_ns: nanoseconds since 1970 by its wall clock, at the same moment.
     """
 
     findings: list[CheckFinding]

@@ -1,4 +1,4 @@
-"""How a program calls an object: by a variable of the frame that waits for it."""
+"""The name of an object in a program: a variable of the frame that waits for it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
-    """Return the variables of a frame, and let the frame keep no copy of them.
+    """Return the variables of a frame without leaving a copy of them in the frame.
 
-    Before Python 3.13 the frame of a function keeps the dictionary that it was asked
-    for: what the function has let go of since would live until it ends.  One that is
-    traced writes that dictionary back, and is left as it is.
+    Before Python 3.13 a function's frame keeps the dictionary of `f_locals`: objects
+    that the function has dropped since would live until it ends.  A traced frame writes
+    this dictionary back, so its dictionary is left as it is.
     """
     kept = frame.f_locals
     variables = dict(kept)
@@ -24,12 +24,12 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
 
 
 def local(frame: FrameType, name: str) -> Any:
-    """Return one variable of a frame; None if it has none of the name."""
+    """Return one variable of a frame; None if it does not exist."""
     return locals_of(frame).get(name)
 
 
 def name_in(frame: FrameType, wanted: object) -> str:
-    """Return what a function calls an object; empty if it has no name for it.
+    """Return the name of an object in a function; empty if it has none.
 
     A variable comes first, then an attribute of one, then a global variable.
     """

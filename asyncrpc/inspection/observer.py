@@ -1,6 +1,6 @@
-"""An observer: connects to workers and asks them what they do, without being a member.
+"""An observer: connects to workers and asks what they do, without being a member.
 
-Nothing of it is in the group: no name, no rank, no place that others would call.
+It has no name, rank or address in the group.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from asyncrpc.wire.messages import Hello
 
 T = TypeVar("T")
 
-# Finds workers; it blocks its thread.
+# Finds workers; blocks the calling thread.
 FindWorkers = Callable[[], Sequence[Member]]
 
 CONNECT_S: Final = 3.0  # for a connection and its handshake
@@ -64,20 +64,20 @@ class Observer:
         timeout_s: float = CONNECT_S,
         find_beside: FindWorkers = _nobody,
     ) -> None:
-        """Describe it.
+        """Describe the observer.
 
         Args:
             options: the secret or certificates of the group.
             timeout_s: seconds that a connection may take.
-            find_beside: finds workers that are looked at with the group, and that its
-                members do not know: who uses a model is no member of its group.
+            find_beside: finds workers that are not members but are looked at with the
+                group, such as the users of a hosted model.
         """
         self._options = options
         self._timeout_s = timeout_s
         self._find_beside = find_beside
 
     async def __aenter__(self) -> Self:
-        """Begin."""
+        """Prepare to connect."""
         options = self._options
         name = f"observer-{os.getpid()}-{secrets.token_hex(4)}"
         is_strict = options.policy is Policy.STRICT
@@ -109,10 +109,10 @@ class Observer:
         return self._options.secret_bytes
 
     async def beside(self, known: Collection[str]) -> list[Member]:
-        """Return the workers that are looked at with a group.
+        """Return the other workers that are looked at with the group.
 
         Args:
-            known: names of its members.
+            known: names of the group's members.
         """
         if self._find_beside is _nobody:
             return []
@@ -123,10 +123,10 @@ class Observer:
         """Connect to a worker.
 
         Args:
-            to: an address, or a member that another worker has told of.
+            to: an address, or a member that another worker has named.
 
         Raises:
-            ConnectError: nothing answers there, or it lets nobody look.
+            ConnectError: nothing answers there, or the worker refuses observers.
             AuthenticationError: the secrets differ.
 
         Cancellation:
@@ -137,7 +137,7 @@ class Observer:
             member = Member("", -1, UNKNOWN_INCARNATION, (member,))
         addresses = self._routes.to(member)
         if not addresses:
-            reasons = self._routes.passed_over(member) or "it listens nowhere"
+            reasons = self._routes.passed_over(member) or "it has no address"
             raise ConnectError(
                 f"{member.name!r} cannot be reached from here: {reasons}"
             )
@@ -149,7 +149,7 @@ class Observer:
                 hello = await dialled.handler.until_open()
         except TimeoutError as error:
             raise ConnectError(
-                f"{addresses[0]} has not answered in {self._timeout_s:g} s"
+                f"{addresses[0]} has not answered within {self._timeout_s:g} s"
             ) from error
         if hello.verdict:
             raise ConnectError(f"worker {hello.name!r} refused: {hello.verdict}")
@@ -170,8 +170,8 @@ class Observed:
     """A worker that an observer is connected to.
 
     Attributes:
-        hello: who it is.
-        connection: to it.
+        hello: its greeting, with its name.
+        connection: to the worker.
     """
 
     def __init__(self, connection: Connection, hello: Hello) -> None:
@@ -186,8 +186,8 @@ class Observed:
         """Ask the worker.
 
         Raises:
-            TimeoutError: it has not answered in time.
-            RejectedError: it refuses to.
+            TimeoutError: the worker has not answered in time.
+            RejectedError: the worker refuses to answer.
             ConnectionLostError: the connection has ended.
 
         Cancellation:
@@ -227,7 +227,7 @@ class Observed:
         """Take an answer.
 
         Raises:
-            MalformedError: it is none.
+            MalformedError: the frame is not an answer to an observer.
         """
         answer = self._asked.pop(call_id, None)
         if answer is None or answer.done():
@@ -237,19 +237,21 @@ class Observed:
         elif kind == FrameKind.ERROR:
             answer.set_exception(RejectedError(str(unpacked(control))))
         else:
-            raise MalformedError(f"a {FrameKind(kind).name} came to an observer")
+            name = FrameKind(kind).name
+            raise MalformedError(f"a {name} frame was sent to an observer")
 
     def on_transfer_dropped(self, kind: int, _call_id: int) -> None:
-        """Nothing that could be dropped comes to an observer.
+        """Refuse a dropped transfer: no peer sends a transfer to an observer.
 
         Raises:
             MalformedError: always.
         """
-        raise MalformedError(f"a {FrameKind(kind).name} to an observer was dropped")
+        name = FrameKind(kind).name
+        raise MalformedError(f"a {name} transfer to an observer was dropped")
 
     def close(self) -> None:
         """End the connection."""
-        self.connection.end(ClosedError("the observer has seen what it wanted"))
+        self.connection.end(ClosedError("the observer has closed the connection"))
 
     def _on_ended(self) -> None:
         error: AsyncRpcError = ConnectionLostError(

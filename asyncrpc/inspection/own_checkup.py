@@ -27,7 +27,7 @@ def circumstances_of(worker: CheckedWorker, records: Iterable[Record]) -> Circum
     """Return what is known of a worker; called on its loop.
 
     Args:
-        worker: that is checked.
+        worker: the worker that is checked.
         records: of the members that it knows.
     """
     hosts = [one.member.host_id for one in records if one.is_alive]

@@ -1,6 +1,6 @@
 """What a task waits for inside of asyncrpc: rounds, collectives, passes, turns.
 
-Each is told by the function that waits, and what its variables refer to.
+Each wait is recognized by the function that waits and by its variables.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _collective(step: AwaitStep, _: AwaitStep | None) -> Recognized:
     run: CollectiveRun = local(step.frame, "self")
     members, path = tuple(run.matching.members), run.matching.path
     needs = tuple(_group_labels(path))
-    # It may wait again and again, by a future each time.
+    # A collective waits many times, on a new future each time.
     return Recognized(
         WaitKind.COLLECTIVE,
         run.label,
@@ -95,7 +95,7 @@ def _start(missing: Sequence[int] | None, world_size: int) -> Recognized:
 
     Args:
         missing: ranks that have not come; None: only rank 0 knows.
-        world_size: how many have to come.
+        world_size: how many ranks must come.
     """
     if missing is None:
         absent = f"rank 0 of {world_size} knows who is missing"
@@ -140,7 +140,7 @@ def _turn(step: AwaitStep, user: AwaitStep | None) -> Recognized:
 def is_of_pass(one: Pass, call: Any) -> bool:
     """Return whether a call asks another worker to take part in a pass.
 
-    Its answer is given to the pass, by what is called when it is done.
+    Such a call has a callback that passes the answer to the pass.
     """
     return any(
         isinstance(callback, partial) and any(given is one for given in callback.args)
@@ -188,7 +188,7 @@ def labels_of(steps: Sequence[AwaitStep]) -> Iterator[str]:
 
 
 def _group_labels(path: str) -> Iterator[str]:
-    """Yield the labels of a group, and of those that it is a part of."""
+    """Yield the labels of a group and of its parent groups."""
     while path:
         yield _group_label(path)
         path = path.rpartition("/")[0]

@@ -16,8 +16,8 @@ from asyncrpc.runtime.messages import Request
 T = TypeVar("T")
 
 ANSWER_S: Final = 2.0
-MEMBERS_S: Final = 10.0  # between two questions for the members
-TRIES_MAX: Final = 8  # members that are asked for the members
+MEMBERS_S: Final = 10.0  # between two requests for the members
+TRIES_MAX: Final = 8  # workers that are asked for the members
 
 
 class ObserverQuestions:
@@ -30,7 +30,7 @@ class ObserverQuestions:
         """Describe the group.
 
         Args:
-            observer: who asks.
+            observer: makes the connections.
             address: of any member.
         """
         self._observer = observer
@@ -62,7 +62,8 @@ class ObserverQuestions:
                 continue
             return [one.member for one in records if one.is_alive]
         raise ConnectError(
-            f"no worker tells who is in the group: {str(problem) or 'not in time'}"
+            "no worker listed the members of the group: "
+            f"{str(problem) or 'no answer in time'}"
         ) from problem
 
     async def beside(self, known: Collection[str]) -> list[Member]:
@@ -73,8 +74,8 @@ class ObserverQuestions:
         """Ask the worker at the address for its group.
 
         Raises:
-            AsyncRpcError: it cannot be asked.
-            TimeoutError: it has not answered in time.
+            AsyncRpcError: the worker cannot be reached, or refuses.
+            TimeoutError: the worker has not answered in time.
         """
         return await (await self._first()).ask(AskMembers(), timeout_s=ANSWER_S)
 
@@ -84,7 +85,7 @@ class ObserverQuestions:
         return observed
 
     async def _ways(self) -> list[Observed]:
-        """Return connections to ask for the members: open ones if there are any."""
+        """Return connections to ask for the members: open ones, else a new one."""
         found = [
             one for one in self._observed.values() if not one.connection.ended.done()
         ]

@@ -30,14 +30,14 @@ def recent_events(
         newest_max: events of each kind, the newest.
 
     Raises:
-        UsageError: there is no such kind.
+        UsageError: a kind is unknown.
 
     Thread safety: from any thread.
     """
     unknown = [one for one in kinds if one not in KIND_NAMES]
     if unknown:
         raise UsageError(
-            f"there are no events {unknown[0]!r}; there are {', '.join(KIND_NAMES)}"
+            f"unknown kind of event {unknown[0]!r}; use one of {', '.join(KIND_NAMES)}"
         )
     wanted = kinds or KIND_NAMES
     found = {
@@ -51,7 +51,7 @@ def recent_events(
 def _tasks_of(
     loop: asyncio.AbstractEventLoop, kinds: Iterable[Iterable[Any]]
 ) -> list[NamedTask]:
-    """Return the tasks of a loop that events name, and what they run."""
+    """Return the running tasks that events name, and their coroutines."""
     named = {getattr(event, "task", "") for events in kinds for event in events}
     running = (task for task in asyncio.all_tasks(loop) if task.get_name() in named)
     return [
@@ -61,5 +61,6 @@ def _tasks_of(
 
 
 def _coroutine_of(task: asyncio.Task[Any]) -> str:
-    name = getattr(task.get_coro(), "__qualname__", "")  # another's class may have none
+    # A coroutine of a class from elsewhere may have no name.
+    name = getattr(task.get_coro(), "__qualname__", "")
     return name if type(name) is str else ""

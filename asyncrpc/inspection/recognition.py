@@ -1,9 +1,8 @@
-"""What a task waits for, told from the code that waits and the future that it awaits.
+"""What a task waits for, judged by the code that waits and the future that it awaits.
 
-Recognized are the primitives of asyncio, calls, and what asyncrpc makes the program
-wait for.  A program's own function that waits by one of them is shown with it; what is
-inside of a library is not: a task in `Queue.join` waits for a queue, not for the event
-that the queue is made with.
+Recognized are the primitives of asyncio, calls, and the waits inside of asyncrpc.  The
+program's function that uses one of them is shown with it; the inside of a library is
+not: a task in `Queue.join` waits for a queue, not for the event inside of the queue.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def recognized(chain: Chain) -> Recognized:
 
 
 def _named(kind: WaitKind, shown: str) -> Recognize:
-    """Return what recognizes a primitive by the name that its user has for it."""
+    """Return a recognizer of a primitive, named by a variable of its user."""
 
     def recognize(step: AwaitStep, user: AwaitStep | None) -> Recognized:
         subject = local(step.frame, "self")
@@ -69,7 +68,7 @@ def _named(kind: WaitKind, shown: str) -> Recognize:
 
 
 def _entering(step: AwaitStep, user: AwaitStep | None) -> Recognized:
-    """Recognize what is waited for at the beginning of `async with`."""
+    """Recognize the primitive that a task waits to enter by `async with`."""
     subject = local(step.frame, "self")
     kind, shown = WaitKind.LOCK, type(subject).__name__
     if isinstance(subject, asyncio.Semaphore):
@@ -79,7 +78,7 @@ def _entering(step: AwaitStep, user: AwaitStep | None) -> Recognized:
 
 
 def _called(shown: str, name: str) -> str:
-    """Return a primitive by its name, if it has one."""
+    """Return the words for a primitive, with its name if it has one."""
     if name:
         return f"{shown} `{name}`"
     if shown[0].islower():  # "an item of Queue"
@@ -88,13 +87,13 @@ def _called(shown: str, name: str) -> str:
 
 
 def _joined(step: AwaitStep, _: AwaitStep | None) -> Recognized:
-    """Recognize tasks of a group that has come to its end."""
+    """Recognize the tasks that a `TaskGroup` waits for at its end."""
     group = local(step.frame, "self")
     return _tasks(getattr(group, "_tasks", ()))
 
 
 def _all_of(name: str) -> Recognize:
-    """Return what recognizes tasks in a variable of a function of asyncio."""
+    """Return a recognizer of the tasks in a variable of a function of asyncio."""
 
     def recognize(step: AwaitStep, _: AwaitStep | None) -> Recognized:
         found = local(step.frame, name)
@@ -121,7 +120,7 @@ def _sleep(step: AwaitStep, _: AwaitStep | None) -> Recognized:
 
 
 def _future(awaited: Any) -> Recognized:
-    """Recognize a future by what it is, and by what its end sets off."""
+    """Recognize a future by its type, and by its callbacks."""
     if isinstance(awaited, asyncio.Task):
         return _tasks((awaited,))
     children = getattr(awaited, "_children", None)
@@ -142,7 +141,7 @@ def _future(awaited: Any) -> Recognized:
 def _behind(future: Any) -> Iterable[Any]:
     """Yield the futures that the callbacks of another one refer to.
 
-    `asyncio.shield` and `asyncio.wrap_future` tie a future to another so.
+    In this way `asyncio.shield` and `asyncio.wrap_future` tie one future to another.
     """
     for callback, _context in tuple(getattr(future, "_callbacks", None) or ()):
         if not isinstance(callback, FunctionType):
@@ -150,7 +149,7 @@ def _behind(future: Any) -> Iterable[Any]:
         for cell in callback.__closure__ or ():
             try:
                 content = cell.cell_contents
-            except ValueError:  # it is empty
+            except ValueError:  # the cell is empty
                 continue
             if content is future:
                 continue

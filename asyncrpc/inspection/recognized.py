@@ -1,4 +1,4 @@
-"""What a task is found to wait for, before it is told."""
+"""What a task was found to wait for, before it goes into a snapshot."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Recognized(NamedTuple):
 
     Attributes:
         kind: of what.
-        what: it in words; empty: by its kind.
+        what: the same in words; empty: as its kind says.
         subject: the object that is waited for; None if there is none to look for.
-        tasks: those that are waited for, all of them.
+        tasks: the tasks that are waited for, all of them.
         call: the call or stream that is waited for.
-        members: names of all that have to come.
+        members: names of all that must take part.
         calls: further calls that are waited for, all of them.
-        needs: labels of what has to be done; see `records.Actor.does`.
-        since_s: since when, in the time of the loop, where that is known; else 0.
+        needs: labels of what must be done; see `records.Actor.does`.
+        since_s: when the wait began, in the time of the loop; 0 if unknown.
     """
 
     kind: WaitKind
@@ -38,6 +38,6 @@ class Recognized(NamedTuple):
     since_s: float = 0.0
 
 
-# Given the step of a library's function that waits, and the step that called it; None:
-# what it waits for is told by what is inside of it.
+# Takes the step of a library's function that waits, and the step that called it;
+# returns None if an inner step shows better what is waited for.
 Recognize: TypeAlias = Callable[[AwaitStep, AwaitStep | None], Recognized | None]

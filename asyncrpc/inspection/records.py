@@ -1,8 +1,8 @@
 """What one worker tells of its tasks, threads and calls at one moment.
 
-A `WorkerSnapshot` names its tasks and threads by their places in `actors`, and calls by
-the incarnations of their ends and a number, which both ends know.  So `machine.graph`
-can join the snapshots of a group.  Nothing here holds a value of the program.
+A `WorkerSnapshot` names tasks and threads by their index in `actors`, and calls by the
+incarnations of both ends and a number that both ends know.  So `machine.graph` can join
+the snapshots of a group.  Nothing here holds a value of the program.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from asyncrpc.runtime.schema import EnumName, integer
 UNKNOWN_S = -1.0
 NO_ACTOR = -1
 
-ActorIndex = Annotated[int, integer(NO_ACTOR, 1 << 31, "the place of an actor, or -1")]
+ActorIndex = Annotated[int, integer(NO_ACTOR, 1 << 31, "the index of an actor, or -1")]
 
 
 class ActorKind(enum.Enum):
@@ -48,7 +48,7 @@ class WaitKind(enum.Enum):
     TURN = "its turn to change parameters"
     INBOUND = "room for a large request at the callee"
     IN_FLIGHT = "calls in flight"
-    DEVICE = "its turn on a device"
+    DEVICE = "the device lock"
     THREADS = "a thread"
     SLEEP = "time"
     SOCKET = "a socket or a pipe"
@@ -88,17 +88,18 @@ class Wait(NamedTuple):
 
     Attributes:
         kind: of what.
-        what: it in words, as in "Lock `table`".
+        what: the same in words, as in "Lock `table`".
         for_s: seconds that it has waited; `UNKNOWN_S`.
-        actors: the tasks and threads of this worker that could end the wait: of `TASKS`
-            all have to, of a lock those that hold it, of others those that refer to it.
-        is_sure: whether `actors` are known to be these; else they may be.
-        is_closed: whether nobody but `actors` refers to it, so that no other can end
-            the wait.
+        actors: the tasks and threads of this worker that could end the wait: for
+            `TASKS` the tasks, all of which must end; for a lock its holders; for
+            others those that refer to the object.
+        is_sure: whether `actors` certainly are these; otherwise they may be.
+        is_closed: whether only `actors` refer to the object, so that nothing else can
+            end the wait.
         call: of `CALL`, `STREAM`, `CREDIT` and `INBOUND`: which one.
-        members: of `ROUND` and `COLLECTIVE`: the names of all that have to come.
-        calls: further calls, all of which have to end.
-        needs: labels of what has to be done, on whichever worker: see `Actor.does`.
+        members: of `ROUND` and `COLLECTIVE`: the names of all that must take part.
+        calls: further calls, all of which must end.
+        needs: labels of what must be done, on any worker: see `Actor.does`.
     """
 
     kind: Annotated[WaitKind, EnumName(WaitKind)]
@@ -120,11 +121,11 @@ class Actor(NamedTuple):
         kind: which.
         name: of the task or thread.
         function: the innermost function of the program in it, for people.
-        frames: its stack, the outermost first; asyncrpc's own are left out where the
-            program's are.
+        frames: its stack, the outermost first; without asyncrpc's own frames if it has
+            frames of the program.
         wait: what it waits for.
-        is_internal: whether it is one of asyncrpc's, and runs nothing of the program.
-        does: labels of what it does for others: its group's part of a pass, say.
+        is_internal: whether it belongs to asyncrpc and runs no code of the program.
+        does: labels of what it does for others, such as its part of a backward pass.
     """
 
     kind: Annotated[ActorKind, EnumName(ActorKind)]
@@ -137,7 +138,7 @@ class Actor(NamedTuple):
 
 
 class OutgoingCall(NamedTuple):
-    """A call that this worker has made and that is not answered.
+    """A call that this worker has made and that is not yet answered.
 
     Attributes:
         key: which one.
@@ -159,12 +160,12 @@ class ServedCall(NamedTuple):
         key: which one.
         caller: name of the worker that made it.
         function: name of the function; empty if it could not be read.
-        for_s: seconds since it came.
-        actor: the task or thread that runs it; -1: none yet, or none any more.
+        for_s: seconds since it arrived.
+        actor: the task or thread that runs it; -1: none yet, or no longer.
         is_stream: whether it sends items.
         makes: the referenced value that it makes; empty for none.
         needs: the referenced value that it waits for; empty for none.
-        holds_bytes: of a large request, while it is counted.
+        holds_bytes: bytes of a large request, while they count against the limit.
     """
 
     key: CallKey
@@ -190,7 +191,7 @@ class WorkerSnapshot(NamedTuple):
         blocked_for_s: seconds since its event loop last ran; 0 if it runs.
         loop_actor: the thread of its event loop; -1 if it is not listed.
         actors: its tasks and threads.
-        made: its calls that are not answered.
+        made: its calls that are not yet answered.
         served: the calls that it serves.
         left_out: how many actors and calls are not listed.
     """
@@ -209,7 +210,7 @@ class WorkerSnapshot(NamedTuple):
 
 
 class Trouble(enum.Enum):
-    """Why a worker has told nothing, or cannot go on."""
+    """Why a worker did not answer, or is stuck."""
 
     BLOCKED = "its event loop is blocked"
     HELD = "its interpreter is held by code in C"
@@ -219,11 +220,11 @@ class Trouble(enum.Enum):
 
 
 class NoAnswer(NamedTuple):
-    """What is known of a worker that has told nothing.
+    """What is known of a worker that did not answer.
 
     Attributes:
         trouble: why.
-        words: more on it.
+        words: details.
     """
 
     trouble: Annotated[Trouble, EnumName(Trouble)]

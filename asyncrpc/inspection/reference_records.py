@@ -1,4 +1,4 @@
-"""What a worker tells of its references, as it travels."""
+"""What a worker tells of its references, in the form that is sent."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from asyncrpc.ids import RRefId
 
 
 class ReferenceSeen(NamedTuple):
-    """One reference, as the owner of its value sees it, or who holds it.
+    """One reference, as the owner of its value or a holder sees it.
 
     Attributes:
         rref_id: of the value.
         owner: name of the worker that has the value.
         creator: name of the worker that made the reference.
-        is_owner: whether this is the owner's word.
+        is_owner: whether the owner tells this.
         state: as in `RRefRecord`.
-        type_name: of the value; empty while it is made, and from who holds it.
-        holders: names of those that hold it, by the owner's word.
+        type_name: of the value; empty while it is being made, and from a holder.
+        holders: names of the workers that hold it, if the owner tells this.
         handles: Python objects that refer to it.
         lent: messages and borrowers that rely on it.
         age_s: seconds since the worker first had it.
@@ -40,7 +40,7 @@ class ReferencesSeen(NamedTuple):
 
     Attributes:
         references: the oldest.
-        left_out: how many there are besides.
+        left_out: how many more there are.
     """
 
     references: list[ReferenceSeen]

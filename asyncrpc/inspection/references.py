@@ -1,4 +1,4 @@
-"""What a worker tells of its references: who has the value, and who holds it."""
+"""What a worker tells of its references: who owns the value, and who holds it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from asyncrpc.rref.service import RRefService
 
 
 def references_seen(service: RRefService, oldest_max: int) -> ReferencesSeen:
-    """Return the oldest references that a worker owns, and holds; so many of each."""
+    """Return the oldest references that a worker owns and holds."""
     found = service.records(oldest_max)
     counts = service.counts()
     left_out = counts["owned"] + counts["held"] - len(found)

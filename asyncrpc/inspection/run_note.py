@@ -1,12 +1,12 @@
-"""A worker's note for the verbs: who it is, and where it listens.
+"""A worker's note for the `asyncrpc` commands: its name, and where it listens.
 
 `asyncrpc run` makes a directory for each run and names it in the environment of the
 processes; a `ModelHost` has one for its model.  Each worker writes a file there when it
-listens, and removes it when it ends, so that who looks at them needs no address.  No
-worker depends on it: where the directory is gone or full, there is no note.
+listens, and removes it when it ends, so that the commands need no address.  No worker
+depends on its note: if the directory is gone or full, there is no note.
 
-A worker that was killed leaves its note.  So it holds the process and when that was
-started, by which readers pass over it.
+A worker that was killed leaves its note.  So the note holds the process id and its
+start time, by which readers skip it.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from typing import Any, Final, NamedTuple
 
 from asyncrpc.runtime.ports import Identity
 from asyncrpc.runtime.run_places import read_own, write_own
-from asyncrpc.watch import pulse
+from asyncrpc.sidecar import pulse
 
 logger = logging.getLogger("asyncrpc")
 
 ENTRY_VARIABLE: Final = "ASYNCRPC_RUN_ENTRY"
 NOTES: Final = "workers"  # the directory of the notes in that of the run
-NOTES_MAX: Final = 4096  # of one run; what is beyond is not looked at
+NOTES_MAX: Final = 4096  # of one run; further files are not read
 _ADDRESSES_MAX: Final = 16
 
 
 class RunNote(NamedTuple):
-    """What a worker tells.
+    """The note of one worker.
 
     Attributes:
         name: of the worker.
-        rank: of it; -1: it has none.
+        rank: of the worker; -1: no rank.
         pid: of its process.
-        started: when that was started, in the kernel's ticks since boot; 0: unknown.
+        started: when the process started, in the kernel's ticks since boot; 0: unknown.
         incarnation: of the worker.
         addresses: where it listens.
     """
@@ -59,7 +59,7 @@ class RunNote(NamedTuple):
 def started_at(pid: int) -> int:
     """Return when a process was started, in the kernel's ticks since boot.
 
-    0 if that cannot be found out: the process has ended, or this is not Linux.
+    Returns 0 if that is unknown: the process has ended, or this is not Linux.
     """
     try:
         return pulse.started_at(pid)
@@ -96,25 +96,25 @@ def read_note(text: bytes) -> RunNote | None:
 
 
 def entry_in(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the directory of the run that has started this process, if one has."""
+    """Return the directory of the run that started this process; None if none did."""
     named = environ.get(ENTRY_VARIABLE)
     return Path(named) if named else None
 
 
 def without_entry(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of a process that is to belong to no run."""
+    """Return the environment for a process that belongs to no run."""
     return {**environ, ENTRY_VARIABLE: ""}
 
 
 def has_ended(note: RunNote) -> bool:
     """Return whether the process of a worker of this host has ended."""
-    if not note.started:  # the kernel does not say when processes were started
+    if not note.started:  # the start time is unknown
         return pulse.is_gone(note.pid)
     return pulse.state_of(note.pid, note.started) == pulse.GONE
 
 
 def notes_in(entry: Path) -> Iterator[tuple[Path, RunNote]]:
-    """Return the notes of a run or model, with their files; blocks this thread."""
+    """Yield the notes of a run or model, with their files; blocks this thread."""
     with contextlib.suppress(OSError), os.scandir(entry / NOTES) as entries:
         for count, file in enumerate(entries):
             if count >= NOTES_MAX:
@@ -130,7 +130,7 @@ class RunNoteFile:
     """The file of one worker's note."""
 
     def __init__(self, identity: Identity, entry: Path | None) -> None:
-        """Prepare it.
+        """Prepare the file.
 
         Args:
             identity: of the worker.
@@ -143,7 +143,7 @@ class RunNoteFile:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a run waits for the note."""
+        """Whether the worker belongs to a run or model, which gets the note."""
         return self._folder is not None
 
     @property
@@ -166,7 +166,7 @@ class RunNoteFile:
                 logger.debug("no note for `asyncrpc run`: %s", error)
 
     def remove(self) -> None:
-        """Remove it; blocks this thread."""
+        """Remove the note; blocks this thread."""
         with self._lock, contextlib.suppress(OSError):
             self._is_removed = True
             self._path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Tells other workers, and observers, what a worker does; changes nothing."""
+"""Answers other workers and observers that ask what a worker does; changes nothing."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ from asyncrpc.trace import RECENT_MAX
 
 T = TypeVar("T")
 
-REFERENCES_MAX: Final = 2000  # that are listed at a time: the loop makes the list
-# Of a blocked worker; whoever looks at it is told them, wanted or not.
+REFERENCES_MAX: Final = 2000  # listed at a time: the loop makes the list
+# Collectives in a look through the local socket, which always tells them.
 ENDED_AT_DOOR_MAX: Final = 200
 
 
@@ -82,7 +82,7 @@ def no_references(_oldest_max: int) -> ReferencesSeen:
 
 
 class InspectedWorker(Inspected, TellingWorker, Protocol):
-    """The parts of a worker that is looked at.
+    """The parts of a worker that the inspection reads.
 
     Attributes:
         sidecar: knows when its loop last ran.
@@ -94,7 +94,7 @@ class InspectedWorker(Inspected, TellingWorker, Protocol):
 
     @property
     def membership(self) -> MembershipService:
-        """Return what knows the members."""
+        """Return the service that knows the members."""
 
     def service(self, name: str, /) -> Service:
         """Return a service of the worker."""
@@ -111,7 +111,7 @@ class InspectionService:
     """Answers what is asked about one worker; a `Service`.
 
     Attributes:
-        stalls: says by itself why the worker waits, if it is to.
+        stalls: logs by itself why the worker is stuck; None if not asked for.
     """
 
     name = SERVICE
@@ -124,8 +124,8 @@ class InspectionService:
         """Answer for a worker.
 
         Args:
-            worker: that is looked at.
-            references: lists so many of its references, the oldest.
+            worker: the worker that is looked at.
+            references: lists the given number of its references, the oldest.
         """
         self._worker = worker
         self._references = references
@@ -143,7 +143,7 @@ class InspectionService:
 
     @property
     def routes(self) -> Iterable[Route]:
-        """The messages that it takes."""
+        """The messages that the service takes."""
         return (
             answers(TakeSnapshot, self._on_snapshot, is_for_observers=True),
             answers(TellCollectives, self._on_collectives, is_for_observers=True),
@@ -171,7 +171,7 @@ class InspectionService:
         return self._worker.membership.table.records
 
     def on_listening(self, addresses: Sequence[str]) -> None:
-        """Let those of this host find the worker, and watch for stalls."""
+        """Let observers on this host find the worker, and watch for stalls."""
         self._since_s = self._worker.recorder.now_s()
         after_s = self._worker.options.stall_after_s
         sample_s = SAMPLE_S if after_s is None else min(SAMPLE_S, after_s / LOOKS)
@@ -192,7 +192,7 @@ class InspectionService:
         """Look at all workers that this one knows.
 
         Cancellation:
-            Those that have been asked are told to stop.
+            The workers that have been asked are told to stop.
         """
         look = await _inner_look(self._worker, self._take)
         return await look.at_all()
@@ -264,10 +264,10 @@ class InspectionService:
         )
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
-        """Do nothing: it keeps nothing of peers."""
+        """Do nothing: the service keeps no state of peers."""
 
     async def close(self) -> None:
-        """Close the door, and look at no task any more."""
+        """Close the local socket, and stop looking at tasks."""
         if self.stalls is not None:
             self.stalls.close()
         self._door.close()
@@ -291,7 +291,7 @@ class _WatchedWorker:
 
     @property
     def ticked_ns(self) -> int | None:
-        """See `StallPorts`, as of all here."""
+        """See `StallPorts`, as for all members of this class."""
         return self._worker.sidecar.ticked_ns
 
     def long_calls(self, after_s: float) -> set[Hashable]:
@@ -325,7 +325,7 @@ async def _inner_look(
 
 
 async def _in_thread(loop: asyncio.AbstractEventLoop, job: Callable[[], T]) -> T:
-    """Run a job in a thread of its own: those of pools may all be in use."""
+    """Run a job in a new thread: all threads of the pools may be in use."""
     done: asyncio.Future[T] = loop.create_future()
     finish = outcome_to(done)
 
@@ -333,7 +333,7 @@ async def _in_thread(loop: asyncio.AbstractEventLoop, job: Callable[[], T]) -> T
         result, problem = None, None
         try:
             result = job()
-        except Exception as error:  # noqa: BLE001  (who awaits it gets it)
+        except Exception as error:  # noqa: BLE001  (raised in the awaiting task)
             problem = error
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(finish, result, problem)

@@ -1,12 +1,12 @@
-"""The watch for stalls: a worker says by itself why something in it does not go on.
+"""The watch for stalls: a worker logs by itself why something in it is stuck.
 
-A thread wakes a few times in `Options.stall_after_s` and asks only whether any task or
-call here has waited for so long, which takes microseconds.  If one has that it has not
-judged yet, it takes a snapshot of this worker; most often something waits at rest, as a
-server does for its next request.  Only if not, the loop asks those others that the wait
-leads to, within limits, and the finding goes into the log.
+A thread wakes a few times in `Options.stall_after_s` and checks only whether any task
+or call here has waited for so long, which takes microseconds.  If there is such a wait
+that it has not judged yet, it takes a snapshot of this worker.  Most such waits are
+idle, like that of a server for its next request.  Otherwise the loop asks the workers
+that the wait leads to, within limits, and the finding goes into the log.
 
-A loop that does not run asks nobody; then the thread says where it is blocked.
+A loop that does not run cannot ask; then the thread logs where the loop is blocked.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class StallPorts(Protocol):
         """Run a coroutine as a task that ends with the worker."""
 
     async def look_along(self, after_s: float) -> GroupView:
-        """Look at those that long waits of the worker lead to."""
+        """Look at the workers that long waits of this worker lead to."""
 
     def in_thread(self, job: Callable[[], Any]) -> Awaitable[Any]:
-        """Run what takes time, so that it does not hold the loop."""
+        """Run a slow job in a thread, so that it does not hold the loop."""
 
 
 class StallWatch:
@@ -75,7 +75,7 @@ class StallWatch:
     """
 
     def __init__(self, ports: StallPorts, ages: WaitAges, after_s: float) -> None:
-        """Prepare it.
+        """Prepare the watch.
 
         Args:
             ports: of the worker.
@@ -88,8 +88,8 @@ class StallWatch:
         self._pause_s = min(max(after_s / LOOKS, PAUSE_MIN_S), PAUSE_MAX_S)
         self._said = SaidHangs(ports.name)
         self.judged: frozenset[Hashable] = frozenset()
-        self._rest_until_s = 0.0  # before that nothing is looked at
-        self._again_s = 0.0  # when what was judged is looked at again
+        self._rest_until_s = 0.0  # no look before this time
+        self._again_s = 0.0  # when the judged waits are looked at again
         self._patience_s = after_s
         self._is_blocked = False
         self._is_looking = False
@@ -97,15 +97,15 @@ class StallWatch:
 
     @property
     def open(self) -> int:
-        """How many stalls have been said and are not over."""
+        """How many stalls have been logged and are not over."""
         return len(self._said)
 
     def start(self) -> None:
-        """Watch from now on."""
+        """Start the watching thread."""
         threading.Thread(target=self._run, name="asyncrpc-stalls", daemon=True).start()
 
     def close(self) -> None:
-        """End; the thread ends at once, or after the look that it takes."""
+        """Stop watching; the thread ends at once, or after its current look."""
         self._closed.set()
 
     def _run(self) -> None:
@@ -113,7 +113,7 @@ class StallWatch:
             try:
                 self._tick()
             except Exception:
-                if self._closed.is_set():  # parts of the worker have gone
+                if self._closed.is_set():  # parts of the worker are closed already
                     return
                 logger.exception("worker %r could not look for stalls", self._name)
 
@@ -143,7 +143,7 @@ class StallWatch:
         snapshot = self._ports.take(blocked_s, is_thorough=False)
         text = blocked(snapshot)
         if not self._closed.is_set():
-            logger.warning("worker %r does not go on: %s", self._name, text)
+            logger.warning("worker %r is stuck: %s", self._name, text)
 
     # --- waits -----------------------------------------------------------------------
 
@@ -155,9 +155,9 @@ class StallWatch:
             self._said.forget()
             return
         begun_s = now_s()
-        # While something has been said, what ends counts as well: it may be over.
+        # While a stall is reported, an ended wait counts as well: it may be over.
         is_new = overdue != self.judged if self._said else overdue - self.judged
-        # What is at rest or goes on may not do so for good: look again, less and less.
+        # A wait that was idle or made progress may get stuck: look again, ever later.
         is_due = begun_s >= self._again_s
         if not (is_new or is_due) or begun_s < self._rest_until_s:
             return
@@ -175,13 +175,13 @@ class StallWatch:
         return {*self._ages.overdue(after_s), *self._ports.long_calls(after_s)}
 
     def _is_anything_late(self) -> bool:
-        """Return whether not all that has waited for long waits at rest."""
+        """Return whether any long wait is not idle."""
         own = self._ports.take(is_thorough=False)
         is_served = any(one.for_s >= self._after_s for one in own.served)
         return is_served or bool(find_hangs(graph_of([own]), after_s=self._after_s))
 
     def _begin(self) -> None:
-        """Look at the others; called on the loop."""
+        """Look at the other workers; called on the loop."""
         if self._closed.is_set():
             return
         self._ports.start_task(self._look_around())
@@ -203,6 +203,4 @@ class StallWatch:
         graph: AwaitGraph = graph_of_seen(view)
         found = find_hangs(graph, after_s=self._after_s)
         for one in self._said.news(graph, found)[:SAID_MAX]:
-            logger.warning(
-                "worker %r does not go on: %s", self._name, sentence(graph, one)
-            )
+            logger.warning("worker %r is stuck: %s", self._name, sentence(graph, one))

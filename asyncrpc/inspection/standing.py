@@ -1,7 +1,7 @@
-"""Looks at a group again and again: over connections that stay, one round at a time.
+"""Polls a group: over connections that stay open, one round at a time.
 
-A round asks every member one thing.  Workers that do not answer hold it up for
-`LATE_S` at most; their questions go on beside it.
+A round asks every member one question.  A worker that does not answer delays it by at
+most `LATE_S`; the question to it goes on in the background.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from asyncrpc.runtime.messages import Request
 T = TypeVar("T")
 R = TypeVar("R")
 
-AT_ONCE: Final = 8  # workers that are asked together: answers of one turn of the loop
-LATE_S: Final = 0.25  # until then a round waits for a worker
-FIRST_S: Final = 5.0  # likewise, of which nothing is known yet
-# Of a worker that has been asked for the first time, and may still answer.
+AT_ONCE: Final = 8  # workers asked together: few enough answers for one loop iteration
+LATE_S: Final = 0.25  # how long a round waits for a worker
+FIRST_S: Final = 5.0  # how long it waits for a worker of which nothing is known yet
+# For a worker that has been asked for the first time, and may still answer.
 NOT_YET: Final = NoAnswer(Trouble.SILENT, "it has been asked just now")
 
 
 class GroupQuestions(Protocol):
-    """What carries questions to a group again and again; an `AsksWorkers`.
+    """Carries the repeated questions to a group; an `AsksWorkers`.
 
     Attributes:
-        secret: of the group, for the watches of workers that do not answer.
+        secret: of the group, for the sidecars of workers that do not answer.
     """
 
     @property
@@ -42,7 +42,7 @@ class GroupQuestions(Protocol):
         """Return the secret of the group, if it has one."""
 
     async def members(self) -> list[Member]:
-        """Return who there is.
+        """Return the members of the group.
 
         Raises:
             AsyncRpcError: no worker can be asked.
@@ -52,7 +52,7 @@ class GroupQuestions(Protocol):
         """See `AsksWorkers`."""
 
     def close(self) -> None:
-        """End the connections that were made for it."""
+        """Close the connections that were made for the questions."""
 
 
 class InnerQuestions(LinkQuestions):
@@ -77,14 +77,14 @@ class InnerQuestions(LinkQuestions):
 
 
 class Round(NamedTuple, Generic[R]):
-    """What a group has told.
+    """The answers of a group.
 
     Attributes:
         workers: how many members there are.
-        members: that were asked, by name.
-        told: what was made of the answers, by name.
-        silent: about the others, by name.
-        blocked: what those of them look like whose loop is blocked, by name.
+        members: the members that were asked, by name.
+        told: what `take` made of the answers, by name.
+        silent: why the others gave no answer, by name.
+        blocked: snapshots of the silent workers whose loop is blocked, by name.
     """
 
     workers: int
@@ -101,19 +101,19 @@ class StartsTasks(Protocol):
         """Run a coroutine as a task."""
 
 
-# Asks one member of a group of so many.
+# Asks one member; the last argument is the size of the group.
 Question: TypeAlias = Callable[[GroupQuestions, Member, int], Awaitable[T]]
 
 
 def asking(request: Request[T]) -> Question[T]:
-    """Return what asks each member one thing."""
+    """Return a question that sends each member one request."""
     return lambda questions, member, _: questions.ask(
         member, request, timeout_s=ANSWER_S
     )
 
 
 class GroupPoll(Generic[T, R]):
-    """Something that a group is asked again and again."""
+    """One question that a group is asked again and again."""
 
     def __init__(
         self,
@@ -128,10 +128,10 @@ class GroupPoll(Generic[T, R]):
 
         Args:
             questions: carries the questions.
-            tasks: owns those that go on beside a round.
-            question: asks one member of a group of so many.
-            take: makes of an answer what is kept of it.
-            at_once: how many are asked together.
+            tasks: owns the tasks of questions that outlast a round.
+            question: asks one member of a group of a given size.
+            take: turns an answer into what is kept of it.
+            at_once: how many members are asked together.
         """
         self._questions = questions
         self._tasks = tasks
@@ -146,7 +146,7 @@ class GroupPoll(Generic[T, R]):
         self._asked: dict[str, asyncio.Task[None]] = {}
 
     async def look(self) -> Round[R]:
-        """Ask everybody once, but who has not answered of late.
+        """Ask every member once, except those that did not answer recently.
 
         Raises:
             AsyncRpcError: no worker can be asked.
@@ -175,7 +175,7 @@ class GroupPoll(Generic[T, R]):
         )
 
     def _know(self, members: dict[str, Member]) -> None:
-        """Forget who is no member any more, or has begun anew."""
+        """Forget workers that are no longer members, or have restarted."""
         for name, known in self._members.items():
             now = members.get(name)
             if now is None or now.incarnation != known.incarnation:
@@ -195,7 +195,7 @@ class GroupPoll(Generic[T, R]):
             await asyncio.wait((asked,), timeout=LATE_S)
 
     async def _until_known(self) -> None:
-        """Wait for workers of which nothing is known yet: longer than for others."""
+        """Wait longer for workers of which nothing is known yet."""
         unknown = [
             asked
             for name, asked in self._asked.items()
@@ -238,7 +238,7 @@ class GroupPoll(Generic[T, R]):
             self._blocked[member.name] = found
 
     async def _why(self, member: Member, silent: NoAnswer) -> NoAnswer | WorkerSnapshot:
-        """Find out why a worker has not answered; if it is blocked, how it looks."""
+        """Return why a worker did not answer; its snapshot if its loop is blocked."""
         look = GroupLook(
             self._questions, secret=self._questions.secret, is_thorough=False
         )

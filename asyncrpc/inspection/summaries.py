@@ -1,6 +1,6 @@
-"""What a worker tells of itself in a few numbers, which it works out by itself.
+"""The summary of a worker in a few numbers, which the worker computes itself.
 
-A group of a thousand workers is looked at every few seconds.  So an answer is small
+A group of a thousand workers is polled every few seconds.  So a summary is small
 however much the worker does, and takes its loop less than a millisecond.
 """
 
@@ -11,7 +11,7 @@ from typing import Annotated, Final, NamedTuple
 from asyncrpc.inspection.machine.rates import WorkerRates
 from asyncrpc.runtime.schema import Count, integer
 
-LINKS_MAX: Final = 64  # of one worker that are told, the busiest
+LINKS_MAX: Final = 64  # of one worker; the busiest
 UNKNOWN_BYTES: Final = -1
 
 
@@ -45,16 +45,16 @@ class WorkerSummary(NamedTuple):
         is_draining: whether its shutdown has begun.
         rates: how fast it works.
         backward_p50_s: median of its part of backward passes; nan if there were none.
-        step_p50_s: median of the optimizer steps that it asked for, likewise.
-        lag_s: how long its loop took for one turn, just now.
+        step_p50_s: median of the optimizer steps that it asked for; nan likewise.
+        lag_s: how long one iteration of its loop took just now.
         memory_bytes: of its process, which other workers may share; `UNKNOWN_BYTES`.
         slab_bytes: memory that it shares with peers of its host.
         references: values that it keeps for references.
         tasks: of its event loop, at the last sample of them.
-        calls_made: those that are not answered.
-        calls_served: those that it serves.
+        calls_made: its calls that are not answered.
+        calls_served: the calls that it serves.
         links: the busiest.
-        links_left_out: how many there are besides.
+        links_left_out: how many more there are.
     """
 
     pid: Count

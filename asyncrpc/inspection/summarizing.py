@@ -1,7 +1,7 @@
 """Makes the summary of a worker: on its loop, and in a fraction of a millisecond.
 
-Of each kind of event only those of the last seconds are gone through, the newest
-first, and no more than `EVENTS_MAX`.
+It reads only the events of the last seconds, the newest first, and at most `EVENTS_MAX`
+of each kind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from asyncrpc.inspection.summaries import (
 from asyncrpc.runtime.ports import Identity
 from asyncrpc.trace import CallEnded, FlightRecorder
 
-WINDOW_S: Final = 5.0  # that rates are over
+WINDOW_S: Final = 5.0  # the time over which rates are computed
 EVENTS_MAX: Final = 500  # of each kind
 TRAINING_KINDS: Final = ("passes", "steps", "collectives")
 _KINDS: Final = ("calls", "served", *TRAINING_KINDS)
@@ -84,10 +84,10 @@ def summary_of(
     """Return the summary of a worker; called on its loop.
 
     Args:
-        worker: the parts of it.
+        worker: its parts.
         running_s: seconds since it was started.
-        lag_s: how long its loop took for one turn.
-        tasks: of its loop.
+        lag_s: how long one iteration of its loop took.
+        tasks: how many tasks its loop has.
     """
     recent = newest_events(worker.recorder)
     links = worker.directory.links
@@ -140,7 +140,7 @@ def newest_events(
 
 
 def median_s(events: Sequence[Any]) -> float:
-    """Return how long half of some events took at most; nan if there are none."""
+    """Return the median duration of some events; nan if there are none."""
     return percentile(sorted(one.at_s - one.began_s for one in events), 0.5)
 
 
@@ -157,7 +157,7 @@ def link_summaries(
         return is_broken, len(link.pending) + len(ended.get(link.peer.name, ()))
 
     over_s = WINDOW_S
-    if len(recent.calls) == EVENTS_MAX:  # older ones were not gone through
+    if len(recent.calls) == EVENTS_MAX:  # older ones were not read
         over_s = max(recent.now_s - recent.calls[0].at_s, 1e-9)
     return [
         (link, _link(link, ended.get(link.peer.name, ()), over_s))

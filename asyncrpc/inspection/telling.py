@@ -1,6 +1,6 @@
-"""Makes what a worker tells of its calls, its training, and itself; on its loop.
+"""Makes a worker's answers on its calls, its training and itself; on its loop.
 
-All that is gone through has a limit, so that the loop is held for a fraction of a
+The number of items read is limited, so that the loop is held for a fraction of a
 millisecond.
 """
 
@@ -81,14 +81,14 @@ class TellingWorker(SummarizedWorker, Protocol):
 
     @property
     def listening(self) -> tuple[str, ...]:
-        """Return where it listens."""
+        """Return the addresses at which the worker listens."""
 
 
 # --- calls ---------------------------------------------------------------------------
 
 
 def calls_of(worker: TellingWorker, at_most: int) -> CallsSeen:
-    """Return the calls of a worker that are under way: the oldest of each link."""
+    """Return the open calls of a worker: the oldest of each link."""
     links = worker.directory.links
     now_s, own = worker.recorder.now_s(), worker.identity.incarnation
     share = max(1, at_most // max(1, 2 * len(links)))
@@ -145,7 +145,7 @@ def _age(began_s: float, now_s: float) -> float:
 
 
 def training_of(worker: TellingWorker, newest_max: int) -> TrainingSeen:
-    """Return the training of a worker; so many passes and steps, the newest."""
+    """Return the training of a worker, with its newest passes and steps."""
     newest_max = min(newest_max, PASSES_MAX)
     recorder = worker.recorder
     recent = newest_events(recorder, TRAINING_KINDS)
@@ -216,7 +216,7 @@ def _stages(steps: Iterable[StageStep]) -> list[StageStepSeen]:
 
 
 def details_of(worker: TellingWorker) -> WorkerDetails:
-    """Return what a worker tells of itself."""
+    """Return the details of a worker."""
     recent = newest_events(worker.recorder)
     functions = [
         FunctionRates(name, rates)
@@ -253,7 +253,7 @@ def _link_details(link: Any, told: LinkSummary) -> LinkDetails:
 
 
 def _versions() -> list[NamedText]:
-    # The package above this one, which is loaded: else nobody would ask.
+    # The top package must be loaded already, since this module is part of it.
     version = getattr(sys.modules.get("asyncrpc"), "__version__", "")
     return [
         NamedText("asyncrpc", version),
@@ -264,7 +264,7 @@ def _versions() -> list[NamedText]:
 
 
 def _options(given: Any, prefix: str = "") -> Iterator[NamedText]:
-    """Yield the options that differ from the default; of secrets, not what they are."""
+    """Yield the options that differ from the default; secrets without their value."""
     default = type(given)()
     for one in fields(given):
         value, name = getattr(given, one.name), prefix + one.name

@@ -1,8 +1,8 @@
 """The threads of this process: where each is, and what it waits for.
 
-What a thread waits for inside of C is not seen, only the line that it is at.  What it
-waits for through asyncrpc is: the answer of a call, by `wait`; its turn on a device;
-the lock over gradients; the end of a backward pass, for which the loop reduces.
+Of a thread that waits inside of C only its line is seen.  Waits through asyncrpc are
+recognized: for the answer of a call, by `wait`; for the device lock; for the lock over
+gradients; for the end of a backward pass, whose gradients the loop reduces.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ThreadStack:
         for frame in self.frames:
             if frame.f_code is _IN_THREAD:
                 found = local(frame, "self")
-            elif frame.f_code is _POOL:  # it may wait for a device, and not run yet
+            elif frame.f_code is _POOL:  # it may still wait for a device
                 found = getattr(local(frame, "done"), "__self__", None)
             else:
                 continue
@@ -101,15 +101,16 @@ class ThreadStack:
         )
 
     def ahead_at_device(self) -> list[int]:
-        """Return the idents of the threads whose turn on a device comes before."""
+        """Return the idents of the threads ahead of this one at the device lock."""
         if any(frame.f_code is device_lock.WAITS for frame in self.frames):
             return device_lock.ahead_of(self.ident)
         return []
 
     def owner_of_gradients(self) -> int | None:
-        """Return the ident of the thread whose lock over gradients this one wants.
+        """Return the ident of the thread that holds the lock over gradients.
 
-        Who waits for it is at a `with` of these functions, and calls nothing there.
+        A thread that waits for this lock is at a `with` of one of these functions, and
+        has no frame below it.
         """
         frame = self.frames[0] if self.frames else None
         if frame is None:
@@ -118,12 +119,12 @@ class ThreadStack:
         if not is_engine and frame.f_code.co_filename != _STEPS:
             return None
         owner = getattr(local(frame, "self"), "lock" if is_engine else "_lock", None)
-        found = _OWNER.search(repr(owner))  # nothing else tells it
+        found = _OWNER.search(repr(owner))  # a lock names its owner only in its repr
         ident = int(found[1]) if found else 0
         return ident if ident not in (0, self.ident) else None
 
     def runs_job(self) -> concurrent.futures.Future[Any] | asyncio.Future[Any] | None:
-        """Return the future of the job of an executor or a pool that it runs."""
+        """Return the future of the job that the thread runs for an executor or pool."""
         for frame in self.frames:
             if frame.f_code is _POOL:
                 return _future_of(local(frame, "done"))
@@ -135,7 +136,7 @@ class ThreadStack:
 
 
 def _future_of(done: Any) -> asyncio.Future[Any] | None:
-    """Return the future that a pool tells of the end of a job: see `outcome_to`."""
+    """Return the future that a pool completes when a job ends; see `outcome_to`."""
     for cell in getattr(done, "__closure__", None) or ():
         if isinstance(cell.cell_contents, asyncio.Future):
             return cell.cell_contents
@@ -160,7 +161,7 @@ def source_of(frame: FrameType) -> str:
 
 
 def frame_of(frame: FrameType) -> StackFrame:
-    """Return a frame as it is told."""
+    """Return the record of a frame."""
     code = frame.f_code
     return StackFrame(code.co_qualname, code.co_filename, frame.f_lineno or 0)
 

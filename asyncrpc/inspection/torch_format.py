@@ -1,8 +1,9 @@
 """Histories of collectives as dumps of torch's flight recorder.
 
-By them `torchfrtrace` names the ranks that miss in a collective, or do something else.
+From them `torchfrtrace` finds the ranks that are missing from a collective, or that run
+another one.
 
-A dump is a dictionary of plain data, one for each rank.  It holds what the tools of
+There is one dump for each rank: a dictionary of plain data.  It holds what the tools of
 torch read, in their terms:
 
     here                        there
@@ -12,12 +13,12 @@ torch read, in their terms:
     under way, or failed        the state "started"; torch has none for a failure
     ended well                  the state "completed"
 
-Left out are calls, and what one rank sends to one other: `torchfrtrace` refuses
-operations that it does not know, and takes a message between two of more ranks for a
-collective that the others have missed.  Roots and reductions are not compared there.
+Calls and point-to-point messages are left out: `torchfrtrace` refuses operations that
+it does not know, and takes a message between two of several ranks for a collective that
+the others have missed.  It does not compare roots and reductions.
 
-Ranks forget their oldest collectives one by one.  What one rank has forgotten, no other
-rank's dump has; so none of them is taken for one that it has missed.
+Ranks forget their oldest collectives.  A collective that one rank has forgotten is left
+out of all dumps, so that the tools do not take it for one that this rank has missed.
 
 Source: torch/distributed/flight_recorder/components of torch 2.13, and
 torch/csrc/distributed/c10d/FlightRecorder.hpp.
@@ -39,14 +40,14 @@ from asyncrpc.inspection.collective_records import (
 from asyncrpc.trace import OK
 
 VERSION: Final = "2.10"  # of the format, as torch 2.13 writes it
-BACKEND: Final = "gloo"  # torch's tools know no backend by the name of asyncrpc
+BACKEND: Final = "gloo"  # torch's tools do not know a backend named asyncrpc
 STARTED: Final = "started"
 COMPLETED: Final = "completed"
 _NS_PER_MS: Final = 1_000_000
-_UNKNOWN_SIZES: Final = [[0]]  # ranks may differ; its product is right for any of them
-# Of ours that torch calls otherwise.
+_UNKNOWN_SIZES: Final = [[0]]  # ranks may differ; the product 0 fits any sizes
+# Operations that have another name in torch.
 _OPERATIONS: Final = {
-    "open": "split",  # all agree on the way of a new group
+    "open": "split",  # all agree on the path of a new group
     "empty": "new_window",  # memory that all ranks see
 }
 _DTYPES: Final = {
@@ -73,11 +74,11 @@ def global_ranks(
     """Return the rank of each worker in dumps: its own, or its place among the names.
 
     Args:
-        known: ranks of workers, by name; -1: it has none.
-        histories: of those whose groups are told.
+        known: ranks of workers, by name; -1: no rank.
+        histories: of the workers that are dumped.
 
     Returns:
-        Ranks by name.  Workers without a rank are left out if no group has them.
+        Ranks by name.  Workers without a rank are left out if they are in no group.
     """
     taking_part = {
         name for one in histories for group in one.groups for name in group.members
@@ -91,10 +92,10 @@ def global_ranks(
 def began_before(
     histories: Iterable[CollectiveHistory], earlier: Iterable[CollectiveHistory]
 ) -> list[CollectiveHistory]:
-    """Return histories without what no rank had begun at an earlier look.
+    """Return histories without collectives that no rank had begun at an earlier look.
 
-    Ranks are looked at one after the other.  A collective that one of them began
-    meanwhile would seem to be missed by those that were looked at before.
+    Ranks are looked at one after the other.  If one of them began a collective in the
+    meantime, the ranks that were looked at before would seem to have missed it.
     """
     begun: dict[int, int] = {}
     for history in earlier:
@@ -120,7 +121,7 @@ def torch_dumps(
 
     Args:
         histories: one of each worker that could be looked at.
-        ranks: the global rank of each worker, by name; others have no dump.
+        ranks: the global rank of each worker, by name; other workers get no dump.
     """
     floors = _floors(histories)
     dumped = [one for one in histories if one.name in ranks]
@@ -130,11 +131,11 @@ def torch_dumps(
     }
 
 
-# --- what all remember ---------------------------------------------------------------
+# --- what all ranks remember ---------------------------------------------------------
 
 
 def _floors(histories: Sequence[CollectiveHistory]) -> dict[int, float]:
-    """Return, for each group, the number from which all its ranks remember all."""
+    """Return for each group the first number since which no rank has forgotten any."""
     members = {
         group.group_id: set(group.members) for one in histories for group in one.groups
     }
@@ -145,7 +146,10 @@ def _floors(histories: Sequence[CollectiveHistory]) -> dict[int, float]:
 
 
 def _floor(history: CollectiveHistory, group_id: int) -> float:
-    """Return the number from which a worker remembers all; infinite: it has none."""
+    """Return the first number since which a worker has forgotten no collective.
+
+    It is infinite if the worker does not know the group.
+    """
     if history.is_whole:
         return 0
     places = [one.group_id for one in history.groups]
@@ -164,7 +168,8 @@ def _floor(history: CollectiveHistory, group_id: int) -> float:
 def _is_kept(one: NotedCollective, floor: float) -> bool:
     """Return whether a collective is dumped.
 
-    What a rank waits in, and another one has neither begun nor forgotten, counts.
+    It is from the floor on.  If a rank does not know the group, the floor is infinite,
+    and only collectives under way are dumped.
     """
     is_under_way = one.ended_ns == UNDER_WAY
     return one.number >= floor or (math.isinf(floor) and is_under_way)
@@ -226,8 +231,8 @@ def _state(one: NotedCollective) -> str:
 def _entry(place: int, one: NotedCollective, group: KnownGroup) -> dict[str, Any]:
     """Return a collective as an entry of torch's recorder.
 
-    `record_id` is its place in the dump: by it torch's tools drop what a rank has
-    forgotten, which is done here already.
+    `record_id` is its index in the dump: torch's tools use it to drop what a rank has
+    forgotten, which is already done here.
     """
     ended_ns = one.ended_ns or None
     entry: dict[str, Any] = {
@@ -258,15 +263,15 @@ def _entry(place: int, one: NotedCollective, group: KnownGroup) -> dict[str, Any
 
 
 def _sizes(one: NotedCollective) -> dict[str, Any]:
-    """Return the sizes and dtypes of a collective, in and out.
+    """Return the input and output sizes and dtypes of a collective.
 
-    The tools of torch compare them over the ranks, and the products of some.
+    The tools of torch compare them over the ranks, and for some operations products.
     """
     dtypes = [_dtype(one.dtype)] if one.dtype else []
     into: Sizes = [list(one.shape)] if one.shape is not None else []
     out = into
     if one.operation == "reduce_scatter" and one.shape is not None:
-        # Its shape is what each rank gets, in elements; torch knows equal parts alone.
+        # Its shape lists the elements of each rank; torch only knows equal parts.
         if len(set(one.shape)) == 1:
             into, out = [[sum(one.shape)]], [[one.shape[0]]]
         else:
@@ -282,6 +287,6 @@ def _sizes(one: NotedCollective) -> dict[str, Any]:
 
 
 def _dtype(name: str) -> str:
-    """Return torch's own name of a dtype: of `torch.float32` it is `Float`."""
+    """Return torch's internal name of a dtype: `Float` for `torch.float32`."""
     short = name.removeprefix("torch.")
     return _DTYPES.get(short, short)

@@ -1,7 +1,7 @@
-"""A look at the group from within one of its workers, over the links that it has.
+"""A look at the group from within one of its workers, over its own links.
 
-It begins with the worker itself, and goes on to those who are waited for, and to those
-who wait for what is served here: not to all, unless all are asked for.
+It begins with the worker itself.  It goes on to the workers that are waited for, and to
+the callers of what is served here; it looks at all workers only on request.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from asyncrpc.runtime.ports import PeerLink, ask
 
 T = TypeVar("T")
 
-WORKERS_MAX: Final = 64  # that are looked at, besides the worker itself
+WORKERS_MAX: Final = 64  # looked at, besides the worker itself
 STEPS_MAX: Final = 16  # from worker to worker
-LOOK_S: Final = 20.0  # for all of it
+LOOK_S: Final = 20.0  # for the whole look
 
 
 class LinkedPeers(Protocol):
@@ -33,7 +33,7 @@ class LinkedPeers(Protocol):
 
     @property
     def members(self) -> list[Member]:
-        """Every worker that is known."""
+        """All known workers."""
 
     async def open_link(self, to: str) -> PeerLink:
         """Return the link to a worker, connecting if need be."""
@@ -57,7 +57,7 @@ class InnerLook:
     """One look from within a worker.
 
     Attributes:
-        own: what the worker sees of itself.
+        own: the snapshot of the worker itself.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class InnerLook:
 
         Args:
             peers: of the worker.
-            own: what it sees of itself.
+            own: the snapshot of the worker itself.
             secret: of the group.
-            in_thread: runs what takes time, so that it does not hold the loop.
+            in_thread: runs a slow job in a thread, so that it does not hold the loop.
         """
         self.own = own
         self._in_thread = in_thread
@@ -84,12 +84,12 @@ class InnerLook:
         self._look.take(own)
 
     async def at_all(self) -> GroupView:
-        """Look at all that are known, within limits."""
+        """Look at all known workers, within limits."""
         await self._at(self._look.members)
         return self._look.view
 
     async def along(self, after_s: float) -> GroupView:
-        """Look at those that something here leads to that has waited so long."""
+        """Look at the workers that waits here of at least `after_s` lead to."""
         known = self._look.members.keys()
         await self._at({one.caller for one in self.own.served if one.for_s >= after_s})
         for _ in range(STEPS_MAX):
@@ -100,7 +100,7 @@ class InnerLook:
         return self._look.view
 
     async def _at(self, names: Iterable[str]) -> bool:
-        """Look at some; return whether any of them had not been looked at."""
+        """Look at the named workers; return whether any of them was new."""
         look = self._look
         seen = look.snapshots.keys() | look.silent.keys()
         room = max(0, WORKERS_MAX + 1 - len(seen))
@@ -110,7 +110,7 @@ class InnerLook:
 
 
 def _unseen(graph: AwaitGraph, own: str, after_s: float) -> set[str]:
-    """Return the workers without a snapshot that long waits of one worker lead to."""
+    """Return the unseen workers that long waits of one worker lead to."""
     ways = [node for node in graph.edges if _is_late(graph, node, own, after_s)]
     passed, unseen = set(ways), set[str]()
     while ways:
@@ -130,10 +130,10 @@ def _is_late(graph: AwaitGraph, node: Node, own: str, after_s: float) -> bool:
 
 
 def graph_of_seen(view: GroupView) -> AwaitGraph:
-    """Return the graph of a look that did not go to all members.
+    """Return the graph of a look that did not reach all members.
 
-    Whether those have come that were not looked at is not known, so nobody is said to
-    wait for them.
+    It is unknown whether the members that were not looked at have come, so the graph
+    has no wait for them.
     """
     seen = view.snapshots.keys() | view.silent.keys()
     snapshots = [
@@ -144,7 +144,7 @@ def graph_of_seen(view: GroupView) -> AwaitGraph:
 
 
 def _waiting_for(actor: Actor, seen: Collection[str]) -> Actor:
-    """Return an actor that waits for none but some members."""
+    """Return an actor without its waits for members that were not seen."""
     if all(name in seen for name in actor.wait.members):
         return actor
     members = tuple(name for name in actor.wait.members if name in seen)

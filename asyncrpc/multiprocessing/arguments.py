@@ -1,8 +1,8 @@
 """The arguments of a new process, on their way there: tensors in shared memory.
 
 torch's own reductions move a tensor's memory to where both processes have it, and leave
-its gradient behind.  Here the gradient goes along, so that what one process adds to it
-the others see; a tensor without one gets its own in each process, later.
+its gradient behind.  Here the gradient goes along, so that all processes see changes to
+it; a tensor without a gradient gets one of its own in each process, later.
 
 Source: torch/multiprocessing/reductions.py, which this builds on; the notes of
 torch.multiprocessing say that gradients are shared.
@@ -26,7 +26,7 @@ from asyncrpc.errors import UsageError
 class Arguments:
     """Arrives in a new process as the value that it was made of.
 
-    It is pickled while a process starts, and only then: descriptors go along.
+    It can only be pickled while a process starts, because descriptors go along.
     """
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any]) -> None:
@@ -42,14 +42,14 @@ class Arguments:
         return pickle.loads, (pickled,)  # noqa: S301  for our own child
 
     def _blame(self) -> None:
-        """Raise UsageError that names what cannot be pickled."""
+        """Raise a UsageError that names the value that cannot be pickled."""
         _pickled(self._fn, "fn", "; define it at the top level of a module")
         for number, one in enumerate(self._args):
             _pickled(one, f"args[{number}]")
 
 
 def _pickled(value: Any, name: str = "args", advice: str = "") -> bytes:
-    """Return the pickle of what goes to a new process."""
+    """Return the pickle of a value for a new process."""
     file = io.BytesIO()
     with refusing(f"{name} cannot be sent to a new process{advice}"):
         _GradientPickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
@@ -61,8 +61,9 @@ def refusing(problem: str) -> Iterator[None]:
     """Turn an error raised while a value is pickled into one that blames the value.
 
     Raises:
-        UsageError: pickle, or the value's own code, has raised something.
-        OSError: the system is out of something; likewise MemoryError.
+        UsageError: pickle, or the value's own code, has raised an error.
+        OSError: the system has run out of a resource.
+        MemoryError: the system has run out of memory.
     """
     try:
         yield
@@ -89,7 +90,7 @@ def refuse_graph(tensor: torch.Tensor) -> None:
     """Refuse a tensor whose gradient belongs to a graph of this process.
 
     Raises:
-        UsageError: it requires a gradient and was computed from others.
+        UsageError: the tensor requires a gradient and was computed from others.
     """
     if tensor.requires_grad and not tensor.is_leaf:
         raise UsageError(

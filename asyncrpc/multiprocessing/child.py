@@ -1,9 +1,9 @@
-"""What runs in a started process, around the user's function.
+"""The code that runs in a started process, around the user's function.
 
-It sets the process up, runs the function, and tells the parent once how that ended.
-It keeps two promises besides: the process ends when its parent does, and SIGTERM ends
-it in order, so that `finally` blocks and `async with` run (a worker says goodbye to its
-peers) before the parent's patience does.
+It sets the process up, runs the function, and reports to the parent once how the
+function ended.  The process ends when its parent does; and SIGTERM ends it in order, so
+that `finally` blocks and `async with` run (a worker says goodbye to its peers) before
+the parent kills it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torch
 from asyncrpc.clock import Clock
 
 STARTED: Final = (
-    b"started"  # the first message: everything up to the function's call worked
+    b"started"  # the first message: all steps before the function's call worked
 )
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _EXIT_BY_SIGTERM: Final = 128 + signal.SIGTERM  # as a shell reports it
@@ -43,14 +43,14 @@ ReportWriter: TypeAlias = "connection.Connection[bytes, bytes]"
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What a process is given at its start.
+    """The specification of a process, given at its start.
 
     Attributes:
         rank: index of the process.
         environment: variables to set, over those that it inherits.
         threads: how many torch may use in it.
-        bound_to_thread: the parent's main thread started it, so the kernel can tie its
-            life to that thread; any other thread may end long before the parent.
+        bound_to_thread: the parent's main thread started the process, so the kernel can
+            tie its life to that thread; other threads may end long before the parent.
     """
 
     rank: int
@@ -78,7 +78,7 @@ class Raised:
         raised_at_s: when, in seconds of the host's monotonic clock.
         summary: the exception in one line.
         traceback: its formatted traceback, with its causes.
-        exit_code: what the process exits with.
+        exit_code: the exit code of the process.
         error: the pickled exception, if it survives a round trip; else None.
     """
 
@@ -93,7 +93,7 @@ Report: TypeAlias = FunctionReturned | Raised
 
 
 class _Terminated(SystemExit):
-    """SIGTERM arrived: the parent wants an end, and no report of it."""
+    """SIGTERM arrived: the parent ends the process, and expects no report."""
 
 
 def run_child(
@@ -103,20 +103,20 @@ def run_child(
 ) -> None:
     """Run `fn(rank, *args)` in this process, and report how it ended."""
     fn, args = work
-    # What a fork server has imported is shared with it until it is written to, and to
-    # look through it for circles writes to all of it: 45 MiB that would be a copy.
+    # Modules that a fork server has imported are shared with it until they are written
+    # to, and a collection of garbage writes to all of them: it would copy 45 MiB.
     gc.freeze()
     _die_with_parent(by_kernel=spec.bound_to_thread)
     signal.signal(signal.SIGTERM, _raise_terminated)
     # A terminal sends Ctrl-C to every process; the parent alone decides what follows.
-    # A function that does nothing, not SIG_IGN, which programs started here inherit.
+    # The handler is a function that does nothing, since programs inherit SIG_IGN.
     signal.signal(signal.SIGINT, _do_nothing)
     os.environ.update(spec.environment)
     torch.set_num_threads(spec.threads)
     reports.send_bytes(STARTED)
     report = _call(spec.rank, fn, args)
-    # Whatever happens from here on happens at interpreter exit, where an exception
-    # from a signal handler would only be noise.
+    # From here on the interpreter exits, where an exception from a signal handler would
+    # only be noise.
     is_raised = isinstance(report, Raised)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if is_raised else signal.SIG_DFL)
     reports.send_bytes(pickle.dumps(report, protocol=5))
@@ -147,8 +147,8 @@ def _call(rank: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> Report:
 async def _until_terminated(main: Coroutine[Any, Any, T]) -> T | object:
     """Run `main`; SIGTERM cancels it, between two steps of the loop and not within one.
 
-    An exception raised by a signal's handler may strike inside a callback of the loop,
-    which takes it for a fault of that callback.
+    An exception of a signal handler may be raised inside a callback of the loop, which
+    would take it for an error of that callback.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -177,7 +177,7 @@ def _returned(value: object) -> Report:
         return FunctionReturned(pickle.dumps(value, protocol=5))
     except Exception as error:  # noqa: BLE001  pickle raises whatever `__reduce__` does
         error.add_note(
-            f"what the function returned, a {type(value).__qualname__}, cannot be "
+            f"the result of the function, a {type(value).__qualname__}, cannot be "
             "pickled: return plain values or tensors, or None"
         )
         return _raised(error, exit_code=1)
@@ -208,7 +208,7 @@ def _one_line(error: BaseException) -> str:
 
 def _pickled(error: BaseException) -> bytes | None:
     # Many exceptions pickle and then fail to load, because their constructor takes
-    # other arguments than `args` holds; so it is tried here.
+    # other arguments than those in `args`; so loading is tried here.
     try:
         pickled = pickle.dumps(error, protocol=5)
         pickle.loads(pickled)  # noqa: S301  we made it in the line above

@@ -1,7 +1,7 @@
 """The environment of a started process: the same for `launch` and `asyncrpc run`.
 
-They are torchrun's, so that `env://` rendezvous works in asyncrpc, in torch.distributed
-and in programs written for torchrun, plus the cluster's secret.
+The variables are torchrun's, so that `env://` rendezvous works in asyncrpc, in
+torch.distributed and in programs written for torchrun, plus the cluster's secret.
 
 Source: torch/distributed/run.py, "Environment Variables";
 torch/distributed/rendezvous.py, `_create_c10d_store`.
@@ -18,7 +18,7 @@ from asyncrpc.environment.torchrun import LAUNCHER_VARIABLE
 
 SECRET_VARIABLE: Final = "ASYNCRPC_SECRET"  # noqa: S105  the name, not the secret
 SECRET_FILE_VARIABLE: Final = "ASYNCRPC_SECRET_FILE"  # noqa: S105  likewise
-THREADS_MAX: Final = 4096  # of torch in a process: more than any host has cores
+THREADS_MAX: Final = 4096  # of torch in a process: more than the cores of any host
 _SECRET_BYTES: Final = 32  # as long as the hash of the HMAC that proves it
 
 
@@ -34,10 +34,10 @@ def process_environment(
 
     Args:
         rank: index of the process; all of them are on this host.
-        nprocs: how many there are.
+        nprocs: the number of processes.
         secret: the cluster's secret.
-        store_port: where the parent serves the rendezvous store, on loopback; None if
-            it does not.
+        store_port: the port on loopback at which the parent serves the rendezvous
+            store; None if it does not.
     """
     variables = {
         SECRET_VARIABLE: secret,
@@ -59,7 +59,7 @@ def process_environment(
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may run on."""
+    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -70,16 +70,16 @@ def threads_each(
 ) -> int:
     """Return how many threads torch should use in each of `nprocs` processes.
 
-    More threads than cores is the commonest reason for a slow program: every process
-    would by default start as many as there are cores.
+    More threads than cores are the most common reason for a slow program: by default
+    every process would start as many as there are cores.
 
     Args:
-        nprocs: how many processes.
-        requested: so many in each; None: an equal share of the cores.
+        nprocs: the number of processes.
+        requested: the number of threads in each; None: an equal share of the cores.
         name: of that argument, for the error.
 
     Raises:
-        UsageError: no such number of threads was requested.
+        UsageError: `requested` is not a number of threads.
     """
     if requested is None:
         return max(1, usable_cores() // nprocs)

@@ -121,42 +121,41 @@ def launch(
     """Run `fn(rank, *args)` in each of `nprocs` new processes on this host.
 
     Each gets the variables that `env://` rendezvous needs (RANK, WORLD_SIZE,
-    MASTER_ADDR, ... as torchrun sets them) and one secret, by its environment.  The
-    first failure stops the rest: SIGTERM, and after two seconds SIGKILL.  None outlives
-    this process, however it ends.
+    MASTER_ADDR, ... as torchrun sets them) and one secret, in its environment.  The
+    first failure stops the rest: SIGTERM, and after two seconds SIGKILL.  No process
+    outlives this one, however it ends.
 
     Args:
-        fn: a function at the top level of a module, as it is sent by name.  A coroutine
-            function runs on an event loop of its process.
+        fn: a function at the top level of a module, since it is sent by name.  A
+            coroutine function runs on an event loop of its process.
         args: its arguments after the rank.  Tensors, and the parameters of modules, are
-            moved to shared memory, with the gradients that they have, so all processes
-            see what one writes to them.  What has no gradient yet gets one of its own
-            in each process.
-        nprocs: how many processes.
+            moved to shared memory, with their gradients, so all processes see writes to
+            them.  A tensor without a gradient gets one of its own in each process.
+        nprocs: the number of processes.
         method: how they start: `spawn`, or `forkserver`, which starts faster if
             `multiprocessing.set_forkserver_preload` was called.  `fork` is refused: it
-            copies locks, thread pools and CUDA contexts in whatever state they are.
+            copies locks, thread pools and CUDA contexts in any state.
         threads_per_process: threads that torch uses in each; by default an equal share
             of the cores, at least 1.
-        timeout_s: seconds until all of them are stopped; None is no limit.
+        timeout_s: seconds until all processes are stopped; None is no limit.
         secret: the cluster's secret; by default a new one, 256 random bits.
-        host_store: serve the rendezvous store from here, on loopback.  Off, MASTER_ADDR
-            and MASTER_PORT are left as they are.
-        daemon: stop the processes when this program ends, instead of waiting for them
-            then; they cannot start others.
+        host_store: serve the rendezvous store from here, on loopback.  If it is off,
+            MASTER_ADDR and MASTER_PORT are left as they are.
+        daemon: stop the processes when this program ends, instead of waiting for them;
+            they cannot start others.
         join: wait for the end; otherwise return at once, with a handle to wait on.
 
     Returns:
-        What `fn` returned in each process, by rank, pickled on the way: tensors are
+        The result of `fn` in each process, by rank, pickled on the way: tensors are
         copies.  With `join=False`, the running processes.
 
     Raises:
-        ProcessFailedError: a process failed; `rank` says which was first, the message
-            holds its traceback, and `__cause__` is the exception if it can be pickled.
-        DeadlineExceededError: `timeout_s` passed.  No process runs any more.
-        UsageError: an argument is out of range or of another kind, `fn` or `args`
+        ProcessFailedError: a process failed; `rank` is the first that did, the message
+            has its traceback, and `__cause__` is the exception if it can be pickled.
+        DeadlineExceededError: `timeout_s` passed.  All processes have ended.
+        UsageError: an argument is out of range or has the wrong type, `fn` or `args`
             cannot be pickled, the main module is not guarded, this would block a
-            running event loop, or this is a forked child and the fork server its
+            running event loop, or this is a forked child and the fork server is its
             parent's.  Nothing was started.
 
     Example:
@@ -173,7 +172,7 @@ def launch(
     for name, flag in (("host_store", host_store), ("daemon", daemon), ("join", join)):
         check_flag(name, flag)
     check_timeout("timeout_s", timeout_s)
-    check_kind("secret", secret, (str, type(None)), "text, or None for a new one")
+    check_kind("secret", secret, (str, type(None)), "a string, or None for a new one")
     _refuse_inheriting()
     if join:
         refuse_on_loop("launch(join=True)", "launch(join=False) and wait_async()")
@@ -203,21 +202,22 @@ def launch(
 
 
 def check_task(fn: Any, args: Any, nprocs: Any) -> None:
-    """Refuse what cannot be run in so many processes.
+    """Check the function, its arguments and the number of processes.
 
     Raises:
-        UsageError: it names the argument.
+        UsageError: an argument is wrong; the error names it.
     """
     check_callable("fn", fn)
-    check_kind("args", args, (tuple, list), "a tuple of what follows the rank")
+    wanted = "a tuple of the arguments after the rank"
+    check_kind("args", args, (tuple, list), wanted)
     check_count("nprocs", nprocs, at_least=1, at_most=PROCESSES_MAX)
 
 
 def check_method(name: str, method: Any) -> None:
-    """Refuse what is no way to start processes.
+    """Check the method of starting processes.
 
     Raises:
-        UsageError: it names the argument.
+        UsageError: `method` is not 'spawn' or 'forkserver'; the error names `name`.
     """
     check_kind(name, method, str, "'spawn' or 'forkserver'")
     if method == "fork":
@@ -231,7 +231,7 @@ def check_method(name: str, method: Any) -> None:
 
 
 def _refuse_inheriting() -> None:
-    # What the standard library looks at, too, before it raises its own long text.
+    # The standard library checks this as well, but its error text is long.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise UsageError(
             "launch() was called while a new process imports this main module, so "
@@ -272,7 +272,7 @@ def _start_all(
     try:
         for spec in specs:
             children.append(_start(starter, spec, fn, args))  # noqa: PERF401
-    except BaseException:  # the processes that run already must not be left behind
+    except BaseException:  # processes that run already must not be left behind
         for child in children:
             child.process.kill()
             child.process.join()
@@ -298,7 +298,7 @@ def _start(
         reader.close()
         raise UsageError(
             "launch() cannot use the fork server of the process that this one was"
-            " forked from: launch there, or with the method 'spawn'"
+            " forked from: launch in that process, or with the method 'spawn'"
         ) from error
     except BaseException:
         reader.close()

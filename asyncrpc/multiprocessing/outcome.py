@@ -1,4 +1,4 @@
-"""How a process ended, and the words for it."""
+"""How a process ended, and the texts that describe it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Child:
     Attributes:
         rank: its index.
         process: the process.
-        reports: where its reports arrive; None once it is at its end.
-        has_started: it got as far as calling the function.
-        report: how the function ended; None if it has not told.
+        reports: the pipe on which its reports arrive; None after the last.
+        has_started: whether it has called the function.
+        report: how the function ended; None without a report.
         exit_code: None while it runs.
     """
 
@@ -38,11 +38,11 @@ class Child:
 
 
 def receive(child: Child) -> None:
-    """Read one report, or the end of them, into `child`."""
+    """Read one report, or the end of reports, into `child`."""
     assert child.reports is not None
     try:
         message = child.reports.recv_bytes()
-    except (EOFError, OSError):  # it has ended, perhaps in the middle of a report
+    except (EOFError, OSError):  # the process ended, perhaps in the middle of a report
         child.reports.close()
         child.reports = None
         return
@@ -54,17 +54,17 @@ def receive(child: Child) -> None:
 
 
 def result_of(child: Child) -> Any:
-    """Return what the function of `child` returned.
+    """Return the result of the function of `child`.
 
     Raises:
-        ProcessFailedError: it arrived, and cannot be unpickled in this process.
+        ProcessFailedError: the result cannot be unpickled in this process.
     """
     assert isinstance(child.report, FunctionReturned)
     try:
         return pickle.loads(child.report.value)  # noqa: S301  from our own child
     except Exception as error:
         raise ProcessFailedError(
-            f"rank {child.rank} returned what cannot be unpickled here: {error}",
+            f"the result of rank {child.rank} cannot be unpickled here: {error}",
             rank=child.rank,
             exit_code=child.exit_code,
             remote_traceback="",
@@ -78,7 +78,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def process_failed(child: Child, nprocs: int) -> ProcessFailedError:
-    """Make the error that says how a process failed, its cause attached."""
+    """Return the error about a failed process, with its cause attached."""
     report = child.report if isinstance(child.report, Raised) else None
     where = f"rank {child.rank} of {nprocs}"
     stopped = "; the others have been stopped" if nprocs > 1 else ""
@@ -97,7 +97,7 @@ def process_failed(child: Child, nprocs: int) -> ProcessFailedError:
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """Say what an exit status means."""
+    """Return the description of an exit status."""
     if exit_code is None or exit_code >= 0:
         return f"exited with code {exit_code}"
     try:

@@ -3,18 +3,18 @@
 The pickle (protocol 5) leaves out the memory of tensors and of large numpy arrays; each
 such *part* is a row of a table in front of it, and says where that memory is:
 
-- in a block of the queue, where it was copied to; or was already, since it came out of
-  that queue: then nothing is copied;
+- in a block of the queue: it was copied there, or was there already, because it came
+  out of that queue; then nothing is copied;
 - behind a descriptor that goes along, if it is in shared memory of its own
   (`asyncrpc.share`, `Tensor.share_memory_`).
 
-Parts are storages and not tensors: views of one storage in one item stay views of one
-storage, and of a storage only what they span is copied.
+Parts are storages, not tensors: views of one storage in one item stay views of one
+storage, and only the bytes that they span are copied.
 
 Processes that share a queue trust each other: a pickle can run anything.
 
-Source: PEP 574 for parts beside a pickle; torch/multiprocessing/reductions.py for what
-becomes of tensors that require a gradient.
+Source: PEP 574 for parts beside a pickle; torch/multiprocessing/reductions.py for
+tensors that require a gradient.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from asyncrpc.shm.machine.shelf import NONE, PAGE_BYTES
 from asyncrpc.shm.passing import close_all
 
 # A part of at least so many bytes has a block of its own, which is free again when it
-# is dropped; those below share one with each other and with the pickle.
+# is dropped; smaller parts share a block with each other and with the pickle.
 OWN_BLOCK_BYTES: Final = 64 << 10
 ARRAY_BYTES_MIN: Final = 4096  # of a numpy array that stays out of the pickle
 _ALIGN_BYTES: Final = 64  # as torch aligns its own memory
 
-# A body: how many parts and keys there are; a row a part: where it is (an offset, or
-# the number of a descriptor), its length, how much of its storage was left out before
-# it, and its kind; the keys; the pickle.
+# A body: the numbers of parts and of keys; a row for each part: where it is (an offset,
+# or the number of a descriptor), its length, how much of its storage was left out
+# before it, and its kind; the keys; the pickle.
 _HEAD: Final = struct.Struct("<II")
 _ROW: Final = struct.Struct("<QQQI")
 _IN_BLOCK: Final = 0  # kinds of parts
@@ -76,7 +76,7 @@ Known: TypeAlias = WeakValueDictionary[tuple[int, int], torch.UntypedStorage]
 
 
 class _Source:
-    """A part on its way out: memory from `start` to `stop` of what is at `address`."""
+    """A part on its way out: bytes `start` to `stop` of the memory at `address`."""
 
     __slots__ = ("address", "kind", "owner", "start", "stop", "token", "where")
 
@@ -93,8 +93,8 @@ class _Source:
         return self.stop - self.start
 
     def span(self, start: int, stop: int) -> None:
-        """Make sure that these bytes are in it."""
-        # Views of several dtypes: every offset stays a multiple of its item's size.
+        """Extend the part to these bytes."""
+        # Views may have several dtypes: each offset stays a multiple of the item size.
         start -= start % _ALIGN_BYTES
         self.start, self.stop = min(self.start, start), max(self.stop, stop)
 
@@ -126,7 +126,7 @@ class _Sources:
         return source
 
     def leave_out(self, buffer: pickle.PickleBuffer) -> bool:
-        """Take a part out of the pickle; return True if it must stay there."""
+        """Take a buffer out of the pickle; return True if it must stay there."""
         source = self._tokens.get(id(buffer))
         if source is None:
             memory = np.frombuffer(buffer.raw(), np.uint8)
@@ -192,14 +192,14 @@ class _TensorlessPickler(pickle.Pickler):
 
 
 class PackedItem:
-    """An item that is packed and not put yet."""
+    """An item that is packed, but not put yet."""
 
     def __init__(self, value: object, channel: Channel, known: Known) -> None:
         """Pickle a value; its memory is copied when there is room.
 
         Raises:
-            UsageError: it can never be put: it cannot be pickled, a tensor is part of a
-                graph, or it needs more than the queue has.
+            UsageError: the item can never be put: it cannot be pickled, a tensor is
+                part of a graph, or it needs more memory than the queue has.
         """
         self._channel = channel
         sources, file = _Sources(channel), io.BytesIO()
@@ -217,10 +217,10 @@ class PackedItem:
             self._holds = []
 
     def _plan(self, known: Known) -> None:
-        """Decide what goes where."""
+        """Decide where each part goes."""
         channel = self._channel
         self._descriptors, self._keys = _pass_along(self._sources, known)
-        self._held = {  # what is in the queue's memory already; its tensors hold it
+        self._held = {  # parts that are in the queue's memory already, held by tensors
             channel.layout.block_at(source.where): None
             for source in self._sources
             if source.where != NONE and source.kind != _BEHIND_DESCRIPTOR
@@ -231,7 +231,7 @@ class PackedItem:
         _refuse_too_large(self._sizes, len(self._held), channel.layout.limit_bytes)
 
     def advance(self) -> bool:
-        """Put the item if there is room; otherwise go as far as that is possible.
+        """Put the item if there is room; otherwise do only the steps that are possible.
 
         Returns:
             Whether it was put.
@@ -246,7 +246,7 @@ class PackedItem:
         return channel.put(self._blocks, self._body, self._descriptors)
 
     def _block_sizes(self) -> list[int]:
-        """Return the sizes of the blocks to take, that of the common one last."""
+        """Return the sizes of the blocks to take; the common block is last."""
         sizes = [one.nbytes for one in self._alone]
         small = [one for one in self._copied if one.nbytes < OWN_BLOCK_BYTES]
         if not small and fits_slot(len(self._held) + len(sizes), self._body_bytes()):
@@ -266,7 +266,7 @@ class PackedItem:
         return 0 if fits_slot(blocks, body_bytes) else outside_bytes(blocks, body_bytes)
 
     def _fill(self, holds: Sequence[Hold]) -> None:
-        """Copy the parts to where they go, and say in the body where that is."""
+        """Copy the parts into the blocks, and write their places into the body."""
         layout, base = self._channel.layout, self._channel.slab.address
         self._blocks = [*self._held, *(hold.block for hold in holds)]
         starts = [layout.start_of(hold.block) for hold in holds]
@@ -293,7 +293,7 @@ def unpack(taken: Taken, channel: Channel, known: Known) -> Any:
     """Return the value of an item; its tensors are over the queue's memory.
 
     Raises:
-        Exception: whatever unpickling raises; the item is gone.
+        Exception: the error of unpickling; the item is gone.
     """
     body = taken.body
     if body[: _HEAD.size] == _NO_PARTS:
@@ -362,13 +362,13 @@ def _refuse_too_large(sizes: Sequence[int], held: int, limit_bytes: int) -> None
     total = sum(-(-size // PAGE_BYTES) * PAGE_BYTES for size in sizes)
     if total > limit_bytes:
         raise UsageError(
-            f"an item takes {total:,} bytes and the whole queue has {limit_bytes:,}; "
-            "make it with a larger `memory_bytes`, or share the tensors beforehand"
+            f"an item takes {total:,} bytes, but the whole queue has {limit_bytes:,}: "
+            "use a larger `memory_bytes`, or share the tensors beforehand"
         )
     if held + len(sizes) > min(BLOCKS_MAX, DESCRIPTORS_MAX):
         raise UsageError(
-            f"an item has {held + len(sizes):,} separate tensors and may have "
-            f"{BLOCKS_MAX:,}; put them in several items"
+            f"an item has {held + len(sizes):,} separate tensors; the limit is "
+            f"{BLOCKS_MAX:,}: put them in several items"
         )
 
 
@@ -383,7 +383,7 @@ def _flags_of(tensor: torch.Tensor) -> int:
     return flags | (_NEGATIVE if tensor.is_neg() else 0)
 
 
-# --- what a pickle calls -------------------------------------------------------------
+# --- functions that a pickle calls ---------------------------------------------------
 
 
 def _itself(part: Part) -> Part:

@@ -1,8 +1,8 @@
 """A running group of processes, and the thread that watches it.
 
-The thread feeds `supervisor` with what the pipes and sentinels of the processes say,
-and carries out its effects.  It is there from the start, so that the first failure
-stops the rest whether or not anyone is waiting yet.
+The thread feeds `supervisor` with the events of the pipes and sentinels of the
+processes, and carries out its effects.  It runs from the start, so that the first
+failure stops the rest even if no caller waits yet.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from asyncrpc.runtime.loops import loop_for
 
 T = TypeVar("T")
 
-INTERRUPT_GRACE_S: Final = 1.0  # seconds: after Ctrl-C everything is over within two
-# A grandchild made by fork keeps its parent's end of a sentinel open, so that the end
-# of the parent is not seen there; asking the kernel this often bounds the delay.
+INTERRUPT_GRACE_S: Final = 1.0  # seconds: after Ctrl-C all processes end within two
+# A grandchild made by fork keeps its parent's end of a sentinel open, so the sentinel
+# does not show the end of the parent; asking the kernel this often bounds the delay.
 _POLL_S: Final = 1.0
 
 
@@ -68,7 +68,7 @@ class Task:
 
 
 class Processes(Generic[T]):
-    """The processes of one `launch`; `T` is what the function returns.
+    """The processes of one `launch`; `T` is the type of the function's result.
 
     Use it as a context manager, `with` or `async with`: an exception in the block stops
     the processes, and the end of the block waits for them.
@@ -102,24 +102,24 @@ class Processes(Generic[T]):
             threading.Lock()
         )  # the writer is closed by the watching thread
         self._results: Future[list[T]] = Future()
-        self._results.set_running_or_notify_cancel()  # it cannot be cancelled
+        self._results.set_running_or_notify_cancel()  # so it cannot be cancelled
         # A daemon, so that a program that forgets its processes can still exit.
         threading.Thread(target=self._watch, name="launch-watch", daemon=True).start()
 
     def wait(self) -> list[T]:
         """Wait until all processes have ended.
 
-        Ctrl-C while waiting stops all of them within two seconds, and goes on as
+        Ctrl-C while waiting stops all of them within two seconds, and raises
         KeyboardInterrupt.
 
         Returns:
-            What the function returned in each process, by rank.
+            The result of the function in each process, by rank.
 
         Raises:
-            ProcessFailedError: a process failed, or `terminate` was called.  No process
-                runs any more.
-            DeadlineExceededError: the `timeout_s` of `launch` passed.  No process runs
-                any more.
+            ProcessFailedError: a process failed, or `terminate` was called.  All
+                processes have ended.
+            DeadlineExceededError: the `timeout_s` of `launch` passed.  All processes
+                have ended.
             UsageError: called on a running event loop; use `wait_async` there.  Or
                 this process was forked from the one that launched them.
         """
@@ -135,12 +135,13 @@ class Processes(Generic[T]):
         """Wait until all processes have ended, without blocking the event loop.
 
         Returns:
-            What the function returned in each process, by rank.
+            The result of the function in each process, by rank.
 
         Raises:
-            ProcessFailedError: a process failed, or `terminate` was called.  No process
-                runs any more.
-            DeadlineExceededError: the `timeout_s` of `launch` passed; likewise.
+            ProcessFailedError: a process failed, or `terminate` was called.  All
+                processes have ended.
+            DeadlineExceededError: the `timeout_s` of `launch` passed.  All processes
+                have ended.
             UsageError: no event loop runs here, or this process was forked from the one
                 that launched them.
 
@@ -152,7 +153,7 @@ class Processes(Generic[T]):
         return self._results.result()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until all processes have ended, at most for `timeout_s`.
+        """Wait until all processes have ended, for at most `timeout_s`.
 
         Args:
             timeout_s: seconds to wait at most; None is no limit.
@@ -161,10 +162,10 @@ class Processes(Generic[T]):
             Whether all of them have ended; if not, they go on.
 
         Raises:
-            ProcessFailedError: a process failed, or `terminate` was called.  No process
-                runs any more.
-            DeadlineExceededError: the `timeout_s` of `launch` passed.  No process runs
-                any more.
+            ProcessFailedError: a process failed, or `terminate` was called.  All
+                processes have ended.
+            DeadlineExceededError: the `timeout_s` of `launch` passed.  All processes
+                have ended.
             UsageError: called on a running event loop; use `wait_async` there.  Or
                 `timeout_s` is not a number of seconds, or this process was forked from
                 the one that launched them.
@@ -175,7 +176,7 @@ class Processes(Generic[T]):
         self._refuse_in_child("Processes.join")
         refuse_on_loop("Processes.join", "await Processes.wait_async()")
         check_timeout("timeout_s", timeout_s)
-        if timeout_s is not None:  # what a thread can wait for has a limit
+        if timeout_s is not None:  # the time that a thread can wait has a limit
             timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
         try:
             self._results.exception(timeout_s)
@@ -190,10 +191,10 @@ class Processes(Generic[T]):
     def terminate(self, grace_s: float = GRACE_S) -> None:
         """Ask all processes to end, and kill those that do not.
 
-        Returns at once; `wait` for the end.  Does nothing if they have ended.
+        It returns at once; `wait` for the end.  It does nothing if they have ended.
 
         Args:
-            grace_s: seconds that they are given.
+            grace_s: seconds from SIGTERM to SIGKILL.
 
         Raises:
             UsageError: `grace_s` is not a finite number of seconds, or this process was
@@ -242,11 +243,11 @@ class Processes(Generic[T]):
             self._results.result()
 
     def _refuse_in_child(self, used: str) -> None:
-        # The thread that watches them is not there, and its pipe is the parent's.
+        # The watching thread does not exist here, and its pipe is the parent's.
         if os.getpid() != self._own_pid:
             raise UsageError(
-                f"{used} must be used in the process that launched them, which this one"
-                " was forked from"
+                f"{used} must be used in the process that launched the processes; this"
+                " one was forked from it"
             )
 
     async def _ended(self) -> None:
@@ -266,7 +267,7 @@ class Processes(Generic[T]):
         self.terminate(INTERRUPT_GRACE_S)
         try:
             self._results.exception()
-        except KeyboardInterrupt:  # twice: no more patience
+        except KeyboardInterrupt:  # a second one: kill them now
             self.terminate(0.0)
             self._results.exception()
 
@@ -298,8 +299,8 @@ class Processes(Generic[T]):
         now_s = self._clock.now_s()
         if self._wake_reader in ready:
             self._wake_reader.recv_bytes()
-        # All that is ready is heard before anything is done about it: the supervisor
-        # tells causes from consequences by what was seen in the same instant.
+        # All ready events are read before any effect is carried out: the supervisor
+        # tells causes from consequences by the events of the same instant.
         events: list[Event] = [
             event
             for child in self._running()
@@ -352,8 +353,8 @@ class Processes(Generic[T]):
         for rank in effect.ranks:
             child = self._children[rank]
             if child.exit_code is None:
-                # We have not reaped it, so the id is not yet anyone else's.  The fork
-                # server may have, an instant ago: ids are not reused that fast.
+                # It has not been reaped here, so its id is not reused yet.  The fork
+                # server may have reaped it just now: ids are not reused that fast.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pids[rank] or 0, signum)
 
@@ -400,7 +401,7 @@ def refuse_on_loop(called: str, instead: str) -> None:
     """Refuse to block a running event loop.
 
     Raises:
-        UsageError: one runs in this thread.
+        UsageError: an event loop runs in this thread.
     """
     try:
         asyncio.get_running_loop()

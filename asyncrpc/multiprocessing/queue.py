@@ -1,13 +1,13 @@
 """A queue between processes of one host: `Queue`.
 
 It is written from scratch rather than over `multiprocessing.Queue`, whose feeder thread
-is what deadlocks programs, loses items when a process ends early, and copies every
-tensor into memory made for it.  Here nothing runs in the background: an item is in
-shared memory when `put` returns.
+deadlocks programs, loses items when a process ends early, and copies every tensor into
+new memory.  Here nothing runs in the background: an item is in shared memory when `put`
+returns.
 
 This module waits, and packs; `asyncrpc.shm.channel` is the queue.
 
-Source: multiprocessing.Queue for the names, torch.multiprocessing for what happens to
+Source: multiprocessing.Queue for the names, torch.multiprocessing for the treatment of
 tensors.
 """
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 ITEMS_DEFAULT: Final = 1024
 ITEMS_MAX: Final = 1 << 20  # half a KiB each
 MEMORY_BYTES_DEFAULT: Final = 1 << 30
-MEMORY_BYTES_MAX: Final = 1 << 38  # of addresses, each process uses 50 times as many
+MEMORY_BYTES_MAX: Final = 1 << 38  # each process uses 50 times as many addresses
 _MEMORY_BYTES_MIN: Final = 1 << 20
 _MS_PER_S: Final = 1000
 
@@ -46,20 +46,20 @@ class Queue(Generic[T]):
     Pass it to processes when they start: by the `args` of `launch` or `spawn`, or those
     of a `multiprocessing.Process` that starts by `spawn` or `forkserver`.
 
-    Anything that pickle can handle may be put.  Tensors travel through shared memory:
-    they are copied once, by `put`; what `get` returns is that memory, writable, and
-    holds it until the last tensor over it is dropped.  A tensor that is in shared
-    memory already is not copied at all, and stays the same memory on both sides:
-    after `asyncrpc.share`, after `Tensor.share_memory_`, and after it came out of this
-    queue.  So sending a tensor back costs nothing and saves its sender the next copy's
-    memory.  Views of one storage stay so, gradients go along, and so do large numpy
-    arrays.
+    Any value that pickle can handle may be put.  Tensors travel through shared memory:
+    `put` copies them once; `get` returns tensors over that memory, which are writable
+    and hold it until the last of them is dropped.  A tensor that is in shared memory
+    already is not copied at all, and stays the same memory on both sides: after
+    `asyncrpc.share`, after `Tensor.share_memory_`, and after it came out of this queue.
+    So sending a tensor back costs nothing, and saves its sender the memory of the next
+    copy.  Views of one storage stay so; gradients and large numpy arrays travel in the
+    same way.
 
-    There is no thread and no process behind it.  An item is out of its producer's hands
-    when `put` returns: that may end at once, by SIGKILL even, and the item stays.  A
-    process that is killed takes along at most the item that it was getting; the others
-    go on, and get its memory.  Nothing is left in /dev/shm, ever: the memory has no
-    name, and ends with the last process that has the queue or a tensor from it.
+    No thread and no process runs behind it.  The producer may end, even by SIGKILL, as
+    soon as `put` returns: the item stays.  A killed process takes along at most the
+    item that it was getting; the others go on, and get its memory.  Nothing is ever
+    left in /dev/shm: the memory has no name, and ends with the last process that has
+    the queue or a tensor from it.
 
     Processes that share a queue trust each other, as those of one `launch` do: items
     are pickles, which can run anything.
@@ -67,16 +67,16 @@ class Queue(Generic[T]):
     Args:
         maxsize: items that may wait in it; at least 1.
         memory_bytes: memory for tensors, and for pickles of more than some hundred
-            bytes: of what waits and of what was got and is still held.  It is taken
-            from the system as it is used.  If it is all in use, `put` waits until a
-            process drops tensors.
+            bytes, both of waiting items and of items that were got and are still held.
+            It is taken from the system as it is used.  If all of it is in use, `put`
+            waits until a process drops tensors.
 
     Raises:
         UsageError: a limit is out of range, or this system has no memfd_create(2).
 
     Thread safety:
-        Any thread and any event loop may use it.  `close` it only when no thread uses
-        it any more.
+        Any thread and any event loop may use it.  `close` it only after the last use by
+        any thread.
 
     Example:
         >>> def work(rank: int, tasks: Queue[Tensor], results: Queue[Tensor]) -> None:
@@ -87,9 +87,9 @@ class Queue(Generic[T]):
         ...         for batch in batches:
         ...             tasks.put(batch)
 
-    Source: multiprocessing.Queue, with these differences: `put` waits by itself instead
-    of a thread, there is always a bound, there is nothing to join, `timeout_s` says its
-    unit, and there are `put_async` and `get_async`.
+    Source: multiprocessing.Queue, with these differences: `put` itself waits, not a
+    thread; there is always a bound; there is nothing to join; `timeout_s` names its
+    unit; and there are `put_async` and `get_async`.
     """
 
     def __init__(
@@ -112,16 +112,16 @@ class Queue(Generic[T]):
     # --- putting ---------------------------------------------------------------------
 
     def put(self, item: T, timeout_s: float | None = None) -> None:
-        """Put an item, and wait for room if need be.
+        """Put an item, and wait for room if necessary.
 
         Args:
-            item: is pickled, and its tensors are copied, before this returns.
+            item: it is pickled, and its tensors are copied, before this returns.
             timeout_s: seconds to wait at most; None is no limit.
 
         Raises:
             queue.Full: no room came in time; nothing was put.
             UsageError: called on a running event loop, on a closed queue or in a forked
-                process; `timeout_s` is no number of seconds; or the item cannot be
+                process; `timeout_s` is not a number of seconds; or the item cannot be
                 pickled, is larger than the queue, or has a tensor that is part of a
                 graph.  Nothing was put.
         """
@@ -148,17 +148,17 @@ class Queue(Generic[T]):
             raise Full
 
     async def put_async(self, item: T) -> None:
-        """Put an item, and wait for room if need be, without blocking the event loop.
+        """Put an item, and wait for room without blocking the event loop.
 
         Only the waiting is asynchronous: the copy of a tensor, about 0.2 ms a MiB, is
         made on the loop.
 
         Args:
-            item: see `put`; not to be changed until this returns.
+            item: see `put`; do not change it until this returns.
 
         Raises:
             UsageError: see `put`.
-            Exception: what pickle raises; nothing was put.
+            Exception: the error of pickle; nothing was put.
 
         Cancellation:
             Nothing was put.
@@ -180,12 +180,12 @@ class Queue(Generic[T]):
             The item; its tensors are in shared memory.
 
         Raises:
-            queue.Empty: none came in time.
+            queue.Empty: no item came in time.
             UsageError: called on a running event loop, on a closed queue or in a forked
-                process; or `timeout_s` is no number of seconds.
-            OSError: the item has tensors with descriptors, and this process can have no
-                more of those.  The item is still there.
-            Exception: what unpickling raises; the item is gone.
+                process; or `timeout_s` is not a number of seconds.
+            OSError: the item has tensors with descriptors, and this process cannot have
+                more descriptors.  The item is still there.
+            Exception: the error of unpickling; the item is gone.
         """
         refuse_on_loop("Queue.get", "await Queue.get_async() or Queue.get_nowait()")
         deadline = self._deadline(timeout_s)
@@ -206,7 +206,7 @@ class Queue(Generic[T]):
             queue.Empty: the queue is empty.
             UsageError: the queue is closed, or this is a forked process.
             OSError: see `get`.
-            Exception: what unpickling raises; the item is gone.
+            Exception: the error of unpickling; the item is gone.
         """
         taken = self._channel.take()
         if taken is None:
@@ -222,7 +222,7 @@ class Queue(Generic[T]):
         Raises:
             UsageError: the queue is closed, or this is a forked process.
             OSError: see `get`.
-            Exception: what unpickling raises; the item is gone.
+            Exception: the error of unpickling; the item is gone.
 
         Cancellation:
             No item is taken: there is no waiting between an item and its return.
@@ -235,7 +235,7 @@ class Queue(Generic[T]):
     # --- what it looks like ----------------------------------------------------------
 
     def qsize(self) -> int:
-        """Return how many items wait; others may change that at any time."""
+        """Return how many items wait; others may change the number at any time."""
         return len(self._channel)
 
     def empty(self) -> bool:
@@ -249,9 +249,9 @@ class Queue(Generic[T]):
     def close(self) -> None:
         """End this process's use of the queue, and close its descriptors.  Idempotent.
 
-        There is nothing to wait for: what was put is there for the others, and tensors
-        that came out of it stay.  Not to be called while another thread or coroutine of
-        this process waits in it.  Without it, the queue ends with its last reference.
+        There is nothing to wait for: items that were put stay for the others, as do
+        tensors that came out.  Do not call it while another thread or coroutine of this
+        process waits in the queue.  Without it, the queue ends with its last reference.
         """
         self._channel.close()
 
@@ -260,8 +260,9 @@ class Queue(Generic[T]):
     def __reduce__(self) -> tuple[Any, ...]:
         if multiprocessing.context.get_spawning_popen() is None:
             raise UsageError(
-                "a queue can be passed to a process only when that starts: by the args "
-                "of asyncrpc.multiprocessing.launch or of multiprocessing.Process"
+                "a queue can be passed to a process only when the process starts, in "
+                "the args of asyncrpc.multiprocessing.launch or of "
+                "multiprocessing.Process"
             )
         ends = self._channel.ends
         sent = [reduction.DupFd(one) for one in _descriptors(ends)]
@@ -309,7 +310,7 @@ async def _wait_async(event: int, patience_s: float) -> None:
         if not ready.done():
             ready.set_result(None)
 
-    # A descriptor of our own: a loop has one reader for each.
+    # A descriptor of our own, since a loop has only one reader for each descriptor.
     own = os.dup(event)
     try:
         loop.add_reader(own, wake)

@@ -51,23 +51,23 @@ def spawn(  # noqa: PLR0917  torch's order, for its callers
 ) -> Processes[None] | None:
     """Run `fn(i, *args)` in each of `nprocs` new processes, as torch's `spawn` does.
 
-    It is `launch` with torch's signature: what `fn` returns is dropped, and the
-    rendezvous is left to the program, which says MASTER_ADDR and MASTER_PORT itself.
-    Unlike torch's, each process uses `max(1, floor(cores / nprocs))` threads, and none
-    outlives this one.
+    It is `launch` with torch's signature: the result of `fn` is dropped, and the
+    rendezvous is left to the program, which sets MASTER_ADDR and MASTER_PORT itself.
+    Unlike in torch, each process uses `max(1, floor(cores / nprocs))` threads, and no
+    process outlives this one.
 
     Args:
         fn: a function at the top level of a module; a coroutine function runs on an
             event loop of its process.
         args: its arguments after the index; tensors are shared, as by `launch`.
-        nprocs: how many processes.
+        nprocs: the number of processes.
         join: wait for the end; otherwise return at once.
         daemon: stop the processes when this program ends, instead of waiting for them;
             they cannot start others.
         start_method: `spawn` or `forkserver`.
 
     Returns:
-        None; with `join=False` the running processes, whose `join` is like that of
+        None; with `join=False` the running processes, whose `join` works as that of
         torch's context.
 
     Raises:

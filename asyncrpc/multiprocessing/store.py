@@ -1,6 +1,6 @@
 """The rendezvous store of one host, served by the process that starts the others.
 
-No child serves it, so none has to outlive the rest, and the port is known before the
+No child serves it, so no child must outlive the rest, and the port is known before the
 first one starts: it is bound here and never released, so it cannot be taken in between.
 
 It listens on loopback only.  torch's default is every interface, and the store
@@ -18,7 +18,7 @@ def serve_store() -> TCPStore:
     """Serve a store on a free port of 127.0.0.1, until the object is deleted.
 
     Returns:
-        The store; `port` is where it is.
+        The store; `port` is its port.
     """
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
@@ -27,5 +27,5 @@ def serve_store() -> TCPStore:
         port,
         is_master=True,
         wait_for_workers=False,
-        master_listen_fd=listening.detach(),  # from here on the store's to close
+        master_listen_fd=listening.detach(),  # the store closes it
     )

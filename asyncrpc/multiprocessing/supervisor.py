@@ -4,15 +4,14 @@
        |                                      |                           |
        +--------------- every process has exited: DONE ------------------+
 
-It decides whom to signal, when, and which failure was the first; it knows neither
-processes nor clocks.  `processes` drives it for `launch`, `asyncrpc.cli.run` for the
-command line.
+It decides which processes to signal, when, and which failure was the first; it knows
+neither processes nor clocks.  `processes` drives it for `launch`, `asyncrpc.cli.run`
+for the command line.
 
-Which failure was first is not the order in which they are seen: a process that lost its
-peer can report before the peer's own end is noticed.  So an exception counts from the
-time at which its process reported it, and a process that died of a signal we did not
-send comes before any exception: an exception follows from such a death, seldom the
-reverse.
+The first failure is not always the first that is seen: a process that lost its peer can
+report before the peer's own end is noticed.  So an exception counts from the time at
+which its process reported it, and a process that died of a signal from elsewhere comes
+before any exception: an exception follows from such a death, seldom the reverse.
 
 Source: torchrun takes the earliest timestamp, that of a process's error file or else
 the time at which its end was seen (torch/distributed/elastic/multiprocessing/errors).
@@ -43,7 +42,7 @@ class Reason(enum.Enum):
     """Why a group was stopped before all had returned."""
 
     FAILURE = "a process failed"
-    TIMEOUT = "the time was up"
+    TIMEOUT = "the time limit passed"
     REQUEST = "the program asked for it"
 
 
@@ -53,7 +52,7 @@ class Failed:
 
     Attributes:
         rank: index of the process.
-        raised_at_s: when, as that process read the clock that all of a host share.
+        raised_at_s: when, by the clock of the host, read in that process.
         at_s: when it was seen here.
     """
 
@@ -73,7 +72,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Event: the program, or its user, wants an end; SIGKILL follows in `grace_s`."""
+    """Event: the program or its user asks to stop; SIGKILL follows in `grace_s`."""
 
     at_s: float
     grace_s: float = GRACE_S
@@ -88,14 +87,14 @@ class Elapsed:
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """Effect: ask these to end (SIGTERM)."""
+    """Effect: ask these processes to end (SIGTERM)."""
 
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Effect: end these (SIGKILL)."""
+    """Effect: end these processes (SIGKILL)."""
 
     ranks: tuple[int, ...]
 
@@ -106,9 +105,9 @@ Effect: TypeAlias = Terminate | Kill
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Candidate:
-    """A failure that may have been the first; the least one was."""
+    """A failure that may have been the first; the smallest one was."""
 
-    is_exception: bool  # False sorts first: killed by a signal we did not send
+    is_exception: bool  # False sorts first: killed by a signal from elsewhere
     at_s: float
     rank: int
 
@@ -117,9 +116,9 @@ class Supervisor:
     """Watches `nprocs` processes, from their start to the end of the last.
 
     Args:
-        nprocs: how many there are; their ranks are 0 to nprocs - 1.
+        nprocs: the number of processes; their ranks are 0 to nprocs - 1.
         grace_s: seconds from SIGTERM to SIGKILL after a failure or the timeout.
-        stop_at_s: when the time is up, on the clock of the events; None is no limit.
+        stop_at_s: the time limit, on the clock of the events; None is no limit.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class Supervisor:
     ) -> None:
         self.phase = LaunchPhase.RUNNING
         self.reason: Reason | None = None
-        self.unfinished: tuple[int, ...] = ()  # who still ran when the end was ordered
+        self.unfinished: tuple[int, ...] = ()  # ranks that ran when the end was ordered
         self.alive = set(range(nprocs))
         self._grace_s = grace_s
         self._stop_at_s = stop_at_s
@@ -156,7 +155,7 @@ class Supervisor:
         """Advance by one event.
 
         Returns:
-            Whom to signal, in order; empty if nothing is due.
+            The signals to send, in order; empty if nothing is due.
 
         Raises:
             LocalProtocolError: the event is of a process that has ended.  Nothing
@@ -194,14 +193,14 @@ class Supervisor:
         return effects
 
     def _is_own_failure(self, exit_code: int, at_s: float) -> bool:
-        """Return whether this end is a cause, or only what our signals did."""
+        """Return whether this end is a cause, not a consequence of our signals."""
         if self.phase is LaunchPhase.RUNNING:
             return True
         if self.reason is not Reason.FAILURE:
             return False
-        # SIGTERM can make a process crash in its own way, and exit with any code; it
-        # cannot make one die of SIGKILL.  What was seen in the same instant as the
-        # first failure was not caused by what we sent after it.
+        # SIGTERM can make a process crash in its own way, and exit with any code, but
+        # not die of SIGKILL.  An end seen in the same instant as the first failure was
+        # not caused by signals that we sent after it.
         by_kill = exit_code == -signal.SIGKILL and self.phase is LaunchPhase.STOPPING
         return by_kill or (exit_code < 0 and at_s <= self._ordered_at_s)
 
@@ -209,7 +208,7 @@ class Supervisor:
         if self.phase is not LaunchPhase.STOPPING:
             return self._stop(Reason.REQUEST, at_s, grace_s)
         assert self._kill_at_s is not None
-        self._kill_at_s = min(self._kill_at_s, at_s + grace_s)  # impatience is heard
+        self._kill_at_s = min(self._kill_at_s, at_s + grace_s)  # an earlier time wins
         return self._on_elapsed(at_s)
 
     def _on_elapsed(self, at_s: float) -> list[Effect]:

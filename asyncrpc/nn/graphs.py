@@ -1,12 +1,12 @@
 """The part of a graph that one stage has: where gradients enter, leave and gather.
 
-A pipeline runs each stage's backward pass by itself, once for a micro-batch, so that
-the schedule decides when.  What a stage receives begins a graph of its own; a node
-there catches the gradient that is to go back.
+A pipeline runs each stage's backward pass by itself, once for each micro-batch, so that
+the schedule decides when.  A received tensor begins a graph of its own; a node there
+catches the gradient that goes back.
 
 Parameters gather their gradients over the micro-batches of a step in a dictionary.  It
 is lent to `.grad` while a backward pass runs, so that the engine adds in place and
-hooks run as always; at any other time `.grad` is the program's own.
+hooks run as usual; at any other time `.grad` is the program's own.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Caught:
         self.gradient: torch.Tensor | None = None
 
     def add(self, gradient: torch.Tensor | None) -> None:
-        """Add the gradient, which comes once: there is one backward pass."""
+        """Set the gradient, which comes once: there is one backward pass."""
         self.gradient = gradient
 
 
 class Entrance(Recv):
-    """The same for what comes from another stage: no pass over calls goes through."""
+    """A `Recv` for tensors from another stage, which no pass over calls crosses."""
 
 
 def enter(tensor: torch.Tensor) -> tuple[torch.Tensor, Caught]:
@@ -61,18 +61,18 @@ def backward(
     gradients: Sequence[torch.Tensor | None],
     sums: Gradients,
 ) -> None:
-    """Run a backward pass, adding what leaf tensors get to `sums`.
+    """Run a backward pass, adding the gradients of leaf tensors to `sums`.
 
     The caller holds the lock over `.grad` of this worker's parameters.
 
     Args:
         roots: tensors that require a gradient.
-        gradients: of their shapes; a root that has none takes no part.
+        gradients: of their shapes; a root without a gradient takes no part.
         sums: gradients so far, by leaf tensor.
 
     Raises:
         UsageError: the graph goes on to another worker by a call.
-        Exception: what a node or a hook raises; `sums` is then undefined.
+        Exception: the error of a node or a hook; `sums` is then undefined.
     """
     pairs = [
         (root, gradient)
@@ -98,9 +98,9 @@ def _leaves(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         seen.add(node)
         if type(node) is _CROSSING:
             raise UsageError(
-                "the module of this stage made a call, whose result the loss depends "
-                "on; a pipeline does not take gradients there: make what it calls a "
-                "stage, or use plain calls and asyncrpc.autograd.backward"
+                "the module of this stage made a call whose result the loss depends "
+                "on, and a pipeline does not send gradients there: make the called "
+                "module a stage, or use plain calls and asyncrpc.autograd.backward"
             )
         following = node.next_functions
         if following:
@@ -112,7 +112,7 @@ def _leaves(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 @contextmanager
 def _lent(leaves: Sequence[torch.Tensor], sums: Gradients) -> Iterator[None]:
-    """Let `.grad` of the leaves be our sums; afterwards it is as it was."""
+    """Return a context in which `.grad` of the leaves is our sums."""
     before = [leaf.grad for leaf in leaves]
     try:
         for leaf in leaves:

@@ -7,10 +7,10 @@
     y = await encoder.encode(x, scale=2.0)  # the signature is checked by mypy
 
 An interface is an abstract class or a Protocol.  It declares its methods as they are
-used here, where they are awaited: as `async def`, even if those of the module are
+used here, where they are awaited: as `async def`, even if the module's methods are
 plain.  An abstract class may also have methods with bodies; these run here.
 
-The owner gets a description of the methods, not the class, which it need not have.
+The owner gets a description of the methods, and does not need the class.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from asyncrpc.arguments import wrong
 from asyncrpc.errors import UsageError
 
 T = TypeVar("T")
-# Name; names by position and how many of them must be given; names by keyword only,
-# and those of them that must be given.
+# Name; names by position, and how many of them must be given; names by keyword only,
+# and the required ones.
 Shape: TypeAlias = tuple[str, list[str], int, list[str], list[str]]
 
 
@@ -40,7 +40,8 @@ def implemented(interface: Callable[..., T], module: Callee) -> T:
     """Return an object of the interface whose methods run on a remote module.
 
     Raises:
-        UsageError: `interface` is not one, or a method of it is not `async def`.
+        UsageError: `interface` is not an interface, or a method of it is not `async
+            def`.
     """
     methods = {
         name: _remote(name, function) for name, function in methods_of(interface)
@@ -55,7 +56,8 @@ def methods_of(interface: Any) -> list[tuple[str, Callable[..., Any]]]:
     """Return the methods of an interface, by name.
 
     Raises:
-        UsageError: `interface` is not one, or a method of it is not `async def`.
+        UsageError: `interface` is not an interface, or a method of it is not `async
+            def`.
     """
     found = dict(_declared(interface)) if isinstance(interface, type) else {}
     if not found:
@@ -65,7 +67,7 @@ def methods_of(interface: Any) -> list[tuple[str, Callable[..., Any]]]:
         if not inspect.iscoroutinefunction(function):
             raise UsageError(
                 f"{interface.__name__}.{name} is not `async def`: a method of a remote "
-                "module is awaited; declare it so, even if the module's own is plain"
+                "module is awaited; declare it so, even if the module's method is plain"
             )
     return sorted(found.items())
 
@@ -81,7 +83,7 @@ def _declared(interface: type) -> Iterator[tuple[str, Any]]:
 
 
 def shapes_of(interface: Any) -> list[Shape]:
-    """Return what the methods of an interface look like, to be checked on an owner."""
+    """Return the signatures of an interface's methods, to be checked on an owner."""
     return [_shape(name, function) for name, function in methods_of(interface)]
 
 
@@ -107,7 +109,7 @@ def _must(parameter: inspect.Parameter) -> bool:
 
 
 def problems_of(module: object, shapes: Sequence[Shape]) -> Iterator[str]:
-    """Yield what a module lacks of an interface; called on its owner."""
+    """Yield the differences of a module from an interface; called on its owner."""
     kind = type(module).__name__
     for name, by_place, needed, by_name, needed_names in shapes:
         method = getattr(module, name, None)
@@ -119,7 +121,7 @@ def problems_of(module: object, shapes: Sequence[Shape]) -> Iterator[str]:
             signature.bind_partial(*by_place, **dict.fromkeys(by_name))
             signature.bind(*by_place[:needed], **dict.fromkeys(needed_names))
         except TypeError as error:
-            yield f"{kind}.{name}{signature} does not take what it must: {error}"
+            yield f"{kind}.{name}{signature} does not accept the arguments: {error}"
 
 
 def _remote(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,7 +129,7 @@ def _remote(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     async def method(self: _Remote, *args: Any, **kwargs: Any) -> Any:
         return await self._module.run_method(name, args, kwargs)
 
-    vars(method).pop("__isabstractmethod__", None)  # which `wraps` has copied
+    vars(method).pop("__isabstractmethod__", None)  # `wraps` has copied it
     return method
 
 

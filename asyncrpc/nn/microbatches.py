@@ -1,8 +1,8 @@
-"""Cutting a batch into micro-batches, and joining what comes of them.
+"""Cutting a batch into micro-batches, and joining their outputs.
 
 A value may be a tensor, or tuples, lists and dictionaries of tensors.  Every tensor is
-cut along its first dimension, its rows; everything else goes to each micro-batch as it
-is.  The parts differ by one row at most.
+cut along its first dimension, its rows; any other value goes unchanged to each
+micro-batch.  The parts differ by one row at most.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ def rows_of(value: Any, what: str) -> int:
     """Return how many rows the tensors in a value have.
 
     Args:
-        value: as said above.
+        value: see the module.
         what: name of the argument, for the message.
 
     Raises:
-        UsageError: there is no tensor, or their rows differ, or one has none.
+        UsageError: the value has no tensor; a tensor has no dimensions, or is not dense
+            or has no values; or the numbers of rows differ.
     """
     rows: int | None = None
     for leaf in _leaves(value, what):
@@ -35,8 +36,8 @@ def rows_of(value: Any, what: str) -> int:
             continue
         if not leaf.dim():
             raise UsageError(
-                f"{what} holds a tensor without dimensions, which cannot be cut into "
-                "micro-batches; give a number instead"
+                f"{what} has a tensor without dimensions, which cannot be cut into "
+                "micro-batches; pass a number instead"
             )
         if leaf.layout is not torch.strided or leaf.is_meta or leaf.dim() > DIMS_MAX:
             raise UsageError(
@@ -45,12 +46,12 @@ def rows_of(value: Any, what: str) -> int:
             )
         if rows not in (None, leaf.shape[0]):
             raise UsageError(
-                f"{what} holds tensors of {rows} and {leaf.shape[0]} rows; they "
-                "are cut along the first dimension, and must have the same"
+                f"the tensors of {what} must have the same size in the first "
+                f"dimension, along which they are cut, not {rows} and {leaf.shape[0]}"
             )
         rows = leaf.shape[0]
     if rows is None:
-        raise UsageError(f"{what} holds no tensor; there is nothing to cut")
+        raise UsageError(f"{what} must have at least one tensor to cut")
     return rows
 
 
@@ -59,7 +60,7 @@ def _leaves(value: Any, what: str) -> list[Any]:
         leaves: list[Any] = pytree.tree_leaves(value)
     except RecursionError:
         raise UsageError(
-            f"{what} is nested too deep, or holds itself: give lists of tensors"
+            f"{what} is nested too deep, or contains itself: pass lists of tensors"
         ) from None
     return leaves
 
@@ -86,9 +87,9 @@ def sizes(rows: int, parts: int) -> list[int]:
 
 
 def join(parts: Sequence[Any]) -> Any:
-    """Join what came of micro-batches: tensors along the first dimension.
+    """Join the outputs of micro-batches: tensors along the first dimension.
 
-    Of what is no tensor, the first part's is kept.
+    Of other values, that of the first part is kept.
 
     Raises:
         UsageError: a part has another form than the first, or a tensor has no rows.
@@ -107,6 +108,6 @@ def _join_leaf(parts: Sequence[Any]) -> Any:
     if not parts[0].dim():
         raise UsageError(
             "the last stage returned a tensor without dimensions for each "
-            "micro-batch, which cannot be joined; return one row each at least"
+            "micro-batch, which cannot be joined; return at least one row each"
         )
     return torch.cat(list(parts))

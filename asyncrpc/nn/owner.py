@@ -1,6 +1,6 @@
-"""What a remote module does on the worker that owns it.
+"""The functions of a remote module on the worker that owns it.
 
-Each function is called there with a reference to the module, which is at home.
+Each is called there with a reference to the module, which is local there.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ def create(
 
     Raises:
         RejectedError: the policy does not allow peers to call `module_cls`.
-        UsageError: what was made is no module, or there is no such device here.
+        UsageError: `module_cls` did not make a module, or this worker does not have the
+            device.
     """
     current_parts().functions.check(module_cls)
     module = module_cls(*args, **kwargs)
     if not isinstance(module, nn.Module):
         name = getattr(module_cls, "__name__", repr(module_cls))
         raise UsageError(
-            f"{name} made a {type(module).__name__}; a RemoteModule needs a class or "
-            "function that returns a torch.nn.Module"
+            f"module_cls must make a torch.nn.Module, but {name} made a "
+            f"{type(module).__name__}"
         )
     where = current_parts().devices.require(device)
     if where == "cpu":
@@ -87,7 +88,7 @@ async def check(
     """Return if a module has the methods of an interface.
 
     Raises:
-        UsageError: it lacks one, or has it with other parameters.
+        UsageError: the module lacks a method, or has it with other parameters.
     """
     problems = list(interfaces.problems_of(await rref, shapes))
     if problems:
@@ -125,7 +126,7 @@ async def state(rref: RRef[nn.Module]) -> dict[str, Any]:
 
 
 def _copied(value: Any) -> Any:
-    """Copy a tensor, or what a module's `get_extra_state` has put there."""
+    """Copy a tensor, or a value of a module's `get_extra_state`."""
     if isinstance(value, torch.Tensor):
         return value.to("cpu", copy=True)
     return copy.deepcopy(value)
@@ -136,7 +137,7 @@ async def load_state(
     state_dict: Mapping[str, Any],
     strict: bool,  # noqa: FBT001  (travels in a call)
 ) -> tuple[list[str], list[str]]:
-    """Load a state; return the keys that were missing, and those unexpected."""
+    """Load a state; return the missing and the unexpected keys."""
     module = await rref
 
     def load() -> tuple[list[str], list[str]]:
@@ -159,15 +160,15 @@ async def run_method(  # noqa: PLR0917  (travels in a call)
 
     Args:
         rref: to the module.
-        device: where it is.
+        device: the device that it is on.
         name: of the method.
-        args: of the method.
-        kwargs: likewise.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
         stays: leave the result on the device: the caller has a device map for it.
 
     Raises:
-        RejectedError: the policy does not allow it.
-        UsageError: the method is no plain one: it does not run in a thread.
+        RejectedError: the policy does not allow the method.
+        UsageError: the method is a coroutine function, which does not run in a thread.
     """
     module = await rref
     current_parts().functions.check_method(type(module), name)
@@ -200,7 +201,7 @@ async def _in_thread(job: Callable[[], T]) -> T:
 
 
 def _steps_held_off() -> AbstractContextManager[Any]:
-    """Return what keeps optimizer steps of this worker from changing parameters."""
+    """Return a context in which no optimizer step of this worker changes parameters."""
     # Only this package makes services of the name.
     service: Any = current_parts().service(AutogradService.name)
     autograd: AutogradService = service

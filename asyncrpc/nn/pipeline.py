@@ -6,8 +6,8 @@
     optimizer = DistributedOptimizer(Adam, await pipe.remote_parameters(), lr=0.001)
     result = await pipe.train_step(x, target, cross_entropy, optimizer)
 
-Here is who starts a step, hands out the micro-batches and says when the gradients
-count.  The stages do the rest among themselves: see `stage`.
+The driver here starts a step, hands out the micro-batches and commits the gradients.
+The stages do the rest among themselves: see `stage`.
 
 Source: torch.distributed.pipelining (schedules), and torch.distributed.pipeline.sync's
 Pipe (`chunks`, and stages that are modules).
@@ -66,7 +66,7 @@ class PipelineResult:
 
     Attributes:
         loss: of the whole batch: a tensor without dimensions or history, on the CPU.
-        report: what each stage did, and when.
+        report: the actions of each stage, with times.
     """
 
     loss: torch.Tensor
@@ -76,8 +76,9 @@ class PipelineResult:
 class Pipeline:
     """Stages that process a batch in micro-batches, many of them at once.
 
-    While one stage works on a micro-batch the next one works on the one before it.
-    What a stage makes goes to the next one directly, from worker to worker.
+    While one stage works on a micro-batch, the next stage works on the micro-batch
+    before it.  The output of a stage goes to the next stage directly, from worker to
+    worker.
 
     The gradients equal those of the same modules in one process on the whole batch, up
     to the order of sums, if each row of a batch is computed by itself.  BatchNorm in
@@ -109,11 +110,11 @@ class Pipeline:
         Args:
             stages: in the order of the forward pass: remote modules, references to
                 modules on any workers, or modules of this worker.  Several may be on
-                one worker.  What a stage returns is the argument of the next; a tuple
+                one worker.  The result of a stage is the argument of the next; a tuple
                 is its arguments.  Tensors may be in tuples, lists and dictionaries.
-            chunks: into how many micro-batches a batch is cut, along the first
-                dimension of its tensors.  Sizes differ by one row at most.  A batch of
-                fewer rows makes one micro-batch of each.
+            chunks: the number of micro-batches that a batch is cut into, along the
+                first dimension of its tensors.  Sizes differ by one row at most.  If a
+                batch has fewer rows, each row is a micro-batch.
             schedule: `"1f1b"` or `"gpipe"`.  Both are equally fast; under `"gpipe"` a
                 stage holds the activations of all micro-batches at once, under
                 `"1f1b"` those of as many as there are stages from it to the last.
@@ -121,11 +122,11 @@ class Pipeline:
         Raises:
             NotStartedError: there is no running worker here.
             UsageError: `stages` is empty, or has an element that is not a stage; or
-                `chunks` or `schedule` is not understood.
+                `chunks` or `schedule` is invalid.
         """
         check_schedule(schedule, chunks)
         self._worker = current_parts()
-        check_sequence("stages", stages, "modules in a list")
+        check_sequence("stages", stages, "a list of modules")
         self._modules = [_placed(at, one) for at, one in enumerate(stages)]
         if not self._modules:
             raise UsageError("stages must have at least one stage")
@@ -145,7 +146,7 @@ class Pipeline:
         """Wait until every stage has been made; return this object.
 
         Raises:
-            Exception: what the constructor of a module raised.
+            Exception: the error of a module's constructor.
         """
         return self._ready().__await__()
 
@@ -165,7 +166,7 @@ class Pipeline:
 
         Raises:
             OwnerLostError: the worker of a stage is gone.
-            Exception: what the constructor of a module raised.
+            Exception: the error of a module's constructor.
 
         Cancellation:
             Nothing changes.
@@ -174,7 +175,7 @@ class Pipeline:
         return [one for stage in found for one in stage]
 
     async def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002  (torch's)
-        """Set the mode of all stages; for all who share the modules.
+        """Set the mode of all stages, for all users of the modules.
 
         Args:
             mode: training, or evaluation.
@@ -212,11 +213,11 @@ class Pipeline:
     # --- inference -------------------------------------------------------------------
 
     async def forward(self, x: Any) -> Any:
-        """Run a batch through the stages; return what the last one makes of it.
+        """Run a batch through the stages; return the output of the last stage.
 
         Inside an autograd context the result is differentiable, by
         `asyncrpc.autograd.backward`; the stages then keep the activations of all
-        micro-batches until the context ends.  Outside of one, or under
+        micro-batches until the context ends.  Outside of a context, or under
         `torch.no_grad()`, they keep none.
 
         Args:
@@ -230,8 +231,8 @@ class Pipeline:
             RemoteError: a stage raised; also an instance of the original class.  Its
                 `worker` and a note say where.
             WorkerLostError: the worker of a stage is lost.
-            OwnerLostError: it had been lost before.
-            RejectedError: it is shutting down.
+            OwnerLostError: the worker of a stage had been lost before.
+            RejectedError: the worker of a stage is shutting down.
             DeadlineExceededError: the enclosing deadline passed.
             UsageError: `x` cannot be cut into micro-batches, or this is not the event
                 loop of the worker.
@@ -255,46 +256,47 @@ class Pipeline:
     ) -> PipelineResult:
         """Run a batch forward and backward; its gradients enter the current context.
 
-        On the worker of the last stage `loss_fn` is applied to what the stage makes of
+        On the worker of the last stage `loss_fn` is applied to the stage's output of
         each micro-batch, and to its target.  The gradients are those of the loss of the
-        whole batch.  They gather in the autograd context, as those of
-        `asyncrpc.autograd.backward` do, for `DistributedOptimizer.step`; `.grad` is
-        untouched.  All of them enter it, or none.
+        whole batch.  They gather in the autograd context, like those of
+        `asyncrpc.autograd.backward`, for `DistributedOptimizer.step`; `.grad` is
+        untouched.  All of them enter the context, or none.
 
         Args:
             x: as for `forward`; its tensors do not require gradients.
             target: a tensor `(rows, ...)`, or tuples, lists and dictionaries of them.
             loss_fn: maps an output and a target to a tensor of one element; travels by
                 name, or, if it is an object such as `nn.CrossEntropyLoss()`, as a copy.
-            reduction: how `loss_fn` sums up rows: `"mean"`, its average over them, so
-                that each micro-batch counts by its rows; or `"sum"`.  A mean over
-                something else, as that of `cross_entropy` with `weight` or with
-                targets it ignores, is neither: sum up, and divide in `loss_fn` by a
-                number that is the same for all micro-batches.
+            reduction: how `loss_fn` combines rows: `"mean"`, their average, so that
+                each micro-batch counts by its rows; or `"sum"`.  Another mean, such as
+                that of `cross_entropy` with `weight` or with ignored targets, is
+                neither: sum up, and divide in `loss_fn` by a number that is the same
+                for all micro-batches.
 
         Returns:
-            The loss of the batch, and what each stage did.
+            The loss of the batch, and the report of each stage.
 
         Raises:
             InvalidContextError: there is no autograd context here, or it ended.
             RemoteError: a stage or the loss raised; also an instance of the original
                 class.  Its `worker` and a note say where.
-            WorkerLostError: the worker of a stage is lost.  If it was while gradients
-                entered the context, it has some of them: leave it.
-            OwnerLostError: it had been lost before.
-            RejectedError: it is shutting down.
+            WorkerLostError: the worker of a stage is lost.  If it was lost while
+                gradients entered the context, the context has only some of them: leave
+                it.
+            OwnerLostError: the worker of a stage had been lost before.
+            RejectedError: the worker of a stage is shutting down.
             DeadlineExceededError: the enclosing deadline passed.
-            EncodeError: `loss_fn` has no name that leads to it.
+            EncodeError: `loss_fn` cannot be found by its name.
             UsageError: `x` or `target` cannot be cut into micro-batches, or `x`
-                requires a gradient; an argument is of another kind; or this is not the
-                worker's event loop.
+                requires a gradient; an argument is wrong; or this is not the worker's
+                event loop.
 
         Cancellation:
             All stages are told, and drop their part of the step.  Once all have
-            computed, the gradients enter the context all the same.
+            computed, the gradients enter the context nevertheless.
 
         Source: torch.distributed.pipelining.ScheduleGPipe.step and Schedule1F1B.step;
-        those weigh micro-batches alike, also if they have different sizes.
+        those weigh micro-batches equally, even if they have different sizes.
         """
         self._worker.check_on_loop("Pipeline.forward_backward")
         current_context()
@@ -304,8 +306,8 @@ class Pipeline:
         _check_input(x)
         if rows_of(target, "target") != rows:
             raise UsageError(
-                f"x has {rows} rows and target has {rows_of(target, 'target')}; each "
-                "row needs its target"
+                f"target must have as many rows as x, {rows}, not "
+                f"{rows_of(target, 'target')}"
             )
         chunks = self._count(x, rows)
         weights = _weights(rows, chunks, reduction)
@@ -331,14 +333,14 @@ class Pipeline:
 
         Args:
             x: as for `forward_backward`.
-            target: likewise.
-            loss_fn: likewise.
+            target: as for `forward_backward`.
+            loss_fn: as for `forward_backward`.
             optimizer: of the parameters of the stages: `remote_parameters()`.
             reduction: as for `forward_backward`.
             clip_grad_norm: as for `DistributedOptimizer.step`.
 
         Returns:
-            The loss of the batch, before the step, and what each stage did.
+            The loss of the batch, before the step, and the report of each stage.
 
         Raises:
             OptimizerError: the step failed; see `DistributedOptimizer.step`.
@@ -348,7 +350,8 @@ class Pipeline:
         Cancellation:
             As that of `forward_backward`, and then of `DistributedOptimizer.step`.
         """
-        check_kind("optimizer", optimizer, DistributedOptimizer, "such an optimizer")
+        wanted = "a DistributedOptimizer"
+        check_kind("optimizer", optimizer, DistributedOptimizer, wanted)
         check_clipping(clip_grad_norm)
         async with context() as ctx:
             result = await self.forward_backward(
@@ -363,10 +366,10 @@ class Pipeline:
         """Return how many micro-batches a batch makes.
 
         Raises:
-            UsageError: it is empty.
+            UsageError: the batch is empty.
         """
         if not rows:
-            raise UsageError("x has no rows")
+            raise UsageError("x must have at least one row")
         return min(self.chunks, rows)
 
     def _number(self) -> int:
@@ -412,18 +415,19 @@ def _check_input(x: Any) -> None:
     """Refuse an input whose gradient would get lost.
 
     Raises:
-        UsageError: it requires one.
+        UsageError: `x` requires a gradient.
     """
     for leaf in pytree.tree_leaves(x):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
             raise UsageError(
-                "x requires a gradient, which a pipeline does not return: make what "
-                "computes it the first stage (it may be on this worker), or detach it"
+                "x requires a gradient, which a pipeline does not return: detach x, or "
+                "make the module that computes it the first stage (it may be on this "
+                "worker)"
             )
 
 
 def _weights(rows: int, chunks: int, reduction: str) -> list[float]:
-    """Return what the loss of each micro-batch counts in that of the batch."""
+    """Return the weight of each micro-batch's loss in that of the batch."""
     if reduction == "sum":
         return [1.0] * chunks
     return [size / rows for size in sizes(rows, chunks)]

@@ -1,4 +1,4 @@
-"""What a step of a pipeline did, and when: busy and idle stages, and the bubble."""
+"""The report of a step of a pipeline: busy and idle stages, and the bubble."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from asyncrpc.nn.schedules import (
     step_s,
 )
 
-COLUMNS_MAX = 10_000  # more than anybody reads
+COLUMNS_MAX = 10_000  # more than a reader needs
 IDLE = "."
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """What one stage did in one step.
+    """The report of one stage about one step.
 
     Attributes:
         worker: name of its worker.
         spans: when each micro-batch went forward and backward here, in order; in
             seconds from when the step came to the stage.
-        held_max: micro-batches whose activations it held at once, at most.
+        held_max: the largest number of micro-batches whose activations it held at once.
     """
 
     worker: str
@@ -39,17 +39,17 @@ class StageReport:
 
     @property
     def busy_s(self) -> float:
-        """Seconds that it computed."""
+        """Seconds for which it computed."""
         return sum(one.duration_s for one in self.spans)
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineReport:
-    """What one training step of a pipeline did.
+    """The report of one training step of a pipeline.
 
     Times are those of forward and backward passes, in seconds.  Each stage counts from
-    when the step came to it, so that two stages are comparable as far as messages to
-    them took the same time.
+    the arrival of the step, so two stages are comparable if messages to them took the
+    same time.
 
     Attributes:
         schedule: `"1f1b"` or `"gpipe"`.
@@ -68,18 +68,18 @@ class PipelineReport:
 
     @property
     def idle(self) -> list[float]:
-        """Which part of that time each stage was idle: from 0 to 1."""
+        """The fraction of `duration_s` for which each stage was idle: from 0 to 1."""
         whole_s = self.duration_s
         return [idle_part(stage.spans, whole_s) for stage in self.stages]
 
     @property
     def bubble(self) -> float:
-        """Which part of that time the stages were idle, on average: from 0 to 1."""
+        """The average fraction for which the stages were idle: from 0 to 1."""
         return fmean(self.idle)
 
     @property
     def formula(self) -> float:
-        """What `bubble` is when stages take the same time and messages none.
+        """The value of `bubble` if stages take the same time and messages none.
 
         For p stages and m micro-batches (p - 1) / (m + p - 1), by either schedule.
         """
@@ -87,10 +87,10 @@ class PipelineReport:
 
     @property
     def balance(self) -> float:
-        """What `bubble` would be if messages took no time, with the times measured.
+        """The value of `bubble` for the measured times if messages took no time.
 
-        What it has over `formula` is for stages that are not equally fast, what
-        `bubble` has over it for messages and for processors that stages share.
+        Its excess over `formula` is due to stages that are not equally fast; the excess
+        of `bubble` over it, to messages and to processors that stages share.
         """
         seconds = {
             (index, one.action): one.duration_s
@@ -110,11 +110,11 @@ class PipelineReport:
 
         Returns:
             Lines of equal length: `a` is the forward pass of the first micro-batch,
-            `A` its backward pass; `.` is idle.  A character shows what took most of
-            its time.
+            `A` its backward pass; `.` is idle.  A character shows the pass that took
+            most of its time.
 
         Raises:
-            UsageError: `columns` is no such number, or above 10,000.
+            UsageError: `columns` is not a positive integer, or is above 10,000.
         """
         check_count("columns", columns, at_least=1)
         if columns > COLUMNS_MAX:
@@ -135,7 +135,7 @@ class PipelineReport:
 
 
 def _letter(spans: Sequence[ActionSpan], from_s: float, width_s: float) -> str:
-    """Return what took most of the time between `from_s` and `width_s` later."""
+    """Return the letter of the pass that took most of `width_s` from `from_s` on."""
     took = {
         one.action: shared_s
         for one in spans

@@ -2,12 +2,12 @@
 
 The driver calls `run` on every stage and hands the micro-batches to the first and their
 targets to the last, a few ahead of their use.  When the first stage has run its last
-backward pass, all others have: then the driver tells everyone to commit.
+backward pass, all others have run theirs: then the driver tells all to commit.
 
-A failure or a cancellation before that ends the calls of `run`, and with them all that
-the stages keep.  The first error is raised.  One error may arrive over several ways,
-since a stage that fails makes the stages before it fail: each copy has the same type
-and text, and the name of the worker where it arose.
+A failure or a cancellation before that ends the calls of `run`, and with them all state
+of the stages.  The first error is raised.  One error may arrive on several ways, since
+a stage that fails makes the stages before it fail: each copy has the same type and
+text, and the name of the worker where it arose.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class PipelineStep:
 
         Args:
             stages: in order.
-            number: which none of the pipeline's other steps has.
+            number: unique among the steps of the pipeline.
             inputs: of the micro-batches.
-            targets: likewise, of a training.
+            targets: of the micro-batches, if this is a training.
         """
         self._stages = [stage.rpc_async() for stage in stages]
         self._number = number
@@ -51,17 +51,17 @@ class PipelineStep:
     async def run(
         self, plans: Sequence[Sequence[Any]], **aim: Any
     ) -> list[StageAnswer]:
-        """Carry it out.
+        """Carry out the step.
 
         Args:
             plans: for each stage the first fields of its `StepPlan`.
-            aim: the others, of the last stage of a training.
+            aim: the other fields, of the last stage of a training.
 
         Raises:
-            Exception: the first thing that failed.
+            Exception: the first error.
 
         Cancellation:
-            As `Pipeline.forward_backward` says.
+            See `Pipeline.forward_backward`.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -87,7 +87,7 @@ class PipelineStep:
             del failure  # or this frame, and with it the batch, would keep itself
 
     async def _commit(self) -> None:
-        """Tell all stages to commit, at once: all of them do it, or none."""
+        """Tell all stages to commit, at once: all of them commit, or none."""
         calls = [stage.commit(self._number) for stage in self._stages]
         await asyncio.shield(asyncio.gather(*calls))
 
@@ -95,7 +95,7 @@ class PipelineStep:
         """Send the micro-batches, each when the one two before it is in use.
 
         The target of each has arrived before its input is sent: so inputs that wait for
-        their targets never take the room that those need.
+        targets never take the room that the targets need.
         """
         first, last, number = self._stages[0], self._stages[-1], self._number
         taking: deque[CallFuture[Any]] = deque()

@@ -4,9 +4,9 @@
     <worker>/<device>   a device of it: `ps/cuda:0`
     <rank>/<device>     the worker of this rank; `rank:0/cpu` is torch's spelling
 
-A name wins over a rank.  Whether the worker has the device is its own business.
+A name wins over a rank.  The worker itself checks whether it has the device.
 
-Source: torch.distributed._remote_device, which takes a device without a worker too.
+Source: torch.distributed._remote_device, which also takes a device without a worker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Placement:
 
     Attributes:
         worker: name, or text that may be a rank.
-        device: as torch names it: `cpu`, `cuda:0`.
+        device: torch's name of it: `cpu`, `cuda:0`.
     """
 
     worker: str
@@ -55,7 +55,7 @@ class Placement:
 
     @property
     def rank(self) -> int | None:
-        """The rank that the worker part may be; None if it is no number."""
+        """The rank that the worker part may be; None if it is not a number."""
         found = _RANK.fullmatch(self.worker)
         return None if found is None else int(found["rank"])
 

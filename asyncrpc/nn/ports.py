@@ -14,7 +14,7 @@ class Directory(Protocol):
     """The workers that are known."""
 
     def known_incarnation(self, name: str, /) -> int | None:
-        """Return the incarnation that calls to a worker go to; None if not known."""
+        """Return the incarnation that calls to a worker go to; None if unknown."""
 
     def member(self, to: str | int, /) -> Member:
         """Return a worker by name or rank; raises UnknownWorkerError."""
@@ -25,14 +25,14 @@ class ModuleWorker(Protocol):
 
     @property
     def options(self) -> Options:
-        """Of the worker."""
+        """The options of the worker."""
 
     @property
     def directory(self) -> Directory:
         """The workers that it knows."""
 
     def check_running(self) -> None:
-        """Raise NotStartedError unless the worker runs."""
+        """Raise NotStartedError unless the worker is running."""
 
     def start_call(
         self, to: str, function: Callable[..., Any], args: Sequence[Any] = (), /

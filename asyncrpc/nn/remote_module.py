@@ -4,10 +4,10 @@
     y = await m.forward_async(x)
     optimizer = DistributedOptimizer(torch.optim.SGD, await m.remote_parameters(), 0.1)
 
-It is no `nn.Module`.  One promises that its parameters are here: `parameters()`,
-`state_dict()` and `to()` of a model that contains this one would pass over them in
-silence.  What such a method would have to lie about is refused, by name.  A method of
-the module's own is called by way of an interface (`typed`), or by name.
+It is not an `nn.Module`.  The parameters of an `nn.Module` are local: `parameters()`,
+`state_dict()` and `to()` of a model that contains this one would silently pass over its
+parameters.  Methods that could not keep their promise are refused, by name.  A method
+of the module's own is called through an interface (`typed`), or by name.
 
 Source: torch.distributed.nn.api.remote_module.
 """
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 _NAME_MAX: Final = 1000  # characters of a method's name
 _PLACED: Final = "make a new RemoteModule there, and load the state"
-# What to do instead of methods of `nn.Module` that a remote one has not.
+# What to do instead of methods of `nn.Module` that a remote module does not have.
 _INSTEAD_OF: Final = {
     "do it in a function that is called on the owner with `module_rref`": (
         *("add_module", "apply", "children", "extra_repr", "get_submodule", "modules"),
@@ -64,14 +64,14 @@ _INSTEAD_OF: Final = {
     "use `await m.to(torch.float16)`": ("half",),
     "use `await m.to(torch.float32)`": ("float",),
     "use `await m.to(torch.float64)`": ("double",),
-    "let what makes the module compile it": ("compile",),
+    "let the function that makes the module compile it": ("compile",),
     "its memory is on another worker": ("share_memory",),
     "gradients gather in autograd contexts; there is nothing to do": ("zero_grad",),
 }
 
 
 class _UnavailableMethod:
-    """A method of `nn.Module` that a remote one cannot honestly have."""
+    """A method of `nn.Module` that a remote module cannot have."""
 
     __slots__ = ("_instead", "_name")
 
@@ -92,10 +92,10 @@ class _UnavailableMethod:
 class RemoteModule:
     """A handle of a module that is made on another worker.
 
-    Any number of workers may hold one: it travels in calls like a reference.  The
+    Any number of workers may hold a handle: it travels in calls like a reference.  The
     module is freed when no handle is left.
 
-    Thread safety: all methods from any thread; what is awaited, on the worker's loop.
+    Thread safety: plain methods from any thread; coroutines on the worker's loop.
 
     Example:
         >>> m = asyncrpc.nn.RemoteModule("ps", torch.nn.Linear, args=(4, 2))
@@ -115,21 +115,20 @@ class RemoteModule:
     ) -> None:
         """Start making a module on another worker; return at once.
 
+        An error on the owner, such as a missing device, is raised when the module is
+        used or awaited.
+
         Args:
             remote_device: `"worker"`, `"worker/device"` or `"rank/device"`.
             module_cls: makes the module there; travels by name.
-            args: of `module_cls`.
-            kwargs: likewise.
+            args: positional arguments of `module_cls`.
+            kwargs: keyword arguments of `module_cls`.
 
         Raises:
             NotStartedError: there is no running worker here.
-            UnknownWorkerError: there is no such worker.
-            UsageError: `remote_device` is not understood, or an argument is of another
-                kind.
+            UnknownWorkerError: no worker has the name or rank in `remote_device`.
+            UsageError: `remote_device` is malformed, or an argument has the wrong type.
             EncodeError: an argument cannot travel.
-
-        Errors there, such as a missing device, are raised when the module is used or
-        awaited.
         """
         placement = Placement.parse(remote_device)
         _check_class(module_cls)
@@ -153,13 +152,13 @@ class RemoteModule:
         """Return a handle of a module that exists already.
 
         Args:
-            remote_device: where it is, as for the constructor.
+            remote_device: where the module is, as for the constructor.
             module_rref: a reference to it.
 
         Raises:
             UsageError: `module_rref` is not a reference, or is on another worker than
                 `remote_device` says.
-            UnknownWorkerError: there is no such worker.
+            UnknownWorkerError: no worker has the name or rank in `remote_device`.
 
         Source: torch.distributed.nn.RemoteModule.init_from_module_rref.
         """
@@ -171,7 +170,7 @@ class RemoteModule:
         )
         if name != at:
             raise UsageError(
-                f"remote_device {shown(remote_device)} is on worker {name!r}, and "
+                f"remote_device {shown(remote_device)} is on worker {name!r}, but "
                 f"module_rref is on {at!r}"
             )
         return _restore(placement.device, module_rref)
@@ -180,7 +179,7 @@ class RemoteModule:
         """Wait until the module has been made; return this object.
 
         Raises:
-            Exception: what its constructor raised.
+            Exception: the error of the module's constructor.
         """
         return self._ready().__await__()
 
@@ -193,16 +192,17 @@ class RemoteModule:
     def forward_async(self, *args: Any, **kwargs: Any) -> CallFuture[Any]:
         """Start the module's forward pass; return its future.
 
-        Inside an autograd context the result is differentiable.  On a device, tensors
-        are moved there, and the results back to the host's memory; or, if this worker
-        has a device map for the owner (`DeviceOptions.maps`), to where that says.
+        Inside an autograd context the result is differentiable.  If the module is on a
+        device, tensors are moved there, and the results back to host memory; or, if
+        this worker has a device map for the owner (`DeviceOptions.maps`), to the device
+        in the map.
 
         Args:
-            *args: of the module.
-            **kwargs: likewise.
+            *args: positional arguments of the module.
+            **kwargs: keyword arguments of the module.
 
         Returns:
-            A future of what the module returns.
+            A future of the module's result.
 
         Raises:
             EncodeError: an argument cannot travel.
@@ -215,12 +215,12 @@ class RemoteModule:
         """Run the module and block this thread until the result is there.
 
         Args:
-            *args: of the module.
-            **kwargs: likewise.
+            *args: positional arguments of the module.
+            **kwargs: keyword arguments of the module.
 
         Raises:
-            UsageError: called on an event loop: `await m.forward_async(...)`.
-            Exception: what the module raises.
+            UsageError: called on an event loop; use `await m.forward_async(...)` there.
+            Exception: the error of the module.
 
         Source: torch.distributed.nn.RemoteModule.forward.
         """
@@ -237,11 +237,11 @@ class RemoteModule:
         """Return this module as an object of an interface, for typed calls.
 
         An interface is an abstract class or a Protocol whose methods are declared
-        `async def`: here they are awaited, whatever they are on the module.  Type
+        `async def`: here they are awaited, even if they are plain on the module.  Type
         checkers check the calls; the owner checks once that the module has the methods,
-        and that they take what the interface says.
+        and that they accept the arguments of the interface.
 
-        What is returned keeps the module alive, and travels in calls as this object
+        The returned object keeps the module alive, and travels in calls as this object
         does, to workers that can import the interface.
 
         Args:
@@ -254,7 +254,7 @@ class RemoteModule:
             UsageError: `interface` is not an interface, or the module lacks its
                 methods.
             OwnerLostError: the owner is gone.
-            Exception: what the module's constructor raised.
+            Exception: the error of the module's constructor.
 
         Cancellation:
             Nothing changes.
@@ -283,17 +283,17 @@ class RemoteModule:
 
         Args:
             name: of the method.
-            args: of the method; tensors are moved as by `forward_async`.
-            kwargs: likewise.
+            args: positional arguments; tensors are moved as by `forward_async`.
+            kwargs: keyword arguments; tensors are moved likewise.
 
         Returns:
-            What the method returned.
+            The result of the method.
 
         Raises:
             AttributeError: the module has no method of this name.
-            UsageError: an argument is of another kind.
+            UsageError: an argument has the wrong type.
             EncodeError: an argument cannot travel.
-            Exception: what the method raises.
+            Exception: the error of the method.
 
         Cancellation:
             A coroutine function there is cancelled, a thread is not.
@@ -322,7 +322,7 @@ class RemoteModule:
 
         Raises:
             OwnerLostError: the owner is gone.
-            Exception: what the module's constructor raised.
+            Exception: the error of the module's constructor.
 
         Cancellation:
             Nothing changes.
@@ -337,14 +337,14 @@ class RemoteModule:
         self,
         recurse: bool = True,  # noqa: FBT001, FBT002  (torch's)
     ) -> list[tuple[str, RRef[nn.Parameter]]]:
-        """Return references to the parameters with their names, to make groups of.
+        """Return references to the parameters with their names, to make groups.
 
         Args:
             recurse: include those of inner modules.
 
         Raises:
             OwnerLostError: the owner is gone.
-            Exception: what the module's constructor raised.
+            Exception: the error of the module's constructor.
 
         Cancellation:
             Nothing changes.
@@ -360,15 +360,15 @@ class RemoteModule:
         return found
 
     async def to(self, dtype: torch.dtype) -> Self:
-        """Cast the module's parameters and buffers of floating point, in place.
+        """Cast the module's floating-point parameters and buffers, in place.
 
-        All who share it see that.  The parameters stay the same objects, so references
-        to them hold.  An optimizer that has stepped keeps a state of the old type: make
-        a new one, as in torch.
+        The cast is visible to all users of the module.  The parameters stay the same
+        objects, so references to them hold.  An optimizer that has stepped keeps a
+        state of the old dtype: make a new one, as in torch.
 
         Args:
-            dtype: of floating point.  A module does not change its device: others send
-                it their tensors by where they know it to be.
+            dtype: a floating-point dtype.  A module does not change its device, because
+                other handles keep sending tensors to the device that they know.
 
         Raises:
             UsageError: `dtype` is not a dtype; the text says what to do for a device.
@@ -379,14 +379,14 @@ class RemoteModule:
         """
         if not isinstance(dtype, torch.dtype):
             raise UsageError(
-                f"dtype must be a torch.dtype, not {shown(dtype)}: a module stays "
-                f"where it is; {_PLACED}"
+                f"dtype must be a torch.dtype, not {shown(dtype)}: a module stays on "
+                f"its device; {_PLACED}"
             )
         await self._call(owner.cast, dtype)
         return self
 
     async def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002  (torch's)
-        """Set the module's mode; for all who share it.
+        """Set the module's mode, for all users of it.
 
         Args:
             mode: training, or evaluation.
@@ -415,7 +415,7 @@ class RemoteModule:
     async def state_dict(self) -> dict[str, torch.Tensor]:
         """Return a copy of the module's state, in the host's memory.
 
-        No step of an optimizer falls between two of its tensors.
+        No optimizer step changes it between two of its tensors.
 
         Raises:
             OwnerLostError: the owner is gone.
@@ -439,14 +439,14 @@ class RemoteModule:
             The names that were missing, and those that were unexpected.
 
         Raises:
-            RuntimeError: names or shapes do not fit; tensors that do may be changed.
-            UsageError: an argument is of another kind.
+            RuntimeError: names or shapes do not fit; fitting tensors may be changed.
+            UsageError: an argument has the wrong type.
             OwnerLostError: the owner is gone.
 
         Cancellation:
             The state may have been loaded.
         """
-        check_kind("state_dict", state_dict, Mapping, "tensors in a dictionary")
+        check_kind("state_dict", state_dict, Mapping, "a dictionary of tensors")
         check_flag("strict", strict)
         missing, unexpected = await self._call(
             owner.load_state, dict(state_dict), strict
@@ -456,7 +456,7 @@ class RemoteModule:
     # --- travel ----------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel in calls as the reference, which refuses any other pickle."""
+        """Travel in calls as the reference, which refuses any other pickling."""
         return _restore, (self._device, self._rref)
 
     def __repr__(self) -> str:
@@ -466,7 +466,7 @@ class RemoteModule:
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> CallFuture[Any]:
         """Start a method of the module, in one round trip."""
-        _worker_of(self._rref).check_running()  # else it is the owner that is gone
+        _worker_of(self._rref).check_running()  # else the error would blame the owner
         if self._device == "cpu":
             return getattr(self._rref.rpc_async(), name)(*args, **kwargs)  # type: ignore[no-any-return]
         options = _worker_of(self._rref).options
@@ -494,12 +494,12 @@ def _check_class(module_cls: object) -> None:
 
 
 def _check_given(args: object, kwargs: object) -> None:
-    """Raise UsageError unless these are arguments by position, and by name."""
-    check_sequence("args", args, "arguments in a list")
+    """Raise UsageError unless these are positional and keyword arguments."""
+    check_sequence("args", args, "a list of arguments")
     if kwargs is not None:
-        check_kind("kwargs", kwargs, Mapping, "arguments in a dictionary")
+        check_kind("kwargs", kwargs, Mapping, "a dictionary of arguments")
         if not all(type(name) is str for name in cast("Mapping[Any, Any]", kwargs)):
-            raise wrong("kwargs", "arguments by their names", kwargs)
+            raise wrong("kwargs", "a dictionary with strings as keys", kwargs)
 
 
 def _restore(device: str, rref: RRef[nn.Module]) -> RemoteModule:
@@ -520,7 +520,7 @@ def _name_of(worker: ModuleWorker, placement: Placement) -> str:
     """Return the name of the worker that a placement means.
 
     Raises:
-        UnknownWorkerError: there is no such worker.
+        UnknownWorkerError: no worker has the name or rank.
     """
     directory, rank = worker.directory, placement.rank
     is_known = directory.known_incarnation(placement.worker) is not None

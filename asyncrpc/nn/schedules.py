@@ -1,8 +1,8 @@
-"""Schedules of a pipeline, as data: what each stage does, in which order.
+"""Schedules of a pipeline, as data: the actions of each stage, in order.
 
-A batch is cut into micro-batches, which the argument `chunks` of a pipeline counts.
-Each goes forward through the stages and backward again; a stage does one thing at a
-time.  What differs is how many micro-batches a stage may hold between the two:
+A batch is cut into micro-batches, whose number is the argument `chunks` of a pipeline.
+Each goes forward through the stages and backward again; a stage does one action at a
+time.  Schedules differ in how many micro-batches a stage may hold between the two:
 
     gpipe      all of them: first every forward, then every backward
     1f1b       as many as there are stages from this one to the last: then one
@@ -12,7 +12,7 @@ time.  What differs is how many micro-batches a stage may hold between the two:
 With stages that take the same time, `gpipe` and `1f1b` are equally fast: of the time
 of a step, each stage is idle for `bubble(stages, chunks)`.  `1f1b` needs less memory.
 
-Here is what may run when.  What is computed and how it travels is in `stage`.
+This module decides the order of actions.  `stage` computes, and sends tensors.
 
 Source: Huang et al., GPipe (2019); Narayanan et al., PipeDream (2019), for 1F1B, here
 with the flush at the end of each step, as in torch.distributed.pipelining.
@@ -33,7 +33,7 @@ OUTPUTS_AHEAD: Final = 2
 
 
 class ActionKind(enum.Enum):
-    """What a stage does with one micro-batch."""
+    """The kind of a stage's action on one micro-batch."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -49,11 +49,11 @@ class StageAction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StagePosition:
-    """Where a stage is in its pipeline.
+    """The position of a stage in its pipeline.
 
     Attributes:
         index: from 0.
-        stages: how many there are.
+        stages: the number of stages.
     """
 
     index: int
@@ -81,7 +81,7 @@ def _two(_place: StagePosition, chunks: int) -> int:
 
 
 INFERENCE: Final = "inference"
-# How many micro-batches a stage may hold, and what lets go of one.
+# How many micro-batches a stage may hold, and the action that lets go of one.
 _SCHEDULES: Final[
     Mapping[str, tuple[Callable[[StagePosition, int], int], ActionKind]]
 ] = {
@@ -93,10 +93,10 @@ TRAINING: Final = tuple(name for name in _SCHEDULES if name != INFERENCE)
 
 
 def check_schedule(name: str, chunks: int) -> None:
-    """Refuse what no pipeline can be trained by.
+    """Check the arguments of a training.
 
     Raises:
-        UsageError: there is no such schedule, or no micro-batch.
+        UsageError: no schedule of training has this name, or `chunks` is not positive.
     """
     check_choice("schedule", name, TRAINING)
     check_count("chunks", chunks, at_least=1)
@@ -111,7 +111,7 @@ def held_max(schedule: str, place: StagePosition, chunks: int) -> int:
 def actions(
     schedule: str, place: StagePosition, chunks: int
 ) -> tuple[StageAction, ...]:
-    """Return what a stage does, in order."""
+    """Return the actions of a stage, in order."""
     limit, after = _SCHEDULES[schedule]
     ahead = limit(place, chunks)
     order = [StageAction(ActionKind.FORWARD, chunk) for chunk in range(ahead)]
@@ -123,7 +123,7 @@ def actions(
 
 
 def bubble(stages: int, chunks: int) -> float:
-    """Return which part of a step a stage is idle, if all stages are equally fast.
+    """Return the fraction of a step that a stage is idle, if all are equally fast.
 
     Source: Huang et al., GPipe (2019), section 2.3.
     """
@@ -134,7 +134,7 @@ def bubble(stages: int, chunks: int) -> float:
 
 
 class ChunkState(enum.Enum):
-    """Where one micro-batch is, at one stage."""
+    """The state of one micro-batch at one stage."""
 
     AWAITED = "its input has not come"
     ARRIVED = "its input is here"
@@ -144,7 +144,7 @@ class ChunkState(enum.Enum):
 
 
 class ChunkEvent(enum.Enum):
-    """What can happen to a micro-batch at one stage."""
+    """An event of a micro-batch at one stage."""
 
     INPUT = "its input came"
     FORWARD = "its forward pass ran"
@@ -171,7 +171,7 @@ class StageMachine:
 
     Attributes:
         held: micro-batches between the start of their forward pass and their end.
-        held_most: the most that there were.
+        held_most: the largest value of `held` so far.
     """
 
     def __init__(self, schedule: str, place: StagePosition, chunks: int) -> None:
@@ -184,16 +184,16 @@ class StageMachine:
 
     @property
     def is_done(self) -> bool:
-        """Return whether everything has run."""
+        """Return whether all actions have run."""
         return self._next == len(self._actions)
 
     def state(self, chunk: int) -> ChunkState:
-        """Return where a micro-batch is."""
+        """Return the state of a micro-batch."""
         return self._states[chunk]
 
     @property
     def due(self) -> StageAction | None:
-        """The next action; None if what it needs is not here, or all has run."""
+        """The next action; None if its input is not here, or all actions have run."""
         if self.is_done:
             return None
         action = self._actions[self._next]
@@ -201,22 +201,23 @@ class StageMachine:
         return action if is_ready else None
 
     def arrive(self, chunk: int) -> None:
-        """The input of a micro-batch has come.
+        """Record that the input of a micro-batch has come.
 
         Raises:
-            LocalProtocolError: it came before, or there is no such micro-batch.
+            LocalProtocolError: the input came before, or the step has no such
+                micro-batch.
         """
         if not 0 <= chunk < len(self._states):
             raise LocalProtocolError(
-                f"micro-batch {chunk} came for a step that has {len(self._states)}"
+                f"micro-batch {chunk} came for a step with {len(self._states)} of them"
             )
         self._advance(chunk, ChunkEvent.INPUT)
 
     def begin(self, action: StageAction) -> None:
-        """An action is about to run; from its forward pass on a micro-batch is held.
+        """Begin an action; from its forward pass on a micro-batch is held.
 
         Raises:
-            LocalProtocolError: it is not due.
+            LocalProtocolError: the action is not due.
         """
         if action != self.due:
             raise LocalProtocolError(f"{action} is not due")
@@ -226,10 +227,10 @@ class StageMachine:
             assert self.held <= self._bound, "a schedule keeps its own bound"
 
     def end(self, action: StageAction) -> None:
-        """An action has run.
+        """Record that an action has run.
 
         Raises:
-            LocalProtocolError: it was not due.
+            LocalProtocolError: the action was not due.
         """
         if action.kind is ActionKind.FORWARD:
             self._advance(action.chunk, ChunkEvent.FORWARD)
@@ -239,10 +240,10 @@ class StageMachine:
         self._next += 1
 
     def answer(self, chunk: int) -> None:
-        """The next stage has answered for a micro-batch; the last answers itself.
+        """Record the next stage's answer for a micro-batch; the last answers itself.
 
         Raises:
-            LocalProtocolError: nothing of it was sent, or the answer came before.
+            LocalProtocolError: its output was not sent, or the answer came before.
         """
         self._advance(chunk, ChunkEvent.ANSWER)
 
@@ -264,9 +265,9 @@ class ActionSpan:
     """One action and when it ran.
 
     Attributes:
-        action: what.
+        action: the action.
         start_s: seconds from the start of the step.
-        end_s: likewise.
+        end_s: seconds from the start of the step.
     """
 
     action: StageAction
@@ -275,7 +276,7 @@ class ActionSpan:
 
     @property
     def duration_s(self) -> float:
-        """How long it took."""
+        """The duration of the action."""
         return self.end_s - self.start_s
 
 
@@ -285,13 +286,13 @@ Seconds = Callable[[int, StageAction], float]
 def simulate(
     schedule: str, stages: int, chunks: int, seconds: Seconds
 ) -> list[list[ActionSpan]]:
-    """Return when each stage would do what, if values took no time to travel.
+    """Return the spans of each stage, if values took no time to travel.
 
     Args:
         schedule: of a training.
-        stages: how many.
-        chunks: micro-batches.
-        seconds: how long an action takes at a stage.
+        stages: the number of stages.
+        chunks: the number of micro-batches.
+        seconds: returns the duration of an action at a stage.
     """
     orders = [
         actions(schedule, StagePosition(k, stages), chunks) for k in range(stages)
@@ -331,7 +332,7 @@ def _run_ready(
 def _needed(
     stage: int, action: StageAction, stages: int
 ) -> tuple[int, StageAction] | None:
-    """Return what another stage must have done before an action may run."""
+    """Return the action of another stage that must precede an action."""
     if action.kind is ActionKind.FORWARD:
         return (stage - 1, action) if stage else None
     if stage < stages - 1:
@@ -348,7 +349,7 @@ def step_s(spans: Sequence[Sequence[ActionSpan]]) -> float:
 
 
 def idle_part(spans: Sequence[ActionSpan], whole_s: float) -> float:
-    """Return which part of `whole_s` seconds a stage did nothing."""
+    """Return the fraction of `whole_s` seconds that a stage was idle."""
     if not whole_s:
         return 0.0
     return max(0.0, 1.0 - sum(one.duration_s for one in spans) / whole_s)

@@ -1,8 +1,8 @@
 """One stage of a pipeline, on the worker that owns its module.
 
-A step is a call of `run` on every stage.  It owns all that the stage keeps for the
-step, graphs and gradients, so whatever ends the call lets go of them: an error here or
-elsewhere, a deadline, a cancelled or dead driver.
+A step is a call of `run` on every stage.  The call owns the stage's graphs and
+gradients of the step, and lets go of them however it ends: by an error here or
+elsewhere, by a deadline, or with a cancelled or dead driver.
 
     driver             stage 0              stage 1
       run          -->
@@ -18,14 +18,14 @@ elsewhere, a deadline, a cancelled or dead driver.
       commit       -->
       commit       ----------------------->
 
-The output of a stage is an argument of a call to the next, and the gradients of that
-output are the answer to another: neither goes by way of the driver, and no stage refers
-to the one before it.  The first call ends when the output is in use, so that it does
-not count any longer against what the worker takes in
+The output of a stage is an argument of a call to the next stage, and the gradients of
+that output are the answer to another call: neither passes through the driver, and no
+stage refers to the one before it.  The first call ends when the output is in use, so
+that it no longer counts against the limit of the worker's inbound bytes
 (`LimitOptions.inbound_bytes_max`).
 
 Gradients of parameters gather in the step and enter the autograd context by `commit`,
-which the driver sends when every stage has computed everything.
+which the driver sends when every stage has computed all of its actions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from asyncrpc.nn.stage_run import StageRun, StepPlan
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.shared import copy_of
 
-# Steps that have ended, and why, so that a late input waits for none of them.
+# Steps that have ended, and why, so that no late input waits for them.
 ENDED_MAX: Final = 1024
 
 
@@ -61,8 +61,8 @@ class Stage:
 
         Args:
             module: a reference to it.
-            device: where it is; empty: where its first parameter is.
-            place: index of this stage, and how many there are.
+            device: the device that it is on; empty: that of its first parameter.
+            place: index of this stage, and the number of stages.
             following: the next stage; None for the last.
         """
         self._module = module
@@ -75,7 +75,7 @@ class Stage:
 
     @property
     def held(self) -> int:
-        """How many micro-batches have their graphs here now, of all steps."""
+        """The number of micro-batches of all steps whose graphs are here now."""
         return sum(run.machine.held for run in self._runs.values())
 
     async def ready(self) -> None:
@@ -87,7 +87,7 @@ class Stage:
 
         Args:
             plan: the first fields of a `StepPlan`.
-            aim: the others, of the last stage; by name, for errors.
+            aim: the other fields, of the last stage; by name, for errors.
 
         Returns:
             The fields of a `StageAnswer`.
@@ -122,11 +122,11 @@ class Stage:
         """
         run = await self._run_of(step)
         run.take(chunk, value, needs)
-        del value  # the graph keeps of it what it needs
+        del value  # the graph keeps the parts that it needs
         await run.input_used(chunk)
 
     async def gradients(self, step: int, chunk: int) -> list[torch.Tensor | None]:
-        """Return the gradients of an input that are wanted, once they are there."""
+        """Return the wanted gradients of an input, once they are there."""
         run = await self._run_of(step)
         return await run.gradients(chunk)
 
@@ -147,14 +147,14 @@ class Stage:
         """Return the module.
 
         Raises:
-            UsageError: it is not a torch.nn.Module.
-            Exception: what its constructor raised.
+            UsageError: the object is not a torch.nn.Module.
+            Exception: the error of the module's constructor.
         """
         module = await self._module
         if not isinstance(module, nn.Module):
             raise UsageError(
-                f"{self._place} of a pipeline is a {type(module).__name__}; it must be "
-                "a torch.nn.Module"
+                f"{self._place} of a pipeline must be a torch.nn.Module, not a "
+                f"{type(module).__name__}"
             )
         return module
 
@@ -165,21 +165,21 @@ class Stage:
         return torch.device("cpu") if first is None else first.device
 
     async def _run_of(self, step: int) -> StageRun:
-        """Return a step, which may come here later than what it works on.
+        """Return a step, which may come here later than its inputs.
 
         Raises:
-            BaseException: why it has ended, if it has.
+            BaseException: the reason why the step has ended.
         """
         while (run := self._runs.get(step)) is None:
             if step in self._ended:
                 raise copy_of(self._ended[step])
             self._begun.clear()
-            # If it never begins here, the caller is cancelled together with its step.
+            # If the step never begins here, the caller is cancelled together with it.
             await self._begun.wait()
         return run
 
     def _end(self, step: int, reason: BaseException) -> None:
-        """Let go of a step, and tell all who wait for something of it."""
+        """Let go of a step, and wake all calls that wait for it."""
         self._ended[step] = reason
         if len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]

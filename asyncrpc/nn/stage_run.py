@@ -1,6 +1,6 @@
 """One step at one stage: its inputs, its computations, and its outputs.
 
-It does what `schedules.StageMachine` says is due, in threads, one action at a time.
+It runs the actions that `schedules.StageMachine` has due, in threads, one at a time.
 Graphs are here from a micro-batch's forward pass to its backward pass; gradients of
 parameters gather until the step is committed.
 """
@@ -46,7 +46,7 @@ class StageAnswer(NamedTuple):
     Attributes:
         spans: for each action its kind, micro-batch, start and end, the latter in
             seconds from when the step came here.
-        held_most: micro-batches whose graphs were here at once, at most.
+        held_most: the largest number of micro-batches whose graphs were here at once.
         result: of the last stage: the loss, or the outputs of an inference.
     """
 
@@ -62,10 +62,10 @@ class StepPlan:
     Attributes:
         number: of the step.
         schedule: its name.
-        chunks: how many micro-batches.
+        chunks: the number of micro-batches.
         with_graph: whether operations are recorded.
         loss_fn: at the last stage of a training: of output and target.
-        weights: likewise: what the loss of each micro-batch counts.
+        weights: at the last stage of a training: of the loss of each micro-batch.
     """
 
     number: int
@@ -86,7 +86,7 @@ class _Held:
     """The graph of one micro-batch, from its forward pass to its backward pass.
 
     Attributes:
-        caught: where the gradients will be that go back.
+        caught: the gradients that go back, once they are here.
         roots: the outputs that require a gradient.
         gradients: of the roots, once they are here.
     """
@@ -100,7 +100,7 @@ class StageRun:
     """One step at one stage.
 
     Attributes:
-        machine: what is due.
+        machine: decides which action is due.
     """
 
     def __init__(
@@ -131,10 +131,10 @@ class StageRun:
         self._reason: BaseException | None = None  # why this step is over
         self._inputs: dict[int, tuple[Any, Sequence[bool]]] = {}
         self._targets: dict[int, Any] = {}
-        # What the stage before waits for.
+        # The futures that the stage before waits for.
         self._inputs_used: dict[int, asyncio.Future[None]] = {}
         self._gradients: dict[int, asyncio.Future[Any]] = {}
-        # For the next stage: outputs that it has no use for yet, and calls under way.
+        # For the next stage: outputs that it does not need yet, and calls under way.
         self._outbox: deque[tuple[int, Any, list[bool]]] = deque()
         self._taking: set[asyncio.Future[Any]] = set()
         self._asking: set[asyncio.Future[Any]] = set()
@@ -144,7 +144,7 @@ class StageRun:
         self._outputs: list[Any] = []
         self._spans: list[tuple[str, int, float, float]] = []
 
-    # --- what comes ------------------------------------------------------------------
+    # --- inputs and answers ----------------------------------------------------------
 
     def take(self, chunk: int, value: Any, needs: Sequence[bool]) -> None:
         """Take an input."""
@@ -166,7 +166,7 @@ class StageRun:
             self._gradients.pop(chunk, None)
 
     def _gradients_of(self, chunk: int) -> asyncio.Future[Any]:
-        """Return what is done when an input has its gradients; asked for or not yet."""
+        """Return the future of the gradients of an input, made if it is new."""
         found = self._gradients.get(chunk)
         if found is None:
             found = self._gradients[chunk] = self._worker.loop.create_future()
@@ -177,7 +177,7 @@ class StageRun:
         self._targets[chunk] = value
 
     def _on_taken(self, chunk: int, call: asyncio.Future[Any]) -> None:
-        """The next stage uses an output, or the call has failed."""
+        """Note that the next stage uses an output, or that the call has failed."""
         self._taking.discard(call)
         if self._has_failed(call):
             return
@@ -190,7 +190,7 @@ class StageRun:
             self._fail(error)
 
     def _on_gradients(self, chunk: int, call: asyncio.Future[Any]) -> None:
-        """The gradients of an output are here, or the call has failed."""
+        """Take the gradients of an output, unless the call has failed."""
         self._asking.discard(call)
         if self._has_failed(call):
             return
@@ -208,22 +208,22 @@ class StageRun:
         return error is not None or self._is_over
 
     def _fail(self, error: BaseException) -> None:
-        """Let the step fail by what the next stage does not do."""
+        """Fail the step by a failure of the next stage."""
         if not self._is_over:
             self._failure = self._failure or error
             self._came.set()
 
-    # --- what is done ----------------------------------------------------------------
+    # --- actions ---------------------------------------------------------------------
 
     async def complete(self) -> StageAnswer:
-        """Run everything in order; of a training, wait for its commit."""
+        """Run all actions in order; in a training, wait for the commit."""
         while not self.machine.is_done:
             if self._failure is not None:
                 raise self._failure
             action = self.machine.due
             if action is None:
                 self._came.clear()
-                await self._came.wait()  # calls of other stages end, at least failing
+                await self._came.wait()  # calls of other stages end, well or not
                 continue
             self.machine.begin(action)
             await self._do(action)
@@ -234,7 +234,7 @@ class StageRun:
         return StageAnswer(self._spans, self.machine.held_most, self._result())
 
     def _note_step(self) -> None:
-        """Let who looks at this worker see what the stage did."""
+        """Record the stage's actions for observers of this worker."""
         self._worker.recorder.stage_steps.append(
             StageStep(
                 now_s(),
@@ -261,10 +261,10 @@ class StageRun:
         self._committed.set()
 
     async def computed(self) -> None:
-        """Return when everything has run.
+        """Return when all actions have run.
 
         Raises:
-            BaseException: why that will not be.
+            BaseException: the reason why the step ended before.
         """
         await self._computed.wait()  # `let_go` sets it, however the step ends
         if self._reason is not None:
@@ -274,7 +274,7 @@ class StageRun:
         """Let go of every graph, and of calls to the next stage.
 
         Args:
-            reason: given to all that wait for something of this step.
+            reason: the error for all calls that wait for this step.
         """
         if not self.machine.is_done:
             self._reason = reason
@@ -328,7 +328,7 @@ class StageRun:
         self._send()
 
     def _send(self) -> None:
-        """Send outputs, as many as the next stage has use for soon."""
+        """Send outputs, as many as the next stage needs soon."""
         assert self._following is not None, "the last stage sends nothing"
         step, following = self._plan.number, self._following.rpc_async()
         while self._outbox and len(self._taking) < OUTPUTS_AHEAD:
@@ -359,7 +359,7 @@ class StageRun:
             start_s = now_s()
             try:
                 result = context.run(job, action.chunk)
-            except StopIteration as error:  # which no future can hold
+            except StopIteration as error:  # no future can hold it
                 raise RuntimeError("a module raised StopIteration") from error
             end_s = now_s()
             self._spans.append(
@@ -376,7 +376,7 @@ class StageRun:
         return ran
 
     def _forward(self, chunk: int) -> tuple[Any, list[bool]] | None:
-        """Compute an output; return it as it travels, and what needs a gradient."""
+        """Compute an output; return it to travel, and which tensors need gradients."""
         value, needs = self._inputs.pop(chunk)
         held = self._held[chunk] = _Held()
         with FunctionModes(self._modes), torch.set_grad_enabled(self._plan.with_graph):
@@ -394,7 +394,7 @@ class StageRun:
         return _detached(output, held.roots)
 
     def _call(self, value: Any) -> Any:
-        """Apply the module: a tuple is its arguments, anything else the only one."""
+        """Apply the module: a tuple is its arguments, any other value its only one."""
         device = self._device
         if device.type != "cpu":
             value = pytree.tree_map_only(
@@ -409,7 +409,7 @@ class StageRun:
         """Return the loss of a micro-batch, by its weight.
 
         Raises:
-            UsageError: the loss is not a tensor of one element, or requires no
+            UsageError: the loss is not a tensor of one element, or does not require a
                 gradient.
         """
         assert self._plan.loss_fn is not None, "this is the last stage of a training"
@@ -446,7 +446,7 @@ class StageRun:
 
 
 def _settle(waiting: asyncio.Future[Any], result: Any) -> None:
-    if not waiting.done():  # its waiter may have gone
+    if not waiting.done():  # the waiting task may have been cancelled
         waiting.set_result(result)
 
 

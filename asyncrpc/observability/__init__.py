@@ -1,10 +1,10 @@
-"""What a running worker shows to the tools around it: metrics and traces.
+"""What a running worker shows to monitoring tools: metrics and traces.
 
     async with observability.serve_metrics(worker, port=9400), worker:
         await train()
 
-Metrics are OpenMetrics text, for Prometheus and what reads its format; traces are
-OpenTelemetry's spans.  A worker that is asked for neither counts nothing, and its calls
+Metrics are OpenMetrics text, for Prometheus and compatible tools; traces are
+OpenTelemetry's spans.  A worker without metrics or traces counts nothing, and its calls
 cost nothing more.  prometheus_client (for its registries) and OpenTelemetry are extras:
 `pip install 'asyncrpc-torch[metrics,otel]'`; each is imported when it is first used.
 """

@@ -1,4 +1,4 @@
-"""The metrics of a worker, as prometheus_client takes them: a custom collector.
+"""The metrics of a worker for prometheus_client: a custom collector.
 
 prometheus_client is an extra: `pip install 'asyncrpc-torch[metrics]'`.  It is imported
 when a program asks for the collector, not before.
@@ -29,7 +29,7 @@ def library(name: str) -> Any:
     """Return a module of prometheus_client.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: prometheus_client is not installed.
     """
     try:
         return importlib.import_module(f"prometheus_client{name}")
@@ -41,7 +41,7 @@ def library(name: str) -> Any:
 
 
 class WorkerCollector:
-    """A `prometheus_client` collector; register it where yours are.
+    """A `prometheus_client` collector; register it together with yours.
 
     A registry takes one worker: the metrics of two have the same names.
     """

@@ -1,11 +1,11 @@
-"""Which metrics there are: names, labels, units, and what they tell.
+"""The metrics: names, labels, units and descriptions.
 
 Names of calls are OpenTelemetry's, as Prometheus writes them.  The values of labels are
 names of methods, and outcomes: no metric grows with the number of calls or workers.
 
 Source: OpenTelemetry's semantic conventions for RPC, version 1.45: `rpc.client.call.
 duration` and `rpc.server.call.duration`, with the attributes `rpc.system.name`,
-`rpc.method` and `error.type`.  What they do not name begins with `asyncrpc_`.
+`rpc.method` and `error.type`.  All other names begin with `asyncrpc_`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SYSTEM: Final = {"rpc_system_name": "asyncrpc"}
 
 
 class MetricKind(enum.Enum):
-    """How the figures of a metric are to be read."""
+    """How to interpret the figures of a metric."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -39,11 +39,11 @@ class MetricDefinition:
     """One metric.
 
     Attributes:
-        name: as Prometheus has it, with `_total` or `_info` at its end if it is one.
-        kind: how it is to be read.
-        text: what it tells.
+        name: in Prometheus' form, with `_total` or `_info` at the end of such a metric.
+        kind: how to interpret it.
+        text: its description.
         labels: names of the labels whose values differ between series.
-        unit: of the figures: "seconds", "bytes", or nothing.
+        unit: of the figures: "seconds", "bytes", or empty.
         bounds: of the buckets of a histogram.
         constant: labels that all series have, with their values.
     """

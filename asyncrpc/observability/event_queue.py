@@ -1,8 +1,8 @@
 """Events on their way from the flight recorder into figures.
 
-Who notes an event only appends it to a queue: no lock, no wait, from any thread.  Now
-and then that thread folds what has come into the figures, if no other is at it; else
-the next one does, or whoever reads the figures.
+Noting an event only appends it to a queue: without a lock or a wait, from any thread.
+Now and then the noting thread folds the queue into the figures, unless another thread
+is doing so; otherwise a later event or the next reader folds it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EventQueue:
 
         Args:
             fold: takes events into the figures.
-            lock: held by whoever folds or reads; several queues may share it.
+            lock: held while folding or reading; several queues may share it.
         """
         self._fold = fold
         self._lock = lock
@@ -50,6 +50,6 @@ class EventQueue:
                 self._lock.release()
 
     def drain(self) -> None:
-        """Fold what has come; the lock is held."""
+        """Fold the queued events; the caller holds the lock."""
         take = self._pending.popleft
         self._fold([take() for _ in range(len(self._pending))])

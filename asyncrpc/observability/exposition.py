@@ -1,8 +1,8 @@
 """Metrics as text: OpenMetrics 1.0, or the older format of Prometheus.
 
-Written here, at a tenth of what prometheus_client takes for the same: a scrape holds
-the interpreter's lock against the calls of the worker.  The tests have its parsers read
-what is written.
+This module takes a tenth of the time of prometheus_client: a scrape competes with the
+calls of the worker for the interpreter's lock.  The tests read the text with the
+parsers of prometheus_client.
 
 Source: https://prometheus.io/docs/specs/om/open_metrics_spec/ and
 https://prometheus.io/docs/instrumenting/exposition_formats/
@@ -80,7 +80,7 @@ def _head(metric: MetricDefinition, *, is_openmetrics: bool) -> Iterator[str]:
     name, kind = metric.name, metric.kind.value
     if is_openmetrics:
         name = family_name(metric)
-    elif metric.kind is MetricKind.INFO:  # the older format has none
+    elif metric.kind is MetricKind.INFO:  # the older format has no such kind
         kind = MetricKind.GAUGE.value
     yield f"# HELP {name} {metric.text}"
     yield f"# TYPE {name} {kind}"

@@ -1,9 +1,9 @@
-"""The figures of one worker: what the events of its flight recorder add up to.
+"""The figures of one worker, summed from the events of its flight recorder.
 
 Events go into the figures by `EventQueue`: nothing here runs unless the figures are
-asked for, and then noting an event costs an append, and later its part of a fold.
+requested; then noting an event costs an append, and later its part of a fold.
 
-Invariants: what is folded or read is so under one lock; no fold raises.
+Invariants: all folding and reading is done under one lock; no fold raises.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ class SeriesSnapshot:
 
 
 class WorkerFigures:
-    """What has happened in one worker since it was asked for.
+    """The figures of one worker since they were first requested.
 
     Thread safety: all methods, from any thread.
     """
 
     def __init__(self, peers_max: int) -> None:
-        """Begin with nothing.
+        """Begin with all figures at 0.
 
         Args:
-            peers_max: peers that are told apart; 0: none is.
+            peers_max: how many peers have their own series.
         """
         self._lock = threading.Lock()
         self._series: dict[
@@ -117,25 +117,25 @@ class WorkerFigures:
         made = self._series[definition] = MetricSeries(Total, caps)
         return made
 
-    # --- from and to -----------------------------------------------------------------
+    # --- listening and reading -------------------------------------------------------
 
     def listen(self, recorder: FlightRecorder) -> None:
         """Take the events of a worker from now on."""
         for name, fold in self._folds().items():
             queue = EventQueue(fold, self._lock)
-            sink = queue.put  # once: a method is another object each time
+            sink = queue.put  # bound once: each access makes another object
             self._queues.append(queue)
             self._sinks.append((name, sink))
             getattr(recorder, name).add_sink(sink)
 
     def end(self, recorder: FlightRecorder) -> None:
-        """Take no more events; those that have come still count."""
+        """Take no more events; those already taken still count."""
         while self._sinks:
             name, sink = self._sinks.pop()
             getattr(recorder, name).remove_sink(sink)
 
     def snapshot(self) -> Mapping[MetricDefinition, list[SeriesSnapshot]]:
-        """Return all figures as they are now."""
+        """Return the present figures."""
         with self._lock:
             for queue in self._queues:
                 queue.drain()
@@ -148,7 +148,7 @@ class WorkerFigures:
             }
 
     def _folds(self) -> dict[str, Fold]:
-        """Return what takes the events of each ring of a recorder."""
+        """Return the fold for the events of each ring of a recorder."""
         return {
             "calls": self._fold_calls,
             "served": self._fold_served,
@@ -166,13 +166,13 @@ class WorkerFigures:
 
     # --- calls -----------------------------------------------------------------------
 
-    # Most of the events that are folded together are alike: they are counted together.
+    # Most events of one fold are alike, and are counted together.
 
     def _fold_calls(self, events: Events) -> None:
         spent = _Grouped(list)
         for at_s, began_s, to, function, _, outcome, sent, received, _ in events:
             spent[function, outcome].append(at_s - began_s)
-            if sent:  # most calls have no buffers: they cost one look here
+            if sent:  # most calls have no buffers, and cost only this check
                 self._requests.at(function).observe((sent,))
             if received:
                 self._responses.at(function).observe((received,))
@@ -253,7 +253,7 @@ class WorkerFigures:
 
 
 def _error(outcome: str) -> str:
-    """Return an outcome as OpenTelemetry has it: empty if there was no error."""
+    """Return an outcome in OpenTelemetry's form: empty if there was no error."""
     return "" if outcome == OK else outcome
 
 

@@ -1,7 +1,7 @@
-"""Histograms: how often a value lay between which bounds, and the sum of the values.
+"""Histograms: the number of values between fixed bounds, and the sum of the values.
 
-The bounds of a metric never change while it is counted, so the histograms of several
-workers can be added up.  Memory is a list of integers, whatever is observed.
+The bounds of a metric never change, so the histograms of several workers can be added
+up.  A histogram takes a list of integers, whatever is observed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Final
 
-# Seconds.  OpenTelemetry advises to begin at 5 ms, for calls; ours take 0.1 ms, and a
-# step of training minutes.
+# Seconds.  OpenTelemetry advises for calls to begin at 5 ms; our calls take 0.1 ms, and
+# a training step takes minutes.
 SECONDS_BOUNDS: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 100.0),
@@ -26,8 +26,8 @@ class Histogram:
     """One histogram.
 
     Attributes:
-        bounds: upper bounds of the buckets, each included in its own; ascending.  One
-            more bucket has what is above the last.
+        bounds: inclusive upper bounds of the buckets, ascending.  One more bucket has
+            the values above the last bound.
         counts: how many values lay in each bucket.
         total: sum of the values.
     """
@@ -40,9 +40,9 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, values: Iterable[float]) -> None:
-        """Count values, none of which is negative.
+        """Count values of at least 0.
 
-        Several of them at once cost a third of what each would cost alone.
+        Counting several at once takes a third of the time for each.
         """
         bounds, counts = self.bounds, self.counts
         total = self.total
@@ -52,5 +52,5 @@ class Histogram:
         self.total = total
 
     def cumulative(self) -> list[int]:
-        """Return how many values were at most each bound; the last: how many in all."""
+        """Return how many values were at most each bound, and last the total number."""
         return list(accumulate(self.counts))

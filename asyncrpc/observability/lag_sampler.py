@@ -1,9 +1,9 @@
-"""Samples how late an event loop and threads get to run: four times a second.
+"""Samples how late an event loop and threads get to run, four times a second.
 
-A thread sleeps.  By how much it wakes up late is the lag of threads: another one held
-the interpreter's lock, or the machine had no core for it.  Then it asks the loop to
-call back; how long that takes is the lag of the loop.  The loop is asked again only
-when it has answered, so a loop that is blocked holds one callback, however long.
+A thread sleeps.  The time by which it wakes up late is the lag of threads: another
+thread held the interpreter's lock, or no core was free.  Then it schedules a callback
+on the loop; the time until that runs is the lag of the loop.  The next callback is
+scheduled only after this one has run, so a blocked loop holds one callback at most.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class LagSampler:
         on_loop_lag: Callable[[float], None],
         on_gil_lag: Callable[[float], None],
     ) -> None:
-        """Describe it; `start` begins.
+        """Describe the sampler; `start` begins.
 
         Args:
             name: of the thread.
-            loop_of: returns the loop, if it is one that runs.
+            loop_of: returns the loop, if it runs.
             on_loop_lag: takes the loop's lag in seconds; called on the loop.
             on_gil_lag: takes the thread's lag in seconds; called in the thread.
         """
@@ -42,12 +42,12 @@ class LagSampler:
         self._on_loop_lag = on_loop_lag
         self._on_gil_lag = on_gil_lag
         self._ended = threading.Event()
-        self._asked_s: float | None = None  # when the loop was asked that has not come
+        self._asked_s: float | None = None  # when the pending callback was scheduled
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
     def blocked_s(self) -> float:
-        """How long the loop has been asked without coming.
+        """How long the pending callback of the loop has waited; 0: none is pending.
 
         Thread safety: from any thread.
         """
@@ -59,7 +59,7 @@ class LagSampler:
         self._thread.start()
 
     def end(self) -> None:
-        """Take no more samples; the thread ends at once, and nobody waits for it."""
+        """Take no more samples; the thread ends at once, and is not waited for."""
         self._ended.set()
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
-"""The metrics of one worker: counted from when they are asked for, read as text.
+"""The metrics of one worker: counted from the first request on, read as text.
 
-Nothing is counted, and no thread runs, unless somebody asks.  A worker whose metrics
-are counted takes no part in it: its calls append to a queue.
+Without a request nothing is counted, and no thread runs.  Counting does not delay the
+worker: its calls only append to a queue.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from asyncrpc.runtime.worker import Worker
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-PEERS_MAX: Final = 1000  # more, and the metrics are larger than what they tell
+PEERS_MAX: Final = 1000  # with more, the metrics would be too large to be useful
 
 
 def check_options(peers_max: object, with_process: object) -> None:
-    """Raise UsageError unless these are options that `Metrics` can be made with."""
+    """Raise UsageError unless these are valid options of `Metrics`."""
     check_count("peers_max", peers_max, at_most=PEERS_MAX)
     check_flag("with_process", with_process)
     if with_process:
@@ -40,7 +40,7 @@ def check_options(peers_max: object, with_process: object) -> None:
 
 
 class MetricsText(NamedTuple):
-    """The metrics as they are sent to who asks.
+    """The metrics in the form that is sent.
 
     Attributes:
         content_type: for the header of this name.
@@ -66,14 +66,14 @@ class Metrics:
         """Describe metrics; `with` begins to count.
 
         Args:
-            worker: whose they are, started or not.
-            peers_max: of so many peers the time of calls is told apart, by name; others
-                count as `other`.  0: of none.
-            with_process: whether `text` has the memory, processor time and descriptors
-                of the process, too, as `prometheus_client` names them.
+            worker: the worker, started or not.
+            peers_max: for how many peers, by name, the times of calls are counted
+                separately; further peers count as `other`.  0: for none.
+            with_process: whether `text` also has the memory, processor time and
+                descriptors of the process, as `prometheus_client` names them.
 
         Raises:
-            UsageError: an argument is of another kind, or prometheus_client is needed
+            UsageError: an argument has the wrong type, or prometheus_client is needed
                 and not installed.
         """
         check_kind("worker", worker, Worker, "a Worker")
@@ -95,7 +95,7 @@ class Metrics:
 
     @property
     def collector(self) -> WorkerCollector:
-        """A collector of `prometheus_client`, for a registry of your own.
+        """A collector of `prometheus_client`, for your own registry.
 
         A registry takes one worker: the metrics of two have the same names.
 
@@ -110,11 +110,11 @@ class Metrics:
         """Begin to count.
 
         Raises:
-            UsageError: it has begun before.
+            UsageError: the block was entered before.
         """
         if self._is_begun:
             raise UsageError(
-                "these metrics count already, or have ended; make new ones"
+                "these metrics already count, or have ended; make new ones"
             )
         self._is_begun = True
         self._figures.listen(self._parts.recorder)
@@ -130,7 +130,7 @@ class Metrics:
         self.close()
 
     def close(self) -> None:
-        """Count no more; what was counted can still be read.  Idempotent.
+        """Stop counting; the counts can still be read.  Idempotent.
 
         Thread safety: from any thread.
         """
@@ -144,8 +144,8 @@ class Metrics:
         It takes 1 ms for 20 functions or so: on an event loop use a thread.
 
         Args:
-            accept: the header `Accept` of the request.  Who accepts OpenMetrics 1.0
-                gets it, all others Prometheus' older text format.
+            accept: the header `Accept` of the request.  The text is OpenMetrics 1.0 if
+                the header allows it, else Prometheus' older text format.
 
         Raises:
             UsageError: `accept` is not a string.

@@ -1,7 +1,7 @@
-"""Readings of a worker at one moment: what is open, kept, in use.
+"""Readings of a worker at one moment: open links, kept memory and the like.
 
-They are taken when the metrics are read, in any thread, and nothing is asked of the
-event loop, which may be blocked.
+They are taken when the metrics are read, in any thread, and without the event loop,
+which may be blocked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MetricReading(NamedTuple):
     """A figure at one moment.
 
     Attributes:
-        metric: of which it is a figure.
+        metric: the metric of the figure.
         values: of the labels.
         figure: in the unit of the metric.
     """
@@ -36,7 +36,7 @@ class MetricReading(NamedTuple):
 
 
 def readings_of(parts: Parts) -> Iterator[MetricReading]:
-    """Yield the readings of a worker; 0 of what it has no more, or not yet.
+    """Yield the readings of a worker; 0 for parts that it has no longer, or not yet.
 
     Thread safety: from any thread.
     """
@@ -101,10 +101,10 @@ _OF_LIVE: Final[
 
 
 def _steady(read: Callable[[Parts], T], parts: Parts) -> T:
-    """Read what the loop may change meanwhile; again if it did, which is rare."""
+    """Read something that the loop may change; try again if it did, which is rare."""
     for _ in range(_TRIES):
         try:
             return read(parts)
-        except RuntimeError:  # a dictionary or deque changed while it was gone through
+        except RuntimeError:  # a dictionary or deque changed during the iteration
             continue
     return read(parts)

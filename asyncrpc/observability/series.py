@@ -1,8 +1,8 @@
 """The series of a metric: one figure for each set of values of its labels, bounded.
 
-A program may call thousands of functions, and raise errors of classes that it makes as
-it goes.  Whatever it does, a metric has at most `SERIES_MAX` series, and as many again
-as there are outcomes: what comes later counts as `OTHER`.
+A program may call thousands of functions, and raise errors of classes that it makes at
+run time.  Whatever it does, a metric has at most `SERIES_MAX` series, plus as many as
+there are outcomes: further values count as `OTHER`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final, Generic, TypeVar
 
 OTHER: Final = "other"
 SERIES_MAX: Final = 500  # of a metric; a histogram writes 21 lines for each
-METHODS_MAX: Final = 100  # functions that are told apart; also classes of optimizers
-OUTCOMES_MAX: Final = 20  # classes of errors that are told apart
+METHODS_MAX: Final = 100  # functions, or classes of optimizers, with their own series
+OUTCOMES_MAX: Final = 20  # classes of errors with their own series
 VALUE_CHARACTERS_MAX: Final = 200
 
 F = TypeVar("F")
@@ -33,14 +33,14 @@ class Total:
 
 
 class LabelCap:
-    """The values of one label: the first so many, and `OTHER` for those that follow."""
+    """The values of one label: a limited number, and `OTHER` for all further ones."""
 
     def __init__(self, values_max: int) -> None:
         self._values_max = values_max
         self._known: set[str] = {""}  # "no error" has its own series
 
     def shown(self, value: str) -> str:
-        """Return what a value is shown as."""
+        """Return the label that is shown for a value."""
         value = _printable(value)
         if value in self._known:
             return value
@@ -62,7 +62,8 @@ class MetricSeries(Generic[F]):
 
         Args:
             make: makes the figure of a new series.
-            caps: for each label, which values are told apart; metrics may share one.
+            caps: for each label, the values with their own series; metrics may share a
+                cap.
         """
         self.by_values: dict[tuple[str, ...], F] = {}
         self._make = make
@@ -71,7 +72,7 @@ class MetricSeries(Generic[F]):
     def at(self, *values: str) -> F:
         """Return the figure for these values of the labels."""
         found = self.by_values.get(values)
-        # What is not shown as it is has no key of its own: the keys are bounded, too.
+        # A value that is shown as another has no key, so the keys are bounded as well.
         return self._admitted(values) if found is None else found
 
     def _admitted(self, values: tuple[str, ...]) -> F:
@@ -87,7 +88,7 @@ class MetricSeries(Generic[F]):
 
 
 def _printable(value: str) -> str:
-    """Return a value that can be written as UTF-8, and is not endless."""
+    """Return a value that can be written as UTF-8, and is not too long."""
     if len(value) > VALUE_CHARACTERS_MAX:
         value = value[:VALUE_CHARACTERS_MAX]
     return value if value.isascii() else value.encode(errors="replace").decode()

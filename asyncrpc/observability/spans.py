@@ -1,11 +1,11 @@
 """Spans of OpenTelemetry for calls, streams, batches and requests to an application.
 
 Names and attributes are those of the semantic conventions 1.45 for RPC and HTTP;
-`asyncrpc.*` are ours.  Whether a span is recorded is decided where its trace begins: a
-span that is not recorded passes the decision on, and costs little more.
+`asyncrpc.*` are our own.  Whether a span is recorded is decided where its trace begins:
+a span that is not recorded passes the decision on, and costs little more.
 
-Nothing raises because of a span: a sampler, processor or exporter of the program that
-fails is told of in the log.
+A span never makes a call fail: if a sampler, processor or exporter of the program
+fails, the error is logged.
 
 Source: https://opentelemetry.io/docs/specs/semconv/rpc/rpc-spans/
 """
@@ -47,8 +47,8 @@ class CallSpan:
     """The span of a call or a stream at one of its ends, or of items made here.
 
     Attributes:
-        meta: what travels with its request; None: nothing.
-        span: as OpenTelemetry has it.
+        meta: the trace context that is sent with its request, or None.
+        span: OpenTelemetry's span.
     """
 
     __slots__ = ("_has_ended", "_kind", "_text", "meta", "span")
@@ -61,24 +61,24 @@ class CallSpan:
         self._has_ended = False
 
     def noted(self, name: str, value: float) -> None:
-        """Something that is known of it only now."""
+        """Add an attribute that is known only now."""
         if not self._has_ended:
             self.span.set_attribute(name, value)
 
     def failed(self, error: BaseException) -> None:
-        """It fails with this error, and is about to end."""
+        """Note the error with which the call fails; it is about to end."""
         if not self._has_ended and self.span.is_recording():
             self._kind = _kind_of(error)
             self._text = text_of(error)[:_TEXT_MAX]
 
     def end(self, outcome: str, *, items: int | None = None) -> None:
-        """End it, unless it has ended.
+        """End the span, unless it has ended.
 
         A stream that its consumer leaves early has not failed.
 
         Args:
-            outcome: how, as events of `asyncrpc.trace` tell it.
-            items: of a stream: how many came, or were sent.
+            outcome: as in the events of `asyncrpc.trace`.
+            items: of a stream: how many were received or sent.
         """
         if self._has_ended:
             return
@@ -105,7 +105,7 @@ class RequestSpan:
     """The span of a request to an application.
 
     Attributes:
-        is_answered: whether there is an answer; an exception may be one, too.
+        is_answered: whether there is an answer, which may be an exception.
     """
 
     __slots__ = ("_method", "_span", "is_answered")
@@ -116,19 +116,19 @@ class RequestSpan:
         self.is_answered = False
 
     def routed(self, route: str) -> None:
-        """Its path matches this pattern, as is only known now."""
+        """Note the pattern that the path matches, which is known only now."""
         self._span.set_attribute("http.route", route)
         self._span.update_name(f"{self._method} {route}")
 
     def answered(self, status: int) -> None:
-        """It is answered with this status of HTTP."""
+        """Note the HTTP status of the answer."""
         self.is_answered = True
         self._span.set_attribute("http.response.status_code", status)
         if status >= _SERVER_ERROR:
             _fail(self._span, str(status), "")
 
     def closed(self, code: int, *, has_failed: bool) -> None:
-        """Its websocket was closed with this code."""
+        """Note the code with which the websocket was closed."""
         self._span.set_attribute("asyncrpc.websocket.close_code", code)
         if has_failed:
             _fail(self._span, str(code), "")
@@ -138,7 +138,7 @@ class CallTracer:
     """Makes the spans of one worker; a `runtime.extensions.CallTracer`."""
 
     def __init__(self, name: str, provider: TracerProvider | None) -> None:
-        """Make spans.
+        """Prepare to make spans.
 
         Args:
             name: of the worker.
@@ -162,8 +162,8 @@ class CallTracer:
         Args:
             function: its name.
             to: name of the callee.
-            attempt_of: the call that this is an attempt of.
-            is_repeated: whether it is one that may have several attempts.
+            attempt_of: the call of which this is an attempt.
+            is_repeated: whether the call may have several attempts.
         """
         parent = None
         if attempt_of is not None:
@@ -184,8 +184,8 @@ class CallTracer:
         Args:
             function: its name.
             caller: name of the caller.
-            meta: what came with the request, unchecked; None: nothing.
-            waited_s: for so many seconds the request has been here.
+            meta: the trace context that came with the request, unchecked, or None.
+            waited_s: seconds since the request arrived.
         """
         parent = Context() if meta is None else read(meta)
         span = self._start(
@@ -199,10 +199,10 @@ class CallTracer:
         return CallSpan(span)
 
     def generation(self, name: str) -> CallSpan:
-        """Show items that are made here, from now on, as part of what is current.
+        """Make a span for items that are generated here, below the current span.
 
         Args:
-            name: of what makes them.
+            name: of the generator.
         """
         about = {"asyncrpc.worker": self._name}
         return CallSpan(self._start(name, SpanKind.INTERNAL, about, None))
@@ -216,14 +216,14 @@ class CallTracer:
     def batch(
         self, function: str, members: Sequence[SpanContext | None]
     ) -> Iterator[None]:
-        """Show a function that works for several requests at once.
+        """Make a span for a function that works for several requests at once.
 
-        It is the root of a trace, with a link to each of the requests: it is part of
-        none of them.
+        It is the root of a trace, with a link to each request, as it belongs to several
+        of them.
 
         Args:
             function: its name.
-            members: of each request what `here` returned.
+            members: the result of `here` for each request.
         """
         links = [Link(member) for member in members if member is not None]
         about = {"asyncrpc.batch.size": len(members), "asyncrpc.worker": self._name}
@@ -235,12 +235,12 @@ class CallTracer:
     def request(
         self, method: str, route: str, path: str, parent: tuple[str, str]
     ) -> Iterator[RequestSpan]:
-        """Show a request to a web application, unless something shows it already.
+        """Make a span for a request to a web application, unless it has one already.
 
         Args:
             method: of HTTP.
-            route: the pattern that its path matches; empty if there is none.
-            path: as the client wrote it.
+            route: the pattern that its path matches; empty if it matches none.
+            path: as the client sent it.
             parent: its headers `traceparent` and `tracestate`, unchecked.
         """
         if self.here() is not None:
@@ -295,7 +295,7 @@ def _current(
 
     Args:
         span: becomes the current one.
-        has_failed: says whether it has, if the block raises.
+        has_failed: returns whether the span has failed, if the block raises.
     """
     token = contexts.attach(trace.set_span_in_context(span))
     try:
@@ -320,9 +320,9 @@ def _kind_of(error: BaseException) -> str:
 
 
 def _quietly(action: Callable[[], Any]) -> Any:
-    """Do something with the program's own samplers and processors; None if it fails."""
+    """Run an action with the program's samplers and processors; None if it fails."""
     try:
         return action()
     except Exception:
-        logger.exception("a span of OpenTelemetry failed; the call goes on without it")
+        logger.exception("a span of OpenTelemetry failed; the call continues without")
         return None

@@ -1,8 +1,8 @@
 """The position in a trace that travels with a request, as W3C Trace Context writes it.
 
-It is one text, the header `traceparent`, or a list of two, with `tracestate`.  What
-comes in is a peer's: whatever cannot be read is ignored, as the specification demands,
-and so is a text of more than `TEXT_MAX` characters.
+It is one text, the header `traceparent`, or a list of two, with `tracestate`.  Incoming
+texts are from peers: invalid ones are ignored, as the specification demands, and so are
+texts of more than `TEXT_MAX` characters.
 
 Source: https://www.w3.org/TR/trace-context/, sections 3.2 and 3.3.
 """
@@ -15,15 +15,15 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanContext, format_span_id, format_trace_id
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-# What the specification has every program pass on of a tracestate; a traceparent of the
-# version of today has 55 characters.
+# The specification has every program pass on so much of a tracestate; a traceparent of
+# the present version has 55 characters.
 TEXT_MAX: Final = 512
 
 _W3C: Final = TraceContextTextMapPropagator()
 
 
 def written(span: SpanContext) -> str | list[str] | None:
-    """Return what travels of a span; None if it is not part of a trace."""
+    """Return the text of a span that is sent; None if it is not part of a trace."""
     if not span.is_valid:
         return None
     trace_id, span_id = format_trace_id(span.trace_id), format_span_id(span.span_id)
@@ -50,5 +50,5 @@ def read(found: Any) -> Context:
 
 
 def is_text(found: object) -> bool:
-    """Return whether something can be a header at all."""
+    """Return whether an object can be the text of a header."""
     return type(found) is str and 0 < len(found) <= TEXT_MAX

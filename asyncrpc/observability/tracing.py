@@ -1,4 +1,4 @@
-"""Traces of the calls of a worker, turned on; what a span says is in `spans`."""
+"""Turns on traces of the calls of a worker; `spans` makes the spans."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def trace_calls(worker: Worker, tracer_provider: TracerProvider | None = None) -
     calls while it runs is below its span, on whatever thread and worker.  The position
     in the trace travels beside the arguments, never among them.
 
-    Each worker of a group is turned on in its own process.  A worker that is not
-    ignores what comes, and calls that its functions make begin traces of their own.
+    Turn it on for each worker of a group, in its own process.  An untraced worker
+    ignores incoming trace contexts, and calls made by its functions begin new traces.
 
     Args:
         worker: makes and serves the calls; it may not have been started yet.
-        tracer_provider: makes the spans; None: the global one of OpenTelemetry, also if
-            that is set later.
+        tracer_provider: makes the spans; None: the global one of OpenTelemetry, even if
+            it is set later.
 
     Raises:
-        UsageError: an argument is of another kind, or OpenTelemetry is not installed.
+        UsageError: an argument has the wrong type, or OpenTelemetry is not installed.
 
     Thread safety: from any thread.
 

@@ -1,7 +1,7 @@
 """The metrics of a worker over HTTP: in an application, by ASGI, or at a port.
 
-Who asks gets the text, and can change nothing.  It is written in a thread, for one
-request at a time, so that neither the loop nor its calls wait for it.
+A request gets the text, and cannot change anything.  The text is written in a thread,
+for one request at a time, so that neither the loop nor its calls wait for it.
 """
 
 from __future__ import annotations
@@ -71,21 +71,21 @@ def add_metrics(
 ) -> None:
     """Count the metrics of a worker while an application runs, and show them there.
 
-    `path` answers GET and HEAD.  If clients must not see the metrics, put a middleware
-    of yours before it, or use `serve_metrics`.
+    `path` answers GET and HEAD.  If clients must not see the metrics, put your own
+    middleware before it, or use `serve_metrics`.
 
     Args:
-        app: has not been started.
-        worker: whose they are; or the key under which the application keeps it: then
-            call this after `app.cleanup_ctx.append(serving.worker_context(...))`.
+        app: an application that has not been started.
+        worker: the worker; or the key under which the application stores it: then call
+            this after `app.cleanup_ctx.append(serving.worker_context(...))`.
         path: of the route.
-        peers_max: as of `Metrics`.
-        with_process: as of `Metrics`.
+        peers_max: as for `Metrics`.
+        with_process: as for `Metrics`.
 
     Raises:
-        UsageError: an argument is of another kind, prometheus_client is needed and not
+        UsageError: an argument has the wrong type, prometheus_client is needed and not
             installed, `app` has been started, or has another route at `path`.  When the
-            application starts: it keeps no worker under the key.
+            application starts: it has no worker under the key.
 
     Example:
         >>> app.cleanup_ctx.append(serving.worker_context(make_worker))
@@ -176,7 +176,7 @@ async def _answer(
     if scope["method"] in {"GET", "HEAD"}:
         accept = [value for name, value in scope["headers"] if name == b"accept"]
         found = await scrapes.text(b",".join(accept).decode("latin-1"))
-        assert found is not None  # these have their metrics for good
+        assert found is not None  # these always have their metrics
         status, body = 200, found.body
         headers = [
             (b"content-type", found.content_type.encode()),
@@ -199,27 +199,27 @@ async def serve_metrics(
 ) -> AsyncIterator[int]:
     """Count the metrics of a worker, and show them at a port, while the block runs.
 
-    Nobody who can reach the port is asked who it is, and nothing is encrypted: so it is
-    of loopback unless you say otherwise.  It need not be the worker's loop: on one of
-    a thread of its own, it answers also while the worker's is blocked.
+    The port has no authentication and no encryption, so by default it listens only at
+    loopback.  This need not run on the worker's loop: on the loop of another thread, it
+    answers even while the worker's loop is blocked.
 
     Args:
-        worker: whose they are, started or not.
-        port: to listen at; 0: one that is free.
+        worker: the worker, started or not.
+        port: to listen at; 0: a free one.
         host: address of the interface to listen at; an empty string: all of them.
-        path: of the metrics; others are not found.
-        peers_max: as of `Metrics`.
-        with_process: as of `Metrics`.
+        path: of the metrics; other paths are not found.
+        peers_max: as for `Metrics`.
+        with_process: as for `Metrics`.
 
     Returns:
         A context with the port.
 
     Raises:
-        UsageError: an argument is of another kind, prometheus_client is needed and not
-            installed, nobody can listen at the port, or no event loop runs here.
+        UsageError: an argument has the wrong type, prometheus_client is needed and not
+            installed, the port cannot be listened at, or no event loop runs here.
 
     Cancellation:
-        Nothing listens or counts any more.
+        The port is closed, and nothing is counted any more.
 
     Example:
         >>> async with observability.serve_metrics(worker, port=9400), worker:

@@ -25,7 +25,7 @@ class BlockingPool(Protocol):
     """Threads that can report that one of them waits."""
 
     def blocked(self) -> AbstractContextManager[Any]:
-        """A thread waits inside: others run meanwhile."""
+        """Return a context in which a thread waits: others run meanwhile."""
 
 
 class CallbackThreads(Protocol):
@@ -42,7 +42,7 @@ class CallbackThreads(Protocol):
 
 
 class _ThreadEvent(enum.Enum):
-    """What the thread has done."""
+    """An event of the thread."""
 
     ASKED = "asked"
     ENDED = "ended"
@@ -53,13 +53,13 @@ async def run_with_callbacks(
     algorithm: Callable[[Callable[[], Any]], R],
     evaluate: Callable[[], Awaitable[Any]],
 ) -> R:
-    """Run `algorithm(ask)` in a thread, where `ask()` gives what `evaluate()` does.
+    """Run `algorithm(ask)` in a thread, where `ask()` returns the result of `evaluate`.
 
-    What `evaluate` raises is raised by `ask`.
+    An error of `evaluate` is raised by `ask`.
 
     Raises:
-        UsageError: this worker has no threads: it is simulated.
-        Exception: what `algorithm` raises.
+        UsageError: this worker has no threads, because it is simulated.
+        Exception: the error of `algorithm`.
 
     Cancellation:
         The algorithm is ended by an error of its `ask`, and waited for.
@@ -71,7 +71,7 @@ async def run_with_callbacks(
 
     def ask() -> Any:
         refuse_on_loop("a closure", "in a simulation, step without one")
-        if is_abandoned.is_set():  # the algorithm has caught that, and goes on
+        if is_abandoned.is_set():  # the algorithm has caught the error, and goes on
             raise _AbandonedError
         threads.loop.call_soon_threadsafe(events.put_nowait, _ThreadEvent.ASKED)
         with threads.pool.blocked():
@@ -84,7 +84,7 @@ async def run_with_callbacks(
     work = threads.run_in_thread(lambda: context.run(algorithm, ask))
     work.add_done_callback(lambda _: events.put_nowait(_ThreadEvent.ENDED))
     try:
-        # The thread asks or ends; a job that its pool has dropped ends, too.
+        # The thread asks or ends; a job that its pool has dropped also ends.
         while await events.get() is _ThreadEvent.ASKED:
             try:
                 answers.put((await evaluate(), None))
@@ -94,10 +94,10 @@ async def run_with_callbacks(
         is_abandoned.set()
         answers.put((None, _AbandonedError()))
         await asyncio.wait([work])
-        work.exception()  # that error, or what the algorithm made of it
+        work.exception()  # that error, or another that the algorithm made of it
         raise
     return work.result()
 
 
 class _AbandonedError(Exception):
-    """No task answers any more."""
+    """The task that answers has ended."""

@@ -6,13 +6,13 @@
         await asyncrpc.autograd.backward(ctx, [loss])
         await optimizer.step(ctx)
 
-Each owner runs a torch optimizer on its own parameters (`optim.per_owner`).  One that
-has to evaluate the model again in the middle of its step runs here, on copies of all
+Each owner runs a torch optimizer on its own parameters (`optim.per_owner`).  An
+optimizer that evaluates the model again during its step runs here, on copies of all
 parameters (`optim.gathered`).
 
 Source: torch.distributed.optim.DistributedOptimizer.  There, `step` of an optimizer
-without a functional twin applies old gradients again to parameters that took no part,
-and an error on one owner leaves the others stepped.
+without a functional version applies old gradients again to parameters that took no
+part, and an error on one owner leaves the others stepped.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ from asyncrpc.trace import OK, outcome_of
 class DistributedOptimizer:
     """Optimizes parameters on their owners, by one local optimizer on each.
 
-    Making one returns at once; the local optimizers are made by the first step, or by
-    awaiting it.  They are let go when this object is collected, or its worker dies.
+    The constructor returns at once; the local optimizers are made by the first step, or
+    by awaiting this object.  They are let go when it is collected, or its worker dies.
 
-    Several trainers may each have one over the same parameters.  An owner carries out
-    steps one at a time, whole, and loses none; two owners may take two trainers' steps
-    in different orders.  As in one process, a step makes torch refuse the backward pass
-    of another context that has used the same parameters already ("modified by an
-    inplace operation"): let trainers that share a model take turns, or step together,
-    or step with `allow_stale`.
+    Several trainers may each have an optimizer over the same parameters.  An owner
+    carries out steps one at a time, whole, and loses none; two owners may take two
+    trainers' steps in different orders.  As in one process, a step makes torch refuse
+    the backward pass of another context that has used the same parameters already
+    ("modified by an inplace operation"): let trainers that share a model take turns, or
+    step together, or step with `allow_stale`.
 
     Learning rates and other options are set here, by hand or by any of torch's
     schedulers, on `options`; the owners learn of them with the next step.
@@ -92,12 +92,12 @@ class DistributedOptimizer:
             params_rref: RRefs to leaf tensors that require a gradient, of any owners;
                 or groups of them: dictionaries with `"params"` and options, as torch's
                 optimizers take.
-            *args: of the class, after the parameters.
-            **kwargs: likewise.
+            *args: positional arguments of the class, after the parameters.
+            **kwargs: keyword arguments of the class.
 
         Raises:
             NotStartedError: there is no running worker here.
-            UsageError: there are no parameters, or they are no RRefs; or torch has no
+            UsageError: there are no parameters, or they are not RRefs; or torch has no
                 optimizer of the name.
             EncodeError: an argument cannot travel to an owner.
         """
@@ -113,15 +113,15 @@ class DistributedOptimizer:
             )
         else:
             self._engine = PerOwnerOptimizer(self._class, groups, given, owners)
-        # The owners learn of our end by themselves.
+        # The owners notice the end of this worker by themselves.
         weakref.finalize(self, owners.let_go).atexit = False
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Make the local optimizers now; return this object.
 
         Raises:
-            OptimizerError: an owner could not make its own; the text says which and
-                why.  The next use tries again.
+            OptimizerError: an owner could not make its local optimizer; the text says
+                which and why.  The next use tries again.
         """
         return self._made().__await__()
 
@@ -129,9 +129,9 @@ class DistributedOptimizer:
     def options(self) -> torch.optim.Optimizer:
         """The groups' options, as an optimizer that torch's schedulers take.
 
-        `options.param_groups` is as torch has it, but for the parameters, which are not
-        here.  What is set there holds from the next step on.  Its own `step` is not to
-        be called.
+        `options.param_groups` is as torch has it, except for the parameters, which are
+        not here.  Changes there hold from the next step on.  Do not call its own
+        `step`.
 
         Raises:
             UsageError: the local optimizers, which know the defaults, are not made yet.
@@ -155,39 +155,41 @@ class DistributedOptimizer:
     ) -> StepResult:
         """Apply the gradients that gathered in a context, on all owners or on none.
 
-        Each parameter is changed by its gradient of this context; those without one are
-        left alone, whatever steps came before.  `.grad` looks untouched.  Several
-        owners are first asked if they can (a round trip), then told to.
+        Each parameter is changed by its gradient of this context; parameters without a
+        gradient are left alone, whatever steps came before.  `.grad` looks untouched.
+        Several owners are first asked whether they can step (a round trip), then told
+        to.
 
         Args:
             context: open on this worker, its backward passes awaited.
             closure: instead of a context: a coroutine function that is called with a
-                new one, goes forward and backward in it, and returns the loss.  LBFGS
-                and its like call it several times in a step, others once.
+                new one, goes forward and backward in it, and returns the loss.
+                Optimizers such as LBFGS call it several times in a step, others once.
             clip_grad_norm: scale all gradients, over all owners, so that their norm
                 together is at most this; the context keeps them as they are.  With a
                 closure, at each evaluation.
             skip_nonfinite: apply nothing anywhere if any gradient is infinite or NaN.
             allow_stale: let other contexts that have used these parameters before run
-                their backward passes all the same, with the new values in place of the
-                old: asynchronous training, as Hogwild does it.  Without it torch
-                refuses those passes.
+                their backward passes nevertheless, with the new values in place of the
+                old: asynchronous training, like Hogwild.  Otherwise torch refuses those
+                passes.
 
         Returns:
-            Whether it was applied, and to how many parameters.
+            Whether the step was applied, and to how many parameters.
 
         Raises:
-            OptimizerError: the text says on which worker what went wrong, and that
-                nothing was applied anywhere; or, if a worker died or could not be
-                reached in the middle, which applied the step and which did not.
+            OptimizerError: an owner failed; the text names the worker and the problem,
+                and says that nothing was applied anywhere.  Or, if a worker died or
+                could not be reached during the step, the text says which workers
+                applied the step.
             InvalidContextError: the context is not open here.
-            UsageError: `clip_grad_norm` is not positive; or it takes a context or a
-                closure, and got neither or both.
-            Exception: what the closure raised.  Nothing was applied.
+            UsageError: `clip_grad_norm` is not positive; or not exactly one of context
+                and closure was given.
+            Exception: the error of the closure.  Nothing was applied.
 
         Cancellation:
             Until the owners have been told, nothing is applied.  Afterwards the step is
-            completed everywhere, without this task.  A step that runs here, for it
+            completed everywhere, without this task.  A step that runs here, because it
             calls a closure, is undone everywhere.
 
         Example:
@@ -325,12 +327,12 @@ class DistributedOptimizer:
     def _what_a_step_takes(self) -> str:
         if isinstance(self._engine, GatheredOptimizer):
             return (
-                f"{self._name} evaluates the model several times in a step: give a "
+                f"{self._name} evaluates the model several times in a step: pass a "
                 "closure and no context, `await optimizer.step(closure=closure)`"
             )
         return (
-            "a step takes the context of a backward pass, `await optimizer.step(ctx)`, "
-            "or a closure that makes one"
+            "step needs either the context of a backward pass, `await "
+            "optimizer.step(ctx)`, or a closure"
         )
 
     # --- groups, state ---------------------------------------------------------------
@@ -347,7 +349,7 @@ class DistributedOptimizer:
                 one group only.
 
         Cancellation:
-            Some owners may have taken it up: make a new optimizer.
+            Some owners may have added the group: make a new optimizer.
 
         Source: torch.optim.Optimizer.add_param_group.
         """
@@ -359,9 +361,9 @@ class DistributedOptimizer:
         """Return a copy of the optimizer's state.
 
         It has torch's form, with the parameters numbered in the order in which they
-        were given: it may be loaded into an optimizer over the same parameters on other
+        were given: it can be loaded into an optimizer over the same parameters on other
         workers, or into torch's own in one process.  Each owner's part is of one
-        moment; take it when no step runs.
+        moment; call this when no step is running.
 
         Args:
             per_owner: return the state of each local optimizer instead, as
@@ -372,8 +374,8 @@ class DistributedOptimizer:
 
         Raises:
             OptimizerError: an owner failed.
-            UsageError: the optimizer keeps what belongs to no parameter: then only
-                `per_owner` will do.
+            UsageError: the optimizer keeps a value that belongs to no parameter; use
+                `per_owner`.
 
         Cancellation:
             Nothing changes.
@@ -393,12 +395,12 @@ class DistributedOptimizer:
             state_dict: in either form.
 
         Raises:
-            UsageError: it is of other groups of parameters, or of other owners.
-                Nothing changed.
-            OptimizerError: an owner refused its part; others may have taken up theirs.
+            UsageError: the state belongs to other groups of parameters, or to other
+                owners.  Nothing changed.
+            OptimizerError: an owner refused its part; others may have loaded theirs.
 
         Cancellation:
-            Some owners may have taken up theirs.
+            Some owners may have loaded their parts.
 
         Source: torch.optim.Optimizer.load_state_dict.
         """
@@ -422,23 +424,23 @@ class DistributedOptimizer:
 
 
 def class_of(wanted: Any) -> Callable[..., torch.optim.Optimizer]:
-    """Return the class that is meant; a name is one of `torch.optim`.
+    """Return the class of an argument; a name is looked up in `torch.optim`.
 
     Raises:
-        UsageError: the name is unknown, or the class makes no optimizer.
+        UsageError: the name is unknown, or the class is not an optimizer's.
     """
     if type(wanted) is str:
         found = getattr(torch.optim, wanted, None)
         if not _is_optimizer(found):
             known = sorted(one for one in dir(torch.optim) if _is_named(one))
             raise UsageError(
-                f"optimizer_class must be an optimizer's, but torch.optim has no "
-                f"{shown(wanted)}; it has {', '.join(known)}. Give the class itself if "
+                f"optimizer_class must be an optimizer, but torch.optim has no "
+                f"{shown(wanted)}; it has {', '.join(known)}. Pass the class itself if "
                 "it is not torch's"
             )
         wanted = found
     if not callable(wanted) or (isinstance(wanted, type) and not _is_optimizer(wanted)):
-        is_named = "a subclass of torch.optim.Optimizer, or the name of one there"
+        is_named = "a subclass of torch.optim.Optimizer, or a name in torch.optim"
         raise wrong("optimizer_class", is_named, wanted)
     made: Callable[..., torch.optim.Optimizer] = wanted
     return made

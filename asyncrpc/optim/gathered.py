@@ -2,11 +2,11 @@
 
 LBFGS sees all parameters as one vector: one such optimizer on each owner would be
 another algorithm.  So torch's own runs here, on mirrors of the parameters; each time it
-calls its closure, the owners get the mirrors' values and return the gradients.  Its
-numbers are those of one process.  A parameter travels twice for each evaluation.
+calls its closure, the owners get the mirrors' values and return the gradients.  The
+results are those of one process.  A parameter travels twice for each evaluation.
 
-From its begin to its end no other step changes these parameters: owners keep what they
-were, and put it back if anything fails, or if this worker dies.
+From begin to end no other step changes these parameters: owners keep the old values,
+and put them back if the step fails, or if this worker dies.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class GatheredOptimizer:
         self._owners = owners
         self._threads = threads
         self._mirrors: list[torch.Tensor] = []
-        self._made: set[WorkerId] = set()  # who has listed its parameters
+        self._made: set[WorkerId] = set()  # owners that have listed their parameters
         self._one_at_a_time = asyncio.Lock()
 
     async def make(self, name: str) -> None:
-        """List the parameters on their owners, and make the optimizer of mirrors.
+        """List the parameters on their owners, and make the optimizer of the mirrors.
 
         Raises:
             OptimizerError: an owner does not have the parameters, or the class raised.
@@ -136,7 +136,7 @@ class GatheredOptimizer:
                 if snapshot is not None:
                     snapshot.restore()
                 await self._owners.settle(owners, is_applied=False)
-                kind = type(error)  # whatever an error of the user's says of itself
+                kind = type(error)  # a user's error may describe itself wrongly
                 if issubclass(kind, _NotFiniteError):
                     return run.result(is_applied=False)
                 if not issubclass(kind, (Exception, asyncio.CancelledError)):
@@ -154,7 +154,7 @@ class GatheredOptimizer:
     async def _begin(self, owners: Sequence[WorkerId]) -> None:
         """Reserve the parameters, and copy their values.
 
-        One owner after the other, in the order that all take: see `optim.machine`.
+        One owner after the other, in the order of all trainers: see `optim.machine`.
         """
         problem = "the step was refused, and nothing was applied anywhere"
         found: dict[WorkerId, list[torch.Tensor]] = {}
@@ -204,7 +204,7 @@ class GatheredOptimizer:
     # --- groups, state ---------------------------------------------------------------
 
     async def add_group(self, group: Mapping[str, Any], name: str) -> None:
-        """Refuse: such an optimizer counts its parameters once.
+        """Refuse: such an optimizer counts its parameters only once.
 
         Raises:
             UsageError: always.
@@ -217,7 +217,7 @@ class GatheredOptimizer:
         """Return the state; see `DistributedOptimizer.state_dict`."""
         if per_owner:
             raise UsageError(
-                "this optimizer runs where it was made: its state is there, and whole; "
+                "this optimizer runs where it was made, so its state is whole there; "
                 "leave per_owner out"
             )
         assert self.options is not None  # made
@@ -240,7 +240,7 @@ class _ExitsError(Exception):
     """Wraps an error, such as SystemExit, that in a task would end the event loop.
 
     Attributes:
-        error: as the user's code raised it.
+        error: the error that the user's code raised.
     """
 
     def __init__(self, error: BaseException) -> None:

@@ -20,16 +20,16 @@ def groups_of(parameters: Parameters) -> list[Group]:
     """Check parameters, and return them as groups.
 
     Raises:
-        UsageError: the list is empty, or has elements that are not RRefs.
+        UsageError: the list has no parameters, or has elements that are not RRefs.
     """
     name = "params_rref"
-    given = listed(name, parameters, "RRefs in a list, or groups of them")
+    given = listed(name, parameters, "a list of RRefs, or of groups of them")
     if given and isinstance(given[0], Mapping):
         groups = [group_of(f"{name}[{index}]", one) for index, one in enumerate(given)]
     else:
         groups = [{_KEY: _checked(name, given)}]
     if not any(group[_KEY] for group in groups):
-        raise UsageError(f"{name} must have at least one parameter; it has none")
+        raise UsageError(f"{name} must have at least one parameter, but is empty")
     return groups
 
 
@@ -41,7 +41,7 @@ def group_of(name: str, given: Any) -> Group:
         given: by a user.
 
     Raises:
-        UsageError: it is not a group, or its parameters are not RRefs.
+        UsageError: `given` is not a group, or its parameters are not RRefs.
     """
     wanted = f"a dictionary with {_KEY!r}, a list of RRefs"
     if not isinstance(given, Mapping) or _KEY not in given:
@@ -75,7 +75,7 @@ def owners_of(groups: Sequence[Group]) -> list[WorkerId]:
 def numbers_of(groups: Sequence[Group], owner: WorkerId) -> list[int]:
     """Return the places of an owner's parameters among all, in its own order.
 
-    A place is what torch numbers parameters by: group by group, from 0.
+    A place is torch's number of a parameter: group by group, from 0.
     """
     listed = references_in(groups)
     return [at for at, one in enumerate(listed) if one.owner_id == owner]

@@ -1,16 +1,16 @@
 """The part of a distributed optimizer that one owner runs: torch's own, on its values.
 
-A step takes the gradients of one autograd context.  `.grad` is theirs for the time of
-the step only, and only on the parameters of this optimizer: what was not reached in
-this context has none, so a gradient of an earlier step is never applied again, and a
-`.grad` that the program keeps there for itself is put back.
+A step takes the gradients of one autograd context.  They are in `.grad` only during the
+step, and only on the parameters of this optimizer.  A parameter that was not reached in
+this context has no gradient, so a gradient of an earlier step is never applied again;
+and a `.grad` of the program's own is put back.
 
-A step that may raise keeps a copy of what it changes, and puts it back.  A copy costs
-about as much as a plain SGD step, so it is made only until it is known that the step
-cannot raise.  torch's own optimizers refuse parameters and gradients of kinds that they
-do not support, sparse ones for instance: a parameter that was stepped with a gradient
-of the same layout will be stepped again.  The user's own optimizers may do anything:
-they are copied at every step.
+A step that may raise keeps a copy of the values that it changes, and puts it back if it
+raises.  A copy costs about as much as a plain SGD step, so it is made only until it is
+known that the step cannot raise.  torch's own optimizers refuse parameters and
+gradients of kinds that they do not support, such as sparse ones: a parameter that was
+stepped with a gradient of the same layout will be stepped again.  The user's own
+optimizers may do anything: their parameters are copied at every step.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class LocalParameters:
     """Parameters of this worker, and the lock over them.
 
     Every method but `gradients` may block, on the lock that backward passes of this
-    worker take too: to be called in a thread.
+    worker also take: call it in a thread.
 
     Attributes:
         listed: the parameters, group by group.
-        keys: what tells them from others.
+        keys: the keys of the parameters.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class LocalParameters:
                 (parameter.data if allow_stale else parameter).copy_(value)
 
     def snapshot(self) -> Snapshot:
-        """Return what puts everything back; it takes no lock."""
+        """Return a snapshot that can be restored; it takes no lock."""
         return Snapshot(self.listed)
 
     def locked(self, job: Callable[[], Any]) -> Any:
@@ -95,7 +95,7 @@ class LocalParameters:
 
 
 class LocalOptimizer(LocalParameters):
-    """An optimizer, and what is known of it."""
+    """An optimizer, and the record of its steps."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, lock: threading.RLock) -> None:
         self._optimizer = optimizer
@@ -108,13 +108,13 @@ class LocalOptimizer(LocalParameters):
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """torch's, or the user's."""
+        """The optimizer, torch's or the user's."""
         return self._optimizer
 
     def kind(self, gradients: Gradients) -> Hashable | None:
         """Return a key shared by steps that take about as long.
 
-        None if nothing does: of the user's code, or of large tensors.
+        It is None for steps of the user's code, or of large tensors.
         """
         if not self._is_small or not self.is_sure(gradients):
             return None
@@ -135,19 +135,19 @@ class LocalOptimizer(LocalParameters):
         *,
         allow_stale: bool,
     ) -> None:
-        """Step with these gradients times `scale`, which they are not changed by.
+        """Step with these gradients times `scale`; the gradients do not change.
 
         Args:
             gradients: of each parameter.
-            scale: what each is multiplied by.
+            scale: the factor of each gradient.
             differing: options to set before.
             allow_stale: hide the change from graphs that hold the parameters, so that
                 their backward passes are not refused.
 
         Raises:
-            OptimizerError: the step raised where nothing could be foreseen, and may be
-                applied in part.
-            Exception: what the optimizer raised.  Nothing changed.
+            OptimizerError: a step that should not raise has raised, and may be applied
+                in part.
+            Exception: the error of the optimizer.  Nothing changed.
         """
         with self._lock:
             if not self.is_sure(gradients):
@@ -170,10 +170,10 @@ class LocalOptimizer(LocalParameters):
         *,
         allow_stale: bool,
     ) -> Snapshot:
-        """Step in the same way, and return what undoes it.
+        """Step in the same way, and return the snapshot that undoes it.
 
         Raises:
-            Exception: what the optimizer raised.  Nothing changed.
+            Exception: the error of the optimizer.  Nothing changed.
         """
         with self._lock:
             return self._step_or_undo(
@@ -227,7 +227,7 @@ class LocalOptimizer(LocalParameters):
         return Snapshot(self.listed, self._optimizer)
 
     def set_options(self, differing: Changes) -> None:
-        """Set options of groups, such as may make a step raise."""
+        """Set options of groups, including those that may make a step raise."""
         with self._lock:
             self._proven = [None] * len(self.listed)
             set_options(self._optimizer, differing)
@@ -242,8 +242,8 @@ class LocalOptimizer(LocalParameters):
         """Return a copy of the state, of one moment, in the host's memory.
 
         Raises:
-            OptimizerError: the optimizer gave something else.
-            Exception: what the optimizer raised.
+            OptimizerError: the optimizer returned a value that is not a state.
+            Exception: the error of the optimizer.
         """
         with self._lock:
             copied = copy.deepcopy(self._optimizer.state_dict())
@@ -260,10 +260,10 @@ class LocalOptimizer(LocalParameters):
         """Load a state that `state` returned.
 
         Raises:
-            ValueError: it is of other groups of parameters.
+            ValueError: the state belongs to other groups of parameters.
         """
         with self._lock:
-            # torch checks no shape of it: a step with it may raise.
+            # torch does not check its shapes: a step with it may raise.
             self._proven = [None] * len(self.listed)
             self._optimizer.load_state_dict(dict(state))
 
@@ -278,7 +278,7 @@ class LocalOptimizer(LocalParameters):
 
 
 def _is_state(found: Any) -> bool:
-    if not issubclass(type(found), Mapping):  # whatever it says of itself
+    if not issubclass(type(found), Mapping):  # by type: `__class__` may differ
         return False
     groups, state = found.get("param_groups"), found.get("state")
     return issubclass(type(state), Mapping) and issubclass(type(groups), list)
@@ -291,11 +291,11 @@ def in_host_memory(tree: Any) -> Any:
 
 @contextmanager
 def _on_aliases(optimizer: torch.optim.Optimizer) -> Iterator[list[torch.Tensor]]:
-    """Let an optimizer change its parameters without their graphs' knowledge.
+    """Let an optimizer change its parameters unnoticed by their graphs.
 
     It works on tensors that share their memory and have version counters of their own.
-    To set the parameters' counters back afterwards would not do: a forward pass that
-    runs during the step, in another thread, would save a version that never was.
+    Resetting the parameters' counters afterwards would be wrong: a forward pass in
+    another thread during the step would save a version that never existed.
     """
     groups, state = list(optimizer.param_groups), optimizer.state
     kept = [group["params"] for group in groups]
@@ -325,23 +325,23 @@ def _rename(
 
 
 def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a step runs torch's code only: no class, no hook of the user's."""
+    """Return whether a step runs torch's code only, no class or hook of the user."""
     is_ours = type(optimizer).__module__.startswith("torch.optim.")
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     return is_ours and not any(getattr(optimizer, name, None) for name in hooks)
 
 
 def check_parameters(values: Sequence[Any]) -> None:
-    """Refuse what an optimizer could not change.
+    """Refuse values that an optimizer cannot change.
 
     Raises:
-        OptimizerError: a value is no tensor, or was computed from others.
+        OptimizerError: a value is not a tensor, or was computed from others.
     """
     for index, value in enumerate(values):
         if not isinstance(value, torch.Tensor):
             kind = type(value).__name__
             raise OptimizerError(
-                f"parameter {index} is a {kind}, not a tensor; give RRefs to parameters"
+                f"parameter {index} is a {kind}, not a tensor; pass RRefs to parameters"
             )
         if not value.is_leaf:
             raise OptimizerError(
@@ -360,9 +360,9 @@ def scaled(gradients: Gradients, scale: float) -> Gradients:
 def squares(gradients: Gradients) -> list[float]:
     """Return numbers whose sum is, exactly, that of the squared norms of gradients.
 
-    In double precision: in the gradients' own, squares of half precision would overflow
-    at a norm of 256.  As nothing is lost, the norm over all owners is the same to the
-    last bit, however the parameters are spread over them.
+    They have double precision, because squares in half precision would overflow at a
+    norm of 256.  As the sum is exact, the norm over all owners is the same to the last
+    bit, however the parameters are spread over them.
     """
     norms: dict[torch.device, list[torch.Tensor]] = {}
     for gradient in gradients:
@@ -409,7 +409,7 @@ def _norm(gradient: torch.Tensor) -> torch.Tensor:
 def scale_for(
     norm: float | None, clip_norm: float | None, *, skip_nonfinite: bool
 ) -> float | None:
-    """Return what gradients of this norm are multiplied by; None skips the step.
+    """Return the factor for gradients of this norm; None skips the step.
 
     Source: torch.nn.utils.clip_grad_norm_.
     """

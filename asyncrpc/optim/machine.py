@@ -2,12 +2,12 @@
 
 A holder asks for a turn on a set of parameters.  It has the turn when no earlier holder
 shares a parameter with it, and keeps it until it ends.  So holders without a common
-parameter go at once, the others go in the order in which they came, and none waits for
-ever.
+parameter go at once, the others go in the order in which they came, and none waits
+forever.
 
-Workers that wait for one another are not seen here.  A trainer that takes turns on
-several workers and keeps them takes them in the order of the workers' ids: then no
-circle of waiting arises.
+Cycles of workers that wait for one another are not detected here.  A trainer that takes
+and keeps turns on several workers takes them in the order of the workers' ids, so that
+no cycle arises.
 
 Source: strict two-phase locking with ordered acquisition.
 """
@@ -49,7 +49,7 @@ class Turns:
         """Let a holder go, whether it has its turn or waits.
 
         Returns:
-            Those that have their turn now, in the order in which they came.
+            The holders that have their turn now, in the order in which they came.
         """
         if self._keys.pop(holder, None) is None:
             return []

@@ -1,6 +1,6 @@
 """The messages of distributed optimizers to the owners of their parameters.
 
-Each begins with the number that the optimizer has at its maker, who sends them all.
+Each begins with the number of the optimizer at its maker, which sends all of them.
 docs/reference/wire-protocol.md has them all.
 """
 
@@ -23,7 +23,7 @@ class MadeOptimizer(NamedTuple):
 
     Attributes:
         options: of each group.
-        defaults: of groups to come.
+        defaults: of later groups.
     """
 
     options: list[Options]
@@ -62,10 +62,10 @@ class Applying(NamedTuple):
 
 
 class StepTaken(NamedTuple):
-    """What a step did.
+    """The result of a step on one owner.
 
     Attributes:
-        gradients: how many parameters had one.
+        gradients: how many parameters had a gradient.
         norm: of the gradients; None if it was not needed.
         is_applied: False if the step was skipped.
     """
@@ -87,10 +87,10 @@ class TakeStep(Request[StepTaken]):
 
 
 class StepVote(NamedTuple):
-    """What an owner says of a step before it is taken.
+    """The vote of an owner on a step before it is taken.
 
     Attributes:
-        gradients: how many parameters have one.
+        gradients: how many parameters have a gradient.
         squares: of the gradients, if they were asked for.
         is_sure: whether the step cannot raise.
     """
@@ -116,10 +116,10 @@ class CommitStep(Request[Count]):
     Attributes:
         serial: number of the optimizer at its maker.
         context_id: whose gradients are applied.
-        scale: what each gradient is multiplied by.
-        is_kept: keep what undoes it, and the parameters from others, until it is
-            settled.
-        how: it is applied.
+        scale: the factor of each gradient.
+        is_kept: keep a snapshot that undoes the step, and keep other steps off the
+            parameters, until it is settled.
+        how: how the step is applied.
     """
 
     serial: Count
@@ -131,7 +131,7 @@ class CommitStep(Request[Count]):
 
 @message(SERVICE, "settle")
 class SettleStep(Request[None]):
-    """End what is kept, if anything is: let it be, or undo it."""
+    """Settle a kept step, if there is one: confirm it, or undo it."""
 
     serial: Count
     is_applied: bool
@@ -201,6 +201,6 @@ class SetOptions(Request[None]):
 
 @message(SERVICE, "drop")
 class DropOptimizer(Notice):
-    """Let go of an optimizer whose maker has."""
+    """Let go of an optimizer that its maker has let go of."""
 
     serial: Count

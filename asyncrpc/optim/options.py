@@ -1,6 +1,6 @@
 """The options of groups, such as the learning rate, on the optimizer's worker.
 
-torch's schedulers set them here; each step tells the owners what has changed.
+torch's schedulers set them here; each step tells the owners the changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class GroupChange(NamedTuple):
 
     Attributes:
         group: its index.
-        options: only those that differ.
+        options: the options that differ, no others.
     """
 
     group: Count
@@ -35,13 +35,13 @@ Changes: TypeAlias = list[GroupChange]  # of some groups
 class GroupOptions(torch.optim.Optimizer):
     """The groups of a distributed optimizer without their parameters.
 
-    An optimizer to torch's schedulers, which change its options and nothing else.
+    torch's schedulers take it for an optimizer, and change its options only.
     """
 
     def __init__(self, groups: Sequence[Options], defaults: Options) -> None:
         super().__init__([{**group, "params": []} for group in groups], dict(defaults))
         self._now: list[Options] = []
-        self._seen: list[Options] | None = None  # what the groups were then
+        self._seen: list[Options] | None = None  # the groups at the last copy
 
     def now(self) -> list[Options]:
         """Return a copy of the options; the same one while they do not change."""
@@ -61,7 +61,7 @@ class GroupOptions(torch.optim.Optimizer):
             UsageError: always.
         """
         raise UsageError(
-            "these are the options of a DistributedOptimizer, there for schedulers; "
+            "these are the options of a DistributedOptimizer, for schedulers only; "
             "step with `await optimizer.step(ctx)`"
         )
 
@@ -71,7 +71,7 @@ class GroupOptions(torch.optim.Optimizer):
 
 
 def options_of(optimizer: torch.optim.Optimizer) -> list[Options]:
-    """Return a copy of the options of each group, of what can travel."""
+    """Return a copy of the options of each group that can travel."""
     return [
         {
             key: _copied(value)
@@ -86,7 +86,7 @@ def _is_constant(value: Any) -> bool:
     """Return whether comparing a value shows a change, and only we change it."""
     if isinstance(value, tuple):
         return all(map(_is_constant, value))
-    if type(value) is list:  # the parameters, which this copy has not
+    if type(value) is list:  # the parameters, which this copy does not have
         return not value
     return value is None or isinstance(value, bool | int | float | complex | str)
 
@@ -100,7 +100,7 @@ def can_travel(value: Any) -> bool:
 
 
 def changes(now: Sequence[Options], known: Sequence[Options]) -> Changes:
-    """Return what is not as it is known to an owner."""
+    """Return the options that differ from those that an owner knows."""
     found: Changes = []
     if now is known:
         return found
@@ -130,7 +130,7 @@ def set_options(optimizer: torch.optim.Optimizer, differing: Changes) -> None:
     """Set options; one that is a tensor keeps its identity, as torch's schedulers do.
 
     Raises:
-        IndexError: there is no such group.
+        IndexError: the optimizer has no group of that index.
     """
     for index, values in differing:
         group = optimizer.param_groups[index]

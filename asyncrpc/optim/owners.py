@@ -1,4 +1,4 @@
-"""The owners of one optimizer's parameters, as its maker asks them."""
+"""The owners of one optimizer's parameters, and the maker's messages to them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class OptimizerWorker(Scheduler, Links, Protocol):
         """The links that are open."""
 
     def service(self, name: str, /) -> Any:
-        """Return the part of the worker that has a name."""
+        """Return the worker's service of a name."""
 
 
 class Owners:
@@ -62,7 +62,7 @@ class Owners:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Return what owners know the optimizer by."""
+        """Return the key by which owners know the optimizer."""
         return self.me.incarnation, self.serial
 
     @property
@@ -82,8 +82,8 @@ class Owners:
     async def relist(self, groups: Sequence[Group]) -> None:
         """List the owners of groups again, once they are known for certain.
 
-        Where a parameter is being made over a connection that is not open, it is not
-        known yet which life of that worker will have it.
+        While a parameter is being made over a connection that is not open, it is not
+        yet known which life of that worker will have it.
 
         Cancellation:
             Nothing has changed.
@@ -112,7 +112,7 @@ class Owners:
             if link.peer != owner:
                 raise OptimizerError(
                     f"worker {owner.name!r} has been restarted, and its parameters are "
-                    "gone; make them again, and a new optimizer"
+                    "lost; make them again, and a new optimizer"
                 )
         limit = effective_deadline(worker.options.rpc_timeout_s, worker.loop.time())
         return await ask(link, request, deadline=limit)
@@ -121,7 +121,7 @@ class Owners:
         """Send one message to every owner; return the answers.
 
         Raises:
-            OptimizerError: one or more failed.
+            OptimizerError: one or more owners failed.
         """
         return await self.gather(
             list(self.listed), lambda one: self.ask(one, request), problem=problem
@@ -130,10 +130,10 @@ class Owners:
     async def gather(
         self, owners: Sequence[WorkerId], ask: Ask[T], *, problem: str
     ) -> dict[WorkerId, T]:
-        """Ask owners at once, wait for all, and name those that fail.
+        """Ask owners at once, wait for all, and name the owners that fail.
 
         Raises:
-            OptimizerError: one or more did; its text begins with `problem`.
+            OptimizerError: one or more owners failed; its text begins with `problem`.
         """
         answers, failed = await try_each(owners, ask)
         if failed:
@@ -142,7 +142,7 @@ class Owners:
         return answers
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Do work that our caller's cancellation passes by."""
+        """Start work that is not cancelled with the caller."""
         task = self._worker.start_task(work)
         task.add_done_callback(_seen)
         return task
@@ -150,10 +150,10 @@ class Owners:
     async def settle(
         self, owners: Sequence[WorkerId], *, is_applied: bool
     ) -> dict[WorkerId, BaseException]:
-        """End what owners keep; return the errors of owners that could not be reached.
+        """Settle kept steps; return the errors of owners that could not be reached.
 
-        The caller's deadline may have passed, which is no reason to leave it undone:
-        each message has the time that any call has.
+        The caller's deadline may have passed, but the steps must be settled: so each
+        message has the time that any call has.
         """
         token = deadline_var.set(None)
         try:
@@ -196,18 +196,18 @@ async def try_each(
 
 
 def _seen(task: asyncio.Task[Any]) -> None:
-    """Mark an error as read: the task that would read it may have been cancelled."""
+    """Mark an error as read, as the task that waits for it may have been cancelled."""
     if not task.cancelled():
         task.exception()
 
 
 def named(failed: Mapping[WorkerId, BaseException]) -> str:
-    """Say which owners failed, and why."""
+    """Return the names of failed owners, with their errors."""
     return "; ".join(f"worker {one.name!r}: {told(it)}" for one, it in failed.items())
 
 
 def told(error: BaseException) -> str:
-    """Return the words of an owner's error: with its class, unless that is ours."""
+    """Return the text of an owner's error, with its class unless that is ours."""
     kind = type(error)
     if issubclass(getattr(kind, "remote_class", kind), AsyncRpcError):
         return text_of(error)

@@ -1,14 +1,14 @@
 """An optimizer that runs on every owner: steps in two phases, groups, state.
 
-Which way a step is committed depends on the votes.
+The way in which a step is committed depends on the votes.
 
-*   If at most one owner's step might raise, it goes first, alone.  If it raises it has
+*   If at most one owner's step might raise, it goes first, alone.  If it raises, it has
 undone itself, and no other owner has begun.  The others follow, at once.
-*   Where the maker owns parameters and one other worker the rest, that worker does not
-vote, but counts as one whose step might raise.  A round trip less.
-*   If more might, all owners go one after the other, and keep what undoes the step
-until the last has applied it.  Their order is that of their ids, as for all trainers,
-so two steps never wait for each other in a circle.
+*   If the maker and one other worker own all parameters, that worker does not vote, but
+counts as an owner whose step might raise: one round trip less.
+*   If more than one might raise, all owners go one after the other, and keep a snapshot
+that undoes the step until the last has applied it.  Their order is that of their ids,
+as for all trainers, so two steps never wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from asyncrpc.runtime.calls.context import deadline_var
 
 
 class PerOwnerOptimizer:
-    """Local optimizers on all owners, and what they have been told.
+    """Local optimizers on all owners, and the options that they know.
 
     Attributes:
         options: of the groups; None until the first owner has made its optimizer.
@@ -61,19 +61,19 @@ class PerOwnerOptimizer:
         self._groups = groups
         self._args, self._kwargs = list(given[0]), dict(given[1])
         self._owners = owners
-        self._known: dict[WorkerId, list[Options]] = {}  # who has made its optimizer
+        self._known: dict[WorkerId, list[Options]] = {}  # owners with an optimizer
         self._making = asyncio.Lock()
 
     @property
     def key(self) -> tuple[int, int]:
-        """Return what owners know it by."""
+        """Return the key by which owners know the optimizer."""
         return self._owners.key
 
     async def make(self, name: str) -> None:
         """Make the local optimizers that are not made yet.
 
         Raises:
-            OptimizerError: an owner could not.
+            OptimizerError: an owner could not make its local optimizer.
         """
         if len(self._known) == len(self._owners.listed):
             return
@@ -87,7 +87,7 @@ class PerOwnerOptimizer:
             )
 
     async def _create(self, owner: WorkerId) -> None:
-        # Every owner has every group, if need be an empty one, so that an index means
+        # Every owner has every group, even if it is empty there, so that an index means
         # the same group everywhere.
         groups = [part_of(group, owner) for group in self._groups]
         create = m.CreateOptimizer(
@@ -98,7 +98,7 @@ class PerOwnerOptimizer:
         except EncodeError as error:
             raise _named_as_given(error) from error
         if made is None:
-            raise OptimizerError(f"worker {owner.name!r} has made no optimizer")
+            raise OptimizerError(f"worker {owner.name!r} did not make an optimizer")
         options, defaults = made
         if self.options is None:
             self.options = GroupOptions(options, defaults)
@@ -113,7 +113,7 @@ class PerOwnerOptimizer:
     async def step(self, context_id: ContextId, how: StepOptions) -> StepResult:
         """Take a step; see `DistributedOptimizer.step`."""
         now = self._options().now()
-        # Numbers travel with the step; what may make it raise comes before the vote.
+        # Numbers travel with the step; options that may make it raise are set before.
         await self._tell(lambda differing: not is_harmless(differing), now)
         if len(self._owners.listed) == 1:
             return await self._step_one(context_id, how, now)
@@ -191,7 +191,7 @@ class PerOwnerOptimizer:
                 owner, self._whole_step(owner, context_id, how, now)
             )
         except Exception as error:  # any optimizer's code runs there
-            # An OptimizerError says itself what is left.
+            # An OptimizerError itself says what was applied.
             is_undone = _has_answered(error) and not _is_a(error, OptimizerError)
             left = ", and nothing was applied" if is_undone else ""
             raise OptimizerError(
@@ -204,7 +204,7 @@ class PerOwnerOptimizer:
         self, context_id: ContextId, how: StepOptions, now: list[Options]
     ) -> StepResult:
         owners = self._owners.listed
-        # One message less: it goes first, alone, so its answer is its vote.
+        # One message less: this owner goes first, alone, so its answer is its vote.
         silent = None if how.needs_norm else self._owners.only_other
         prepare = m.PrepareStep(self._owners.serial, context_id, how.needs_norm)
         votes = await self._owners.gather(
@@ -237,7 +237,7 @@ class PerOwnerOptimizer:
         now: list[Options],
     ) -> int:
         """Apply the step everywhere; return how many parameters had a gradient."""
-        deadline_var.set(None)  # of this task: what has begun is completed
+        deadline_var.set(None)  # of this task: a step that has begun is completed
         if len(unsure) > 1:
             count = await step.one_by_one(parts)
         else:
@@ -326,9 +326,9 @@ class PerOwnerOptimizer:
         names = {owner.name for owner in self._owners.listed}
         if names != set(parts):
             raise UsageError(
-                f"the state is of the workers {sorted(parts)}, but the parameters are "
-                f"on {sorted(names)}; what state_dict() returns without per_owner fits "
-                "any workers"
+                f"the state belongs to the workers {sorted(parts)}, but the parameters "
+                f"are on {sorted(names)}; the result of state_dict() without per_owner "
+                "fits any workers"
             )
         return {owner: parts[owner.name] for owner in self._owners.listed}
 
@@ -364,7 +364,7 @@ class _Commit:
         return count + sum(applied.values())
 
     async def one_by_one(self, parts: Mapping[WorkerId, m.Applying]) -> int:
-        """Tell the owners in turn; at the first that fails, undo what was done."""
+        """Tell the owners in turn; if one fails, undo the step on those before it."""
         count, begun = 0, list[WorkerId]()
         for owner in sorted(parts):
             begun.append(owner)
@@ -387,7 +387,7 @@ class _Commit:
 
 
 def _named_as_given(error: EncodeError) -> EncodeError:
-    """Return an error that calls what was to be sent as the user does."""
+    """Return an error that names the value that cannot be sent as the user does."""
     text = str(error).replace("value:", "optimizer_class, args and kwargs:", 1)
     return EncodeError(text, outcome=error.outcome)
 
@@ -401,9 +401,9 @@ def _refused(owner: WorkerId, error: Exception) -> OptimizerError:
 
 
 def _has_answered(error: Exception) -> bool:
-    """Return whether an owner itself has reported the error: then it has undone it."""
+    """Return whether the owner itself reported the error, and so undid the step."""
     return _is_a(error, RemoteError) or not _is_a(error, CallError)
 
 
 def _is_a(error: Exception, kind: type[Exception]) -> bool:
-    return issubclass(type(error), kind)  # whatever an error of the user's says
+    return issubclass(type(error), kind)  # a user's error may fake its `__class__`

@@ -4,17 +4,17 @@ A step over several owners has two phases.  PREPARE asks each what gradients it 
 whether its step might raise; it changes nothing and keeps nothing, so to abort is to
 send no COMMIT.  COMMIT applies them.  With one owner both are one message, `step`.
 
-If several owners' steps might raise, a COMMIT is also *kept*: the owner keeps what
-undoes it, and lets no other trainer step on these parameters, until SETTLE says whether
-all have applied it.  The steps of a trainer that dies in between are undone.  `begin`
-keeps in the same way, for optimizers that run at the trainer.
+If several owners' steps might raise, a COMMIT is also *kept*: the owner keeps a
+snapshot that undoes it, and lets no other trainer step on these parameters, until
+SETTLE tells whether all have applied it.  The steps of a trainer that dies in between
+are undone.  `begin` keeps in the same way, for optimizers that run at the trainer.
 
 Steps that are not kept do not wait for each other: PREPARE reads the gradients of its
 own context, which no other context changes.  Each owner's COMMIT is serialized, whole,
 by turns and by the lock that also keeps backward passes off `.grad`.
 
-A COMMIT that has begun is completed: it runs in a thread, which nothing interrupts, or
-at once, if its like has always been short.
+A COMMIT that has begun is completed: it runs in a thread, without interruption, or at
+once, if steps of its kind have always been short.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class OptimizerService:
             me: this worker.
             autograd: has the gradients of contexts.
             threads: run the steps.
-            functions: what peers may call.
+            functions: the functions that peers may call.
         """
         self.me = me
         self._threads = threads
@@ -154,27 +154,27 @@ class OptimizerService:
 
     @property
     def optimizers(self) -> int:
-        """How many optimizers have a part here."""
+        """The number of optimizers that have a part here."""
         return len(self._optimizers)
 
     @property
     def turns(self) -> int:
-        """How many steps run here, are kept, or wait."""
+        """The number of steps that run here, are kept, or wait."""
         return len(self._turns)
 
     def kept_on(self, keys: AbstractSet[int]) -> list[Key]:
-        """Return whose steps are kept on some of these parameters: others wait."""
+        """Return the optimizers whose steps are kept on some of these parameters."""
         return [key for key, one in self._kept.items() if one.local.keys & keys]
 
     # --- messages (Service) ----------------------------------------------------------
 
     async def answer(self, request: Request[T]) -> T:
-        """Do what this worker asks as the maker of an optimizer.
+        """Answer a request of this worker itself, as the maker of an optimizer.
 
         Raises:
-            RuntimeError: the optimizer's code has raised what is no Exception, such as
-                SystemExit, which would end the event loop: as other workers tell it,
-                too, it is the error of a step.
+            RuntimeError: the optimizer's code raised a BaseException such as
+                SystemExit, which would end the event loop; other workers also report it
+                as the error of a step.
         """
         asked: Any = request  # all have a serial
         try:
@@ -188,7 +188,7 @@ class OptimizerService:
         return answer
 
     def _on_drop(self, link: PeerLink, dropped: m.DropOptimizer) -> None:
-        """Let go of an optimizer whose maker has."""
+        """Let go of an optimizer that its maker has let go of."""
         self.drop(link.peer.incarnation, dropped.serial)
 
     def drop(self, maker: Incarnation, serial: int) -> None:
@@ -197,16 +197,16 @@ class OptimizerService:
         self._failed.pop((maker, serial), None)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
-        """Free what a dead worker made, and undo what it has not settled."""
+        """Let go of a dead worker's optimizers, and undo its unsettled steps."""
         for key in [key for key in self._optimizers if key[0] == peer.incarnation]:
             self.drop(peer.incarnation, key[1])
         for key in [key for key in self._kept if key[0] == peer.incarnation]:
             kept = self._kept.pop(key)
-            with suppress(RejectedError):  # this worker ends too, and all with it
+            with suppress(RejectedError):  # this worker also ends
                 self._put_back(kept)
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Let go of all optimizers and kept steps."""
         self._optimizers.clear()
         self._kept.clear()
         self._failed.clear()
@@ -273,7 +273,7 @@ class OptimizerService:
         """Vote: how many gradients, their squares, and whether the step cannot raise.
 
         Raises:
-            OptimizerError: no step can be taken here.
+            OptimizerError: this worker has no part of the optimizer.
         """
         local = self._find_optimizer(key)
         gradients = await self._gradients_of(local, asked.context_id)
@@ -283,7 +283,7 @@ class OptimizerService:
         return m.StepVote(_count(gradients), parts, local.is_sure(gradients))
 
     async def _commit(self, key: Key, commit: m.CommitStep) -> int:
-        """Step; if it raises, everything here is as before."""
+        """Step; if it raises, nothing has changed here."""
         local = self._find_optimizer(key)
         allow_stale, differing = commit.how
         gradients = await self._gradients_of(local, commit.context_id)
@@ -298,7 +298,7 @@ class OptimizerService:
         return _count(gradients)
 
     async def _settle(self, key: Key, asked: m.SettleStep) -> None:
-        """End what is kept, if anything is."""
+        """Settle a kept step, if there is one."""
         kept = self._kept.pop(key, None)
         if kept is None:
             return
@@ -335,7 +335,7 @@ class OptimizerService:
     async def _values(self, key: Key, _: m.GetValues) -> list[torch.Tensor]:
         return await self._threads.run_in_thread(self._find(key).values)
 
-    # --- turns, and what is kept -----------------------------------------------------
+    # --- turns, and kept steps -------------------------------------------------------
 
     async def _run_in_turn(
         self, local: LocalOptimizer, gradients: Gradients, job: Callable[[], T]
@@ -356,7 +356,7 @@ class OptimizerService:
         """Run a job in a thread; when it is done, and not before, its turn ends."""
 
         def end(done: asyncio.Future[T]) -> None:
-            done.exception()  # who waited may have been cancelled
+            done.exception()  # the waiting task may have been cancelled
             self._turns.end(turn)
 
         work = self._runner.run_in_thread(kind, job)
@@ -366,7 +366,7 @@ class OptimizerService:
     async def _keep(
         self, key: Key, turn: int, local: LocalParameters, job: Callable[[], Snapshot]
     ) -> None:
-        """Run a job that returns what undoes it, and keep that and the turn.
+        """Run a job that returns its snapshot; keep the snapshot and the turn.
 
         Cancellation:
             The job is undone as soon as it is done, because it would never be settled.
@@ -415,7 +415,7 @@ class OptimizerService:
             self._optimizers[key] = LocalParameters(listed, lock)
             return None
         self._functions.check(cls)
-        context = contextvars.copy_context()  # it may ask where it is
+        context = contextvars.copy_context()  # it may ask for the current worker
         made = await self._threads.run_in_thread(
             lambda: checked(context.run(cls, resolved, *args, **kwargs))
         )
@@ -447,7 +447,7 @@ class OptimizerService:
         """Refuse to replace an optimizer that may keep a step.
 
         Raises:
-            MalformedError: its number is taken; makers count.
+            MalformedError: the maker has used the optimizer's number before.
         """
         if key in self._optimizers:
             raise MalformedError(f"optimizer {key[1]} has been made here before")
@@ -456,9 +456,9 @@ class OptimizerService:
         found = self._optimizers.get(key)
         if found is None:
             raise OptimizerError(
-                f"worker {self.me.name!r} has no part of this optimizer: it was "
-                "let go when the connection to the optimizer's maker broke; make a new "
-                "one"
+                f"worker {self.me.name!r} has no part of this optimizer: the part was "
+                "dropped when the connection to the optimizer's maker broke; make a "
+                "new optimizer"
             )
         return found
 
@@ -470,7 +470,7 @@ class OptimizerService:
 
 
 def _route(kind: type[Request[Any]], handler: Handler) -> Route:
-    """Return the route of a request, whose handler is given the optimizer it names."""
+    """Return the route of a request, whose handler gets the optimizer that it names."""
 
     def reply(link: PeerLink, asked: Any) -> Coroutine[Any, Any, Any]:
         return handler((link.peer.incarnation, asked.serial), asked)
@@ -491,15 +491,15 @@ async def _resolved(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked(made: Any) -> torch.optim.Optimizer:
-    """Return what a class or function has made, if it is an optimizer.
+    """Return the object that a class or function has made, if it is an optimizer.
 
     Raises:
-        OptimizerError: it is not.
+        OptimizerError: `made` is not a torch.optim.Optimizer.
     """
     if not isinstance(made, torch.optim.Optimizer):
         raise OptimizerError(
-            f"a {type(made).__name__} was made; a DistributedOptimizer needs a class "
-            "or function that makes a torch.optim.Optimizer"
+            f"optimizer_class must make a torch.optim.Optimizer, but made a "
+            f"{type(made).__name__}"
         )
     return made
 

@@ -1,4 +1,4 @@
-"""A copy of what a step may change, so that it can be put back."""
+"""A copy of the values that a step may change, so that they can be put back."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 class Snapshot:
     """A copy of parameters, and of an optimizer's state and options.
 
-    What an optimizer of the user's keeps elsewhere, in attributes of its own, is not
-    seen.  Making one and restoring it is for who holds the lock over the parameters.
+    Values that a user's optimizer keeps elsewhere, in attributes of its own, are not
+    copied.  Make and restore it under the lock over the parameters.
     """
 
     __slots__ = ("_groups", "_optimizer", "_parameters", "_state", "_values")
@@ -38,10 +38,11 @@ class Snapshot:
             ]
 
     def restore(self) -> None:
-        """Put everything back.
+        """Put the values back.
 
-        For graphs that hold the parameters it is one more change: one may have been
-        made of the values that are undone here, and must not go backward with others.
+        For graphs that hold the parameters this is one more change: a graph may have
+        been made of the values that are undone here, and must not go backward with
+        other values.
         """
         with torch.no_grad():
             for parameter, value in zip(self._parameters, self._values, strict=True):
@@ -50,7 +51,7 @@ class Snapshot:
             return
         self._optimizer.state.clear()
         self._optimizer.state.update(self._state)
-        # A step of the user's may have changed which groups there are, too.
+        # A user's step may also have added or removed groups.
         self._optimizer.param_groups[:] = [group for group, *_ in self._groups]
         for group, options, parameters in self._groups:
             group.clear()

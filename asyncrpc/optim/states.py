@@ -1,7 +1,7 @@
 """The state of an optimizer over many owners, in the form of one in one process.
 
 torch numbers parameters group by group.  An owner's optimizer numbers its own; here
-these are put together, and taken apart, by their places among all.
+these states are put together, and taken apart, by their places among all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def joined(
     states: Mapping[WorkerId, State],
     options: Sequence[Options],
 ) -> State:
-    """Return one state, as torch's optimizer over all parameters would.
+    """Return one state, in the form of torch's optimizer over all parameters.
 
     Args:
         groups: of the references.
@@ -32,7 +32,7 @@ def joined(
         options: of each group, which win over the owners'.
 
     Raises:
-        UsageError: an optimizer keeps something that is no parameter's.
+        UsageError: an optimizer keeps a value that belongs to no parameter.
     """
     together: dict[int, Any] = {}
     for owner, state in states.items():

@@ -14,15 +14,15 @@ Closure: TypeAlias = Callable[[Context], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step did.
+    """The result of one step.
 
     Attributes:
         is_applied: False if it was skipped, as `skip_nonfinite` asks.
-        gradients: parameters, over all owners, that had a gradient in the context; of
-            several evaluations, in the first.
+        gradients: number of parameters, over all owners, that had a gradient in the
+            context; of several evaluations, in the first.
         grad_norm: of all gradients together, before clipping; None if neither
             `clip_grad_norm` nor `skip_nonfinite` needed it; of the first evaluation.
-        loss: what the closure returned the first time; None without one.
+        loss: the first result of the closure; None without a closure.
     """
 
     is_applied: bool

@@ -1,4 +1,4 @@
-"""Turns to change parameters, awaited: what `optim.machine` decides, carried out."""
+"""Turns to change parameters, awaited; carries out `optim.machine`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncrpc.optim.machine import Turns
 
 
 class TurnQueue:
-    """The turns of one worker.  As many wait as there are calls in flight, no more."""
+    """The turns of one worker.  At most as many wait as there are calls in flight."""
 
     def __init__(self) -> None:
         self._turns = Turns()
@@ -21,10 +21,10 @@ class TurnQueue:
         return len(self._turns)
 
     async def take(self, keys: AbstractSet[int]) -> int:
-        """Wait for a turn on these parameters; return what ends it.
+        """Wait for a turn on these parameters; return its number, for `end`.
 
         Raises:
-            ClosedError: the worker was shut down before it came.
+            ClosedError: the worker was shut down before the turn came.
 
         Cancellation:
             The turn is given up; the next in line has it.
@@ -43,7 +43,7 @@ class TurnQueue:
         return turn
 
     def close(self) -> None:
-        """End with the worker: no more turns are given."""
+        """Give no more turns, as the worker ends."""
         for future in self._futures.values():
             if not future.done():
                 future.set_exception(ClosedError("the worker was shut down"))
@@ -53,5 +53,5 @@ class TurnQueue:
         self._futures.pop(turn, None)
         for following in self._turns.end(turn):
             future = self._futures.pop(following)
-            if not future.done():  # else it has been cancelled, and ends by itself
+            if not future.done():  # else its wait was cancelled, and ends by itself
                 future.set_result(None)

@@ -1,8 +1,8 @@
-"""The end of a process that its scheduler announces: a preemption, or the time limit.
+"""The announced end of a process: a preemption, or the time limit of its scheduler.
 
-`Preemption` is the service; `machine` decides what is done when.
+`Preemption` is the service; `machine` decides what happens when.
 """
 
-from asyncrpc.preemption.service import Preemption
+from asyncrpc.preemption.service import Preemption, PreemptionStep
 
-__all__ = ["Preemption"]
+__all__ = ["Preemption", "PreemptionStep"]

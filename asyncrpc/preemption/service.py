@@ -1,8 +1,8 @@
-"""Watches for the end of the process, and carries out what the machine says.
+"""Watches for the announced end of the process, and acts on the machine's state.
 
-Signal handlers are installed for the block alone, and only for the signals that the
-program names.  One task of its own does the rest, so that the program's block may do
-what it likes meanwhile.
+Signal handlers are installed only for the block, and only for the signals that the
+program names.  A separate task does the rest, so that the program's block is not
+affected until it is cancelled.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _DEFAULT_HANDLERS: Final = (
 
 
 class Preemption:
-    """Saves a program's state when its process is told to end, and leaves in order.
+    """Saves a program's state when its process is told to end, and leaves the group.
 
     Schedulers announce the end of a process by a signal and kill it some seconds later:
     Slurm at the time limit, for a job of higher priority or a requeue, Kubernetes when
@@ -60,8 +60,8 @@ class Preemption:
     5.  The process exits with code 75 if every callback ended well (`EX_TEMPFAIL` of
         sysexits.h: start me again), else with 128 plus the signal's number.
 
-    All of it takes `grace_s` seconds at most.  A block that ends before any signal
-    leaves everything as it was.
+    All of this takes `grace_s` seconds at most.  A block that ends before any signal
+    has no effect.
 
     Example:
         >>> async with (
@@ -86,27 +86,27 @@ class Preemption:
         lockstep: bool = False,
         exits: bool = True,
     ) -> None:
-        """Describe what is watched for; `async with` begins.
+        """Describe the preemption; `async with` begins to watch.
 
         Args:
-            worker: leaves its group at the end; None: the current worker.
-            signals: that announce the end; such as SIGTERM, or SIGUSR1 of `sbatch
-                --signal`.
+            worker: the worker that leaves its group at the end; None: the current one.
+            signals: the signals that announce the end, such as SIGTERM, or SIGUSR1 of
+                `sbatch --signal`.
             grace_s: seconds from the signal to the process's end; a little less than
                 the scheduler waits before it kills.
             graceful: whether the worker waits, within the grace, until all workers of
-                the group end and no call is in flight: right where a signal reaches all
-                of them, as in Slurm.  False: it leaves alone, once the calls in flight
-                here have ended: right where one worker can be preempted by itself.
+                the group end and no call is in flight.  Use this if a signal reaches
+                all of them, as in Slurm.  False: it leaves alone, once the calls in
+                flight here have ended.  Use this if one worker can be preempted alone.
             lockstep: whether the workers of the group make the same steps, as in
-                data-parallel training; workers that make none do not count.  All of
-                them must get the signal and have a Preemption; who is alone with it
-                after 20 % of the grace goes on alone.
-            exits: whether the block ends in `SystemExit` after a signal.  False: it
-                ends as if nothing had happened, and the program goes on after it.
+                data-parallel training; workers without steps do not count.  All of
+                them must get the signal and have a Preemption; a worker that has found
+                no agreement after 20 % of the grace continues alone.
+            exits: whether the block ends with `SystemExit` after a signal.  False: the
+                block ends normally, and the program continues after it.
 
         Raises:
-            UsageError: an argument is of another kind.
+            UsageError: an argument has the wrong type.
         """
         if worker is not None:
             check_kind("worker", worker, Worker, "a Worker or None")
@@ -123,7 +123,7 @@ class Preemption:
         self._ending: asyncio.Task[None] | None = None
         self._is_interrupted = False
 
-    # --- what a program asks and says ------------------------------------------------
+    # --- what a program calls --------------------------------------------------------
 
     def on_preempt(self, callback: Callback) -> Callback:
         """Call a function when the end is announced.
@@ -133,13 +133,13 @@ class Preemption:
         raises is logged with its traceback, and the next one runs.
 
         Args:
-            callback: takes no argument.
+            callback: a function without arguments.
 
         Returns:
-            The callback, so that this method is a decorator, too.
+            The callback, so that this method can be used as a decorator.
 
         Raises:
-            UsageError: it cannot be called.
+            UsageError: callback is not callable.
         """
         if not callable(callback):
             raise wrong("callback", "a function without arguments", callback)
@@ -150,8 +150,8 @@ class Preemption:
         """Return a context for one step of the program, which callbacks wait for.
 
         After a signal no step begins: entering the context waits for the end of the
-        block.  A step that takes more than 40 % of the grace is not waited for any
-        longer; then the exit code is not 75.
+        block.  Callbacks do not wait for a step beyond 40 % of the grace; the exit code
+        is then not 75.
 
         Example:
             >>> async with preemption.step():
@@ -162,7 +162,7 @@ class Preemption:
     def request(self, reason: str = "the program asked for it") -> None:
         """Announce the end, as a signal would.
 
-        For notices that are no signals, such as those of a cloud's metadata.
+        It is for notices that are not signals, such as those in a cloud's metadata.
 
         Args:
             reason: for the log.
@@ -240,7 +240,7 @@ class Preemption:
 
         Raises:
             SystemExit: a signal came, and the block has not failed.  Errors of calls
-                after the signal are logged: the other workers are ending, too.
+                after the signal are logged, as the other workers may be ending as well.
 
         Cancellation:
             The callbacks are cancelled, and the worker ends at once.
@@ -277,10 +277,10 @@ class Preemption:
             await asyncio.shield(ending)
         except asyncio.CancelledError:
             ending.cancel()
-            await asyncio.wait([ending])  # it has hardly anything left to do
+            await asyncio.wait([ending])  # it is almost finished
             raise
 
-    # --- what the machine says -------------------------------------------------------
+    # --- what the machine decides ----------------------------------------------------
 
     def _on_signal(self, number: signal.Signals) -> None:
         if not self.is_requested:
@@ -307,7 +307,7 @@ class Preemption:
         )
 
     async def _end(self, worker: Worker) -> None:
-        """Do what the state says, until all is over."""
+        """Act on the state until all is over."""
         machine = self._machine
         while machine.state is not PreemptionState.ENDED:
             match machine.state:
@@ -327,9 +327,9 @@ class Preemption:
         self._over.set()
 
     async def _agree(self, worker: Worker) -> int:
-        """Return how many steps the group makes; this worker's number if it is alone.
+        """Return how many steps the group makes, or this worker if it is alone.
 
-        A worker that has made no step has nothing to catch up with.
+        A worker that has made no step need not catch up.
         """
         machine, wakes_at_s = self._machine, self._machine.wakes_at_s
         assert wakes_at_s is not None  # there was a notice
@@ -339,7 +339,7 @@ class Preemption:
             all_steps = await worker.rendezvous(_TAG, own, timeout_s=timeout_s)
         except (AsyncRpcError, TimeoutError) as error:
             logger.warning(
-                "worker %r: it ends without an agreement on the last step: %s",
+                "worker %r ends without an agreement on the last step: %s",
                 worker.name,
                 error,
             )
@@ -381,7 +381,7 @@ class Preemption:
                 result = callback()
             if inspect.isawaitable(result):
                 await result
-        except Exception:  # whatever it is, the others must run
+        except Exception:  # the other callbacks must run in any case
             logger.exception(
                 "worker %r: %r failed after the announced end", worker.name, callback
             )
@@ -404,7 +404,7 @@ class Preemption:
         self._task.cancel(f"worker {worker.name!r} is preempted")
 
     async def _leave(self, worker: Worker) -> None:
-        """End the worker, in the time that is left."""
+        """End the worker in the remaining time."""
         end_s = self._machine.wakes_at_s
         assert end_s is not None  # there was a notice
         left_s = max(end_s - self._loop.time(), 0.0)
@@ -475,19 +475,19 @@ def _checked_signals(signals: Iterable[signal.Signals]) -> tuple[signal.Signals,
 
 
 def _refuse_other_handlers(signals: Iterable[signal.Signals]) -> None:
-    """Refuse to replace what another part of the program has installed.
+    """Refuse to replace handlers of other parts of the program.
 
     Raises:
-        UsageError: this is not the main thread, or there is such a handler.
+        UsageError: this is not the main thread, or another handler is installed.
     """
     if threading.current_thread() is not threading.main_thread():
         raise UsageError(
-            "a Preemption takes signals, which only the main thread can: run the event"
-            " loop there, or pass signals=() and call `request`"
+            "a Preemption handles signals, which only the main thread can: run the"
+            " event loop there, or pass signals=() and call `request`"
         )
     for number in signals:
         if signal.getsignal(number) not in _DEFAULT_HANDLERS:
             raise UsageError(
-                f"{number.name} has a handler already, which a Preemption would"
+                f"{number.name} already has a handler, which a Preemption would"
                 " replace; remove it, or leave the signal out of `signals`"
             )

@@ -1,6 +1,6 @@
 """What runs in each Ray actor of a gang: one worker.
 
-The actor is a shell: Ray places it, tells of its death and ends it.  Calls between
+The actor is a shell: Ray places it, reports its death and ends it.  Calls between
 workers do not pass through Ray.  It runs on the event loop that Ray makes for an
 asynchronous actor.
 """
@@ -30,16 +30,16 @@ _MAIN: Final = (_MAIN_PATH, _MAIN_NAME)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOrder:
-    """What an actor needs to start its worker.
+    """The data that an actor needs to start its worker.
 
     Attributes:
         name: of the worker.
         rank: of the worker.
         world_size: number of workers in the gang.
-        contact: addresses of the driver's worker, which takes the worker in.
+        contact: addresses of the driver's worker, which admits the worker.
         options: of the worker, without a secret.
         main: how to import the driver's main module; see `main_module`.
-        secret: of the gang; kept out of every text.
+        secret: of the gang; not shown in any text.
     """
 
     name: str
@@ -54,8 +54,8 @@ class WorkerOrder:
 def main_module() -> Mapping[str, str]:
     """Return how another process imports the main module of this one.
 
-    Empty if it cannot, as in an interactive program.  Functions of the main module are
-    sent by its name, as all functions, so the workers need it.
+    It is empty if that is impossible, as in an interactive program.  Functions of the
+    main module are sent by its name, like all functions, so the workers need it.
 
     Source: multiprocessing does the same with the method `spawn`.
     """
@@ -97,17 +97,17 @@ class GangWorker:
 class NodeListener:
     """Where a worker on a Ray node listens: at the address of the node.
 
-    Ray's nodes reach each other at their IP addresses, so workers do.  Workers on the
-    same node use a Unix socket.
+    Ray's nodes reach each other at their IP addresses, and so do the workers.  Workers
+    on the same node use a Unix socket.
     """
 
     def __init__(self) -> None:
         self._sockets: SocketDirectory | None = None
 
     def options(self, given: Options, address: str) -> Options:
-        """Return options with listening addresses, unless some are given.
+        """Return options with listening addresses, unless there are some.
 
-        The program gives them by `given`, the node by `ASYNCRPC_INTERFACE`.
+        The program sets them in `given`, a node by `ASYNCRPC_INTERFACE`.
         """
         network = given.with_environment().network
         if network.listen or network.advertise or network.interface:
@@ -168,7 +168,7 @@ class WorkerActor:
 
         Raises:
             NotStartedError: the worker does not run.
-            UnknownWorkerError: one of them cannot be found.
+            UnknownWorkerError: a worker cannot be found.
         """
         worker = self._running()
         for name in names:
@@ -176,7 +176,7 @@ class WorkerActor:
                 await worker.find(name)
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a coroutine function in the actor by way of Ray.
+        """Run a coroutine function in the actor through Ray.
 
         Raises:
             NotStartedError: the worker does not run.
@@ -193,7 +193,7 @@ class WorkerActor:
         return self._worker
 
     async def stop(self, drain_timeout_s: float) -> None:
-        """End the worker in order."""
+        """Shut the worker down."""
         if self._worker is not None:
             await self._worker.shutdown(drain_timeout_s=drain_timeout_s)
         self._listener.close()

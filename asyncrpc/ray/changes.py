@@ -1,4 +1,4 @@
-"""What becomes of a gang, as its program learns it."""
+"""The changes of a gang, for its program."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from weakref import WeakSet
 
 from asyncrpc.runtime.loops import check_loop, loop_for
 
-# Changes that a program has not taken.  The oldest are dropped then: each change says
-# which generation it is about, so a later one makes up for them.
+# Changes that a program has not taken; beyond this the oldest are dropped.  Each change
+# names its generation, so a later one makes up for a dropped one.
 CHANGES_MAX: Final = 256
 
 
@@ -30,7 +30,7 @@ class GangChange:
     """A change of a gang.
 
     Attributes:
-        kind: `"lost"`: workers are gone, and others start after the backoff;
+        kind: `"lost"`: workers are gone, and new ones start after the backoff;
             `"running"`: all workers of a generation can be called; `"failed"`: no
             restart follows.
         generation: which generation lost workers, runs or failed.
@@ -47,8 +47,8 @@ class GangChange:
 class GangChanges(AsyncIterator[GangChange]):
     """The changes from now on, one after the other; from `Gang.changes`.
 
-    It ends with the gang, after the change `"failed"` if there is one.  At most 256
-    changes are kept for a program that does not take them; then the oldest are dropped.
+    The iteration ends with the gang, after the change `"failed"` if there is one.  At
+    most 256 untaken changes are kept; beyond this the oldest are dropped.
     """
 
     def __init__(self, announcer: Announcer) -> None:
@@ -61,10 +61,10 @@ class GangChanges(AsyncIterator[GangChange]):
         return self
 
     async def __anext__(self) -> GangChange:
-        """Wait for the next change; cancelled, it has taken none.
+        """Wait for the next change; a cancelled wait has taken none.
 
         Raises:
-            UsageError: another event loop runs here than the gang's.
+            UsageError: this is not the gang's event loop.
         """
         self._announcer.check_loop("GangChanges")
         while not self._waiting:
@@ -86,7 +86,7 @@ class GangChanges(AsyncIterator[GangChange]):
 
 
 class Announcer:
-    """Tells every iterator; keeps what has been said last.
+    """Passes changes to all iterators, and keeps the last state.
 
     Attributes:
         running: the last generation that ran; 0 before the first.
@@ -98,11 +98,11 @@ class Announcer:
         self.failure: GangChange | None = None
         self.is_over = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        # What a program no longer holds is told nothing more.
+        # Iterators that the program no longer holds get no more changes.
         self._iterators: WeakSet[GangChanges] = WeakSet()
 
     def bind(self) -> None:
-        """Belong to the event loop that runs: the gang is entered."""
+        """Bind to the running event loop, as the gang is entered."""
         self._loop = loop_for("Gang")
 
     def check_loop(self, used: str) -> None:
@@ -120,7 +120,7 @@ class Announcer:
         return made
 
     def tell(self, change: GangChange) -> None:
-        """Tell a change to all."""
+        """Pass a change to all iterators."""
         if change.kind is GangChangeKind.RUNNING:
             self.running = change.generation
         elif change.kind is GangChangeKind.FAILED:

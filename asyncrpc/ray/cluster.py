@@ -1,7 +1,7 @@
-"""Ray, as a gang uses it: the one module that imports the library `ray`.
+"""The gang's interface to Ray: the only module that imports the library `ray`.
 
-It is imported when it is first used, so that `asyncrpc.ray` can be imported, and its
-machine tested, without Ray.  Whatever may block in Ray runs in a thread; the loop
+The library is imported at its first use, so that `asyncrpc.ray` can be imported, and
+its machine tested, without Ray.  Calls of Ray that may block run in a thread; the loop
 awaits object references.
 """
 
@@ -23,17 +23,17 @@ Handle: TypeAlias = Any  # Ray's handle of an actor: it has no public class
 T = TypeVar("T")
 
 STRATEGIES: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-# Shown of every node, whether or not a bundle asks for it.
+# Shown for every node, whether or not a bundle needs it.
 _ALWAYS_SHOWN: Final = frozenset({"CPU", "GPU"})
-_parents: Final[list[object]] = []  # in a forked child: what Ray's driver was there
+_parents: Final[list[object]] = []  # in a forked child: the parent's driver of Ray
 
 
 def library() -> Any:
     """Return the module `ray`, connected to a cluster.
 
     Raises:
-        UsageError: Ray is not installed, or not initialized in this process, which may
-            be a forked child of one where it is.
+        UsageError: Ray is not installed, or not initialized in this process, such as
+            in a forked child.
     """
     try:
         import ray  # noqa: PLC0415  (an extra, and a second to import)
@@ -66,7 +66,7 @@ def _driver(ray: Any) -> object:
 
 
 def _note_fork() -> None:
-    """Remember, in a forked child, that Ray's threads are the parent's."""
+    """Note in a forked child that Ray's threads are the parent's."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         _parents.append(_driver(ray))
@@ -82,17 +82,17 @@ def node_address() -> str:
 
 
 def is_pickling_for_ray() -> bool:
-    """Return whether Ray pickles something in this thread, and so counts references."""
+    """Return whether Ray is pickling in this thread, so that it counts references."""
     worker = library()._private.worker.global_worker  # noqa: SLF001
     inside: bool = worker.get_serialization_context().is_in_band_serialization()
     return inside
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Run what may block in a thread.
+    """Run a function that may block in a thread.
 
     Cancellation:
-        It is passed on once the thread is done, as nothing can stop it.
+        It is passed on after the thread is done, as a thread cannot be stopped.
     """
     call = partial(function, *args)
     done = asyncio.get_running_loop().run_in_executor(None, call)
@@ -116,10 +116,10 @@ class Bundles:
         """Ask for the bundles; `placed` waits for them.
 
         Raises:
-            UsageError: Ray refuses them, or the name is taken.
+            UsageError: Ray refuses the bundles, or the name is taken.
 
         Cancellation:
-            `remove` gives back what was asked for.
+            `remove` gives the requested resources back.
         """
         try:
             await in_thread(self._reserve, name)
@@ -138,7 +138,7 @@ class Bundles:
         self._group = make(self.resources, self.strategy, name)
 
     async def placed(self) -> None:
-        """Wait until every bundle has its place; again after a node was lost."""
+        """Wait until every bundle is placed, also again after the loss of a node."""
         await self._group.ready()
 
     @property
@@ -148,7 +148,7 @@ class Bundles:
         return found
 
     async def node_of(self, rank: int) -> str:
-        """Return the id of the node that has a bundle; empty if none has."""
+        """Return the id of the node that has a bundle; empty if no node has it."""
         table = self._ray.util.placement_group_table
         found = await in_thread(table, self._group)
         node_id: str = found["bundles_to_node_id"].get(rank, "")
@@ -160,7 +160,7 @@ class Bundles:
         return any(one["NodeID"] == node_id and one["Alive"] for one in nodes)
 
     async def remove(self) -> None:
-        """Give the resources back; ends what still runs in them."""
+        """Give the resources back; this ends actors that still run in them."""
         if self._group is not None:
             group, self._group = self._group, None
             await in_thread(self._ray.util.remove_placement_group, group)
@@ -168,7 +168,7 @@ class Bundles:
     async def start_actor(
         self, rank: int, *, runtime_env: Mapping[str, Any] | None
     ) -> Handle:
-        """Make the actor of one worker, with all that its bundle reserves."""
+        """Make the actor of one worker, with all resources of its bundle."""
         return await in_thread(self._start_actor, rank, runtime_env)
 
     def _start_actor(self, rank: int, runtime_env: Mapping[str, Any] | None) -> Handle:
@@ -194,11 +194,11 @@ class Bundles:
         return self._ray.remote(WorkerActor).options(**options).remote()
 
     async def kill(self, handle: Handle) -> None:
-        """End an actor at once; nothing happens if it has ended."""
+        """End an actor at once; do nothing if it has ended."""
         await in_thread(self._ray.kill, handle)
 
     async def nodes(self) -> list[NodeResources]:
-        """Return what the live nodes have, of the resources that matter here."""
+        """Return the relevant resources of the live nodes."""
         return await in_thread(self._nodes)
 
     def _nodes(self) -> list[NodeResources]:

@@ -1,7 +1,7 @@
-"""Carries out what the machine of a gang decides: starts, watches and ends workers.
+"""Carries out the decisions of a gang's machine: starts, watches and ends workers.
 
-One task feeds the machine, in order; each life of a worker has a task of its own, which
-starts it and then waits for its end.  Whatever these tasks learn is an event for the
+One task feeds the machine, in order; each life of a worker has its own task, which
+starts it and then waits for its end.  All that these tasks learn are events for the
 machine; they decide nothing.
 """
 
@@ -35,13 +35,13 @@ from asyncrpc.ray.machine.supervisor import (
 )
 from asyncrpc.ray.presence import Presence
 
-STOP_S: Final = 5.0  # for a worker to end in order before its actor is killed
+STOP_S: Final = 5.0  # for a worker to shut down before its actor is killed
 WHY_CHARACTERS_MAX: Final = 2000  # Ray's texts may hold whole tracebacks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangPlan:
-    """What does not change while a gang lives.
+    """The parts of a gang that do not change.
 
     Attributes:
         orders: for each worker, by rank.
@@ -71,7 +71,7 @@ class _Life:
 
 @dataclass(slots=True)
 class GangFailure:
-    """Why the gang failed, and which bundles do not fit, if that is why."""
+    """Why the gang failed, and the bundles that do not fit, if that is the reason."""
 
     why: str = ""
     misfits: tuple[int, ...] | None = None
@@ -82,11 +82,11 @@ class Conductor:
     """Runs the machine of one gang.
 
     Attributes:
-        plan: what does not change.
+        plan: the parts that do not change.
         machine: decides.
         announcer: tells the program.
-        presence: what the driver's worker knows.
-        tasks: in which everything runs.
+        presence: which workers the driver's worker takes to be alive.
+        tasks: the group of all tasks.
         failure: why the gang failed.
         lives: the present lives, by rank.
     """
@@ -128,7 +128,7 @@ class Conductor:
         return [life for _, life in sorted(self.lives.items()) if not life.is_over]
 
     def on_gone(self, name: str, incarnation: int, why: str) -> None:
-        """Take note that a worker is gone, as the driver's worker sees it."""
+        """Note that a worker is gone, as the driver's worker sees it."""
         for rank, life in self.lives.items():
             worker = life.worker
             if worker is not None and (worker.name, worker.incarnation) == (
@@ -246,8 +246,9 @@ class Conductor:
                 )
                 return await self._first_answer(life.handle, order, generation)
             except bundles.actor_errors:
-                # A lost worker is known at once, a dead node to Ray after some 10 s:
-                # until then it starts actors there.  That is no failure of the worker.
+                # A lost worker is noticed at once, but Ray notices a dead node after
+                # some 10 s, and until then starts actors there.  That is not a failure
+                # of the worker.
                 if await bundles.is_alive(node_id):
                     raise
 
@@ -275,7 +276,7 @@ class Conductor:
         self._ends[rank] = self.tasks.create_task(self._stop(life))
 
     async def _stop(self, life: _Life) -> None:
-        """End a life: in order if it can, by force in any case."""
+        """End a life: shut its worker down if possible, and kill its actor."""
         await asyncio.wait([life.task])
         if life.handle is None:
             return
@@ -290,8 +291,8 @@ class Conductor:
 
 
 def _why(error: BaseException) -> str:
-    """Return what an error of Ray says, in few words."""
-    cause = getattr(error, "cause", None)  # what the actor's method raised
+    """Return the short text of an error of Ray."""
+    cause = getattr(error, "cause", None)  # the error of the actor's method
     shown = cause if isinstance(cause, AsyncRpcError) else error
     # Ray lists the ids of the actor in lines that begin with a tab.
     lines = [one for one in str(shown).splitlines() if not one.startswith("\t")]

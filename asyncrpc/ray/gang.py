@@ -1,4 +1,4 @@
-"""A gang: workers that Ray places, starts again together, and ends together."""
+"""A gang: workers that Ray places, and that are restarted and ended together."""
 
 from __future__ import annotations
 
@@ -178,9 +178,9 @@ class Gang:
             names: of the workers; None: `name-0`, `name-1` and so on.
             strategy: how Ray places the bundles: `PACK`, `SPREAD`, `STRICT_PACK` or
                 `STRICT_SPREAD`.
-            restart: what starts again if a worker is lost: `"gang"`, all workers, as a
-                new generation; or `"worker"`, that worker alone.
-            limits: how often, and after how long; None: `RestartLimits()`.
+            restart: what is restarted if a worker is lost: `"gang"`, all workers, as a
+                new generation; or `"worker"`, only that worker.
+            limits: how often the gang restarts, and how soon; None: `RestartLimits()`.
             worker: the driver's worker, which must run and have a secret; None: the
                 gang starts one, `name-driver`.
             options: of the gang's workers.  If they have a secret, the gang uses it;
@@ -191,7 +191,7 @@ class Gang:
             drain_timeout_s: seconds that calls in flight have when a worker is ended.
 
         Raises:
-            UsageError: an argument is out of range or of another kind.
+            UsageError: an argument is out of range or has the wrong type.
             NotStartedError: `worker` does not run.
         """
         check_text("name", name, at_most=255 - _LONGEST_SUFFIX)
@@ -252,7 +252,7 @@ class Gang:
         await bundles.reserve(given.name)
         tasks = asyncio.TaskGroup()
         await tasks.__aenter__()
-        # An error of the block is no error of these tasks: it must not be wrapped.
+        # An error of the block is not one of these tasks: it must not be wrapped.
         self._stack.push_async_callback(tasks.__aexit__, None, None, None)
         presence = Presence(driver.members_changed(), self._on_gone)
         self._conductor = conductor = Conductor(
@@ -357,13 +357,13 @@ class Gang:
         return [self.worker.peer(name) for name in self._given.names]
 
     def peer(self, rank: int) -> Peer:
-        """Return one worker.  A call reaches its present life, whichever that is.
+        """Return one worker.  A call reaches its present incarnation.
 
         Args:
             rank: from 0.
 
         Raises:
-            UsageError: there is no such rank.
+            UsageError: rank is not a rank of the gang.
             NotStartedError: the gang has not been entered.
         """
         check_count("rank", rank, at_most=len(self._given.names) - 1)
@@ -386,7 +386,7 @@ class Gang:
         """Ray's handles of the actors of these workers, by rank.
 
         `await handle.run.remote(function, *args)` runs `await function(worker, *args)`
-        in the actor by way of Ray, which then counts references in the result.
+        in the actor through Ray, which then counts references in the result.
 
         Raises:
             NotStartedError: the gang has not been entered.
@@ -413,19 +413,19 @@ class Gang:
     async def changed(
         self, since: int | None = None, timeout_s: float | None = None
     ) -> int:
-        """Wait for a generation that is newer, and return its number.
+        """Wait for a newer generation, and return its number.
 
         Args:
-            since: the generation that is known, of those that have run; 0: none; None:
-                the last.
+            since: the last generation that the caller knows; 0: none; None: the last
+                one that has run.
             timeout_s: seconds to wait; None: no limit.
 
         Raises:
-            GangLostError: the gang failed: no newer generation follows.
+            GangLostError: the gang failed; no newer generation will follow.
             NotStartedError: the gang has ended, or has not been entered.
             TimeoutError: `timeout_s` passed.
-            UsageError: an argument is out of range or of another kind, or another event
-                loop runs here.
+            UsageError: an argument is out of range or has the wrong type, or another
+                event loop runs here.
 
         Cancellation:
             Only the waiting ends.

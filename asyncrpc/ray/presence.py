@@ -1,8 +1,8 @@
-"""Which lives of the gang's workers the driver's worker takes to be there.
+"""Which incarnations of the gang's workers the driver's worker takes to be alive.
 
-Ray says that an actor is dead a moment before its process has ended, and a worker that
-joins under the name of one that still answers is refused.  So a new life begins when
-the driver's worker, too, has seen the former one go.
+Ray reports an actor as dead a moment before its process has ended, and a worker that
+joins under the name of one that still answers is refused.  So a worker is started again
+only after the driver's worker has seen the former one go.
 """
 
 from __future__ import annotations
@@ -52,6 +52,6 @@ class Presence:
             self._on_gone(name, change.incarnation, why)
 
     async def until_gone(self, name: str) -> None:
-        """Wait until no life of a worker is there."""
+        """Wait until no incarnation of a worker is alive."""
         async with self._changed:
             await self._changed.wait_for(lambda: name not in self._present)

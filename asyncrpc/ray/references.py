@@ -1,4 +1,4 @@
-"""A reference to a value in Ray's object store, which may travel by asyncrpc too."""
+"""A reference to a value in Ray's object store that may also be sent by asyncrpc."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from asyncrpc.ray.cluster import is_pickling_for_ray, library
 class StoredValue:
     """A value in Ray's object store; from `asyncrpc.ray.put`.
 
-    Sent by Ray, as an argument or a result, it is counted: Ray frees the object when no
-    process refers to it.  Sent by asyncrpc, Ray cannot count it: the object stays until
-    the process that sent it ends.  Ray's own references must not be sent by asyncrpc at
-    all: what arrives does not know its owner, and waits for ever.
+    If Ray sends it, as an argument or a result, it is counted: Ray frees the object
+    when no process refers to it.  If asyncrpc sends it, Ray cannot count it: the object
+    stays until the sending process ends.  Ray's own references must not be sent by
+    asyncrpc: a received one does not know its owner, and `get` waits forever.
 
     Attributes:
         ref: Ray's reference, for Ray's functions.

@@ -1,12 +1,12 @@
-"""Tensors in Ray's object store: one copy in, none out.
+"""Tensors in Ray's object store: one copy on the way in, none on the way out.
 
 Ray pickles a tensor by default, which copies it on the way in and out.  Here a tensor
 travels as a numpy array of its bytes, which Ray copies once into the shared memory of
 the node; `get` makes a tensor of that very memory.
 
-The memory belongs to every process that has the object.  Ray maps it so that it can be
-written, and torch has no tensor that cannot, so nothing stops a write, and every other
-reader would see it: whoever wants to write takes a copy.
+The memory is shared by all processes that have the object.  Ray maps it writable, and
+torch has no read-only tensors, so nothing prevents a write, which all other readers
+would see: to write, take a copy.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ async def put(value: Any) -> StoredValue:
     """Put a value into Ray's object store, tensors with a single copy.
 
     Args:
-        value: a tensor, or lists, tuples and dictionaries of tensors; all else in them
-            goes as Ray pickles it.  A tensor of any shape and dtype; it is copied once
-            more if it is not contiguous or not on the CPU.  Gradients and their
-            history stay behind.
+        value: a tensor, or lists, tuples and dictionaries of tensors; other values in
+            them are pickled by Ray.  A tensor may have any shape and dtype; it is
+            copied once more if it is not contiguous or not on the CPU.  Gradients and
+            their history are not stored.
 
     Returns:
         A reference; the object lives as long as references to it do.
@@ -37,7 +37,7 @@ async def put(value: Any) -> StoredValue:
         UsageError: Ray is not installed, or not initialized in this process.
 
     Cancellation:
-        The value may have been stored; nothing refers to it then.
+        The value may have been stored, but nothing refers to it.
 
     Example:
         >>> stored = await asyncrpc.ray.put({"weights": weights})
@@ -47,7 +47,7 @@ async def put(value: Any) -> StoredValue:
 
 
 def _put(ray: Any, value: Any) -> Any:
-    """Let Ray store a value.  What its pickling raises is the value's own code."""
+    """Let Ray store a value.  Pickling runs the value's own code, which may raise."""
     try:
         return ray.put(mapped(value, to_bytes))
     except (ray.exceptions.RayError, KeyboardInterrupt):
@@ -61,12 +61,12 @@ async def get(stored: Any, *, copy: bool = False) -> Any:
     """Return a value that `put` stored, tensors without a copy.
 
     Args:
-        stored: what `put` returned, or Ray's reference in it.
-        copy: whether tensors get memory of their own.
+        stored: the result of `put`, or Ray's reference in it.
+        copy: whether tensors get their own memory.
 
     Returns:
         The value.  Without `copy`, its tensors are the node's shared memory: **do not
-        write to them**; every process of the node that has the object would see it.
+        write to them**; all processes of the node that have the object would see it.
         An object of another node is copied to this one first.
 
     Raises:

@@ -1,8 +1,8 @@
 """Tensors as bytes for Ray's object store, and back, without a copy.
 
-Ray copies an array of numpy once, into the shared memory of the node, and reads it
-where it lies.  So a tensor goes in as an array over its memory, and comes out as a
-tensor over the array's.  Nothing here knows Ray.
+Ray copies an array of numpy once, into the shared memory of the node, and reads it in
+place.  So a tensor is stored as an array over its memory, and read as a tensor over the
+array's memory.  This module does not know Ray.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CONTAINERS: Final = (list, tuple)
 
 @dataclass(frozen=True, slots=True)
 class TensorBytes:
-    """A tensor as it lies in the store.
+    """A tensor in the form in which it is stored.
 
     Attributes:
         content: its elements, one after the other.
@@ -45,7 +45,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def to_bytes(value: Any) -> Any:
-    """Return a tensor as bytes; any other value as it is."""
+    """Return a tensor as bytes; any other value unchanged."""
     if not isinstance(value, torch.Tensor) or not _is_plain(value):
         return value
     tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
@@ -59,20 +59,20 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def shared(value: Any) -> Any:
-    """Return bytes as a tensor in the same memory; any other value as it is."""
+    """Return bytes as a tensor in the same memory; any other value unchanged."""
     if not isinstance(value, TensorBytes):
         return value
     content = value.content
     if not content.nbytes:
         return torch.empty(value.shape, dtype=value.dtype)
-    # numpy marks the memory read-only, and torch warns of such an array, once and for
-    # the whole process.  The buffer holds the array, and so the object in the store.
+    # numpy marks the memory read-only, and torch would warn about such an array once in
+    # the process.  The buffer holds the array, and with it the object in the store.
     buffer: Any = (ctypes.c_ubyte * content.nbytes).from_address(content.ctypes.data)
     buffer.content = content
     return torch.frombuffer(buffer, dtype=value.dtype).view(value.shape)
 
 
 def copied(value: Any) -> Any:
-    """Return bytes as a tensor in memory of its own; any other value as it is."""
+    """Return bytes as a tensor in new memory; any other value unchanged."""
     found = shared(value)
     return found.clone() if isinstance(value, TensorBytes) else found

@@ -28,7 +28,7 @@ class ReferenceCodec:
     """References in the message at hand: a `runtime.extensions.References`, in part.
 
     Attributes:
-        lifted: how many references of the message that is being decoded are made again.
+        lifted: how many references of the message being decoded have been rebuilt.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ReferenceCodec:
         self._loans: list[tuple[RRefId | None, Incarnation, int]] = []
 
     def begin_encode(self, link: PeerLink) -> None:
-        """A message to the other end of `link` is about to be encoded."""
+        """Begin to encode a message to the other end of `link`."""
         self._link = link
         self._meet(link)
 
@@ -112,7 +112,7 @@ class ReferenceCodec:
         return [*value.rref_id, owner.incarnation, owner.name, form, token]
 
     def begin_decode(self, link: PeerLink) -> None:
-        """A message from the other end of `link` is about to be decoded."""
+        """Begin to decode a message from the other end of `link`."""
         self._link = link
         self._loans = []
         self.lifted = 0
@@ -136,14 +136,14 @@ class ReferenceCodec:
         sender = link.peer.incarnation
         self._names.note_hearsay(owner)
         if form == HOME and sender != self._me.incarnation:
-            raise DecodeError("an RRef arrived that its sender marked as not sent")
+            raise DecodeError("an RRef of another worker is marked as sent to itself")
         if form == HOME:  # its count came with it
             return self._handles.make(self._shared.of(rref_id, owner))
         if owner.incarnation == self._me.incarnation:
             return self._lift_own(rref_id, sender, token)
         if form == FORK:
             if owner.incarnation != sender:
-                raise DecodeError("an RRef arrived that its owner did not send")
+                raise DecodeError("an RRef is marked as sent by its owner, but was not")
             effects = self._user.receive_fork(rref_id, sender)
         else:
             effects = self._user.borrow(rref_id, owner.incarnation, sender, token)
@@ -153,7 +153,7 @@ class ReferenceCodec:
         return handle
 
     def _lift_own(self, rref_id: RRefId, sender: Incarnation, token: int) -> RRef[Any]:
-        """A reference to a value of this worker has come back to it."""
+        """Make a handle of a reference to a value of this worker that has come back."""
         effects = self._owner.came_home(rref_id)
         self._values.expect(rref_id)
         if token:
@@ -165,7 +165,7 @@ class ReferenceCodec:
     # --- what a message counted, after it has been sent or read ----------------------
 
     def settle_loans(self, link: PeerLink, loans: Any, *, answered: bool) -> list[int]:
-        """The call is over: return the loans that go back with its answer."""
+        """Settle a call's loans at its end; return those that its answer takes back."""
         self._handles.settle()
         if link.is_lost:
             return []  # and all that it lent with it
@@ -200,7 +200,7 @@ class ReferenceCodec:
 def _read_reference(tree: Any) -> tuple[RRefId, WorkerId, int, int]:
     types = (int, int, int, str, int, int)
     if type(tree) is not list or len(tree) != len(types):
-        raise DecodeError("an RRef must be an array of six")
+        raise DecodeError("an RRef must be an array of six fields")
     if any(type(value) is not kind for value, kind in zip(tree, types, strict=True)):
         raise DecodeError("an RRef has fields of the wrong types")
     creator, serial, incarnation, name, form, token = tree

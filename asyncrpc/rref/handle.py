@@ -28,7 +28,7 @@ class HandleService(Protocol):
     """What a handle asks of its worker's references.
 
     Attributes:
-        worker: that has the handle.
+        worker: the worker that has the handle.
     """
 
     worker: Any  # for the layers above, which start calls on it
@@ -99,7 +99,7 @@ class RRef(Generic[T]):
             value: anything.
 
         Raises:
-            NotStartedError: there is no running worker here.
+            NotStartedError: no worker runs here.
         """
         references: Any = current_parts().references
         if references is None:
@@ -119,7 +119,7 @@ class RRef(Generic[T]):
         Until then it may turn out to be another life of that worker.
 
         Raises:
-            Nothing: whoever asks the owner for the value gets the error.
+            Nothing: the error goes to the caller that fetches the value.
 
         Cancellation:
             The call goes on.
@@ -130,7 +130,7 @@ class RRef(Generic[T]):
         return self._shared.owner
 
     def owner(self) -> WorkerInfo:
-        """Return who holds the value."""
+        """Return the worker that holds the value."""
         return self._service.info(self._shared.owner)
 
     def owner_name(self) -> str:
@@ -148,12 +148,10 @@ class RRef(Generic[T]):
     def release(self) -> None:
         """Give this handle back now, instead of when it is collected.  Idempotent.
 
-        For a value that refers to another worker's, which refers back: no worker sees
-        such a circle, and it lives until a handle in it is given back, or a worker in
-        it leaves.  Other handles of the same value, here and elsewhere, keep it.
-
-        Raises:
-            RRefDeletedError: not here, but whenever this handle is used from now on.
+        Use it for a value that refers to one of another worker, which refers back: no
+        worker sees such a cycle, and it lives until a handle in it is given back, or a
+        worker in it leaves.  Other handles of the same value, here and elsewhere, keep
+        it alive.  Any later use of this handle raises RRefDeletedError.
 
         Thread safety: from any thread.
         """
@@ -173,8 +171,8 @@ class RRef(Generic[T]):
         Raises:
             UsageError: the value is on another worker, or is still being made and this
                 is the event loop: use `await rref.to_here()`.
-            RRefDeletedError: it has been freed.
-            Exception: what the function that was to make it raised.
+            RRefDeletedError: the value has been freed.
+            Exception: the function that was to make the value raised it.
         """
         value: T = self._service.local_value(self)
         return value
@@ -197,10 +195,10 @@ class RRef(Generic[T]):
         Raises:
             OwnerLostError: the owner is gone.
             DeadlineExceededError: the value did not come in time.
-            UsageError: nothing can be received into `out`.
+            UsageError: `out` cannot receive a value.
             OutMismatchError: the value does not fit into `out`.
             EncodeError: the value cannot travel.
-            Exception: what the function that was to make it raised.
+            Exception: the function that was to make the value raised it.
 
         Cancellation:
             The owner is told; nothing else changes, except that the content of `out` is

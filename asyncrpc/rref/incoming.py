@@ -96,7 +96,7 @@ class IncomingNotices:
         """Take back loans; a wrong one does not affect the others.
 
         Raises:
-            RemoteProtocolError: that worker does not have one of the loans.
+            RemoteProtocolError: the worker does not have one of these loans.
         """
         problem: RemoteProtocolError | None = None
         for token in tokens:
@@ -119,10 +119,10 @@ class IncomingNotices:
         self._carry_out(self._user.gone(notice.rref_id))
 
     def _check_owner(self, rref_id: RRefId, from_: Incarnation) -> None:
-        """Refuse the word of another worker about an owner's value.
+        """Refuse a message about a value that does not come from its owner.
 
         Raises:
-            RemoteProtocolError: it is not the owner.
+            RemoteProtocolError: the sender is not the owner.
         """
         holding = self._user.get(rref_id)
         if holding is not None and holding.owner != from_:

@@ -27,21 +27,21 @@ class Registered(Notice):
 
 @message(SERVICE, "gone")
 class Gone(Notice):
-    """Owner to user: there is no such value, and there will be none."""
+    """Owner to user: the value does not exist, and never will."""
 
     rref_id: Spread[RRefId]
 
 
 @message(SERVICE, "probe")
 class Probe(Notice):
-    """Owner to creator: I heard of this early; say so if no remote() is to come."""
+    """Owner to creator: I heard of this early; tell me if no remote() will come."""
 
     rref_id: Spread[RRefId]
 
 
 @message(SERVICE, "settled")
 class Settled(Notice):
-    """Creator to owner: it is not to come; you have had it, or never will."""
+    """Creator to owner: no remote() will come; you have had it, or never will."""
 
     rref_id: Spread[RRefId]
 

@@ -23,7 +23,7 @@ class PeerNames:
         self._met.setdefault(peer.incarnation, peer.name)
 
     def forget(self, peer: Incarnation) -> None:
-        """A worker is lost."""
+        """Forget the name of a lost worker."""
         self._met.pop(peer, None)
 
     def of(self, who: Incarnation) -> str:
@@ -38,7 +38,7 @@ class PeerNames:
         return next(listed, met)
 
     def shown(self, who: Incarnation) -> str:
-        """Return a worker's name, or its number if that is all there is."""
+        """Return a worker's name, or its number if the name is not known."""
         return self.of(who) or f"{who:016x}"
 
     def info(self, who: WorkerId) -> WorkerInfo:

@@ -17,7 +17,7 @@ from asyncrpc.rref.ports import Directory, Links
 from asyncrpc.runtime.messages import Notice
 from asyncrpc.runtime.ports import Scheduler
 
-# Entries of one message: 64 KiB or so.  Who lets go of more sends several.
+# Entries of one message: 64 KiB or so.  A worker that lets go of more sends several.
 BATCH_MAX: Final = 4096
 
 
@@ -141,7 +141,7 @@ class Notices:
             link.tell(notice)
 
     def forget(self, to: Incarnation) -> None:
-        """Drop what was to be told to a worker that is lost."""
+        """Drop the messages to a worker that is lost."""
         self._waiting.pop(to, None)
         self._batches.pop(to, None)
 

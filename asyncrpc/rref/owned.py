@@ -91,7 +91,7 @@ class OwnedValues:
         self._values_max = values_max
 
     def expect(self, link: PeerLink, rref_id: tuple[int, int]) -> None:
-        """A function is about to make a value for the other end of `link`."""
+        """Expect a value that a function is to make for the other end of `link`."""
         key, from_ = id_of(rref_id), link.peer.incarnation
         if from_ == self._me.incarnation:
             return  # our own remote(): the entry is there
@@ -105,14 +105,14 @@ class OwnedValues:
         self._carry_out(effects)
 
     def refusal(self) -> RejectedError | None:
-        """Say why no more values can be made here; None if they can."""
+        """Return why no more values can be made here; None if they can."""
         owned = len(self._owner)
         if owned < self._values_max:
             return None
         return RejectedError(
-            f"worker {self._me.name!r} has {owned} values that are referred to, its "
-            "limit (LimitOptions.references_max); let go of references, or see in "
-            "Worker.rrefs() there who holds them",
+            f"worker {self._me.name!r} has {owned} referenced values, its limit "
+            "(LimitOptions.references_max); let go of references; Worker.rrefs() "
+            "there lists the holders",
             outcome=Outcome.NOT_EXECUTED,
         )
 
@@ -129,7 +129,7 @@ class OwnedValues:
         """
         _ = link  # every worker that knows a value's number may call it
         try:
-            _, rref_id, method = _TARGET.read_as("what is to be called", target)
+            _, rref_id, method = _TARGET.read_as("the target of a call", target)
         except MalformedError as error:  # of this request, and of no other
             raise DecodeError(str(error), outcome=Outcome.NOT_EXECUTED) from error
         self._carry_out(self._owner.pin(rref_id))
@@ -141,7 +141,7 @@ class OwnedValues:
         def on_value(done: asyncio.Future[Any]) -> None:
             try:
                 if self._values.is_closed:
-                    return  # the end of the link tells who asks
+                    return  # the end of the link tells the caller
                 try:
                     found = self._method(done, method)
                 except BaseException as error:  # noqa: BLE001  (the value's own code)
@@ -160,14 +160,14 @@ class OwnedValues:
     def _method(
         self, done: asyncio.Future[Any], name: str
     ) -> Callable[..., Any] | RefusedFunction:
-        """Return what to call, or why there is nothing."""
+        """Return what to call, or why it cannot be called."""
         failure = done.exception()
         if failure is not None:
             return RefusedFunction(copy_of(failure), _outcome_of(failure, name))
         value = done.result()
         if not name:
             return _LocalValue(value)
-        # Before it is looked up: not even a property runs on the word of a peer.
+        # Before it is looked up: not even a property runs unchecked for a peer.
         try:
             self._functions.check_method(type(value), name)
             method: Callable[..., Any] = getattr(value, name)
@@ -196,9 +196,9 @@ class OwnedValues:
 
 
 def _outcome_of(error: BaseException, name: str) -> Outcome:
-    """Return what to say of a use of a value that there is not.
+    """Return the outcome of the use of a value that was not made.
 
-    A method has not run.  Who asks for the value asks what became of its function.
+    A method has not run.  Fetching the value has the outcome of its function.
     """
     kind = type(error)  # `__class__` is the error's own code: it may lie, or raise
     if name or issubclass(kind, RRefDeletedError):

@@ -28,21 +28,21 @@ class MessagePins:
     def __init__(self, counted: Counted, link: PeerLink) -> None:
         self._counted = counted
         self._link = link
-        self._forks: list[RRefId] = []  # counted at the owner, who is this worker
+        self._forks: list[RRefId] = []  # counted at the owner, which is this worker
         self._loans: list[int] = []  # to be returned by the receiver
         self._at_home: list[Shared] = []  # sent to this worker itself
 
     def add_fork(self, rref_id: RRefId) -> None:
-        """A fork of a value of ours travels."""
+        """Count a fork of a value of ours that travels."""
         self._forks.append(rref_id)
 
     def add_loan(self, token: int) -> int:
-        """A loan travels; return its token."""
+        """Count a loan that travels; return its token."""
         self._loans.append(token)
         return token
 
     def add_at_home(self, shared: Shared) -> None:
-        """A reference goes to this worker itself: its count travels with it."""
+        """Count a reference to this worker itself: its count travels with it."""
         self._at_home.append(shared)
 
     def on_sent(self) -> None:

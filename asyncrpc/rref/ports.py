@@ -69,7 +69,7 @@ class Calls(Protocol):
         """Run `action` on the loop: now if this is its thread, else soon."""
 
     def meta_here(self) -> dict[str, Any]:
-        """Return what travels with a call because this thread makes it."""
+        """Return the metadata that this thread adds to a call."""
 
     def new_call(
         self, function: str, to: str, *, with_site: bool = False, kind: str = "async"
@@ -93,4 +93,4 @@ class Functions(Protocol):
     """The functions that peers may call."""
 
     def check_method(self, kind: type, name: str, /) -> None:
-        """Refuse a method of values of a type that peers may not call."""
+        """Refuse a method that peers may not call on values of a type."""

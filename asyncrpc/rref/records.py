@@ -118,7 +118,7 @@ class Records:
         )
 
     def holders(self, rref_id: RRefId) -> dict[str, int]:
-        """Return who holds a value of this worker, by name, and how many forks."""
+        """Return the holders of a value of this worker, by name, with their forks."""
         held = self._owner.holders(rref_id)
         return {self._names.shown(who): forks for who, forks in held.items()}
 

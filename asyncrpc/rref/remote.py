@@ -61,7 +61,7 @@ class RemoteValues:
             directory: of owners.
             owned: says whether this worker can have more values.
             tables: count what calls make.
-            handles: make the handles of it.
+            handles: make the handles of the values.
             shared: what the handles of each value share.
             values: of this worker.
             names: of owners.
@@ -92,7 +92,7 @@ class RemoteValues:
             try:
                 return await self.start_method(handle, "", (), {}, timeout_s, out=out)
             except RRefDeletedError:
-                shared.check()  # the owner had refused to make it, and that says why
+                shared.check()  # the owner refused to make it, and that error says why
                 raise
         self._calls.check_on_loop("RRef.to_here")
         future = self._values.get(handle.rref_id)
@@ -132,7 +132,7 @@ class RemoteValues:
         Raises:
             OwnerLostError: the owner is gone.
             EncodeError: an argument cannot travel.
-            UsageError: nothing can be received into `out`.
+            UsageError: `out` cannot receive a value.
         """
         shared = shared_of(handle)
         shared.check()
@@ -203,8 +203,8 @@ class RemoteValues:
         here = threading.get_ident()
 
         def refuse(error: EncodeError) -> None:
-            # To a call of another thread than the loop's the reference raises it: that
-            # thread may have gone on already.
+            # For a call of another thread than the loop's, only the reference raises
+            # it: that thread may have gone on already.
             if threading.get_ident() == here:
                 refused.append(error)
 
@@ -258,12 +258,12 @@ class RemoteValues:
         link = entry.link
         if link is not None:
             return link.peer
-        # Whether the life whose connection is broken just now goes on is not known.
+        # It is not known whether a life goes on whose connection is broken just now.
         found = UNKNOWN_INCARNATION if entry.broken else entry.member.incarnation
         return WorkerId(entry.member.name, found)
 
     def _bind(self, shared: Shared, of: RRef[Any] | None, link: PeerLink) -> None:
-        """The call that makes a value goes over this link: there is its owner.
+        """Record the link of the call that makes a value: its peer is the owner.
 
         Args:
             shared: of the value.
@@ -284,7 +284,7 @@ class RemoteValues:
             shared.owner = owner
 
     def _on_answered(self, shared: Shared, call: asyncio.Future[Any]) -> None:
-        """The owner has run the function, or the call failed before it could."""
+        """Record that the owner ran the function, or that the call failed before."""
         error = None if call.cancelled() else call.exception()
         shared.call = None
         if shared.is_here:

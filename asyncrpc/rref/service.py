@@ -184,7 +184,7 @@ class RRefService:
 
     @property
     def lifted(self) -> int:
-        """Of the message that is being decoded, how many have been made again."""
+        """How many references of the message being decoded have been rebuilt."""
         return self._codec.lifted
 
     # --- handles ---------------------------------------------------------------------
@@ -247,5 +247,5 @@ class RRefService:
         return self._records.oldest(oldest_max)
 
     def holders(self, rref_id: RRefId) -> dict[str, int]:
-        """Return who holds a value of this worker, by name, and how many forks."""
+        """Return the holders of a value of this worker, by name, with their forks."""
         return self._records.holders(rref_id)

@@ -20,7 +20,7 @@ class Shared:
         rref_id: of the value.
         owner: the worker that has it.
         is_here: whether that is this worker.
-        error: why the value can no longer be had.
+        error: why the value is no longer available.
         is_apart: whether the tables count these handles no more, which are lost.
         made_s: when the first of them was made, on the loop's clock.
         call: that makes the value, if it was made here and is under way.
@@ -49,12 +49,12 @@ class Shared:
         self.call: asyncio.Future[Any] | None = None
 
     def check(self) -> None:
-        """Raise a copy of why the value can no longer be had, if so."""
+        """Raise a copy of `error` if the value is no longer available."""
         if self.error is not None:
             raise copy_of(self.error)
 
     def given_back(self, text: str) -> Shared:
-        """Return what a handle has that was given back: an error, and no count."""
+        """Return the state of a handle that was given back: an error, and no count."""
         gone = Shared(
             self.rref_id, self.owner, is_here=self.is_here, made_s=self.made_s
         )
@@ -78,7 +78,7 @@ class SharedById:
         self.get = self._known.get
 
     def of(self, rref_id: RRefId, owner: WorkerId) -> Shared:
-        """Return what handles of a value share, made if this is the first of them."""
+        """Return what handles of a value share; make it for the first of them."""
         shared = self._known.get(rref_id)
         if shared is None:
             is_here = owner.incarnation == self._me
@@ -87,13 +87,13 @@ class SharedById:
         return shared
 
     def set_apart(self, rref_id: RRefId) -> None:
-        """Handles of a lost value are not counted from now on."""
+        """Stop counting the handles of a lost value."""
         shared = self._known.pop(rref_id, None)
         if shared is not None:
             shared.is_apart = True
 
     def lose(self, rref_id: RRefId, cause: m.LossCause) -> None:
-        """Let every use of a value fail."""
+        """Make every use of a value fail."""
         shared = self._known.get(rref_id)
         if shared is None or shared.error is not None:
             return
@@ -107,7 +107,7 @@ class SharedById:
             shared.error = RRefDeletedError(f"{rref_id}: {cause.value}")
 
     def lose_owner(self, owner: WorkerId, reason: str) -> None:
-        """Let every use of a worker's values fail: it is lost."""
+        """Make every use of a lost worker's values fail."""
         for shared in list(self._known.values()):
             is_its = shared.owner.incarnation == owner.incarnation
             if is_its and shared.error is None:

@@ -1,4 +1,4 @@
-"""The two machines of one worker, and what is done about what they decide."""
+"""The two machines of one worker, and what carries out their effects."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Tables:
         Args:
             owner: the owner's machine.
             user: the user's machine.
-            values: are freed.
+            values: of this worker; effects free them.
             shared: what handles share, which may be lost.
             notices: tell other workers.
         """
@@ -85,8 +85,8 @@ class Tables:
     def _fail_value(self, effect: m.ValueGone) -> None:
         self._values.free(
             effect.rref_id,
-            "the value will never be made: this worker refused to, or its creator was "
-            "lost before the call that was to make it",
+            "the value will never be made: this worker refused to make it, or its "
+            "creator was lost before the call that was to make it arrived",
         )
 
     def _set_apart(self, effect: m.HandlesApart) -> None:

@@ -63,7 +63,7 @@ class Values:
         return future
 
     def fulfil(self, rref_id: tuple[int, int], value: Any) -> None:
-        """The function that makes a value has returned it."""
+        """Set a value that its function has returned."""
         key = id_of(rref_id)
         future = self._known.get(key)
         if future is not None and not future.done():
@@ -71,14 +71,14 @@ class Values:
             self._note(key, "made")
 
     def fail(self, rref_id: tuple[int, int], error: BaseException) -> None:
-        """The function that makes a value has raised."""
+        """Fail a value whose function has raised."""
         key = id_of(rref_id)
         future = self._known.get(key)
         if future is not None and not future.done():
             self._fail(key, future, error)
 
     def free(self, rref_id: RRefId, why: str) -> None:
-        """Let go of a value; it fails, and says why, if it has not been made."""
+        """Let go of a value; one that has not been made fails, and says why."""
         future = self._known.pop(rref_id, None)
         if future is None:
             return
@@ -98,15 +98,16 @@ class Values:
         """Drop all values; fail the tasks that wait for one."""
         self.is_closed = True
         for rref_id in self._known:
-            self.fail(rref_id, ClosedError("its owner was shut down before"))
+            gone = ClosedError("the owner was shut down before the value was made")
+            self.fail(rref_id, gone)
         self._known.clear()
 
 
 def result_of(done: asyncio.Future[Any]) -> Any:
     """Return a value, or raise a copy of the error that it became.
 
-    Not the error that is kept: raising it would hang frames on it, and a frame may hold
-    the very reference whose entry keeps the error.
+    Raising the kept error itself would attach frames to it, and a frame may hold the
+    very reference whose entry keeps the error.
     """
     error = done.exception()
     if error is not None:
@@ -115,5 +116,5 @@ def result_of(done: asyncio.Future[Any]) -> Any:
 
 
 def id_of(pair: tuple[int, int]) -> RRefId:
-    """Return the id that two numbers of a message are."""
+    """Return the id that two numbers of a message form."""
     return RRefId(Incarnation(pair[0]), pair[1])

@@ -61,7 +61,7 @@ class References(Protocol):
 
     @property
     def lifted(self) -> int:
-        """Of the message that is being decoded, how many have been made again."""
+        """Number of references that the message at hand has brought so far."""
 
     def lower(self, value: Any) -> object:
         """Return what travels in place of a reference."""
@@ -85,7 +85,7 @@ class References(Protocol):
         read must be lifted and let go of.
 
         Returns:
-            What it lent, for `settle_loans`; None if nothing.
+            The loans of the message, for `settle_loans`; None if it has none.
         """
 
     def settle_loans(self, link: PeerLink, loans: Any, *, answered: bool) -> list[int]:
@@ -97,8 +97,8 @@ class References(Protocol):
             answered: whether an answer is about to be sent that can carry tokens.
 
         Returns:
-            The tokens to return with the answer; empty if there is none: then the loans
-            go back by messages of their own.
+            The tokens to return with the answer; empty without an answer: then the
+            loans go back by messages of their own.
         """
 
     def take_back(self, from_: Incarnation, tokens: Iterable[int]) -> None:
@@ -177,7 +177,7 @@ class ThreadState(Protocol):
         """Return what a request runs in place of its function.
 
         Raises:
-            MalformedError: what came cannot be read.
+            MalformedError: `meta` cannot be read.
         """
 
 
@@ -189,7 +189,7 @@ class CallSpan(Protocol):
         """What travels with the request, under `TRACE`; None: nothing."""
 
     def noted(self, name: str, value: float) -> None:
-        """Something that is known of it only now."""
+        """Add a value that is known only now."""
 
     def failed(self, error: BaseException) -> None:
         """It fails with this error, and is about to end."""
@@ -207,7 +207,7 @@ class RequestSpan(Protocol):
     """What a trace shows of a request to a web application."""
 
     def routed(self, route: str) -> None:
-        """Its path matches this pattern, as is only known now."""
+        """Add the pattern that its path matches, which is known only now."""
 
     def answered(self, status: int) -> None:
         """It is answered with this status of HTTP."""
@@ -220,7 +220,7 @@ class CallTracer(Protocol):
     """Shows the calls of a worker in traces.
 
     Each method is called in the context of what it shows: of the program that calls, or
-    of the function that runs.  None of them raises.
+    of the function that runs.  No method raises.
     """
 
     def called(
@@ -236,8 +236,8 @@ class CallTracer(Protocol):
         Args:
             function: its name.
             to: name of the callee.
-            attempt_of: what this returned of the call that it is an attempt of.
-            is_repeated: whether it is one that may have several attempts.
+            attempt_of: the span of the repeated call that this is an attempt of.
+            is_repeated: whether the call may have several attempts.
         """
 
     def served(
@@ -249,14 +249,14 @@ class CallTracer(Protocol):
             function: its name.
             caller: name of the caller.
             meta: what came with the request, unchecked; None: nothing.
-            waited_s: for so many seconds the request has been here.
+            waited_s: seconds that the request has been here.
         """
 
     def generation(self, name: str) -> CallSpan:
         """Show items that are made here, from now on, as part of what is current.
 
         Args:
-            name: of what makes them.
+            name: of the generator.
         """
 
     def here(self) -> Any:
@@ -269,7 +269,7 @@ class CallTracer(Protocol):
 
         Args:
             function: its name.
-            members: of each request what `here` returned.
+            members: what `here` returned for each request.
         """
 
     def request(
@@ -279,10 +279,10 @@ class CallTracer(Protocol):
 
         Args:
             method: of HTTP.
-            route: the pattern that its path matches; empty if there is none.
+            route: the pattern that its path matches; empty if it is not known.
             path: as the client wrote it.
-            parent: its headers `traceparent` and `tracestate`, unchecked; empty ones
-                are not there.
+            parent: its headers `traceparent` and `tracestate`, unchecked; empty if
+                the request has none.
         """
 
 
@@ -299,7 +299,7 @@ class Service(Protocol):
         """A worker is gone, or cannot be reached any more."""
 
     async def close(self) -> None:
-        """The worker ends: stop, and let go of everything."""
+        """Stop, and release everything: the worker ends."""
 
 
 @runtime_checkable

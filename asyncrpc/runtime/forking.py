@@ -1,4 +1,4 @@
-"""The effect of `os.fork` on a worker: the child has none.
+"""The effect of `os.fork` on a worker: the child has no worker.
 
 The child holds the parent's sockets and a loop that polls with the parent's kernel
 objects, but none of its threads: a call made there could be written into the middle of
@@ -22,7 +22,7 @@ class Forkable(Protocol):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """On which it runs."""
+        """The event loop that it runs on."""
 
     def end_in_child(self) -> None:
         """Become unusable, and let go of nothing that the parent uses."""
@@ -38,7 +38,7 @@ def end_in_forked_children(one: Forkable) -> None:
 
 
 def known_workers() -> list[Forkable]:
-    """Return every worker of this process that is in use or was, as far as it lives."""
+    """Return every worker of this process that still exists, running or not."""
     return list(_known)
 
 

@@ -21,15 +21,15 @@ class WorkerIdentity:
 
     Attributes:
         name: unique among the workers that can reach one another.
-        rank: index in the group; -1 if it has none.
+        rank: index in the group; -1 if it has no rank.
         world_size: number of workers in the group; 0 if it is not fixed.
         incarnation: 64 random bits: this life of this worker.
         pid: of its process, for peers to show.
         host_id: of its host, for peers that may share memory with it.
         is_strict: whether it accepts no pickles.
         addresses_of: returns the addresses for others to reach it.
-        watched_at: returns the addresses at which others ask whether its process lives.
-        observes: whether it only looks at workers, and is none itself.
+        sidecar_at: returns the addresses at which others ask whether its process runs.
+        observes: whether it only looks at workers, and is not one itself.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class WorkerIdentity:
         self.host_id = HOST_ID
         self.is_strict = is_strict
         self.addresses_of: Callable[[], tuple[str, ...]] = _nowhere
-        self.watched_at: Callable[[], tuple[str, ...]] = _nowhere
+        self.sidecar_at: Callable[[], tuple[str, ...]] = _nowhere
         self.observes = False
 
     @property
@@ -68,7 +68,7 @@ class WorkerIdentity:
         resume: int = 0,
         received: int = 0,
     ) -> Hello:
-        """Return what introduces the worker to a peer."""
+        """Return the HELLO that introduces the worker to a peer."""
         return Hello(
             name=self.name,
             incarnation=self.incarnation,
@@ -83,6 +83,6 @@ class WorkerIdentity:
             lane=lane,
             resume=resume,
             received=received,
-            watch=self.watched_at(),
+            sidecar=self.sidecar_at(),
             observes=self.observes,
         )

@@ -28,7 +28,7 @@ class WorkerState(enum.Enum):
     RUNNING = "running"
     DRAINING = "draining"  # new calls are refused, those in flight may end
     CLOSED = "closed"
-    FORKED = "forked"  # a copy in a forked child, which is of no use
+    FORKED = "forked"  # a copy in a forked child, which cannot be used
 
 
 class Event(enum.Enum):
@@ -67,7 +67,7 @@ class Lifecycle:
         state: where it is now.
         is_usable: whether it may make calls; functions in flight may, while it drains.
         is_draining: whether shutdown has begun.
-        loop: the event loop that it was started on; None before.
+        loop: the event loop that it was started on; None before the start.
     """
 
     __slots__ = ("is_draining", "is_usable", "loop", "name", "state")
@@ -110,14 +110,14 @@ class Lifecycle:
         """Raise if the worker does not run.
 
         Raises:
-            NotStartedError: it has not been started, or has been shut down.
+            NotStartedError: the worker has not been started, or has been shut down.
         """
         if self.is_usable:
             return
         if self.state is FORKED:
             raise NotStartedError(
                 f"worker {self.name!r} belongs to the process that this one was"
-                " forked from: a forked child has none; start processes with"
+                " forked from: a forked child has no worker; start processes with"
                 " asyncrpc.multiprocessing or the method 'spawn', and a worker in"
                 " each"
             )
@@ -135,7 +135,7 @@ class Lifecycle:
 
         Raises:
             NotStartedError: as for `check_running`.
-            UsageError: another event loop runs here, or none.
+            UsageError: no event loop runs here, or another one.
         """
         if self.is_usable and running_loop() is self.loop:
             return
@@ -149,8 +149,9 @@ class Lifecycle:
             used: what was called, for the error.
 
         Raises:
-            NotStartedError: it belongs to the process that this one was forked from.
-            UsageError: another event loop runs here, or none.
+            NotStartedError: the worker belongs to the process that this one was forked
+                from.
+            UsageError: no event loop runs here, or another one.
         """
         if self.state is FORKED or self.loop is None:
             self.check_running()

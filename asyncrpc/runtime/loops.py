@@ -1,4 +1,4 @@
-"""Which event loop runs a program: uvloop where there is one, else asyncio's own."""
+"""Which event loop runs a program: uvloop where it is installed, else asyncio's own."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ T = TypeVar("T")
 
 try:
     import uvloop
-except ImportError:  # it has no build for this platform
+except ImportError:  # uvloop has no build for this platform
     _FACTORY: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 else:
     _FACTORY = uvloop.new_event_loop
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return what makes the fastest event loop of this platform."""
+    """Return the factory of the fastest event loop of this platform."""
     return _FACTORY
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that runs in this thread; None if none does."""
+    """Return the event loop that runs in this thread; None if no loop runs."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -37,7 +37,8 @@ def loop_for(used: str) -> asyncio.AbstractEventLoop:
     """Return the running event loop.
 
     Raises:
-        UsageError: none runs in this thread, or this process is a forked child.
+        UsageError: no event loop runs in this thread, or this process is a forked
+            child.
     """
     found = running_loop()
     if found is None:
@@ -83,7 +84,7 @@ def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
         >>> asyncrpc.run(main())
     """
     check_kind("main", main, Coroutine, "a coroutine, such as main()")
-    with closing(main):  # if it is not run, it needs no warning
+    with closing(main):  # no warning if it is not run
         if debug is not None:
             check_flag("debug", debug)
         _refuse_on_loop()

@@ -1,4 +1,4 @@
-"""Workers' records where they meet, and what every meeting place must do."""
+"""Records of workers at a rendezvous, and what every rendezvous must do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Member:
 
     Attributes:
         name: of the worker.
-        rank: of the worker; -1 if it has none.
+        rank: of the worker; -1 if it has no rank.
         incarnation: 0 until it is known.
         addresses: where it can be reached, best first.
         host_id: host and network namespace; Unix sockets reach only the same one.
@@ -61,14 +61,14 @@ def member_of(hello: Hello) -> Member:
 class RunningGroup(tuple[Member, ...]):
     """What a rendezvous returns of a group that runs already: some of its members.
 
-    A worker that comes so late asks one of them to admit it.
+    A worker that comes late asks one of them to admit it.
     """
 
     __slots__ = ()
 
 
 class OfferedGroup(RunningGroup):
-    """Members that a store says are running, as far as those knew that said so.
+    """Members that run according to a store, whose record may be out of date.
 
     Whether one still runs shows when it is asked.
     """
@@ -77,28 +77,28 @@ class OfferedGroup(RunningGroup):
 
 
 class Rendezvous(Protocol):
-    """Where workers meet."""
+    """The place where the workers of a group find each other."""
 
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
-        """Publish `member`; return all members, once they are all there.
+        """Publish `member`; return all members, once all are there.
 
-        If they have been there before, return a `RunningGroup`.
+        If the group runs already, return a `RunningGroup`.
 
         Raises:
-            RendezvousTimeoutError: some are missing; it names them.
+            RendezvousTimeoutError: some members are missing; the error names them.
             UsageError: the name or the rank is taken.
         """
 
     async def leave(self, timeout_s: float) -> None:
-        """Let go of the meeting place; a host waits for those still reading."""
+        """Leave the rendezvous; its host waits for members that still read."""
 
 
 @runtime_checkable
 class Republishing(Protocol):
-    """A `Rendezvous` that a late worker leaves its record at, once it is taken in."""
+    """A `Rendezvous` at which a late worker publishes its record once admitted."""
 
     async def publish(self, member: Member) -> None:
-        """Put the record in place of that of the name's former life."""
+        """Replace the record of the former worker of this name."""
 
 
 @runtime_checkable
@@ -106,7 +106,7 @@ class Offering(Protocol):
     """A `Rendezvous` that may return an `OfferedGroup`."""
 
     async def claim(self, member: Member) -> bool:
-        """End the meeting by the word that a group runs; return whether it did."""
+        """Declare that a group runs; return whether the declaration counts."""
 
     def refuse(self, offered: Sequence[Member]) -> None:
         """Take note that no member of an offer can be reached; wait for another."""
@@ -118,7 +118,7 @@ def missing_error(
     timeout_s: float,
     present: Iterable[Member],
 ) -> RendezvousTimeoutError:
-    """Return the error that names the ranks that did not come, and who did."""
+    """Return the error that names the missing ranks and the present workers."""
     ranks = _shown([str(rank) for rank in missing])
     came = _shown([f"{one.name!r} (rank {one.rank})" for one in present])
     return RendezvousTimeoutError(

@@ -5,7 +5,7 @@
         rref_id: Spread[RRefId]
 
 Its fields say what travels (see `schema`); a `Router` reads it, checks it, and gives it
-to its handler.  So a handler, and whoever sends, sees fields by their names and types.
+to its handler.  So handler and sender see fields by their names and types.
 
 A notice is not answered.  A request is, by what its type argument says:
 
@@ -44,7 +44,7 @@ class Message:
         name: both, for errors.
         head: both, as they travel.
         record: its fields, and how they travel.
-        labels: what an error about what cannot travel calls them.
+        labels: the names of its fields in errors about values that cannot be sent.
     """
 
     __slots__ = ()
@@ -88,14 +88,14 @@ class Request(Message, Generic[A]):
 
     @classmethod
     def read_answer(cls, peer: str, value: Any) -> A:
-        """Return an answer that has come.
+        """Return an answer that has arrived.
 
         Args:
             peer: name of the worker that sent it.
             value: as it has travelled.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: `value` is not such an answer.
         """
         try:
             answer: A = cls.answer.read(value)
@@ -139,7 +139,7 @@ def message(
 
 
 def refusal(peer: str, kind: type[Message], value: Any) -> MalformedError:
-    """Return the error about a message whose content is not what it must be."""
+    """Return the error about a message with invalid content."""
     try:
         kind.record.explain("", value)
     except MalformedError as error:
@@ -147,5 +147,5 @@ def refusal(peer: str, kind: type[Message], value: Any) -> MalformedError:
     else:
         problem = "it cannot be read"
     return MalformedError(
-        f"worker {peer!r} sent {kind.name!r}, which is wrong: {problem}"
+        f"worker {peer!r} sent an invalid {kind.name!r} message: {problem}"
     )

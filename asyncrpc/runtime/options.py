@@ -93,6 +93,21 @@ class CallOptions:
 PLAIN: Final = CallOptions()
 
 
+def with_options(options: CallOptions, given: Mapping[str, Any]) -> CallOptions:
+    """Return call options with some of their fields replaced.
+
+    Raises:
+        UsageError: there is no such option, or a value is not valid.
+    """
+    names = [one.name for one in fields(CallOptions)]
+    for name in given:
+        if name not in names:
+            raise UsageError(
+                f"there is no call option {name!r}; the options are {', '.join(names)}"
+            )
+    return replace(options, **given)
+
+
 def options_within(timeout_s: Any) -> CallOptions:
     """Return options that set only a timeout, in seconds; `UNSET` sets nothing.
 
@@ -126,7 +141,7 @@ class NetworkOptions:
             such payload; 0: these payloads share the connection of small messages.
             None: 2 on TCP to another host, else 1.
         codecs: names of peers, or `"*"` for all others, mapped to the codec of calls
-            that name no codec; see `CallOptions.codec`.
+            that name no codec; see `Peer.using`.
         spin: whether the loop polls for an answer instead of sleeping, which saves 20
             to 50 us a call and takes a core meanwhile: `"off"`; `"adaptive"`, only
             while it pays; or the seconds to poll for after each write.
@@ -180,23 +195,24 @@ class LivenessOptions:
             is given up; at least twice `heartbeat_s`.  A process that is known to have
             ended is given up at once; a process that is known to be busy is never given
             up.
-        watch: whether peers on other hosts can ask a small helper process whether this
-            process still runs.  The helper is started when the first such peer connects
+        sidecar: whether peers on other hosts can ask a small process, the sidecar,
+            whether this process still runs.  It is started when the first such peer
+            connects
             (`"auto"`), at once (`"on"`) or never (`"off"`).  For TCP addresses only.
     """
 
     heartbeat_s: float = 2.0
     lost_after_s: float = 10.0
-    watch: str = "auto"
+    sidecar: str = "auto"
 
     def __post_init__(self) -> None:
         """Validate the fields.
 
         Raises:
-            UsageError: a time is too short, or `watch` is not one of its three values.
+            UsageError: a time is too short, or `sidecar` is not one of its values.
         """
         _check_times(self, "heartbeat_s", "lost_after_s")
-        _check_word("LivenessOptions.watch", self.watch, ("auto", "on", "off"))
+        _check_word("LivenessOptions.sidecar", self.sidecar, ("auto", "on", "off"))
         if not self.lost_after_s >= 2 * self.heartbeat_s:
             raise UsageError(
                 "LivenessOptions.lost_after_s must be at least twice "
@@ -266,7 +282,7 @@ class DeviceOptions:
             tensors may be put on them.  A device that is missing at start is an error.
             None: every device of this process, except those of torch_xla.
         maps: names of peers, or `"*"` for all others, mapped to the device map of
-            calls that have no device map; see `CallOptions.device_map`.
+            calls that have no device map; see `Peer.using`.
         exclusive: whether plain functions, backward passes, optimizer steps and
             copies from and to devices run one at a time, as torch_xla requires.
             None: True if one of `names` is an XLA device.
@@ -319,8 +335,8 @@ class Options:
             the file that `ASYNCRPC_SECRET_FILE` names.  If those are unset, the worker
             serves only its own user on its own host, and peers that `tls` verifies.
         secret_file: path of a file that holds the secret, read when the worker is made.
-            It must be readable by its owner alone (mode 0600); a file of root may be
-            readable by a group, too, as Kubernetes mounts it.
+            It must be readable by its owner alone (mode 0600); a file of root may
+            also be readable by a group, as Kubernetes mounts it.
         token: what `Worker.tokens.issue` of a member returned: with it and
             `join://host:port` of that member, a worker joins from outside without the
             secret, as a guest.  None: the environment variable `ASYNCRPC_TOKEN`.

@@ -1,4 +1,4 @@
-"""The parts of one worker, and who gets which.
+"""The parts of one worker, and which part is given which others.
 
 Each part takes what it needs and no more; only here all of them are known.  What is
 built on workers (references, autograd, collectives) takes its parts from here, too.
@@ -73,11 +73,11 @@ class Parts:
         admission: counts the calls that are served.
         targets: the functions that peers may call.
         services: take messages of peers.
-        references: remote references, if there are any.
+        references: remote references; None: the worker has none.
         propagators: take part in every message.
-        tracer: shows calls in traces, see `trace_by`; None: nothing does.
-        note_of: returns what is told beside the answer to a call, by what its function
-            has said (`InboundCall.said`); None: nothing is.
+        tracer: shows calls in traces, see `trace_by`; None: calls are not traced.
+        note_of: returns the note beside the answer to a call, from what its function
+            has said (`InboundCall.said`); None: there are no notes.
         queues: of requests that come to this worker's process, by name: each returns
             its figures, from any thread; metrics show them.
         on_raised: called with exceptions of called functions; a facade prints them.
@@ -137,7 +137,7 @@ class Parts:
         own = None if options.token is None else Token.parse(options.token)
         self.tokens = Tokens(os.urandom, own)
         identity.addresses_of = lambda: self.addresses
-        identity.watched_at = lambda: self.sidecar.addresses
+        identity.sidecar_at = lambda: self.sidecar.addresses
 
         calls, admission, services = self.calls, self.admission, self.services
         self.hello = identity.hello
@@ -304,7 +304,7 @@ class Parts:
         return directory
 
     def make_codec(self) -> None:
-        """Make what turns values into bytes; all extensions are there."""
+        """Make the codec, once all extensions are there."""
         unpacked_bytes_max = self.limits.message.unpacked_bytes_max
         limits = Limits(unpacked_bytes_max=unpacked_bytes_max)
         self.codec = Codec(self.functions, self.references, limits, self.devices)
@@ -317,8 +317,10 @@ class Parts:
         """Listen, and meet the others.
 
         Raises:
-            RendezvousTimeoutError: not everyone appeared; it names who is missing.
-            UsageError: it would listen to strangers, or its name or rank is taken.
+            RendezvousTimeoutError: not all workers appeared; the error names the
+                missing ones.
+            UsageError: the worker would listen on TCP without authentication, or its
+                name or rank is taken.
 
         Cancellation:
             The caller must stop what was started.
@@ -348,7 +350,7 @@ class Parts:
             self.name,
             options.threads,
             self.loop,
-            # Of more than those: the lock that is asked for is that of all devices.
+            # If the program asks for a lock, it is one for all devices.
             device_lock=DeviceLock(() if options.devices.exclusive else exclusive)
             if is_exclusive
             else None,
@@ -356,7 +358,7 @@ class Parts:
             settle=turning.end if exclusive else None,
         )
 
-    # --- where it is -----------------------------------------------------------------
+    # --- addresses -------------------------------------------------------------------
 
     @property
     def secret_for_connections(self) -> bytes | None:
@@ -395,10 +397,10 @@ class Parts:
             if address.scheme == "uds":
                 await self.memory.listen(address.host)
         if self.network is None:
-            self.sidecar.start(self._watched_at(), self.tasks)
+            self.sidecar.start(self._sidecar_listening(), self.tasks)
             self.services.on_listening(self.listening)
 
-    def _watched_at(self) -> Listening:
+    def _sidecar_listening(self) -> Listening:
         """Return where peers on other hosts can ask whether this worker runs."""
         found = tuple(one for one in self.listeners if isinstance(one, TcpListener))
         published = (one for one in self.addresses if one.startswith("tcp://"))

@@ -1,8 +1,8 @@
 """What parts of the runtime need of each other, as narrow interfaces.
 
 A part takes what it needs, and nothing that has more: no part takes the whole `Worker`,
-`Link` or `Connection`.  What only one part needs is declared beside that part; here is
-what many need.  So each part can be built alone, in a test too.
+`Link` or `Connection`.  What only one part needs is declared beside that part; what
+several need is here.  So each part can be built alone, also in a test.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Identity(Protocol):
 
     Attributes:
         name: unique among the workers that can reach one another.
-        rank: index in the group; -1 if it has none.
+        rank: index in the group; -1 if it has no rank.
         world_size: number of workers in the group; 0 if it is not fixed.
         incarnation: 64 random bits: this life of the worker.
     """
@@ -64,7 +64,7 @@ class Identity(Protocol):
         resume: int = 0,
         received: int = 0,
     ) -> Hello:
-        """Return what introduces the worker to a peer."""
+        """Return the HELLO that introduces the worker to a peer."""
 
 
 class PeerLink(Protocol):
@@ -127,8 +127,8 @@ async def ask(
     """Send a request to a service of a peer, and return its answer.
 
     Raises:
-        MalformedError: what came is no such answer.
-        AsyncRpcError: there is none, or the peer raised it.
+        MalformedError: the content of the answer is invalid.
+        AsyncRpcError: no answer came, or the answer is this error.
 
     Cancellation:
         The peer is told to stop.

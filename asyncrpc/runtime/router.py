@@ -5,9 +5,9 @@ A service lists what it takes, each message with its handler:
     routes = (answers(Advance, self.on_advance), takes(Commit, self.on_commit))
 
 What arrives is read and checked before its handler sees it, and what a handler returns
-is written as the message says of its answer.  A message whose content is wrong is
-refused, before anything has changed; the error says which part of which message of
-which worker was wrong, and what it must be.
+is written as the message says of its answer.  A message with invalid content
+is refused before anything has changed; the error names the worker, the message and the
+part that is invalid, and says what it must be.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Route:
         handle: given the link and the content as it has come; of a request a coroutine
             function that returns the answer as it travels.
         is_answered: whether it is of a request.
-        is_for_observers: whether those may ask it who only look.
+        is_for_observers: whether observers may send it.
     """
 
     __slots__ = (
@@ -110,20 +110,20 @@ def answers(
 
 
 def blamed(peer: str, name: str, error: MalformedError) -> MalformedError:
-    """Return the error about a message that only its handler found to be wrong."""
-    return MalformedError(f"worker {peer!r} sent {name!r}, which is wrong: {error}")
+    """Return the error about a message that only its handler found to be invalid."""
+    return MalformedError(f"worker {peer!r} sent an invalid {name!r} message: {error}")
 
 
 class Router:
     """The routes of one worker.
 
     Attributes:
-        notices: by the heads that messages come with.
-        requests: likewise.
+        notices: by the heads that they come with.
+        requests: by the heads that they come with.
     """
 
     def __init__(self) -> None:
-        """Begin without any."""
+        """Begin without routes."""
         self.notices: dict[bytes, Route] = {}
         self.requests: dict[bytes, Route] = {}
         self._known: dict[str, dict[tuple[bool, str], Route]] = {}
@@ -141,7 +141,7 @@ class Router:
     def notice(self, head: bytes) -> Route:
         """Return the route of a notice that is not known by its head yet.
 
-        One for which there is none has a route, too: it leads to an error.
+        An unknown notice has a route as well: it leads to an error.
 
         Raises:
             MalformedError: the head names no service and method.
@@ -149,7 +149,7 @@ class Router:
         return self._found(head, self.notices, is_answered=False)
 
     def request(self, head: bytes) -> Route:
-        """Return the route of a request; as of a notice."""
+        """Return the route of a request; see `notice`."""
         return self._found(head, self.requests, is_answered=True)
 
     def _found(
@@ -177,7 +177,7 @@ class Router:
 
 
 def _unknown(service: Any, method: Any, problem: str, *, is_answered: bool) -> Route:
-    """Return the route of what nobody takes: it leads to an error."""
+    """Return the route of an unknown message: it leads to an error."""
 
     def take(link: PeerLink, _value: Any) -> None:
         raise MalformedError(

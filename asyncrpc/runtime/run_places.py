@@ -1,8 +1,8 @@
-"""Where the run directories of a user are, and whether nobody else can change them.
+"""Where the run directories of a user are, and whether only the user can change them.
 
-What lies there is believed: addresses to connect to, and a secret to prove.  So a
-directory must belong to its user and be writable by nobody else, and each file that is
-read must belong to the user as well.  Nothing is followed through a symbolic link.
+Their content is trusted: addresses to connect to, and a secret to prove.  So a
+directory must belong to its user and be writable by that user only, and each file that
+is read must belong to the user as well.  No symbolic link is followed.
 
 Source: the XDG Base Directory Specification, of XDG_RUNTIME_DIR.
 """
@@ -29,7 +29,7 @@ class RunPlace(NamedTuple):
 
     Attributes:
         path: of it.
-        origin: what says so, for errors.
+        origin: the source of the path, for errors.
     """
 
     path: Path
@@ -42,8 +42,8 @@ class RunPlace(NamedTuple):
 def places(environ: Mapping[str, str], user: int, temporary: Path) -> list[RunPlace]:
     """Return where the runs of a user may be, the best place first.
 
-    A run uses the first that can be written; who looks for runs looks in all, for the
-    run may have been started without the variables of a session.
+    A run uses the first that can be written; a search looks in all, for a run may have
+    been started without the variables of a session.
 
     Args:
         environ: may name a place.
@@ -64,10 +64,10 @@ def places(environ: Mapping[str, str], user: int, temporary: Path) -> list[RunPl
 
 
 def problem_of_directory(found: os.stat_result, user: int) -> str | None:
-    """Return why a directory is no place for runs; None: it is one.
+    """Return why a directory cannot hold runs; None: it can.
 
     Args:
-        found: what the system says of it, of a link itself.
+        found: its status; of a link, that of the link itself.
         user: whose runs.
     """
     mode = stat.S_IMODE(found.st_mode)
@@ -84,17 +84,17 @@ def trouble_with(place: RunPlace) -> str | None:
     """Return why a place cannot be used, or None.
 
     Raises:
-        FileNotFoundError: it is not there.
+        FileNotFoundError: the place does not exist.
     """
     problem = problem_of_directory(place.path.lstat(), os.geteuid())
     return None if problem is None else f"{place} {problem}"
 
 
 def make_place(choices: list[RunPlace]) -> RunPlace:
-    """Return the first place that a run can be written to; make it if it is not there.
+    """Return the first place that a run can be written to; make it if needed.
 
     Raises:
-        UsageError: there is none; it says why, of each.
+        UsageError: no place can be used; the error says why, for each.
     """
     problems = []
     for place in choices:
@@ -113,10 +113,10 @@ def make_place(choices: list[RunPlace]) -> RunPlace:
 
 
 def write_own(path: Path, content: bytes) -> None:
-    """Make a file that nobody but this user can read.
+    """Make a file that only this user can read.
 
     Raises:
-        OSError: it cannot be made, or is there already.
+        OSError: the file cannot be made, or exists already.
     """
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     with os.fdopen(os.open(path, flags, _PRIVATE_FILE), "wb") as file:
@@ -124,7 +124,7 @@ def write_own(path: Path, content: bytes) -> None:
 
 
 def read_own(path: Path) -> bytes | None:
-    """Return a small file of this user; None if it is not one, or not there."""
+    """Return the content of a small file of this user; None if it is another file."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         opened = os.open(path, flags)

@@ -4,22 +4,22 @@ A record is a dataclass or a named tuple.  It travels as an array of its fields,
 their order:
 
     int                     an unsigned integer of 64 bits, unless annotated otherwise
-    bool, str, bytes        themselves; True is no integer
+    bool, str, bytes        themselves; True is not an integer
     float                   a number
-    list[T], tuple[T, ...]  an array of such
-    dict, list, Any         a map, a list, anything: who acts on it looks for itself
-    T | None                such, or nil
+    list[T], tuple[T, ...]  an array of T
+    dict, list, Any         a map, a list, anything: the handler checks it
+    T | None                a T, or nil
     Annotated[E, EnumName(E)] a member of an enum, as its name
     Annotated[int, Bits()]  a set of bits, as bytes
     a record                an array of its fields
     Spread[a record]        its fields, in place of an array of them
-    Leading[list[T]]        such an array, in front: `[array, {"fields": [...]}]`
+    Leading[list[T]]        the array, in front: `[array, {"fields": [...]}]`
     another class           an instance of it, a tensor for example
 
 Arrays grow at their end: what follows the fields that a record has is ignored.
 
-Reading checks: what is not right is refused whole.  Nearly everything is right, so the
-names of the fields are put together only for what is not: that is looked at again.
+Reading checks: a record that is not right is refused whole.  Nearly all are right, so
+the names of fields for the error are put together by a second look, at a wrong one.
 
 A record's functions are compiled from source, as those of dataclasses are.  Reading an
 array of two numbers takes 0.2 us more than making the record does; by a function for
@@ -86,7 +86,7 @@ class Kind:
 
 
 class Leaf(Kind):
-    """What travels as it is."""
+    """A value that travels unchanged."""
 
     def __init__(self, test: str, wanted: str, shape: str = "") -> None:
         """Describe it.
@@ -132,7 +132,7 @@ class Instance(Kind):
 
 
 class Maybe(Kind):
-    """Something, or nil."""
+    """A value of another kind, or nil."""
 
     def __init__(self, inner: Kind) -> None:
         self._inner = inner
@@ -198,7 +198,7 @@ class Bits(Kind):
 
 
 class Array(Kind):
-    """Any number of things that are alike."""
+    """Any number of values of one kind."""
 
     def __init__(self, inner: Kind, *, is_tuple: bool) -> None:
         self._inner = inner
@@ -336,14 +336,14 @@ class RecordSchema(Kind):
         )
 
     def read_as(self, name: str, value: Any) -> Any:
-        """Return a record that has come.
+        """Return a record that has arrived.
 
         Args:
             name: what the record is called in errors.
             value: as it has travelled.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: `value` is not such a record.
         """
         try:
             return self.read_value(value)
@@ -352,7 +352,7 @@ class RecordSchema(Kind):
             raise
 
     def explain(self, name: str, value: Any) -> None:
-        """As of any kind; without a name it is that of the content of a message."""
+        """Raise MalformedError unless a value is right; an empty name: the content."""
         if self.leading is not None:
             front_name, kind = self.leading
             try:
@@ -407,11 +407,11 @@ def _compiled(source: str, names: Names) -> Callable[[Any], Any]:
 
 
 class Answer:
-    """What answers a request, and how it travels.
+    """The answer to a request, and how it travels.
 
     Attributes:
         kind: what it must be.
-        read: returns what has come, or raises UnfitError.
+        read: returns an answer that has arrived, or raises UnfitError.
         write: returns what travels.
     """
 

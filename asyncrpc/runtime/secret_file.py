@@ -1,12 +1,12 @@
-"""The cluster's secret from a file, which nobody else may be able to read.
+"""The cluster's secret from a file, which others must not be able to read.
 
-Who knows the secret can run code in every worker.  So a file that others can read is
-refused, with what to do; it is judged by what has been opened, not by its name.
+Anyone who knows the secret can run code in every worker.  So a file that others can
+read is refused; the error says what to do.  The open file is judged, not its name.
 
-A file of root that a group may read is taken: so Kubernetes mounts secrets for pods
+A file of root that a group may read is accepted: Kubernetes mounts secrets so for pods
 that run as another user (mode 0440 with `fsGroup`), behind symbolic links that root
 owns.  The user's own file must be private to the user: on a cluster's shared home the
-group is often everybody.
+group often has all users.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def read_secret(path: str, what: str) -> bytes:
         what: names the path in errors, such as `ASYNCRPC_SECRET_FILE`.
 
     Raises:
-        UsageError: the file cannot be read, is no regular file, is empty or too long,
-            belongs to another user, or others may read or write it.
+        UsageError: the file cannot be read, is not a regular file, is empty or too
+            long, belongs to another user, or others may read or write it.
     """
     try:
         # A pipe would block without O_NONBLOCK; it is refused below.
@@ -56,10 +56,10 @@ def read_secret(path: str, what: str) -> bytes:
 
 
 def problem_of(found: os.stat_result, user: int) -> str | None:
-    """Return why a file is no place for a secret; None: it is one.
+    """Return why a file cannot hold a secret; None: it can.
 
     Args:
-        found: what the system says of the open file.
+        found: the status of the open file.
         user: the effective user of this process.
     """
     mode = stat.S_IMODE(found.st_mode)

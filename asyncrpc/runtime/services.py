@@ -10,8 +10,8 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.extensions import RemembersLost, Service, WantsAddresses
 from asyncrpc.runtime.router import Router
 
-# What makes the parts by which observers look at a worker.  The package that has them
-# adds to it at import, for workers that are made by packages below it.
+# Makers of the services by which observers look at a worker.  The package that has them
+# adds to this at import, for workers that are made by packages below it.
 OBSERVATION: Final[list[Callable[[Any], Service]]] = []
 
 
@@ -36,10 +36,10 @@ class Services:
         self.router.add(service.name, service.routes)
 
     def named(self, name: Any) -> Service:
-        """Return the service with a name.
+        """Return the service with this name.
 
         Raises:
-            MalformedError: no service has it: the peer speaks another dialect.
+            MalformedError: no service has this name: the peer speaks another dialect.
         """
         found = self._by_name.get(name) if type(name) is str else None
         if found is None:
@@ -47,7 +47,7 @@ class Services:
         return found
 
     def on_listening(self, addresses: Sequence[str]) -> None:
-        """Tell those that want to know where the worker listens."""
+        """Tell the services that want the addresses where the worker listens."""
         for service in self:
             if isinstance(service, WantsAddresses):
                 service.on_listening(addresses)

@@ -1,8 +1,8 @@
 """The private directory of a worker's Unix sockets, and the sweep of dead ones.
 
-A killed worker cannot remove its directory.  So each holds a lock on a file in its own
-as long as it lives, and the kernel releases it at its death; and each removes, when it
-starts, the directories of this user whose lock is free.
+A killed worker cannot remove its directory.  So each worker holds a lock on a file
+in its own directory as long as it lives; the kernel releases the lock at its death.  At
+its start, each worker removes the directories of this user whose locks are free.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 
 _PREFIX: Final = "asyncrpc-"
 _LOCK: Final = "alive"
-SWEPT_MAX: Final = 1000  # directories looked at: what is beyond waits for the next
+SWEPT_MAX: Final = 1000  # directories looked at; the next sweep looks at the others
 
 
 class SocketDirectory:
@@ -46,7 +46,7 @@ class SocketDirectory:
     def disown(self) -> None:
         """Leave it to the process that this one was forked from.
 
-        That process holds the lock on: it is of both until both have closed it.
+        That process keeps the lock, which both share until both have closed it.
         """
         if self._remove.detach() is not None:
             os.close(self._lock)
@@ -74,7 +74,7 @@ def _sweep(parent: Path) -> None:
 
 def _remove_if_dead(path: Path) -> None:
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    lock = os.open(path / _LOCK, flags)  # fails if there is none: it is not ours
+    lock = os.open(path / _LOCK, flags)  # fails without a lock file: not ours
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if its owner lives
         shutil.rmtree(path, ignore_errors=True)

@@ -36,7 +36,7 @@ class Tasks:
         self._running: dict[asyncio.Task[Any], None] = {}
 
     def __len__(self) -> int:
-        """How many run."""
+        """Return the number of running tasks."""
         return len(self._running)
 
     def __contains__(self, task: object) -> bool:
@@ -82,7 +82,7 @@ class Tasks:
             self.loop.call_soon_threadsafe(action)
 
     async def cancel(self, timeout_s: float) -> None:
-        """Cancel what runs, and wait; a function may ignore that, once or for ever.
+        """Cancel all tasks, and wait; a function may ignore that, once or for ever.
 
         Cancellation:
             All have been cancelled, and are not waited for any longer.

@@ -1,7 +1,8 @@
 """Ending a worker: bounded, whatever the others do.
 
-Calls in flight have the time that they are given.  Everything after that, together, has
-`CLOSING_S`: a step that would take longer is cut short, and the next one is taken.
+Calls in flight have the time that the caller gives them.  All steps after that have
+`CLOSING_S` together: a step that would take longer is cut short, and the next one is
+taken.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _THREADS_S: Final = 0.2
 # An end at once waits for no peer: steps that end by themselves may take so long.
 _AT_ONCE_S: Final = 0.1
 _HASTE_S: Final = 0.02  # for each step once the time is up
+_HAD_NOT_ASKED: Final = "had not asked for the shutdown"
 
 
 class Teardown:
@@ -43,10 +45,10 @@ class Teardown:
     async def run(self, drain_s: float) -> None:
         """End what has been started, in `drain_s` and `CLOSING_S` seconds at most.
 
-        Who comes while another ends it waits for that.
+        A second caller waits until the first one has ended the worker.
 
         Cancellation:
-            What is left is ended in haste, then it is passed on.
+            The rest is ended in haste, then the cancellation is passed on.
         """
         parts = self._parts
         if parts.lifecycle.is_draining:
@@ -59,7 +61,7 @@ class Teardown:
             self._ended.set()
 
     async def _stop(self, drain_s: float) -> None:
-        # The host of a meeting place waits for those still reading, meanwhile.
+        # Meanwhile the host of a rendezvous waits for members that still read.
         parts = self._parts
         leaving = parts.loop.create_task(parts.rendezvous.leave(drain_s + CLOSING_S))
         try:
@@ -119,7 +121,7 @@ class Teardown:
             ("its connections", self._close_connections, connections_s),
             ("its last tasks", parts.tasks.cancel, _TASKS_S),
             ("its threads", self._close_threads, threads_s),
-            ("the meeting place", partial(_leave, leaving), CLOSING_S),
+            ("its rendezvous", partial(_leave, leaving), CLOSING_S),
         ]
         end_s, cancelled = parts.loop.time() + CLOSING_S, None
         for what, step, most_s in steps:
@@ -148,7 +150,7 @@ class Teardown:
             logger.warning("worker %r: %s did not end in time", self._parts.name, what)
         except Exception:  # whatever it is, the other steps must be taken
             logger.exception(
-                "worker %r: %s did not end in order", self._parts.name, what
+                "worker %r: %s failed while it ended", self._parts.name, what
             )
 
     async def _close_listeners(self, _most_s: float) -> None:
@@ -169,14 +171,14 @@ class Teardown:
         left += await parts.devices.close(most_s)
         if left:
             logger.warning(
-                "worker %r: these threads run on, their functions do not end: %s",
+                "worker %r: these threads still run, as their functions do not end: %s",
                 self._parts.name,
                 ", ".join(left),
             )
 
 
 def report(name: str, outcome: ShutdownReport, timeout_s: float | None) -> None:
-    """Say what was not as it should be when a group ended together.
+    """Report the workers that were lost or late when a group ended together.
 
     Raises:
         TimeoutError: the time given for all of it has passed.
@@ -194,8 +196,9 @@ def report(name: str, outcome: ShutdownReport, timeout_s: float | None) -> None:
         )
     if not outcome.missing:
         return
-    had = "calls in flight" if outcome.phase is Phase.DRAINING else "not come"
-    problem = f"{_listed(outcome.missing)} had {had}"
+    is_draining = outcome.phase is Phase.DRAINING
+    had = "still had calls in flight" if is_draining else _HAD_NOT_ASKED
+    problem = f"{_listed(outcome.missing)} {had}"
     if outcome.is_late:
         raise TimeoutError(
             f"worker {name!r} has shut down without the others: after "
@@ -217,10 +220,10 @@ async def _leave(leaving: asyncio.Task[None], _most_s: float) -> None:
 
 
 async def _finish(task: asyncio.Task[None]) -> None:
-    """Wait for a task to end even if cancelled, which makes it hurry.
+    """Wait for a task to end, even if cancelled: that makes the task hurry.
 
     Cancellation:
-        It is passed on once the task has ended.
+        The cancellation is passed on once the task has ended.
     """
     cancelled = None
     while not task.done():

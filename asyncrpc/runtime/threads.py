@@ -194,8 +194,8 @@ class ThreadPool:
         self._jobs.get_nowait()
         self.unfinished -= 1
         raise RejectedError(
-            "the worker has no thread, and the system starts none: memory, or processes"
-            " (ulimit -u), are used up there; try again later",
+            "the worker has no free thread and the system cannot start one: memory or"
+            " the process limit (ulimit -u) is exhausted; try again later",
             outcome=Outcome.NOT_EXECUTED,
         )
 

@@ -63,10 +63,10 @@ def current_worker() -> Worker:
 
 
 def _name_of(rank: int) -> str:
-    """Return the name of a worker that is given none.
+    """Return the default name of a worker.
 
     Raises:
-        UsageError: it has no rank either.
+        UsageError: the worker has no rank.
     """
     if rank < 0:
         raise UsageError(
@@ -192,7 +192,7 @@ class Worker:
         within one more second.  A thread that does not end is left, with a warning.
 
         Gracefully, it first waits until every worker of the group has asked for a
-        graceful shutdown and no call is in flight anywhere, those included that other
+        graceful shutdown and no call is in flight anywhere, including calls that other
         calls started, awaited or not; it waits for the calls of tasks that functions
         left running, but not for the tasks.  Until then it serves calls as before.
         Workers that die meanwhile are left out.  Without a rank it ends alone.
@@ -200,15 +200,15 @@ class Worker:
         Args:
             graceful: end together with the group.
             timeout_s: seconds to wait for the group, calls in flight included; None: no
-                limit for the others to come.
-            drain_timeout_s: seconds that calls in flight have to end: those of the
-                group from the moment when all have come.  None: as in the options.
+                limit until all have asked.
+            drain_timeout_s: seconds that calls in flight have to end; those of the
+                group, once all have asked for the shutdown.  None: as in the options.
 
         Raises:
             UsageError: an argument is of another kind, or this is not the worker's
                 event loop.
             TimeoutError: `timeout_s` passed; the message names the workers that had not
-                come or had calls in flight.  The worker has ended anyway.
+                asked, or had calls in flight.  The worker has ended anyway.
 
         Cancellation:
             The worker ends without waiting any longer, then the cancellation is passed
@@ -239,7 +239,7 @@ class Worker:
             report(self.name, outcome, timeout_s)
 
     def end_in_child(self) -> None:
-        """Become unusable: this process was forked from the worker's own."""
+        """Internal: become unusable; this process was forked from the worker's own."""
         self.parts.lifecycle.advance(Event.FORK)
         if self.parts.socket_directory is not None:
             self.parts.socket_directory.disown()
@@ -330,8 +330,8 @@ class Worker:
             timeout_s: seconds for the search; None: `NetworkOptions.connect_timeout_s`.
 
         Raises:
-            UnknownWorkerError: none of the three members asked knows the worker, or
-                the worker has ended.
+            UnknownWorkerError: the three members that were asked do not know the
+                worker, or the worker has ended.
             NotStartedError: this worker does not run.
 
         Cancellation:
@@ -349,7 +349,7 @@ class Worker:
         """Return an iterator over the changes of the membership from now on.
 
         To miss no change, read `known_members` after this call.  The iterator ends with
-        the worker.  A program that is slow gets the changes of each worker as one.
+        the worker.  A slow program gets the changes of each worker combined into one.
 
         Raises:
             NotStartedError: this worker does not run.
@@ -397,7 +397,7 @@ class Worker:
         (`asyncrpc.share` is for shared state).  The memory is in use until this tensor
         and every tensor that peers received of it are dead.
 
-        Up to 64 KiB, or without room in LimitOptions.shared_memory_bytes, it is plain.
+        Up to 64 KiB, or beyond LimitOptions.shared_memory_bytes, it is not shared.
 
         Args:
             *shape: sizes, or one sequence of sizes.
@@ -431,7 +431,7 @@ class Worker:
 
         Raises:
             BarrierTimeoutError: `timeout_s` passed here; `missing` names the workers
-                that did not come.  It is a TimeoutError.
+                that did not reach it.  It is a TimeoutError.
             BarrierBrokenError: another worker gave this barrier up.
             WorkerLostError: a worker is gone; every later barrier raises this as well.
             UsageError: the group has no ranks.
@@ -451,7 +451,7 @@ class Worker:
         replicas: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> list[bytes]:
-        """Wait until all members have come here, and return the payloads of all.
+        """Wait until all members have reached it, and return the payloads of all.
 
         Payloads go up a binary tree of the members; then the payloads of all go down
         it.  With n members no member is more than log2(n) steps from the root, and each
@@ -484,7 +484,7 @@ class Worker:
                 not among `replicas`.  In these cases the call does not count.  Or the
                 payload is too long: then the rendezvous fails on all members.
             BarrierTimeoutError: `timeout_s` passed here; `missing` names the members
-                that did not come.  It is a TimeoutError.
+                that did not reach it.  It is a TimeoutError.
             BarrierBrokenError: another member gave it up; or two members wait for each
                 other in two rendezvous, because one passed other replicas.
             WorkerLostError: a member is gone; `to` names it.
@@ -504,7 +504,7 @@ class Worker:
         check_kind("tag", tag, str, "a string")
         check_kind("payload", payload, bytes, "bytes")
         if replicas is not None:
-            check_kind("replicas", replicas, Sequence, "ranks in a list, or None")
+            check_kind("replicas", replicas, Sequence, "a list of ranks, or None")
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, at_least=0)
         return await self.parts.rounds.rendezvous(tag, payload, replicas, timeout_s)
@@ -512,11 +512,11 @@ class Worker:
     def subscribe(
         self, *kinds: type[E], items_max: int = ITEMS_MAX, with_recent: bool = False
     ) -> Subscription[E]:
-        """Return what happens here from now on, as it comes; see `asyncrpc.trace`.
+        """Return the events of this worker from now on; see `asyncrpc.trace`.
 
         Args:
-            *kinds: classes of events, as in `asyncrpc.trace`; none: all of them.
-            items_max: events that wait for you; more push out the oldest.
+            *kinds: classes of events, as in `asyncrpc.trace`; without any: all.
+            items_max: events that wait to be read; beyond it the oldest are dropped.
             with_recent: begin with the last 2,000 of each kind.
 
         Raises:

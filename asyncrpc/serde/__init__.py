@@ -1,7 +1,8 @@
 """Values on the wire: Python values <-> one control part and tensor buffers.
 
-`Codec` is the door.  `FunctionTable` names functions and finds them again, under a
-`Policy`.  `describe_exception` and `rebuild_exception` carry exceptions across a call.
+`Codec` is the entry point.  `FunctionTable` names functions and finds them again, under
+a `Policy`.  `describe_exception` and `rebuild_exception` carry exceptions across
+calls.
 """
 
 from asyncrpc.serde.compression import (

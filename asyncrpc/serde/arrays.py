@@ -1,9 +1,9 @@
 """numpy arrays <-> an entry of the table and a buffer.
 
 `[ARRAY, dtype, shape, order, buffer]`.  An array that is contiguous in C or Fortran
-order is sent without a copy; any other is gathered, in the order its strides have.  It
-arrives writable.  A dtype that holds objects, or does not survive its description, goes
-the way of pickle.
+order is sent without a copy; any other is gathered, in the order of its strides.  It
+arrives writable.  An array is pickled if its dtype holds objects, or if the dtype
+cannot be rebuilt from its description.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from asyncrpc.serde.outgoing_buffers import OutgoingBuffers
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# What `dtype.str` can be.  numpy reads much more than that, some of it ("3i8") by
-# compiling it as Python.
+# The forms of `dtype.str`.  numpy reads many more, some ("3i8") by compiling them as
+# Python.
 _TYPE: Final = re.compile(
     r"[<>|=][a-zA-Z]\d{0,10}(\[\d{0,10}[a-zA-Z]{1,7}\])?", re.ASCII
 )
 
 
 def describe_dtype(dtype: np.dtype[Any]) -> Any | None:
-    """Return a description that msgpack can carry; None if the dtype has none."""
+    """Return a description for msgpack; None if the dtype cannot be described."""
     if dtype.hasobject:
         return None
     if dtype.names is None and dtype.subdtype is None:
@@ -65,7 +65,7 @@ def write_array(array: Array, outbox: OutgoingBuffers) -> list[Any] | None:
         array = array.copy(order="K")
         outbox.bytes_copied += array.nbytes
         if not (array.flags.c_contiguous or array.flags.f_contiguous):
-            array = np.ascontiguousarray(array)  # a permuted, three-dimensional one
+            array = np.ascontiguousarray(array)  # three dimensions, permuted
     order = "C" if array.flags.c_contiguous else "F"
     buffer = NO_BUFFER
     if array.nbytes:
@@ -102,7 +102,7 @@ def _shown(description: Any) -> str:
 
 def _checked(text: str) -> str:
     if _TYPE.fullmatch(text) is None:
-        raise ValueError("it is not in numpy's own short form")
+        raise ValueError("the dtype is not in numpy's own short form")
     return text
 
 
@@ -113,7 +113,7 @@ def _as_lists(description: Any) -> Any:
 
 
 def _as_tuples(description: Any) -> Any:
-    """Undo what msgpack does: a field is a tuple, and so is its shape."""
+    """Turn msgpack's lists into tuples again: each field, and its shape."""
     if isinstance(description, str):
         return _checked(description)
     return [

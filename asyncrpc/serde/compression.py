@@ -1,7 +1,8 @@
 """Codecs make the payload of a message smaller, where the caller asks for it.
 
-A codec is a *cast* (fewer bits for float tensors, see `quantize`), a *squeezer*
-(lossless, for the bytes of any buffer, see `lossless`), or a cast and then a squeezer.
+A codec is a *cast* (fewer bits for float tensors, see `quantize`), a *compressor*
+(lossless, for the bytes of any buffer, see `lossless`), or a cast followed by a
+compressor.
 It works on the buffers of an encoded message, after it has been encoded and before it
 is decoded; so it can run in a thread, and neither encoder nor decoder knows of it.
 Tensors that share memory share a buffer, and do so again on the other side.
@@ -9,8 +10,9 @@ Tensors that share memory share a buffer, and do so again on the other side.
 A packed control part is a u32, the length of the *packings* with bit 30 set; the
 packings, a msgpack array with one element per buffer; and the control part of the
 message before it was packed.  A packing is nil for a buffer that travels as it is, or
-`[cast, dtype, bytes, squeezer, lengths]`: the buffer was `bytes` long, of elements of
-`dtype`; `lengths` are those of squeezed blocks.  Names that do not apply are empty.
+`[cast, dtype, bytes, compressor, lengths]`: the buffer was `bytes` long, of elements of
+`dtype`; `lengths` are those of the compressed blocks.  Names that do not apply are
+empty.
 
 The reader trusts nothing: it checks every length, and compares the sum of what it will
 allocate with `Limits.unpacked_bytes_max`, before it allocates.  The decoder checks that
@@ -46,19 +48,19 @@ class Compression:
     Attributes:
         name: what the user writes and what the callee is asked for.
         cast: name of its cast; empty if it has none.
-        squeezer: name of its squeezer; empty if it has none.
-        keep: whether a tensor that the cast would harm travels as it is; else it is
-            refused.
+        compressor: name of its compressor; empty if it has none.
+        keep: whether a tensor that the cast would harm is sent unchanged; if not, it
+            is refused.
     """
 
     name: str
     cast: str
-    squeezer: str
+    compressor: str
     keep: bool
 
     @property
     def for_answer(self) -> Compression:
-        """The codec of the answer: the callee did not choose it, so it refuses none."""
+        """The codec of the answer: it refuses nothing, as the caller chose it."""
         return CODECS[f"{self.name}+{_KEEP}"] if self._refuses else self
 
     @property
@@ -69,11 +71,11 @@ class Compression:
 def _codecs() -> Mapping[str, Compression]:
     found = {name: Compression(name, "", name, keep=False) for name in lossless.NAMES}
     for cast in CASTS:
-        for squeezer in ("", *lossless.NAMES):
-            name = f"{cast}+{squeezer}" if squeezer else cast
-            found[name] = Compression(name, cast, squeezer, keep=False)
+        for compressor in ("", *lossless.NAMES):
+            name = f"{cast}+{compressor}" if compressor else cast
+            found[name] = Compression(name, cast, compressor, keep=False)
             kept = f"{name}+{_KEEP}"
-            found[kept] = Compression(kept, cast, squeezer, keep=True)
+            found[kept] = Compression(kept, cast, compressor, keep=True)
     return found
 
 
@@ -91,12 +93,12 @@ def compression_named(name: str) -> Compression | None:
     found = CODECS.get(name) if isinstance(name, str) else None
     if found is None:
         raise UsageError(
-            f"codec {name!r} is unknown; known: 'lz4', 'zstd' (lossless), 'fp16',"
-            " 'bf16', 'int8' (for float tensors), one of each as 'bf16+zstd', and with"
-            " '+keep' at the end what the second kind would harm travels as it is"
+            f"codec {name!r} is unknown; use 'lz4' or 'zstd' (lossless), 'fp16', 'bf16'"
+            " or 'int8' (lossy, float tensors), or one of each such as 'bf16+zstd'; a"
+            " final '+keep' sends unchanged the tensors that a lossy codec would harm"
         )
-    if found.squeezer:
-        package = lossless.missing_package(found.squeezer)
+    if found.compressor:
+        package = lossless.missing_package(found.compressor)
         if package:
             raise UsageError(
                 f"codec {name!r} needs the package {package!r}: pip install"
@@ -106,18 +108,20 @@ def compression_named(name: str) -> Compression | None:
 
 
 def compression_for_answer(name: object) -> Compression | None:
-    """Return the codec that a caller asks for, or None if this worker has it not."""
+    """Return the codec that a caller asks for; None if this worker does not have it."""
     found = CODECS.get(name) if isinstance(name, str) else None
-    if found is None or (found.squeezer and lossless.missing_package(found.squeezer)):
+    if found is None:
+        return None
+    if found.compressor and lossless.missing_package(found.compressor):
         return None
     return found.for_answer
 
 
-# --- what is to be cast ---------------------------------------------------------------
+# --- choosing what to cast ------------------------------------------------------------
 
 
 class _TensorLocation(NamedTuple):
-    """Where in a buffer a tensor lies; `value` is what the user gave, for errors."""
+    """Where a tensor is in a buffer; `value` is the user's object, for errors."""
 
     value: Any
     dtype: torch.dtype
@@ -138,7 +142,7 @@ class CompressionPlan:
         """Look through the table of an encoded message.
 
         Raises:
-            Unsendable: a tensor is of a dtype that the cast would harm.
+            Unsendable: a tensor has a dtype that the cast would harm.
         """
         self._compression = compression
         self._places: dict[int, list[_TensorLocation]] = {}
@@ -179,16 +183,16 @@ class CompressionPlan:
             name = self._compression.name
             raise Unsendable(
                 value,
-                f"codec {name!r} would harm a tensor of {dtype}; convert it to float32"
-                f" if that will do, call without the codec, or use '{name}+{_KEEP}',"
-                " which leaves such tensors as they are",
+                f"codec {name!r} would harm a tensor of {dtype}: convert it to float32,"
+                f" call without a codec, or use '{name}+{_KEEP}', which sends such"
+                " tensors unchanged",
             )
 
     def cast(self, buffer: int, view: memoryview) -> tuple[memoryview, str]:
         """Return the bytes of a buffer after the cast, and the dtype they had.
 
         Raises:
-            Unsendable: a value in it would be destroyed.
+            Unsendable: the cast would destroy a value in the buffer.
         """
         places = self._places.get(buffer)
         if not places:
@@ -207,15 +211,15 @@ class CompressionPlan:
             name = self._compression.name
             raise Unsendable(
                 first.value,
-                f"codec {name!r} would harm it: {error}; or call without the codec, or"
-                f" use '{name}+{_KEEP}', which leaves such tensors as they are",
+                f"codec {name!r} would harm it: {error}, call without a codec, or use"
+                f" '{name}+{_KEEP}', which sends such tensors unchanged",
             ) from error
         return _bytes_of(narrow), str(first.dtype).removeprefix("torch.")
 
     def _mixed(
         self, places: list[_TensorLocation], view: memoryview
     ) -> tuple[memoryview, str]:
-        """Take a buffer that tensors of several dtypes share."""
+        """Refuse or keep a buffer that tensors of several dtypes share."""
         if not self._compression.keep:
             value = next(place.value for place in places if place.value is not None)
             raise Unsendable(
@@ -246,10 +250,9 @@ def _parts(table: Sequence[list[Any]]) -> tuple[set[int], dict[int, int]]:
 
 
 def _without_holes(flat: torch.Tensor, places: list[_TensorLocation]) -> torch.Tensor:
-    """Return elements of a buffer, with zeros where no tensor looks.
+    """Return the elements of a buffer, with zeros where no tensor has elements.
 
-    Those bytes belong to no tensor: they must neither overflow nor spoil a block's
-    scale.
+    The bytes there are arbitrary: they must neither overflow nor spoil a block's scale.
     """
     if any(_fills(place, flat.numel()) for place in places):
         return flat
@@ -264,7 +267,7 @@ def _without_holes(flat: torch.Tensor, places: list[_TensorLocation]) -> torch.T
 
 
 def _fills(place: _TensorLocation, elements: int) -> bool:
-    """Return whether a tensor looks at every element of its buffer."""
+    """Return whether a tensor covers every element of its buffer."""
     if place.strides is None:
         return True
     reached = 1
@@ -292,9 +295,9 @@ def pack(
         The control part and the buffers to send, and how many bytes were written.
 
     Raises:
-        Unsendable: a value would be destroyed.
+        Unsendable: the cast would destroy a value.
     """
-    squeezer = plan._compression.squeezer  # noqa: SLF001
+    compressor = plan._compression.compressor  # noqa: SLF001
     packings: list[list[Any] | None] = []
     packed: list[memoryview] = []
     written = 0
@@ -302,14 +305,14 @@ def pack(
         data, dtype = plan.cast(index, view)
         if dtype:
             written += data.nbytes
-        squeezed = lossless.squeeze(squeezer, data) if squeezer else None
+        compressed = lossless.compress(compressor, data) if compressor else None
         lengths: list[int] = []
-        if squeezed is not None:
-            data, lengths = squeezed
+        if compressed is not None:
+            data, lengths = compressed
             written += data.nbytes
         packed.append(data)
         cast = plan._compression.cast if dtype else ""  # noqa: SLF001
-        by = squeezer if lengths else ""
+        by = compressor if lengths else ""
         is_packed = cast or by
         packings.append([cast, dtype, view.nbytes, by, lengths] if is_packed else None)
     if not any(packings):
@@ -336,7 +339,7 @@ class PackedMessage:
     """A message whose buffers are packed.
 
     Attributes:
-        unpacked_bytes: what its buffers will take.
+        unpacked_bytes: bytes that its buffers will take.
     """
 
     __slots__ = ("_buffers", "_control", "_packings", "unpacked_bytes")
@@ -347,7 +350,7 @@ class PackedMessage:
         buffers: Sequence[memoryview],
         unpacked_bytes_max: int,
     ) -> None:
-        """Check what arrived; nothing is unpacked yet.
+        """Check the packings; unpack nothing yet.
 
         Raises:
             DecodeError: the packings do not fit the buffers, or ask for too much.
@@ -373,8 +376,8 @@ class PackedMessage:
         )
         if self.unpacked_bytes > unpacked_bytes_max:
             raise DecodeError(
-                f"a payload of {self.unpacked_bytes} bytes after unpacking; at most"
-                f" {unpacked_bytes_max} are taken (unpacked_bytes_max)"
+                f"a payload has {self.unpacked_bytes} bytes after unpacking; the limit"
+                f" is {unpacked_bytes_max} (unpacked_bytes_max)"
             )
         for packing, buffer in zip(self._packings, buffers, strict=True):
             if packing is not None:
@@ -384,7 +387,7 @@ class PackedMessage:
         """Return the message as it was before it was packed; in any thread.
 
         Raises:
-            DecodeError: its bytes are damaged, or a package is missing.
+            DecodeError: the bytes are damaged, or a package is missing.
         """
         pairs = zip(self._packings, self._buffers, strict=True)
         return self._control, [
@@ -399,7 +402,7 @@ class _Packing(NamedTuple):
     cast: str
     dtype: torch.dtype | None
     size_bytes: int
-    squeezer: str
+    compressor: str
     lengths: list[int]
 
     @classmethod
@@ -408,15 +411,15 @@ class _Packing(NamedTuple):
             return None
         if type(packing) is not list or len(packing) < 5:  # noqa: PLR2004
             raise DecodeError(f"a packing must be a list of five, not {packing!r:.60}")
-        cast, name, size_bytes, squeezer, lengths = packing[:5]
-        if not isinstance(squeezer, str) or squeezer not in ("", *lossless.NAMES):
-            raise DecodeError(f"codec {squeezer!r:.20} is unknown to this worker")
+        cast, name, size_bytes, compressor, lengths = packing[:5]
+        if not isinstance(compressor, str) or compressor not in ("", *lossless.NAMES):
+            raise DecodeError(f"codec {compressor!r:.20} is unknown to this worker")
         if type(size_bytes) is not int or size_bytes <= 0:
             raise DecodeError(
-                f"a packing must be of at least 1 byte, not {size_bytes!r:.20}"
+                f"a packing must be of 1 byte or more, not {size_bytes!r:.20}"
             )
         if not cast:
-            return cls("", None, size_bytes, squeezer, lengths)
+            return cls("", None, size_bytes, compressor, lengths)
         if not isinstance(cast, str) or cast not in CASTS:
             raise DecodeError(f"codec {cast!r:.20} is unknown to this worker")
         dtype = DTYPES.get(name) if isinstance(name, str) else None
@@ -424,7 +427,7 @@ class _Packing(NamedTuple):
             raise DecodeError(
                 f"{cast!r} does not pack {size_bytes} bytes of {name!r:.20}"
             )
-        return cls(cast, dtype, size_bytes, squeezer, lengths)
+        return cls(cast, dtype, size_bytes, compressor, lengths)
 
     @property
     def elements(self) -> int:
@@ -432,13 +435,13 @@ class _Packing(NamedTuple):
 
     @property
     def narrow_bytes(self) -> int:
-        """Bytes after the cast, and before the squeezer."""
+        """Bytes after the cast and before the compressor."""
         if not self.cast:
             return self.size_bytes
         return CASTS[self.cast].narrow_bytes(self.elements)
 
     def check(self, arrived_bytes: int) -> None:
-        if self.squeezer:
+        if self.compressor:
             lossless.check_lengths(self.lengths, self.narrow_bytes, arrived_bytes)
         elif self.narrow_bytes != arrived_bytes:
             raise DecodeError(
@@ -448,14 +451,14 @@ class _Packing(NamedTuple):
 
     def unpack(self, buffer: memoryview) -> memoryview:
         data: Any = buffer
-        if self.squeezer:
-            data = lossless.unsqueeze(
-                self.squeezer, buffer, self.lengths, self.narrow_bytes
+        if self.compressor:
+            data = lossless.decompress(
+                self.compressor, buffer, self.lengths, self.narrow_bytes
             )
         if not self.cast:
             return memoryview(data)
         if memoryview(data).readonly:
-            data = bytearray(data)  # torch warns of memory that it may not write to
+            data = bytearray(data)  # torch warns about read-only memory
         wide = torch.empty(self.elements, dtype=self.dtype)
         CASTS[self.cast].widen(torch.from_numpy(np.frombuffer(data, np.uint8)), wide)
         return _bytes_of(wide)

@@ -1,7 +1,7 @@
-"""Tensors whose bytes have still to come from a device to the host, and who says so.
+"""Copies of device tensors to the host that must be made before a message is sent.
 
-Serde moves host bytes only, and never waits: a tensor on a device is sent as a buffer
-of the host that is filled before it leaves.
+Serde handles host bytes only, and never waits: for a tensor on a device the message has
+a host buffer that is filled before the message is sent.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from asyncrpc.errors import EncodeError, Outcome
 
 
 class Copy(NamedTuple):
-    """A tensor whose bytes are still to come to the host.
+    """A copy of a tensor to the host that has still to be made.
 
     Attributes:
-        source: on a device.
+        source: the tensor, on a device.
         target: in host memory, of the same shape and dtype, contiguous or as dense as
-            the source; nothing is in it yet.
-        mark: when the source is ready, in words of its device.
+            the source; its content is still undefined.
+        mark: the device's own object (an event, say) for when the source is ready.
     """
 
     source: torch.Tensor
@@ -29,19 +29,19 @@ class Copy(NamedTuple):
 
 
 class Stager(Protocol):
-    """Says where tensors of devices go on the host."""
+    """Chooses host memory for tensors on devices."""
 
     def to_host(self, tensor: torch.Tensor) -> Copy:
-        """Return where `tensor` (any shape, on a device) is to be copied; do not wait.
+        """Return the copy to make of `tensor` (any shape, on a device); do not wait.
 
         Raises:
-            EncodeError: this worker has no way to the tensor's device.
+            EncodeError: this worker does not use the tensor's device.
         """
         ...
 
 
 class HostStager:
-    """The stager of a codec without devices: the host is all there is."""
+    """The stager of a codec without devices: it refuses every tensor."""
 
     def to_host(self, tensor: torch.Tensor) -> Copy:
         """Refuse."""

@@ -1,8 +1,8 @@
 """One message on its way in: a tree, a table and buffers become a value.
 
 Entries are rebuilt in order, each from entries before it; then msgpack reads the tree
-and asks `Decoder.lift` about every ExtType.  Whatever bytes arrive, all that comes out
-is a value, `DecodeError` or `RejectedError`.
+and asks `Decoder.lift` about every ExtType.  Whatever bytes arrive, the result is a
+value, `DecodeError` or `RejectedError`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Decoder:
     """Decodes one message.  Used once, in one thread.
 
     Attributes:
-        shared: finds storages that came by reference; None: they are refused.
+        shared: finds storages that were sent by reference; None: they are refused.
     """
 
     __slots__ = (
@@ -67,13 +67,13 @@ class Decoder:
         self._on_gradient: OnGradient | None = None
 
     def decode(self, control: memoryview, on_gradient: OnGradient | None) -> Any:
-        """Return the value; raises anything, which the codec translates."""
+        """Return the value; the codec translates whatever this raises."""
         self._on_gradient = on_gradient
         size_bytes = control.nbytes
         if size_bytes > self._limits.control_bytes_max:
             raise DecodeError(
-                f"a control part of {size_bytes} bytes arrived; at most"
-                f" {self._limits.control_bytes_max} are taken"
+                f"a control part of {size_bytes} bytes arrived; the limit is"
+                f" {self._limits.control_bytes_max}"
             )
         header = int.from_bytes(control[: kinds.LENGTH_BYTES], "little")
         table_stop = kinds.LENGTH_BYTES + (header & ~kinds.FLAGS)
@@ -85,7 +85,7 @@ class Decoder:
         return tuple(value) if header & kinds.ROOT_IS_TUPLE else value
 
     def unpack(self, packed: Any) -> Any:
-        """Return the value of some msgpack."""
+        """Return the value of a msgpack-encoded tree."""
         if self._depth >= self._limits.depth_max:
             raise DecodeError(
                 f"the message is nested deeper than {self._limits.depth_max} levels"
@@ -138,8 +138,8 @@ class Decoder:
                 return self._finished(tensor, entry[1])
         if len(entry) > DEVICE_AT and entry[DEVICE_AT] != "cpu":
             raise DecodeError(
-                f"a tensor from device {entry[DEVICE_AT]!r:.40} arrived where only the"
-                " host's can be taken; have the sender send tensor.cpu()"
+                f"a tensor from device {entry[DEVICE_AT]!r:.40} arrived where only"
+                " tensors of the host are accepted; let the sender send tensor.cpu()"
             )
         return self._finished(self._tensors.read(entry), entry[1])
 
@@ -186,7 +186,7 @@ class Decoder:
     def _pickle(self, entry: list[Any]) -> Any:
         if self._functions.policy is not Policy.TRUSTED:
             raise RejectedError(
-                "a pickle arrived, and this worker's policy is strict; have the caller"
+                "a pickle arrived, and this worker's policy is strict; let the caller"
                 " send tensors and plain containers",
                 outcome=Outcome.NOT_EXECUTED,
             )
@@ -219,18 +219,18 @@ class Decoder:
 
     def _external(self, entry: list[Any]) -> Any:
         if self._hooks is None:
-            raise DecodeError("a reference arrived, but this codec takes none")
+            raise DecodeError("a reference arrived, but this codec accepts none")
         return self._hooks.lift(entry[1])
 
 
 def references_in(control: bytes | memoryview) -> list[Any]:
     """Return what `Hooks.lower` gave for each reference in a message, in order.
 
-    Nothing else of it is read: for a message that cannot be, or is not wanted.
+    Nothing else is read: for a message that cannot be decoded, or is not wanted.
     """
     header = int.from_bytes(control[: kinds.LENGTH_BYTES], "little")
     stop = kinds.LENGTH_BYTES + (header & ~(kinds.FLAGS | kinds.PACKED))
-    if header & kinds.PACKED:  # what follows is as it was before
+    if header & kinds.PACKED:  # the original control part follows
         return references_in(control[stop:])
     packed = control[kinds.LENGTH_BYTES : stop]
     if not packed:

@@ -1,7 +1,7 @@
 """Exceptions taken apart and put together again, without their constructors.
 
-A constructor takes what arguments it likes, and `args` need not be those: calling it
-with them, as pickle does, fails for every exception with two arguments and one message.
+The arguments of a constructor need not be `args`: to call it with `args`, as pickle
+does, fails for every exception with two arguments and one message.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, Final
 
-# Attributes every exception has, which travel by other ways or not at all.
+# Attributes of every exception, which are sent separately or not at all.
 _COMMON: Final = frozenset(dir(BaseException)) | {"__weakref__"}
 _NEVER: Final = frozenset(
     {"obj", "exceptions", "message"}
@@ -39,7 +39,7 @@ def assemble(cls: type[BaseException], parts: list[Any]) -> BaseException:
         error = native.__new__(cls)
         _initialize(error, native, args)
     for name, value in slots.items():
-        if not name.startswith("__"):  # `slots_of` gives none of those
+        if not name.startswith("__"):  # `slots_of` yields no such name
             _set(error, name, value)
     error.__dict__.update(state)
     return error
@@ -58,8 +58,8 @@ def _native(cls: type[BaseException]) -> type[BaseException]:
 def _initialize(
     error: BaseException, native: type[BaseException], args: list[Any]
 ) -> None:
-    # OSError takes errno and strerror out of its arguments, UnicodeError insists on its
-    # five; both refuse what a subclass's author has put in `args`.
+    # OSError takes errno and strerror from its arguments, UnicodeError needs exactly
+    # five; both refuse other `args` of a subclass.
     try:
         native.__init__(error, *args)
     except (TypeError, ValueError):
@@ -68,7 +68,7 @@ def _initialize(
 
 
 def slots_of(error: BaseException) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes that a class keeps outside of `__dict__`: errno, name..."""
+    """Yield the attributes that are not in `__dict__`: errno, name..."""
     kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
     for cls in type(error).__mro__:
         for name, member in vars(cls).items():
@@ -85,5 +85,5 @@ def slots_of(error: BaseException) -> Iterator[tuple[str, Any]]:
 def _set(error: BaseException, name: str, value: Any) -> None:
     try:
         setattr(error, name, value)
-    except (AttributeError, TypeError):  # read-only: the class's own business
+    except (AttributeError, TypeError):  # read-only: the class sets it itself
         return

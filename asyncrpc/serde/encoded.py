@@ -1,4 +1,4 @@
-"""A value that has been encoded: what a message takes of it."""
+"""An encoded value: the parts of it that a message has."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Encoded:
 
     Attributes:
         control: msgpack, see `kinds`.
-        buffers: bytes-format, C-contiguous views, in the order to send them; they keep
-            alive what they view.  They view the sender's tensors: a write to one before
+        buffers: C-contiguous views of bytes, in the order to send them; they keep their
+            memory alive.  They view the sender's tensors: a write to a tensor before
             the buffers are sent would be sent.
         gradient_tensors: the tensors that require a gradient, each once, in the order
-            in which `Codec.decode` reports theirs.
-        bytes_copied: bytes that had to be gathered in user space.
+            in which `Codec.decode` reports them.
+        bytes_copied: bytes that were gathered in user space.
         shared: storages that travel by reference, by key; None if there are none.
         copies: copies from devices into `buffers` that must be made before they are
             sent.

@@ -40,12 +40,12 @@ _REFERENCES: Final = tuple(
     msgpack.ExtType(kinds.REFERENCE, index.to_bytes(4, "little"))
     for index in range(256)
 )
-# What the packer would take without asking, and must not, or may contain such.
+# Types that the packer would pack by itself, but must not, or that may contain those.
 _SPILLED: Final = frozenset({bytes, bytearray, memoryview, list, dict})
 
 
 class Encoder:
-    """Encodes one message.  Not to be used again, nor by two threads.
+    """Encodes one message; used once, in one thread.
 
     Attributes:
         gradient_tensors: tensors that the reader will report, in that order.
@@ -97,8 +97,8 @@ class Encoder:
             pickled: send the root as one pickle, which keeps cycles.
 
         Raises:
-            Unsendable: some part of it cannot travel.
-            TooDeep: it is nested too deep, or in a cycle.
+            Unsendable: a part of the value cannot be sent.
+            TooDeep: the value is nested too deep, or contains itself.
         """
         self._depth = 0
         if pickled:
@@ -138,18 +138,18 @@ class Encoder:
         return packed
 
     def lower(self, value: Any) -> msgpack.ExtType:
-        """Return what stands for a value that msgpack does not know."""
+        """Return the ExtType of a value that msgpack does not know."""
         handler = _HANDLERS.get(type(value))
         if handler is None:
             handler = self._handler_of(value)
         return handler(self, value)
 
-    # --- finding the way a value goes ------------------------------------------------
+    # --- choosing how a value is sent ------------------------------------------------
 
     def _handler_of(self, value: Any) -> Handler:
         if self._is_hooked(value):
             return Encoder._external  # a plain function: `lower` passes self
-        # By its type: what it says in `__class__` its memory need not be.
+        # By its type: `__class__` may differ from what its memory is.
         for kind, handler in _BY_BASE:
             if issubclass(type(value), kind):
                 return handler
@@ -162,9 +162,9 @@ class Encoder:
     def _spill(self, value: Any, level: int = 0) -> Any:
         """Take byte strings out of lists and dictionaries.
 
-        The packer puts them inline without asking: long ones, which shall have a
-        buffer, and bytearrays, which would arrive as bytes.  A container that holds
-        none, nor another container, is left to it: 12 ns an element.
+        The packer would put them all inline: long ones, which need a buffer, and
+        bytearrays, which would arrive as bytes.  A container without byte strings and
+        containers is left to the packer: 12 ns an element.
         """
         kind = type(value)
         if kind is list:
@@ -192,7 +192,7 @@ class Encoder:
     def _append(
         self, value: Any, entry: list[Any] | None, *, leaf: bool = False
     ) -> int:
-        """Give `value` an entry; None is for a tensor, whose entry comes at the end."""
+        """Give `value` an entry; None for a tensor, whose entry is written last."""
         index = len(self.table)
         if index >= self._limits.objects_max:
             raise Unsendable(
@@ -210,7 +210,7 @@ class Encoder:
         return None if index is None else _reference(index)
 
     def _refer(self, value: Any) -> int | None:
-        """Give an object inside a pickle an entry, if it is of a kind that has one."""
+        """Give an object inside a pickle an entry, if its type has entries."""
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             if not _is_strided(value) and not _has_parts(value):
@@ -254,7 +254,7 @@ class Encoder:
         return msgpack.ExtType(kinds.BYTEARRAY, self.pack(bytes(value)))
 
     def _memoryview(self, value: memoryview) -> msgpack.ExtType:
-        """Send a copy: bytes are what a view arrives as."""
+        """Send a copy: a view arrives as bytes."""
         return self._bytes(value.tobytes())
 
     # --- tensors and arrays ----------------------------------------------------------
@@ -274,7 +274,7 @@ class Encoder:
         if leaf:
             flags |= kinds.LEAF
         if value.dim() > self._limits.dimensions_max:
-            raise Unsendable(value, f"a tensor of {value.dim()} dimensions is too many")
+            raise Unsendable(value, f"a tensor has {value.dim()} dimensions, too many")
         if _is_strided(value):
             entry = None
             if value.is_cpu or can_share(value.device):
@@ -290,7 +290,7 @@ class Encoder:
         return index
 
     def _shared_entry(self, value: torch.Tensor, flags: int) -> list[Any] | None:
-        """Return the entry of a tensor that travels by reference, if it does."""
+        """Return the entry of a tensor sent by reference; None if sent by value."""
         storage = value.untyped_storage()
         key = key_of(storage)
         if key is None:
@@ -313,7 +313,7 @@ class Encoder:
             return self._pickle(value)
         return _reference(self._append(value, entry))
 
-    # --- what has a name -------------------------------------------------------------
+    # --- values with a name ----------------------------------------------------------
 
     def _function(self, value: Any) -> msgpack.ExtType:
         if is_bound(value):
@@ -364,7 +364,7 @@ class Encoder:
         return known if known is not None else _reference(self._add_external(value))
 
     def _add_external(self, value: Any) -> int:
-        assert self._hooks is not None  # it said that it handles the type
+        assert self._hooks is not None  # they handle the type
         try:
             lowered = self._hooks.lower(value)
         except AsyncRpcError as error:
@@ -410,10 +410,11 @@ def _is_strided(tensor: torch.Tensor) -> bool:
 
 
 def _has_parts(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor that is not strided goes as its parts, else by pickle.
+    """Return whether a tensor that is not strided is sent as its parts, else pickled.
 
     Raises:
-        Unsendable: neither: on a device, pickle would have the event loop wait for it.
+        Unsendable: its layout is unknown and it is on a device: to pickle it would make
+            the event loop wait for the device.
     """
     if layouts.is_known(tensor):
         return True
@@ -442,7 +443,7 @@ _HANDLERS: Final[dict[type, Handler]] = {
     np.ndarray: Encoder._array,  # noqa: SLF001
     functools.partial: Encoder._partial,  # noqa: SLF001
 }
-# Where a type is not listed, what it derives from decides, in this order.
+# For a type that is not listed its base classes decide, in this order.
 _BY_BASE: Final[tuple[tuple[Any, Handler], ...]] = (
     (NAMED_TYPES, Encoder._function),  # noqa: SLF001
     ((types.MethodWrapperType, np.ufunc), Encoder._function),  # noqa: SLF001

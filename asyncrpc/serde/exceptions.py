@@ -1,14 +1,14 @@
 """Exceptions cross a call as their parts, and are raised again as what they were.
 
-Where an exception happened it becomes a plain tree: its class by name, text, arguments,
-attributes, notes, traceback as text, cause, context and members.  At the caller it
-becomes an instance of a class that is both `RemoteError` and the original class, so
-that either can be caught.  No constructor is called for it: constructors take what
-arguments they like, and `args` need not be those.
+Where an exception was raised it becomes a plain tree: its class by name, text,
+arguments, attributes, notes, traceback as text, cause, context and members.  At the
+caller it becomes an instance of a class that is both `RemoteError` and the original
+class, so that either can be caught.  No constructor is called: its arguments need not
+be `args`.
 
-What would end the caller rather than inform it (SystemExit, StopIteration, the
-CancelledError of a task that was not its own) arrives as a plain `RemoteError`; so does
-what has a class that cannot be had here.
+An exception that would end the caller rather than inform it (SystemExit, StopIteration,
+the CancelledError of another task) arrives as a plain `RemoteError`; so does one whose
+class is not available here.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from asyncrpc.errors import (
 from asyncrpc.serde.dismantling import assemble, dismantle, slots_of
 from asyncrpc.serde.functions import FunctionTable
 
-DEPTH_MAX: Final = 16  # links of a chain of causes; a reader sees a handful
+DEPTH_MAX: Final = 16  # links of a chain of causes; a reader looks at a few
 NODES_MAX: Final = 128  # exceptions in one tree, members of groups included
-TEXT_MAX: Final = 64 << 10  # characters of a traceback or a text; the middle goes
+TEXT_MAX: Final = 64 << 10  # characters of a traceback or a text; the middle is cut out
 NOTES_MAX: Final = 32  # notes of one exception
-# Bytes of arguments and attributes in one tree, tensors not counted; what is beyond is
-# left out: an error can always be sent, whatever it carries.
+# Bytes of arguments and attributes in one tree, tensors not counted; the rest is left
+# out: an error can always be sent, whatever it carries.
 VALUES_BYTES_MAX: Final = 8 << 20
-TYPES_MAX: Final = 256  # classes made per worker; programs raise tens
-# A generator or a coroutine takes the first two for its own end, and swallows them.
+TYPES_MAX: Final = 256  # classes made per worker; programs raise some tens
+# A generator or a coroutine would take the first two for its own end.
 _ENDING: Final = (StopIteration, StopAsyncIteration, asyncio.CancelledError)
 
-# What a RemoteError says of itself.  An exception that has an attribute of such a name
-# of its own keeps it (OwnerLostError has a worker: the owner), and lists it under OWN.
+# The fields of RemoteError.  An exception with an attribute of such a name keeps it
+# (the `worker` of OwnerLostError is the owner), and lists it under OWN.
 _WHERE: Final = ("function", "to", "worker", "pid")
 _REMOTE: Final = ("remote_type", "remote_message", "remote_traceback", "outcome")
 OWN: Final = "_own_fields"
 
 
 class CanEncode(Protocol):
-    """The part of a codec that is needed to describe an exception."""
+    """The part of a codec that describing an exception needs."""
 
     functions: FunctionTable
 
@@ -66,8 +66,8 @@ def describe_exception(
 
     Args:
         error: what the function raised.
-        codec: tells what can travel; the rest is left out, and a note says so.  So is
-            what is too large.
+        codec: says which values can be sent; others, and values that are too large, are
+            left out, and a note says so.
         worker: name of this worker.
         pid: process id of this worker.
     """
@@ -77,11 +77,11 @@ def describe_exception(
 def undescribed(
     raised: str, problem: BaseException, *, worker: str, pid: int
 ) -> dict[str, Any]:
-    """Describe an exception in a few words, when `describe_exception` has failed.
+    """Describe an exception briefly, when `describe_exception` has failed.
 
     Args:
-        raised: name of the class of what the function raised.
-        problem: why it failed.
+        raised: name of the class of the function's exception.
+        problem: why `describe_exception` failed.
         worker: name of this worker.
         pid: process id of this worker.
     """
@@ -105,7 +105,7 @@ def undescribed(
 
 
 class _Describer:
-    """Describes one exception and what hangs on it, each once, within limits."""
+    """Describes an exception and those linked to it, each once, within limits."""
 
     def __init__(self, codec: CanEncode, worker: str, pid: int) -> None:
         self._codec = codec
@@ -169,7 +169,7 @@ class _Describer:
         return args, state, slots, lost
 
     def _has_room(self, value: object) -> bool:
-        """Return whether a value can travel with the others, and count it if so."""
+        """Return whether a value can be sent with the others; if so, count it."""
         nbytes = self._codec.encoded_bytes(value)
         if nbytes is None or nbytes > self._bytes_left:
             return False
@@ -191,7 +191,7 @@ def _state(error: BaseException) -> dict[str, Any]:
 
 
 def _relayed(error: RemoteError) -> dict[str, Any]:
-    """Return the fields that name where a relayed exception came from in truth."""
+    """Return the fields that say where a relayed exception was first raised."""
     fields = error.__dict__
     original = getattr(type(error), "remote_class", None)
     named = fields["remote_type"] if original is None else _type_name(original)
@@ -209,7 +209,7 @@ def _type_name(cls: type) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an exception, cut to size; whatever its `__str__` does."""
+    """Return the text of an exception, shortened, even if its `__str__` raises."""
     try:
         return _shortened(str(error))
     except BaseException as problem:  # noqa: BLE001 - the user's own __str__
@@ -217,7 +217,7 @@ def text_of(error: BaseException) -> str:
 
 
 def words_of(error: BaseException) -> str:
-    """Return an error of a value's own code, or of the system: its class and text."""
+    """Return the class and text of an error of a value's own code, or of the system."""
     kind, text = type(error), text_of(error)
     if issubclass(kind, MemoryError) and not text:
         text = "there is no memory left here"
@@ -237,12 +237,12 @@ def _notes(error: BaseException) -> list[str]:
 def _traceback(error: BaseException, *, chain: bool) -> str:
     try:
         if type(error) is OverloadedError:
-            # Who refuses too much has no time: formatting frames is two thirds of what
-            # a refusal costs, and which line refused tells nothing.
+            # An overloaded worker has no time: formatting frames is two thirds of the
+            # cost of a refusal, and the line that refused tells nothing.
             return f"{type(error).__qualname__}: {text_of(error)}\n"
         shown = traceback.TracebackException.from_exception(error)
-        # A relayed exception's notes hold the tracebacks of the hops before.  They
-        # travel as notes: here again they would double with every hop.
+        # A relayed exception's notes hold the tracebacks of earlier hops.  They are
+        # sent as notes: repeated here they would double with every hop.
         if isinstance(error, RemoteError):
             shown.__notes__ = None
         return _shortened("".join(shown.format(chain=chain)))
@@ -268,17 +268,17 @@ def rebuild_exception(
     Args:
         tree: what `describe_exception` returned there, decoded.
         functions: finds the exception's class; under STRICT, only among builtins,
-            asyncrpc's own errors and what was exposed or allowed.
+            asyncrpc's own errors and classes that are exposed or allowed.
         function: name of the function that was called.
         to: name of the worker that was called.
 
     Returns:
         The exception, not raised.  Its `str()` is the remote one, byte for byte, and
-        its last note is the remote traceback.  When its class cannot be had here it is
-        a plain `RemoteError` whose text has the class's name.
+        its last note is the remote traceback.  If its class is not available here, it
+        is a plain `RemoteError` whose text has the class's name.
 
     Raises:
-        DecodeError: `tree` describes no exception.
+        DecodeError: `tree` does not describe an exception.
     """
     try:
         error = _Rebuilder(functions, function, to).rebuild(tree, depth=0)
@@ -297,7 +297,7 @@ def rebuild_exception(
 
 
 class _Rebuilder:
-    """Rebuilds one exception and what hangs on it."""
+    """Rebuilds an exception and those linked to it."""
 
     def __init__(self, functions: FunctionTable, function: str, to: str) -> None:
         self._functions = functions
@@ -334,7 +334,7 @@ class _Rebuilder:
             args = [args[0], members]
         try:
             error = assemble(both, [args, tree["state"], tree["slots"]])
-        except Exception:  # noqa: BLE001 - a class with ideas of its own
+        except Exception:  # noqa: BLE001 - the class's own code
             return None
         return error if isinstance(error, RemoteError) else None
 

@@ -1,11 +1,11 @@
 """Functions travel by name: `module:qualname`.
 
-Naming checks that the name leads back to the very object, so that the peer cannot find
-another one.  Resolving depends on the policy.  TRUSTED imports what is named.  STRICT
-looks only at what this program has imported already, takes only what was marked by
-`expose` or is allowed by a pattern, and judges the object it found, by its own name,
-rather than the name it was asked for: `allow=["app:*"]` does not open what `app` has
-imported from elsewhere.
+Naming checks that the name leads back to the same object, so that the peer cannot find
+another one.  Resolving depends on the policy.  TRUSTED imports the named module.
+STRICT looks only at modules that this program has imported already, and accepts only
+objects that `expose` has marked or a pattern allows.  It compares the pattern with the
+own name of the object found, not with the requested name: `allow=["app:*"]` does not
+open objects that `app` has imported from elsewhere.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from asyncrpc.serde.naming import (
 from asyncrpc.serde.policy import Policy
 
 MARK: Final = "__asyncrpc_exposed__"
-NAMES_MAX: Final = 4096  # names kept per worker; programs call tens of functions
+NAMES_MAX: Final = 4096  # names kept per worker; programs call some tens of functions
 
-# STRICT lets these through as arguments, though not to be called: bytes(1 << 40) is an
+# STRICT accepts these as arguments, but does not call them: bytes(1 << 40) would be an
 # attack.
 _PLAIN_TYPES: Final = {
     f"builtins:{plain.__name__}": plain
     for plain in (bool, int, float, complex, str, bytes, list, tuple, dict, set)
 } | {"asyncrpc.errors:Outcome": Outcome}
-# What is a function or a class and nothing else: it travels by name or not at all.
+# Functions and classes proper: they are sent by name, or not at all.
 NAMED_TYPES: Final = (
     type,
     types.FunctionType,
@@ -74,8 +74,8 @@ def expose(function_or_class: T) -> T:
         The same object.
 
     Raises:
-        UsageError: it cannot be marked, as a builtin cannot: list its name in
-            `Options.allow`.
+        UsageError: `function_or_class` accepts no attributes, as a builtin: list its
+            name in `Options.allow`.
 
     Example:
         >>> @expose
@@ -89,15 +89,15 @@ def expose(function_or_class: T) -> T:
 def describe_callable(
     table: FunctionTable, function: Any
 ) -> tuple[Literal["name", "value"], Any]:
-    """Tell how a callable travels.
+    """Return how a callable is sent.
 
     Returns:
         `("name", its name)` if it can be imported, else `("value", function)`: a bound
         method, a `functools.partial` or a callable object goes as a value.
 
     Raises:
-        UsageError: it is not callable, or raises when it is looked at.
-        EncodeError: it is a function that no name leads to.
+        UsageError: `function` is not callable, or raises when it is inspected.
+        EncodeError: `function` is a function without a name that leads to it.
     """
     if not callable(function):
         raise UsageError(
@@ -110,8 +110,8 @@ def describe_callable(
         raise
     except Exception as error:
         raise UsageError(
-            f"function raised {type(error).__name__} when it was looked at; it must"
-            f" be callable, and is {shown(function)}"
+            f"function must be callable: inspecting {shown(function)} raised"
+            f" {type(error).__name__}"
         ) from error
 
 
@@ -122,7 +122,7 @@ def _form_of(
         return "value", function
     if isinstance(function, NAMED_TYPES):
         return "name", table.name_of(function)
-    try:  # ufuncs, operators and other objects that may have a home
+    try:  # ufuncs, operators and other objects that may have a name
         return "name", table.name_of(function)
     except EncodeError:
         return "value", function
@@ -153,8 +153,9 @@ class FunctionTable:
         """Return the name that leads back to `function`.
 
         Raises:
-            EncodeError: no name leads to it: it is a lambda, a closure, a nested
-                function or class, a method of an instance, or its name leads elsewhere.
+            EncodeError: no name leads to `function`: it is a lambda, a closure, a
+                nested function or class, a method of an instance, or its name leads
+                to another object.
         """
         if is_bound(function):
             raise unnamed(function, "is bound to an instance", "send it as a value")
@@ -173,8 +174,9 @@ class FunctionTable:
         """Return the function that a peer named.
 
         Raises:
-            DecodeError: there is no such module, attribute, or it cannot be called.
-            RejectedError: STRICT, and it is neither exposed nor allowed.  Not executed.
+            DecodeError: the module or attribute does not exist, or is not callable.
+            RejectedError: STRICT, and the function is neither exposed nor allowed.  It
+                is not executed.
         """
         found = self._find(name)
         if not callable(found):
@@ -184,14 +186,13 @@ class FunctionTable:
         return found  # type: ignore[no-any-return]
 
     def resolve_argument(self, name: str) -> Callable[..., Any]:
-        """Return the function or class that was sent as a value; raises alike."""
+        """Return the function or class that was sent as a value; raise as `resolve`."""
         return _PLAIN_TYPES.get(name) or self.resolve(name)
 
     def resolve_error(self, name: str) -> type[BaseException]:
         """Return the exception class that a peer named.
 
-        Builtin exceptions and asyncrpc's own need no permission.  Raises like
-        `resolve`.
+        Builtin exceptions and asyncrpc's own need no permission.  Raise as `resolve`.
         """
         module, _, qualname = name.partition(":")
         home = {"builtins": builtins, errors.__name__: errors}.get(module)
@@ -214,8 +215,8 @@ class FunctionTable:
         """Return whether a peer may call method `name` of an instance of `cls`."""
         if self.policy is Policy.TRUSTED:
             return True
-        # Of the class's own making: without running a property, or whatever else would
-        # compute it; nor of the instance, which may hold any callable.
+        # Look in the classes only: that runs no property or `__getattr__`, and the
+        # instance may hold any callable.
         homes = (vars(base) for base in cls.__mro__)
         found = next((home[name] for home in homes if name in home), None)
         if isinstance(found, (staticmethod, classmethod)):
@@ -258,7 +259,7 @@ class FunctionTable:
         if name in self.allow:
             return True
         if any(part.startswith("_") for part in name.partition(":")[2].split(".")):
-            return False  # what is private is allowed by its whole name, or not at all
+            return False  # private names are allowed only by their whole name
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.allow)
 
     def _find(self, name: str) -> Any:
@@ -275,7 +276,7 @@ class FunctionTable:
             raise self._rejection(name)
         parent, found = walk(module, qualname, lazily=not strict)
         if found is ABSENT:
-            if strict:  # the same answer as for what is not allowed: no probing
+            if strict:  # as for functions that are not allowed: no probing
                 raise self._rejection(name)
             raise DecodeError(
                 f"module {module_name!r} has no {qualname!r} on this worker; does it"
@@ -304,13 +305,13 @@ class FunctionTable:
 
 
 def _leads_inside(qualname: str) -> bool:
-    """Return whether a name goes by way of Python's own attributes, as `__class__`."""
+    """Return whether a name leads through Python's own attributes, as `__class__`."""
     return any(part.startswith("__") for part in qualname.split("."))
 
 
 def _is_marked(value: Any) -> bool:
     if isinstance(value, type):
-        return MARK in vars(value)  # a subclass is not what its author exposed
+        return MARK in vars(value)  # a subclass is not exposed by its base
     return getattr(value, MARK, False) is True
 
 

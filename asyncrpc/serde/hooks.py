@@ -1,4 +1,4 @@
-"""How other layers take part: serde knows nothing of remote references."""
+"""Hooks for other layers: serde knows nothing of remote references."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Hooks(Protocol):
     def handled(self) -> tuple[type, ...]: ...
 
     def lower(self, value: Any) -> Any:
-        """Return what travels: lists, dictionaries, strings, integers, bytes.
+        """Return what is sent: lists, dictionaries, strings, integers, bytes.
 
         Called once per object and message, however often the object occurs in it.
         """

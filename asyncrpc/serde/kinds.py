@@ -1,8 +1,8 @@
-"""The codes of what msgpack does not know.
+"""The codes of values that msgpack does not know.
 
-A control part is three things in a row: a little-endian u32, the length of the table
+A control part has three parts in a row: a little-endian u32, the length of the table
 (its highest bit says that the tree's root is a tuple: calls have one, and it saves 1.5
-us; another, that tensors are to be put on devices before it is read); the *table*, a
+us; another, that tensors must be put on devices before it is read); the *table*, a
 msgpack array with one entry per object that has identity or power (tensors, functions,
 pickles, references); and the *tree*, one msgpack value.  In the tree an object is an
 ExtType REFERENCE, the index of its entry; the same index twice is the same object
@@ -22,10 +22,10 @@ from typing import Final
 
 LENGTH_BYTES: Final = 4
 ROOT_IS_TUPLE: Final = 1 << 31
-PACKED: Final = 1 << 30  # what follows is as `compression` says
+PACKED: Final = 1 << 30  # `compression` describes what follows
 STAGED: Final = 1 << 29
 FLAGS: Final = ROOT_IS_TUPLE | STAGED
-FLAT: Final = bytes(LENGTH_BYTES)  # the length of a table that is not there
+FLAT: Final = bytes(LENGTH_BYTES)  # the length of the table, if there is no table
 FLAT_TUPLE: Final = ROOT_IS_TUPLE.to_bytes(LENGTH_BYTES, "little")
 
 # --- ExtType codes in a tree ---------------------------------------------------------
@@ -74,7 +74,7 @@ ENTRY_SHARED: Final = 14
 # --- flags of a tensor ---------------------------------------------------------------
 REQUIRES_GRAD: Final = 1
 PARAMETER: Final = 2
-LEAF: Final = 4  # inside a pickled object: a parameter of its own, no part of our graph
+LEAF: Final = 4  # inside a pickled object: a leaf, not part of the sender's graph
 CONJUGATE: Final = 8
 NEGATIVE: Final = 16
 META: Final = 32

@@ -1,7 +1,7 @@
 """Tensors that are not one strided block: sparse and quantized ones, as their parts.
 
-A part is an ordinary tensor with an entry of its own, so that it too travels without a
-copy.  `torch` checks the invariants of what is put together again, indices included.
+A part is an ordinary tensor with an entry of its own, so that it too is sent without a
+copy.  `torch` checks the invariants of the tensor rebuilt from them, indices included.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _COMPRESSED: Final = {
     )
 }
 _BY_ROW: Final = (torch.sparse_csr, torch.sparse_bsr)
-# The integers that the bytes of a quantized dtype are.  Sub-byte ones have no strides
-# we could keep: they go the way of pickle.
+# The integer dtype of each quantized dtype's bytes.  Sub-byte dtypes have no strides
+# that we could keep: they are pickled.
 _CARRIERS: Final = {
     torch.qint8: torch.int8,
     torch.quint8: torch.uint8,
@@ -47,18 +47,18 @@ _PER_CHANNEL: Final = (
 
 
 def is_known(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor that is not plainly strided can go as its parts."""
+    """Return whether a tensor that is not plainly strided can be sent as its parts."""
     if tensor.is_quantized:
         return tensor.is_cpu and tensor.dtype in _CARRIERS
     if tensor.layout is torch.sparse_coo:
         return True
-    # Others make such tensors, and do not say what they are made of (torch 2.13).
+    # Other libraries make such tensors and do not expose their parts (torch 2.13).
     has_parts = tensor.is_cpu or tensor.is_cuda or tensor.is_meta
     return has_parts and str(tensor.layout) in _COMPRESSED
 
 
 def refusal(tensor: torch.Tensor) -> str:
-    """Say why a tensor of a device that is not `is_known` cannot travel."""
+    """Return why a tensor on a device that is not `is_known` cannot be sent."""
     what = str(tensor.layout).removeprefix("torch.")
     if tensor.is_quantized:
         what = "quantized"
@@ -97,7 +97,7 @@ def _quantized(tensor: torch.Tensor, flags: int, add: AddPart) -> list[Any]:
 
 
 def parts_of(entry: list[Any]) -> list[int]:
-    """Return the indices of the entries of the parts; none, if it has no parts."""
+    """Return the indices of the entries of its parts; empty if it has no parts."""
     kind = entry[0]
     if kind == ENTRY_SPARSE_COO:
         return entry[3:5]
@@ -164,7 +164,7 @@ def _empty_quantized(
         )
     scales, zero_points, axis = get(parameters[0]), get(parameters[1]), parameters[2]
     if not 0 <= axis < carrier.dim() or scales.shape != carrier.shape[axis : axis + 1]:
-        raise DecodeError(f"{list(scales.shape)} scales came for axis {axis!r}")
+        raise DecodeError(f"{list(scales.shape)} scales arrived for axis {axis!r}")
     if zero_points.shape != scales.shape:
         raise DecodeError(
             f"there must be a zero point for each scale, not {list(zero_points.shape)}"

@@ -1,9 +1,9 @@
-"""Squeezing: lossless compression of a buffer, in blocks, by optional packages.
+"""Lossless compression of a buffer, in blocks, by optional packages.
 
-A buffer is cut into blocks of 4 MiB, each squeezed by itself, or left as it is if that
-does not make it shorter; they follow each other.  So what a block may become is known
-before it is opened, a buffer may be of any size (lz4 takes 2 GiB at most), and neither
-end ever holds more than one block besides the buffers.
+A buffer is cut into blocks of 4 MiB.  Each is compressed by itself, or sent as it is if
+that does not make it shorter; they follow each other.  So the size of a block is known
+before it is decompressed, a buffer may be of any size (lz4 takes 2 GiB at most), and
+neither end ever holds more than one block besides the buffers.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from asyncrpc.errors import DecodeError
 
 BLOCK_BYTES: Final = 4 << 20
 # Shorter buffers gain less than a message costs anyway.
-SQUEEZE_BYTES_MIN: Final = 4 << 10
-# What must be saved for the receiver to have to unpack: the 16th part.
+COMPRESS_BYTES_MIN: Final = 4 << 10
+# A payload is sent compressed only if that saves a 16th of its bytes.
 _SAVED_SHIFT: Final = 4
-# Level 1 against 3, the package's default: 1.5 times as fast on float32 numbers, and as
-# long; on text as fast, and 3 % longer.
+# Level 1 against 3, the package's default: on float32 numbers 1.5 times as fast for the
+# same length; on text as fast, and 3 % longer.
 _ZSTD_LEVEL: Final = 1
 
 _MODULES: Final = {"lz4": "lz4.block", "zstd": "zstandard"}
@@ -29,7 +29,7 @@ NAMES: Final = tuple(_MODULES)
 
 
 def missing_package(name: str) -> str:
-    """Return what must be installed before `name` can be used; empty if nothing."""
+    """Return the package that a compressor lacks; empty if it is installed."""
     try:
         importlib.import_module(_MODULES[name])
     except ImportError:
@@ -37,17 +37,17 @@ def missing_package(name: str) -> str:
     return ""
 
 
-def squeeze(name: str, data: memoryview) -> tuple[memoryview, list[int]] | None:
-    """Return the squeezed blocks of `data` and their lengths; None if little is won.
+def compress(name: str, data: memoryview) -> tuple[memoryview, list[int]] | None:
+    """Return compressed blocks of `data` and their lengths; None if they save little.
 
-    A block as long as it was before is the block itself.
+    A block that is not shorter is sent uncompressed, at its full length.
     """
-    if data.nbytes < SQUEEZE_BYTES_MIN:
+    if data.nbytes < COMPRESS_BYTES_MIN:
         return None
-    squeezed = _squeezer(name)
+    compressed = _compressor(name)
     parts: list[bytes | memoryview] = []
     for block in _cut(data):
-        short = squeezed(block)
+        short = compressed(block)
         parts.append(short if len(short) < len(block) else block)
     lengths = [len(part) for part in parts]
     if sum(lengths) > data.nbytes - (data.nbytes >> _SAVED_SHIFT):
@@ -55,45 +55,49 @@ def squeeze(name: str, data: memoryview) -> tuple[memoryview, list[int]] | None:
     return memoryview(parts[0] if len(parts) == 1 else b"".join(parts)), lengths
 
 
-def unsqueeze(name: str, data: memoryview, lengths: Sequence[int], size: int) -> Any:
-    """Return the bytes that `squeeze` was given, writable.
+def decompress(name: str, data: memoryview, lengths: Sequence[int], size: int) -> Any:
+    """Return the bytes that `compress` was given, writable.
 
     Args:
         name: of the codec.
-        data: squeezed blocks; not trusted.
+        data: compressed blocks; not trusted.
         lengths: of the blocks; checked by `check_lengths`.
-        size: bytes to be returned.
+        size: number of bytes to return.
 
     Raises:
         DecodeError: the bytes are damaged, or a package is missing.
     """
-    opener = _opener(name)
+    opened = _decompressor(name)
     whole = bytearray(size)
     start = 0
     for room, length in zip(_cut(memoryview(whole)), lengths, strict=True):
         block = data[start : start + length]
         start += length
-        room[:] = block if length == room.nbytes else opener(block, room.nbytes)
+        room[:] = block if length == room.nbytes else opened(block, room.nbytes)
     return whole
 
 
-def check_lengths(lengths: Any, size: int, squeezed_bytes: int) -> None:
+def check_lengths(lengths: Any, size: int, arrived_bytes: int) -> None:
     """Refuse lengths of blocks that cannot be those of `size` bytes.
 
     Raises:
-        DecodeError: as said.
+        DecodeError: the number of blocks, a length or their sum does not fit.
     """
     blocks = -(-size // BLOCK_BYTES)
     if type(lengths) is not list or len(lengths) != blocks:
         raise DecodeError(
-            f"{size} squeezed bytes are {blocks} blocks, not {lengths!r:.60}"
+            f"{size} compressed bytes take {blocks} blocks, not {lengths!r:.60}"
         )
     for index, length in enumerate(lengths):
         room = min(BLOCK_BYTES, size - index * BLOCK_BYTES)
         if type(length) is not int or not 0 < length <= room:
-            raise DecodeError(f"a block of {room} bytes was squeezed to {length!r:.20}")
-    if sum(lengths) != squeezed_bytes:
-        raise DecodeError(f"{squeezed_bytes} bytes arrived for {sum(lengths)} squeezed")
+            raise DecodeError(
+                f"a block of {room} bytes was compressed to {length!r:.20}"
+            )
+    if sum(lengths) != arrived_bytes:
+        raise DecodeError(
+            f"{arrived_bytes} compressed bytes arrived instead of {sum(lengths)}"
+        )
 
 
 def _cut(data: memoryview) -> Iterator[memoryview]:
@@ -101,7 +105,7 @@ def _cut(data: memoryview) -> Iterator[memoryview]:
         yield data[start : start + BLOCK_BYTES]
 
 
-def _squeezer(name: str) -> Callable[[memoryview], bytes]:
+def _compressor(name: str) -> Callable[[memoryview], bytes]:
     module = importlib.import_module(_MODULES[name])
     if name == "lz4":
         return lambda block: module.compress(block, store_size=False)
@@ -109,11 +113,11 @@ def _squeezer(name: str) -> Callable[[memoryview], bytes]:
     return compressor.compress  # type: ignore[no-any-return]
 
 
-def _opener(name: str) -> Callable[[memoryview, int], bytes]:
+def _decompressor(name: str) -> Callable[[memoryview, int], bytes]:
     package = missing_package(name)
     if package:
         raise DecodeError(
-            f"a payload arrived squeezed by {name!r}, and this worker lacks the package"
+            f"a payload is compressed by {name!r}, and this worker lacks the package"
             f" for it: install {package!r} here, or call without this codec"
         )
     return _open_lz4 if name == "lz4" else _open_zstd
@@ -124,23 +128,25 @@ def _open_lz4(block: memoryview, size: int) -> bytes:
     try:
         opened: bytes = module.decompress(block, uncompressed_size=size)
     except module.LZ4BlockError as error:
-        raise DecodeError(f"a block squeezed by lz4 is damaged: {error}") from error
+        raise DecodeError(f"a block compressed by lz4 is damaged: {error}") from error
     return _checked(opened, size)
 
 
 def _open_zstd(block: memoryview, size: int) -> bytes:
     module = importlib.import_module(_MODULES["zstd"])
     try:
-        # The frame says how long it becomes, and so much is allocated: it must not lie.
+        # zstandard allocates what the frame says: check that first.
         if module.frame_content_size(block) != size:
-            raise DecodeError(f"a block squeezed by zstd does not become {size} bytes")
+            raise DecodeError(f"a block compressed by zstd does not have {size} bytes")
         opened: bytes = module.ZstdDecompressor().decompress(block)
     except module.ZstdError as error:
-        raise DecodeError(f"a block squeezed by zstd is damaged: {error}") from error
+        raise DecodeError(f"a block compressed by zstd is damaged: {error}") from error
     return _checked(opened, size)
 
 
 def _checked(opened: bytes, size: int) -> bytes:
     if len(opened) != size:
-        raise DecodeError(f"a squeezed block became {len(opened)} bytes, not {size}")
+        raise DecodeError(
+            f"a compressed block became {len(opened)} bytes instead of {size}"
+        )
     return opened

@@ -1,6 +1,6 @@
 """Where objects are: from a function to the name that leads to it, and back.
 
-Policy is the business of `functions`; here is only the looking.
+`functions` applies the policy; this module only looks names up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from asyncrpc.errors import DecodeError, EncodeError, Outcome
 
-# Where builtins live whose own `__module__` is missing, or names a private place.
+# Where to find builtins whose `__module__` is missing or names a private module.
 _HOMES: Final = (
     "torch",
     "torch.nn.functional",
@@ -42,7 +42,7 @@ ABSENT: Final = _Absent.ABSENT
 
 
 def imported_module(name: str) -> types.ModuleType | None:
-    """Return a module that is imported; `__main__` of the caller is ours."""
+    """Return an imported module; the caller's `__main__` stands for ours."""
     found = sys.modules.get(name)
     if found is None and name == "__mp_main__":
         found = sys.modules.get("__main__")
@@ -50,7 +50,7 @@ def imported_module(name: str) -> types.ModuleType | None:
 
 
 def resolve_global(module: str, name: str, find: Callable[[str, str], Any]) -> Any:
-    """Find what a pickle names, in our `__main__` if it was in the caller's."""
+    """Find an object that a pickle names; the caller's `__main__` stands for ours."""
     if module == "__mp_main__" and module not in sys.modules:
         module = "__main__"
     return find(module, name)
@@ -71,10 +71,10 @@ def import_module(name: str, function: str) -> types.ModuleType:
 
 
 def walk(module: Any, qualname: str, *, lazily: bool = True) -> tuple[Any, Any]:
-    """Follow a dotted name through classes; return the last parent and what it has.
+    """Follow a dotted name through classes; return the last parent and the object.
 
-    Not through modules: `app:os.system` would reach whatever `app` happens to import.
-    With `lazily`, a module may make what is missing, which can import.
+    It does not follow modules: `app:os.system` would reach whatever `app` imports.
+    With `lazily`, a module may make a missing attribute, which can import.
     """
     first, *rest = qualname.split(".")
     parent, found = module, vars(module).get(first, ABSENT)
@@ -114,14 +114,15 @@ def _script_name(function: torch.jit.ScriptFunction[Any, Any]) -> str:
     if not _leads_to(module, simple, function):
         raise unnamed(
             function,
-            f"is a compiled TorchScript function, and {module}:{simple} is not that",
+            "is a compiled TorchScript function that cannot be found as"
+            f" {module}:{simple}",
             "compile it where it is defined, with @torch.jit.script at module level",
         )
     return f"{'__main__' if module == '__mp_main__' else module}:{simple}"
 
 
 def _candidates(function: Any) -> Iterator[tuple[str, str]]:
-    """Yield the places where a function may be found, the likeliest first."""
+    """Yield modules and names where a function may be found, the likeliest first."""
     module = getattr(function, "__module__", None)
     simple = str(getattr(function, "__name__", ""))
     qualname = str(getattr(function, "__qualname__", simple))
@@ -164,7 +165,7 @@ def _leads_to(module_name: str, qualname: str, function: Any) -> bool:
     found = walk(module, qualname)[1]
     if not isinstance(function, (types.MethodType, types.BuiltinMethodType)):
         return found is function
-    # A class method is bound anew by every look, and equal.
+    # Each look-up binds a class method anew; the results are equal.
     return type(found) is type(function) and bool(found == function)
 
 
@@ -181,8 +182,8 @@ def _reason(function: Any) -> EncodeError:
     module = getattr(function, "__module__", None)
     return unnamed(
         function,
-        f"is not what {module}:{qualname or '?'} leads to",
-        "give it a name at module level; a decorator may have put another there",
+        f"is not the object found as {module}:{qualname or '?'}",
+        "give it a name at module level; a decorator may have replaced it there",
     )
 
 

@@ -1,13 +1,12 @@
-"""Pickle, protocol 5, for what has no other way; policy TRUSTED only.
+"""Pickle, protocol 5, for values without a better form; policy TRUSTED only.
 
 Tensors and references inside a pickled object are not pickled: they get an entry in the
-table like any other, and the pickle refers to it.  That is done by a reduction to a
-call of `reference(index)`, which the unpickler knows.  (A `persistent_id` would be
+table like any other, and the pickle refers to it: they reduce to a call of
+`reference(index)`, which the unpickler knows.  (A `persistent_id` would be
 asked about every integer in the object, at 60 ns each.)  Large buffers of objects that
 support it, as numpy arrays do, travel out of band.
 
-Unpickling runs the sender's code by design.  Its failures, whatever they are, come out
-as `DecodeError`.
+Unpickling runs the sender's code by design.  All its failures become `DecodeError`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from asyncrpc.serde.unsendable import Unsendable
 # Shorter buffers are cheaper inside the pickle than as a buffer of the message.
 IN_BAND_BYTES_MAX: Final = 16 << 10
 
-Refer = Callable[[Any], int | None]  # the index of an object's entry, if it gets one
+Refer = Callable[[Any], int | None]  # the index of an object's entry, if it has one
 
 
 def reference(index: int) -> object:
@@ -68,7 +67,7 @@ def _saved(module: torch.jit.ScriptModule) -> bytes:
 
 
 def _loaded(saved: bytes) -> Any:
-    """Return the module that `_saved` was given: a copy, with parameters of its own."""
+    """Return a copy of the module that `_saved` was given, with its own parameters."""
     return torch.jit.load(io.BytesIO(saved))  # type: ignore[no-untyped-call]
 
 
@@ -124,14 +123,14 @@ def load(data: Any, buffers: Sequence[memoryview], get: Callable[[int], Any]) ->
     """Rebuild what `dump` was given; `get` returns the object of an entry.
 
     Raises:
-        DecodeError: it cannot be rebuilt; `__cause__` says why.
+        DecodeError: the value cannot be rebuilt; `__cause__` says why.
     """
     writable = [_writable(buffer) for buffer in buffers]
     try:
         return _Unpickler(data, writable, get).load()
     except (KeyboardInterrupt, DecodeError):
         raise
-    except BaseException as error:  # SystemExit of a peer's object must not end us
+    except BaseException as error:  # a peer's SystemExit must not end this worker
         raise DecodeError(
             f"a pickled object could not be rebuilt: {words_of(error)}"
         ) from error

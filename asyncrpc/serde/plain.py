@@ -1,7 +1,7 @@
-"""Small values that msgpack does not know and that can do nothing but exist.
+"""Small values without behaviour that msgpack does not know.
 
-For each type: its ExtType code, how it becomes a tree of what msgpack knows (and of
-other such values), and how it comes back.
+For each type: its ExtType code, how it becomes a tree of values that msgpack knows (and
+of other such values), and how it is rebuilt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BIG_INT_BYTES_MAX: Final = 1 << 20  # arithmetic on longer ones is an attack
 
 
 class Recipe(NamedTuple):
-    """How values of one type travel."""
+    """How values of one type are sent and rebuilt."""
 
     code: int
     to_tree: Callable[[Any], Any]
@@ -128,7 +128,7 @@ FROM_TREE: Final = {recipe.code: recipe.from_tree for recipe in RECIPES.values()
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value of a type in `RECIPES` keeps all it has: zones may not."""
+    """Return whether `RECIPES` keeps all of a value; not so for most time zones."""
     if isinstance(value, (dt.datetime, dt.time)):
         return value.tzinfo is None or value.tzinfo is dt.UTC
     return True

@@ -7,26 +7,26 @@ from dataclasses import dataclass
 
 
 class Policy(enum.Enum):
-    """Whether a peer may send what runs code while it is decoded."""
+    """Whether a peer may send values that run code while they are decoded."""
 
     TRUSTED = "trusted"  # pickle both ways, imports by name: authenticated peers only
-    STRICT = "strict"  # neither; only functions that were exposed or allowed
+    STRICT = "strict"  # neither; only functions that are exposed or allowed
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on one message.  The sender keeps them too, so that it learns of them.
+    """Bounds on one message.  The sender checks them too, so that it gets the error.
 
     Attributes:
         depth_max: levels of containers inside each other.  A level of tuples costs a C
             stack frame of 40 KiB in the decoder: 64 of them fit any thread.
         control_bytes_max: bytes of everything but buffers.  Long strings and lists are
-            legitimate; anything longer is cheaper as a tensor.
+            legitimate; more data is cheaper as a tensor.
         objects_max: tensors, arrays, pickles, functions and references in one message.
             A module of 100 000 parameters fits.
         dimensions_max: of a tensor; numpy, whose memory we receive into, stops at 64.
         unpacked_bytes_max: bytes that the payload of a message with a codec may become:
-            a peer who sends a MiB of zeros, squeezed, makes us allocate a GiB and more.
+            a MiB of compressed zeros from a peer can take more than a GiB here.
     """
 
     depth_max: int = 64

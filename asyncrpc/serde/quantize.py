@@ -5,12 +5,13 @@
     int8   a block of 1024 elements, in memory order, as int8 and one float32 scale: at
            most 1/253 of the block's largest |x|, or 2**-127
 
-A cast refuses a value that it would destroy: a finite one that would become infinite,
-and under `int8` also an infinity or a NaN.  For all others the error is bounded, as
+A cast refuses a value that it would destroy: a finite number that would become
+infinite, and under `int8` also an infinity or a NaN.  The error of all others is
+bounded, as
 docs/reference/codecs.md states; tests/property/test_codecs.py looks for exceptions.
 
-Everything works in slabs that stay in the cache: the passes over one cost less than
-reading it from memory.  Called in threads; torch lets go of the GIL.
+Everything works in slabs that stay in the cache: the passes over a slab cost less than
+reading it from memory.  Casts are called in threads; torch releases the GIL.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ import torch
 
 BLOCK_ELEMENTS: Final = 1024
 _SCALE_BYTES: Final = 4
-# 64 KiB of float32, a multiple of the block, which torch works on in one thread: more
-# would wait for each other at the end of every pass.  On a busy machine of two cores
-# int8 packs 0.5 GB/s so, and 0.06 with slabs twice as large.
+# 64 KiB of float32, a multiple of the block, which torch handles in one thread: several
+# threads would wait for each other at the end of every pass.  On a busy machine of two
+# cores int8 packs 0.5 GB/s, and 0.06 with slabs twice as large.
 _SLAB_ELEMENTS: Final = 1 << 14
 
-# From here on float32 rounds to infinity: half a step beyond the largest number.
+# From these on float32 rounds to infinity: half a step beyond the largest number.
 _FP16_LIMIT: Final = 65520.0
 _BF16_LIMIT: Final = 2.0**128 - 2.0**119
-# A scale a little too small: 127 of it are never more than the block's largest number,
-# which might overflow.  And never a subnormal one, which would have too few digits.
+# The scale is a little too small: 127 times it never exceeds the block's largest
+# number, so it cannot overflow.  It is never subnormal: that has too few digits.
 _SCALE_OF_PEAK: Final = (1 - 2.0**-22) / 127
 _SCALE_MIN: Final = 2.0**-126
-# Added and taken away, it leaves no fraction: float32 has none at this size.  torch's
-# round would do, but wakes other threads whatever the size: 0.1 GB/s on a busy machine.
+# Added and subtracted, it rounds: float32 has no fraction at this size.  torch's own
+# `round` wakes other threads at any size: 0.1 GB/s on a busy machine.
 _ROUND: Final = 1.5 * 2.0**23
 
 _FLOAT8: Final = frozenset(
@@ -59,11 +60,11 @@ class Cast:
     """A way to write the elements of a tensor in fewer bits.
 
     Attributes:
-        shrinks: dtypes that it is for.
-        leaves: dtypes that are as small already; they travel as they are.
-        narrow: one dimension of elements to bytes; raises `LossyValueError`.
-        widen: bytes, and room for the elements, which it fills.
-        narrow_bytes: how many bytes so many elements become.
+        shrinks: dtypes that it casts.
+        leaves: dtypes that are as small already; they are sent unchanged.
+        narrow: turns a one-dimensional tensor into bytes; raises `LossyValueError`.
+        widen: fills a tensor from such bytes.
+        narrow_bytes: turns a number of elements into their number of bytes.
     """
 
     shrinks: frozenset[torch.dtype]
@@ -85,7 +86,7 @@ def _to_half(
     for slab in _slabs(wide.numel()):
         part = wide[slab]
         low, high = (float(end) for end in torch.aminmax(part))
-        if not (-limit < low and high < limit):  # nor if there is a NaN
+        if not (-limit < low and high < limit):  # true also for a NaN
             _refuse_overflow(part, dtype, limit, advice)
         narrow[slab].copy_(part)
     return narrow.view(torch.uint8)
@@ -97,13 +98,13 @@ def _refuse_overflow(
     over = part[torch.isfinite(part) & (part.abs() >= limit)]
     if len(over):
         raise LossyValueError(
-            f"it holds {float(over[0]):g}, which would become infinite: the largest"
-            f" number is {torch.finfo(dtype).max:g}; {advice}"
+            f"it holds {float(over[0]):g}, which would become infinite (the largest"
+            f" number is {torch.finfo(dtype).max:g}): {advice}"
         )
 
 
 def _to_fp16(wide: torch.Tensor) -> torch.Tensor:
-    return _to_half(wide, torch.float16, _FP16_LIMIT, "scale it, or use 'bf16'")
+    return _to_half(wide, torch.float16, _FP16_LIMIT, "scale it, use 'bf16'")
 
 
 def _to_bf16(wide: torch.Tensor) -> torch.Tensor:
@@ -119,7 +120,7 @@ def _blocks(elements: int) -> int:
 
 
 def _rows(elements: torch.Tensor, slab: slice) -> Iterator[torch.Tensor]:
-    """Cut a slab into rows of a block each; the last row may be a shorter one."""
+    """Cut a slab into rows of one block each; the last row may be shorter."""
     part = elements[slab]
     whole = part.numel() - part.numel() % BLOCK_ELEMENTS
     if whole:
@@ -141,14 +142,14 @@ def _to_int8(wide: torch.Tensor) -> torch.Tensor:
             rows = source.float()
             # Two passes: by rows, aminmax takes 11 times as long as both.
             scale = torch.maximum(rows.amin(1).neg_(), rows.amax(1))
-            scale.mul_(_SCALE_OF_PEAK).clamp_(min=_SCALE_MIN)  # a NaN stays one
+            scale.mul_(_SCALE_OF_PEAK).clamp_(min=_SCALE_MIN)  # NaN stays NaN
             scaled = scratch[: rows.numel()].view(rows.shape)
             torch.div(rows, scale[:, None], out=scaled)
             target.copy_(scaled.add_(_ROUND).sub_(_ROUND))
             scales[done : done + len(scale)] = scale
             done += len(scale)
     if not bool(torch.isfinite(scales).all()):
-        raise LossyValueError("it holds a NaN or an infinity, which has no scaled form")
+        raise LossyValueError("it holds a NaN or an infinity: replace it")
     return narrow
 
 

@@ -1,8 +1,8 @@
-"""Storages that travel by reference: `share` marks them, codecs ask for the mark.
+"""Storages that are sent by reference: `share` marks them, codecs look for the mark.
 
 A mark is 16 random bytes on the storage itself, the *key*, so every view of a shared
-tensor has it, and it ends with the memory.  What a key stands for in another process,
-the runtime knows (`SharedStorages`).
+tensor has it, and it ends with the memory.  The runtime knows which memory a key stands
+for in another process (`SharedStorages`).
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ class SharedStorages(Protocol):
 def share(value: Shareable) -> Shareable:
     """Move a tensor, or a module's state, into memory shared with peers on this host.
 
-    From now on it travels by reference between the workers of one host: a call that
-    carries it costs the same whatever its size, and all who have it see what any of
-    them writes to it, as threads would: at once, and without a lock.  So one process
-    can train a model that others use (Hogwild, A3C).
+    From now on it is sent by reference between the workers of one host: the cost of a
+    call does not depend on its size, and every process sees a write of any other, as
+    threads would: at once, and without a lock.  So one process can train a model that
+    others use (Hogwild, A3C).
 
     Views of a shared tensor, and tensors made over it, are shared too; results computed
     from it are not.  Passed on to a third worker it stays the same memory; sent back to
-    a worker that has it, it is that worker's own.  The memory lives until no process
+    its first worker, it is that worker's own memory.  The memory lives until no process
     uses it, and some seconds more.
 
     Memory of a CUDA device stays where it is, and is used there by the other processes.
     Only the worker that shares it can send it on.  It lives as long as another process
     has a tensor over it, also if that process is killed meanwhile; and no longer than
-    the process that has made it.
+    the process that made it.
 
     Args:
-        value: a dense tensor (any shape and dtype) in host memory, which is moved with
-            its gradient, or a module, whose parameters, buffers and gradients are.
-            They stay the same objects.
-            What shares memory with a tensor from outside, such as a numpy array, does
-            not any more.  Or either on a device whose memory processes can share.
+        value: a dense tensor (any shape and dtype), or a module, in host memory or on a
+            device whose memory processes can share.  In host memory the tensor and its
+            gradient, or the module's parameters, buffers and gradients, are moved and
+            stay the same objects.  A numpy array over the former memory is then
+            separate from the tensor.
 
     Returns:
         `value` itself.
@@ -73,8 +73,8 @@ def share(value: Shareable) -> Shareable:
         >>> model = asyncrpc.share(nn.Linear(4, 2))
         >>> await worker.peer("trainer").call(train, model)  # trains this very model
 
-    Source: torch.Tensor.share_memory_, which makes the memory; other than there, a
-    tensor that is only in shared memory still travels by value.
+    Source: torch.Tensor.share_memory_, which makes the memory; unlike there, a tensor
+    that is only in shared memory is still sent by value.
     """
     check_kind("value", value, (torch.Tensor, nn.Module), "a tensor or a module")
     tensors = list(_tensors_of(value))
@@ -95,25 +95,25 @@ def share(value: Shareable) -> Shareable:
 
 
 def can_share(device: torch.device) -> bool:
-    """Return whether processes can share memory of a device, the host's among them."""
+    """Return whether processes can share memory of a device, or of the host."""
     if device.type == "cpu":
         return True
-    # What torch calls the sharing of CUDA memory; no other type has it yet.
+    # torch shares the memory of CUDA devices only, by this method.
     return hasattr(getattr(torch, device.type, None), "ipc_collect")
 
 
 def key_of(storage: torch.UntypedStorage) -> bytes | None:
-    """Return the key of a storage that travels by reference; None: it does not."""
+    """Return the key of a storage; None if it is not sent by reference."""
     return getattr(storage, _MARK, None)
 
 
 def mark(storage: torch.UntypedStorage, key: bytes) -> None:
-    """Let a storage travel by reference from now on."""
+    """Send a storage by reference from now on."""
     setattr(storage, _MARK, key)
 
 
 def descriptor_of(storage: torch.UntypedStorage) -> int:
-    """Return the descriptor of a storage's memory, which stays the storage's.
+    """Return the descriptor of a storage's memory; the storage keeps owning it.
 
     Memory that is not shared yet is moved, under all its views.
     """
@@ -127,11 +127,11 @@ def storage_over(
     """Return a storage over memory that another process shares.
 
     Args:
-        descriptor: stays the caller's.
-        key: of the memory; None if it does not travel by reference between workers.
-        nbytes: its length; the file must have it.
+        descriptor: of the memory; the caller still owns and closes it.
+        key: of the memory; None if it is not sent by reference between workers.
+        nbytes: length of the memory; the file must have at least this length.
     """
-    kind: Any = torch.UntypedStorage  # torch's own way has no type
+    kind: Any = torch.UntypedStorage  # torch's own method is untyped
     storage: torch.UntypedStorage = kind._new_shared_fd_cpu(descriptor, nbytes)  # noqa: SLF001
     if key is not None:
         mark(storage, key)
@@ -139,7 +139,7 @@ def storage_over(
 
 
 def users_of(storage: torch.UntypedStorage) -> int:
-    """Return how many tensors there are over a storage, and one for Python's own."""
+    """Return how many tensors use a storage, plus one for the Python object."""
     count: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001
     return count
 

@@ -1,9 +1,9 @@
 """Which bytes a strided view covers, and whether to send them as they lie.
 
-Integers only: no tensor, no memory.  The rule: the span of a view, holes included, goes
-raw with its strides if it is at most twice the covered bytes, or at most 64 KiB.
+Integers only: no tensor, no memory.  The rule: the span of a view, holes included, is
+sent raw with its strides if it is at most twice the covered bytes, or at most 64 KiB.
 Otherwise the elements are gathered.  Views of one storage form a cluster if their union
-keeps the rule, or if they overlap; a cluster travels as one buffer, so that aliases
+satisfies the rule, or if they overlap; a cluster is sent as one buffer, so that aliases
 stay aliases.
 """
 
@@ -26,12 +26,12 @@ class Span(NamedTuple):
     covered: int
 
     def goes_raw(self) -> bool:
-        """Return whether the rule lets the holes travel."""
+        """Return whether the span is sent raw, holes included."""
         size_bytes = self.stop - self.start
         return size_bytes <= max(RAW_BYTES_MAX, RAW_RATIO_MAX * self.covered)
 
     def join(self, other: Span) -> Span:
-        """Return the span of both; covered bytes are counted once at most."""
+        """Return the union; its covered bytes are at most its length."""
         start, stop = min(self.start, other.start), max(self.stop, other.stop)
         return Span(start, stop, min(stop - start, self.covered + other.covered))
 

@@ -1,6 +1,6 @@
-"""The seam for devices: where device memory becomes host memory and back.
+"""Serde's part in staging: device memory becomes host memory, and back.
 
-Serde moves host bytes only, and never waits.  A tensor on a device is sent as a host
+Serde handles host bytes only, and never waits.  A tensor on a device is sent as a host
 buffer that `asyncrpc.runtime.devices` fills before it leaves; `Encoded.copies` lists
 those buffers.  Tensors for a device of the receiver are copied there before the message
 is read: `DevicePlacement` lists them, and `Staged` carries them to the decoder.
@@ -26,10 +26,10 @@ _UNPREPARED_IN_BYTE: Final = (kinds.STAGED | kinds.PACKED) >> 24
 
 
 class Staged(list[memoryview]):
-    """The buffers of a message whose tensors are on their devices.
+    """The buffers of a message whose device tensors are placed.
 
     Attributes:
-        tensors: those for a device, by the index of their entry.
+        tensors: the tensors on devices, by the index of their entry.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ def stage(encoded: Encoded) -> None:
     control = encoded.control
     header = int.from_bytes(control[: kinds.LENGTH_BYTES], "little")
     if header & ~kinds.FLAGS == 0:
-        return  # there is no object in it
+        return  # it holds no objects
     header |= kinds.STAGED
     rest = control[kinds.LENGTH_BYTES :]
     encoded.control = header.to_bytes(kinds.LENGTH_BYTES, "little") + rest
@@ -66,7 +66,7 @@ class DevicePlacement:
     """The tensors of one message, and the device for each.
 
     Attributes:
-        wanted: by the index of their entry: a tensor in host memory, and a device.
+        wanted: by index of the entry, the tensor in host memory and its device.
     """
 
     def __init__(
@@ -76,17 +76,18 @@ class DevicePlacement:
         limits: Limits,
         device_of: Callable[[str], str],
     ) -> None:
-        """Read the table of a message that `is_staged`; trusts nothing.
+        """Read the table of a message that `is_staged`; trust nothing.
 
         Args:
             control: of the message.
             buffers: of the message.
-            limits: of what is taken.
-            device_of: returns the device, `"cpu"` among them, for a tensor that came
+            limits: of the message.
+            device_of: returns the device, which may be `"cpu"`, for a tensor that came
                 from a device.
 
         Raises:
-            DecodeError: it is not a message, or a tensor reaches outside of its buffer.
+            DecodeError: the bytes are not a message, or a tensor reaches outside its
+                buffer.
         """
         self._reader = TensorReader(buffers, limits.dimensions_max)
         self.wanted: dict[int, tuple[torch.Tensor, str]] = {}
@@ -115,8 +116,8 @@ class DevicePlacement:
     def _take_composite(self, index: int, entry: list[Any], parts: list[int]) -> None:
         """Move a tensor as a whole, if its parts belong on a device.
 
-        It is put together, and its indices are checked, on the host: a device would do
-        that when the message is read, on the event loop.
+        The tensor is rebuilt, and its indices are checked, on the host: on a device
+        that would happen when the message is read, on the event loop.
         """
         moved = [part for part in parts if part in self.wanted]
         if not moved:

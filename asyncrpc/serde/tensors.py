@@ -5,11 +5,12 @@ its buffer to itself; otherwise offset and strides, in elements, follow, and a d
 it was not the host's.  Sending views the tensor's own memory.  Receiving makes the
 tensor over the received buffer; tensors of one buffer share one storage.
 
-A tensor travels as it lies in memory, conjugate and negative bits aside, as `spans`
-decides.  Strides of dimensions of size 1 mean nothing and may change.
+A tensor is sent with its memory layout, conjugate and negative bits aside, unless
+`spans` decides to gather it.  Strides of dimensions of size 1 mean nothing and may
+change.
 
-The reader believes nothing: that every element lies inside its buffer is checked in
-Python's unbounded integers before torch sees a number.
+The reader trusts nothing: it checks in Python's unbounded integers that every element
+lies inside its buffer, before torch sees a number.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ DTYPES: Final = {
 }
 NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
-# How numpy sees each dtype: from_numpy is the fastest way to a tensor over given memory
-# (0.9 us; frombuffer and a view take 1.6).  Dtypes it does not know come as integers of
-# their size and are viewed (1 us more).
+# numpy's name for each dtype: from_numpy makes a tensor over given memory the fastest
+# (0.9 us; frombuffer and a view take 1.6).  Dtypes that numpy does not know are read as
+# integers of their size and viewed (1 us more).
 KNOWN_DTYPES: Final = frozenset(
     f"{kind}{bits}"
     for kind, sizes in {
@@ -70,8 +71,8 @@ _NUMPY: Final[dict[str, tuple[np.dtype[Any], torch.dtype | None]]] = {
 _UINT8: Final = np.dtype("uint8")
 DEVICE_AT: Final = 7  # in an entry, if the tensor was not in host memory
 SIZE_MAX: Final = 1 << 62  # of a dimension, an offset or a stride: fits torch's int64
-# Whether two views with holes share an element is found out with a byte per element;
-# above this many we do not ask, and send them as if they did.
+# A byte per element is needed to find whether two views with holes share an element;
+# beyond this many elements we assume that they do.
 OVERLAP_ELEMENTS_MAX: Final = 1 << 28
 
 
@@ -89,19 +90,19 @@ class TensorWriter:
         """Note a strided, unquantized tensor, whose entry will be at `index`.
 
         Raises:
-            Unsendable: its memory has been taken from it.
+            Unsendable: the tensor's storage was resized to less than it needs.
         """
         if tensor.is_cpu and not has_its_memory(tensor):
             raise Unsendable(
                 tensor,
-                f"a tensor of {tensor.nbytes} bytes whose storage was resized to"
-                f" {tensor.untyped_storage().nbytes()}; send it before its memory is"
-                " freed",
+                f"the storage of a tensor of {tensor.nbytes} bytes was resized to"
+                f" {tensor.untyped_storage().nbytes()}; send the tensor before its"
+                " memory is freed",
             )
         self._pending.append(_OutgoingTensor(index, tensor, flags))
 
     def finish(self, table: list[Any]) -> None:
-        """Write the entries of all tensors noted."""
+        """Write the entries of all tensors that `add` was given."""
         pending, self._pending = self._pending, []
         if len(pending) == 1:
             return self._place_alone(table, pending[0])
@@ -133,7 +134,7 @@ class TensorWriter:
         return None
 
     def _place_foreign(self, table: list[Any], item: _OutgoingTensor) -> None:
-        """Write a tensor of another device; one of `meta` has no bytes at all."""
+        """Write a tensor of another device; a `meta` tensor has no bytes at all."""
         tensor = item.tensor
         if tensor.is_meta:
             item.flags |= META
@@ -159,14 +160,14 @@ class TensorWriter:
         self._place_alone(table, item)
 
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy the elements together; strides keep their order, zero ones stay zero."""
+        """Gather the elements; strides keep their order, zero strides stay zero."""
         shape, strides = tensor.shape, tensor.stride()
         once = [size if step else 1 for size, step in zip(shape, strides, strict=True)]
         core = tensor.detach().as_strided(once, strides)
         carrier = _BITS.get(tensor.itemsize)
         if carrier is None or tensor.is_complex():
             dense = core.clone()
-        else:  # torch cannot copy every dtype, int4 for one; integers it can
+        else:  # torch can copy integers, but not every dtype: int4, say
             dense = core.view(carrier).clone().view(tensor.dtype)
         self._outbox.bytes_copied += dense.nbytes
         return dense.expand(shape)
@@ -201,7 +202,7 @@ class TensorWriter:
     def _place_shared(
         self, table: list[Any], items: list[_OutgoingTensor], union: Span
     ) -> None:
-        """Send `union` as it lies; each item says where in it its elements are."""
+        """Send the bytes of `union`; each entry says where in them its elements are."""
         # Views of several dtypes: each offset must stay a multiple of its item's size.
         start = union.start
         start -= start % max(item.tensor.itemsize for item in items)
@@ -253,10 +254,10 @@ class _OutgoingTensor:
 def has_its_memory(tensor: torch.Tensor) -> bool:
     """Return whether every element of a strided tensor lies in its storage.
 
-    `storage.resize_` may take the memory from under a tensor, which does not notice: to
-    read the elements then ends the process.
+    `storage.resize_` may free the memory of a tensor, which does not notice: reading an
+    element then crashes the process.
     """
-    if not tensor.numel():  # it may begin anywhere
+    if not tensor.numel():  # its offset may be anything
         return True
     stop = tensor.storage_offset() + reach(tensor.shape, tensor.stride())
     return stop * tensor.itemsize <= tensor.untyped_storage().nbytes()
@@ -311,7 +312,7 @@ class TensorReader:
         """Return the tensor of an entry, in host memory, without a gradient.
 
         Raises:
-            DecodeError: the entry is no tensor's, or reaches outside its buffer.
+            DecodeError: the entry is not a tensor's, or reaches outside its buffer.
         """
         flags, name, shape, index = entry[1:5]
         if len(entry) == 5 and index != NO_BUFFER:  # noqa: PLR2004
@@ -326,7 +327,7 @@ class TensorReader:
         """Return a tensor over shared memory; see `read`.
 
         Raises:
-            DecodeError: it reaches outside.
+            DecodeError: the tensor reaches outside the storage.
         """
         flags, name, shape, _, offset, strides = entry[1:7]
         dtype = _dtype(name)
@@ -334,7 +335,7 @@ class TensorReader:
         stop = (offset + reach(shape, strides)) * dtype.itemsize
         if stop > storage.nbytes():
             raise DecodeError(
-                f"a tensor reaches byte {stop} of {storage.nbytes()} shared ones"
+                f"a tensor reaches byte {stop} of {storage.nbytes()} shared bytes"
             )
         tensor = torch.empty(0, dtype=dtype, device=storage.device)
         tensor.set_(storage, offset, tuple(shape), tuple(strides))
@@ -392,7 +393,7 @@ class TensorReader:
         strides: list[int],
         offset: int,
     ) -> torch.Tensor:
-        """Make a tensor over buffer `index`, with the storage of all others there."""
+        """Make a tensor over buffer `index`, on the storage of all tensors there."""
         self._check_place(shape, strides, offset)
         size_bytes = self.buffer(index).nbytes
         stop = (offset + reach(shape, strides)) * dtype.itemsize
@@ -424,7 +425,7 @@ class TensorReader:
             )
 
     def _check(self, numbers: list[Any]) -> None:
-        """Refuse what is no short list of sizes that fit torch's integers."""
+        """Refuse all but a short list of sizes that fit torch's integers."""
         if type(numbers) is not list or len(numbers) > self._dimensions_max + 1:
             raise DecodeError(f"sizes or strides of a tensor are {numbers!r:.60}")
         for number in numbers:

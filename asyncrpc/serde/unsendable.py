@@ -1,7 +1,7 @@
-"""How the layers of the encoder say that a value cannot travel, and where it is.
+"""How the layers of the encoder report a value that cannot be sent, and where it is.
 
 The layer that meets such a value knows what is wrong with it; only the root knows where
-it is.  So the first raises `Unsendable` with the value, and the codec looks it up.
+it is.  So the layer raises `Unsendable` with the value, and the codec finds its path.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-VISITED_MAX: Final = 20_000  # objects looked at for a path; an error may be vague
+VISITED_MAX: Final = 20_000  # objects searched for a path; beyond, the error is vague
 
 
 class Unsendable(Exception):  # noqa: N818 - never leaves serde
-    """A value cannot travel.
+    """A value cannot be sent.
 
     Attributes:
         value: the value.
@@ -36,7 +36,7 @@ def path_to(root: object, wanted: object, labels: Sequence[str]) -> str:
 
     Args:
         root: the value that could not be encoded.
-        wanted: the very object to find.
+        wanted: the object to find, by identity.
         labels: what to call the elements of `root`; `value[i]` if there are none.
     """
     waiting: list[tuple[str, object]] = [("value", root)]
@@ -57,7 +57,7 @@ def path_to(root: object, wanted: object, labels: Sequence[str]) -> str:
 def parts_of(
     root: Sequence[object], labels: Sequence[str]
 ) -> Iterator[tuple[str, object]]:
-    """Yield parts of the labelled parts of `root`, each with where it is."""
+    """Yield parts of the labelled parts of `root`, each with its path."""
     for label, value in zip(labels, root, strict=False):
         for step, part in itertools.islice(_parts(value), VISITED_MAX):
             yield label + step, part
@@ -71,7 +71,7 @@ def _parts(value: object) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of(value: object) -> Iterator[tuple[str, Any]]:
-    kind = type(value)  # a value may claim to be of another
+    kind = type(value)  # `__class__` may name another
     if issubclass(kind, dict):
         for key, part in list(value.items()):  # type: ignore[attr-defined]
             yield f"[{key!r:.40}]", part

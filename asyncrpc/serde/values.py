@@ -31,7 +31,7 @@ _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 @dataclass(slots=True)
 class Unpacked(Encoded):
-    """A value whose codec has still to be applied: `pack` is for a thread."""
+    """A value to which `pack` has still to apply the codec, in a thread."""
 
     plan: packing.CompressionPlan
     value: Any
@@ -41,7 +41,7 @@ class Unpacked(Encoded):
         """Apply the codec; in any thread.
 
         Raises:
-            EncodeError: it would destroy a value, which the text names.
+            EncodeError: the codec would destroy a value, which the text names.
         """
         try:
             control, buffers, written = packing.pack(
@@ -57,7 +57,7 @@ class Codec:
     """Encodes and decodes values under one worker's policy.
 
     Thread safety:
-        Any thread may call any method: a message's state is its own.
+        Any thread may call any method: messages share no state.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class Codec:
     def encode(self, value: Any, *, labels: Sequence[str] = ()) -> Encoded:
         """Encode a value.
 
-        Tensors and arrays are viewed, not copied, but for those that `spans` has
-        gathered.  A tensor of any shape, dtype and strides can be sent.
+        Tensors and arrays are viewed, not copied, except those whose elements `spans`
+        has gathered.  A tensor of any shape, dtype and strides can be sent.
 
         Args:
             value: anything.
@@ -86,14 +86,14 @@ class Codec:
                 list: `("args", "kwargs")`.
 
         Raises:
-            EncodeError: some part of it cannot travel; the text says which, where it is
-                and what to do.  Outcome NOT_EXECUTED.
+            EncodeError: a part of the value cannot be sent; the text says which part,
+                where it is and what to do.  Outcome NOT_EXECUTED.
         """
         quick = self.encode_quickly(value)
         return self.encode_slowly(value, labels=labels) if quick is None else quick
 
     def encode_slowly(self, value: Any, *, labels: Sequence[str] = ()) -> Encoded:
-        """Encode a value that `encode_quickly` has left, as `encode` does."""
+        """Encode a value for which `encode_quickly` returned None, as `encode` does."""
         encoder = Encoder(self.functions, self.hooks, self.limits, self.stager)
         control = self._encode(encoder, value, labels)
         outbox = encoder.outbox
@@ -111,8 +111,8 @@ class Codec:
     ) -> Encoded:
         """Encode a value for sending with a codec.
 
-        Its buffers are as `encode` makes them until `Encoded.pack` is called, in any
-        thread: that applies the codec.
+        Its buffers are as `encode` makes them.  `Encoded.pack` applies the codec; call
+        it in any thread.
 
         Args:
             compression: the codec.
@@ -120,14 +120,14 @@ class Codec:
             labels: as for `encode`.
 
         Raises:
-            EncodeError: as for `encode`, or the codec would harm a tensor by its dtype.
+            EncodeError: as for `encode`, or the codec would harm a tensor of its dtype.
         """
         encoder = Encoder(self.functions, self.hooks, self.limits, self.stager)
         control = self._encode(encoder, value, labels)
         outbox = encoder.outbox
         gradient_tensors, copied = encoder.gradient_tensors, outbox.bytes_copied
         shared = _storages_of(encoder)
-        if not outbox.buffers or shared:  # what refers to memory goes as it is
+        if not outbox.buffers or shared:  # references to memory are sent unchanged
             return Encoded(
                 control,
                 outbox.buffers,
@@ -156,8 +156,9 @@ class Codec:
         if size_bytes > self.limits.unpacked_bytes_max:
             raise Unsendable(
                 value,
-                f"{size_bytes} bytes, and at most {self.limits.unpacked_bytes_max} can"
-                " be sent with a codec (unpacked_bytes_max); send several, or without",
+                f"the payload has {size_bytes} bytes; with a codec the limit is"
+                f" {self.limits.unpacked_bytes_max} (unpacked_bytes_max): split it, or"
+                " send it without a codec",
             )
 
     def open(
@@ -166,7 +167,7 @@ class Codec:
         """Check a message that `compression.is_packed`, to be unpacked in a thread.
 
         Raises:
-            DecodeError: it can never be unpacked.
+            DecodeError: the message can never be unpacked.
         """
         return PackedMessage(control, buffers, self.limits.unpacked_bytes_max)
 
@@ -178,7 +179,7 @@ class Codec:
             if error.value is value:
                 where = self._first_unsendable(value, labels) or where
             refused, cause = f"{where}: {error.problem}", error.__cause__
-        except EncodeError:  # of the stager: it has the words
+        except EncodeError:  # from the stager, with its text
             raise
         except KeyboardInterrupt:
             raise
@@ -186,14 +187,14 @@ class Codec:
             where = self._first_unsendable(value, labels) or "value"
             problem = f"{where}: {words_of(error)}"
             raise _unencodable(problem) from error
-        # Out of its reach: that error holds the value, which would live with this one.
+        # Outside the handler: the error there holds the value; it would be __context__.
         try:
             raise _unencodable(refused) from cause
         finally:
-            del cause  # its traceback leads to this frame: they would keep each other
+            del cause  # its traceback refers to this frame: a cycle
 
     def _first_unsendable(self, value: Any, labels: Sequence[str]) -> str:
-        """Return where in a request the first part is that cannot travel by itself."""
+        """Return the path of the first part of a request that cannot be sent."""
         if not labels:
             return ""
         for path, part in parts_of(value, labels):
@@ -203,10 +204,10 @@ class Codec:
         return " and ".join(labels)
 
     def encode_plain(self, value: Any) -> bytes:
-        """Return the control part of a value that is numbers, text, and lists of them.
+        """Return the control part of a value made of numbers, text, and lists of them.
 
         Raises:
-            EncodeError: some part of it cannot travel.
+            EncodeError: a part of the value cannot be sent.
         """
         control = self._quick.write_flat(value)
         if control is None or len(control) > self.limits.control_bytes_max:
@@ -214,12 +215,12 @@ class Codec:
         return control
 
     def encode_quickly(self, value: Any) -> Encoded | None:
-        """Encode a value that needs neither hooks nor an encoder's state, if it is one.
+        """Encode a value that needs neither hooks nor an encoder's state, else None.
 
         Such a value holds no reference.
 
         Raises:
-            EncodeError: it changes while it is read.
+            EncodeError: another thread changes the value while it is read.
         """
         try:
             found = self._quick.write(value)
@@ -236,10 +237,10 @@ class Codec:
         buffers: Sequence[memoryview],
         on_gradient: OnGradient | None = None,
     ) -> Any:
-        """Decode a value that `encode_quickly` may have made; `UNREAD` if it is other.
+        """Decode a value as `encode_quickly` makes them; `UNREAD` for all others.
 
-        What is malformed is `UNREAD` too: `decode` says what is wrong with it.  Then
-        nothing has been done, `on_gradient` was not called.
+        A malformed message is `UNREAD` too: `decode` says what is wrong with it.  If
+        the result is `UNREAD`, `on_gradient` has not been called.
         """
         if len(control) > self.limits.control_bytes_max:
             return UNREAD
@@ -256,17 +257,17 @@ class Codec:
 
         Args:
             control: as encoded, or packed; not trusted.
-            buffers: as encoded, each in memory of its own that may be written to: the
-                tensors and arrays of the value are made over it, not copied.  A
-                read-only buffer is copied.
-            on_gradient: is given each tensor (any shape) that required a gradient at
-                the sender, without one, in the order of `Encoded.gradient_tensors`;
-                what it returns takes the tensor's place.  None: they require a gradient
-                and are leaves.
+            buffers: as encoded, each in writable memory of its own: the tensors and
+                arrays of the value are made over it, not copied.  A read-only buffer is
+                copied.
+            on_gradient: called for each tensor (any shape) that required a gradient at
+                the sender, in the order of `Encoded.gradient_tensors`; the argument
+                requires none, and the result replaces it.  None: these tensors become
+                leaves that require a gradient.
 
         Raises:
-            DecodeError: the bytes are not a value, or it cannot be rebuilt here.
-            RejectedError: the policy forbids it.  Outcome NOT_EXECUTED.
+            DecodeError: the bytes are not a value, or the value cannot be rebuilt here.
+            RejectedError: the policy forbids the value.  Outcome NOT_EXECUTED.
         """
         if packing.is_packed(control):
             control, buffers = self.open(control, buffers).unpack()
@@ -284,14 +285,14 @@ class Codec:
     def encoded_bytes(
         self, value: object, *, takes_references: bool = False
     ) -> int | None:
-        """Return how long the control part of a value is; None if it cannot travel.
+        """Return the length of a value's control part; None if it cannot be sent.
 
-        Nor can, under STRICT, what names a function or a class that may not be called:
-        the reader would refuse all of the message for it.  No hook is called.
+        Under STRICT that includes a value with a function or class that peers may not
+        call: the reader would refuse the whole message.  No hook is called.
 
         Args:
             value: any.
-            takes_references: whether it is part of a call, which counts references.
+            takes_references: whether the value is part of a call, which counts them.
         """
         kind = type(value)
         if kind is str:
@@ -329,29 +330,32 @@ class Codec:
         if len(control) > self.limits.control_bytes_max:
             raise Unsendable(
                 value,
-                f"{len(control)} bytes without the tensors, and at most"
-                f" {self.limits.control_bytes_max} can be sent: put bulk into tensors,"
+                f"the value takes {len(control)} bytes besides its tensors; the limit"
+                f" is {self.limits.control_bytes_max}"
+                " (MessageLimits.control_bytes_max): put large data into tensors,"
                 " arrays or bytes, or stream it",
             )
         return control
 
     def _control_of_deep(self, encoder: Encoder, value: Any) -> bytes:
-        """Encode what contains itself; pickle keeps cycles."""
+        """Encode a value that contains itself; pickle keeps cycles."""
         if self.functions.policy is not Policy.TRUSTED:
             raise Unsendable(
                 value,
-                f"containers nested deeper than {self.limits.depth_max} levels, or"
-                " one that contains itself, cannot be sent under policy strict; flatten"
+                "under policy strict containers must not be nested deeper than"
+                f" {self.limits.depth_max} levels, nor contain themselves; flatten"
                 " them",
             )
         try:
             return encoder.encode(value, pickled=True)
         except TooDeep as error:
-            raise Unsendable(value, "it is nested too deeply; flatten it") from error
+            raise Unsendable(
+                value, "the value is nested too deeply; flatten it"
+            ) from error
 
 
 class _DryHooks:
-    """Stands for the hooks when nothing will be sent."""
+    """Stands in for the hooks when nothing will be sent."""
 
     def __init__(
         self, handled: tuple[type, ...] = (), *, takes_references: bool = False
@@ -360,13 +364,13 @@ class _DryHooks:
         self._takes_references = takes_references
 
     def lower(self, value: Any) -> None:
-        """Refuse, unless it is of a call or its result, which count references."""
+        """Refuse a value, unless it belongs to a call, which counts references."""
         if self._takes_references:
             return
         raise _unencodable(f"a {type(value).__qualname__} outside of a call")
 
     def lift(self, tree: Any) -> None:
-        """Never called: nothing that was encoded so is ever decoded."""
+        """Never called: what these hooks encode is never decoded."""
 
 
 def _storages_of(encoder: Encoder) -> dict[bytes, torch.UntypedStorage] | None:

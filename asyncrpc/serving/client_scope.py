@@ -1,7 +1,7 @@
-"""What happens beside a handler: its client is watched, and may leave.
+"""Watches the client of a handler, and cancels the handler when the client leaves.
 
-Invariant: a block that a client's leaving has cut off ends as if it had returned; any
-other cancellation passes through.
+Invariant: a block that is cancelled because its client left ends as if it had returned;
+any other cancellation passes through.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Self
 
 
 class ClientLeftError(ConnectionResetError):
-    """The client has closed its connection: there is nobody to answer."""
+    """The client has closed its connection, so no answer can be sent."""
 
 
 class ClientScope:
@@ -26,7 +26,7 @@ class ClientScope:
     """
 
     def __init__(self) -> None:
-        """Begin with a client that is there."""
+        """Begin with a connected client."""
         self.has_left = False
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
@@ -44,12 +44,12 @@ class ClientScope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        """End the block; it has not failed if `leave` has cut it off."""
+        """End the block; it has not failed if `leave` has cancelled it."""
         task, self._task = self._task, None
         assert task is not None
         if not self.has_left:
             return False
-        # As `asyncio.timeout`, which takes a turn of the loop more to cancel.
+        # Like `asyncio.timeout`, which takes one more loop iteration to cancel.
         is_alone = task.uncancel() <= self._cancelling
         return is_alone and kind is not None and issubclass(kind, CancelledError)
 
@@ -62,7 +62,7 @@ class ClientScope:
 
 @asynccontextmanager
 async def beside(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run a coroutine as long as a block; an error of it is left unsaid.
+    """Run a coroutine for the duration of a block; ignore its error.
 
     Cancellation:
         The coroutine has been cancelled, and is not waited for.
@@ -74,4 +74,4 @@ async def beside(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         task.cancel()
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # so that asyncio does not tell of it
+            task.exception()  # so that asyncio does not log it

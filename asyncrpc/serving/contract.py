@@ -1,4 +1,4 @@
-"""What both doors do by one contract: deadlines from headers, answers to errors."""
+"""The contract that aiohttp and ASGI share: deadlines from headers, error answers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from asyncrpc.serving.machine.error_answers import (
     is_overloaded_status,
 )
 
-# A token of RFC 9110, which is what names of headers are.
+# The name of a header is a token of RFC 9110.
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 
 
 class Contract:
-    """The options of a middleware, and what follows from them for one request.
+    """The options of a middleware, applied to single requests.
 
     Source: docs/reference/serving.md.
     """
@@ -41,11 +41,12 @@ class Contract:
         Args:
             timeout_s: seconds that a request may take; None: no limit.
             retry_after_s: seconds after which a client may try again.
-            deadline_header: name of the header that shortens it; None: there is none.
-            overloaded_status: of HTTP, for `OverloadedError`.
+            deadline_header: name of the header that shortens `timeout_s`; None: no
+                header does.
+            overloaded_status: the HTTP status for `OverloadedError`.
 
         Raises:
-            UsageError: an argument is of another kind, or out of its range.
+            UsageError: an argument has the wrong type, or is out of range.
         """
         if timeout_s is not None:
             check_duration("timeout_s", timeout_s)
@@ -61,7 +62,7 @@ class Contract:
         self._overloaded_status = overloaded_status
 
     def header_of(self, find: Callable[[str], Sequence[str]]) -> Sequence[str]:
-        """Return what the headers hold that may shorten the deadline.
+        """Return the values of the headers that may shorten the deadline.
 
         Args:
             find: returns the values of all headers of a name.
@@ -73,18 +74,18 @@ class Contract:
         """Return the seconds that a request may take; None: there is no limit.
 
         Args:
-            values: what `header_of` has returned.
+            values: the result of `header_of`.
 
         Raises:
-            BadDeadlineError: the client wrote something else than milliseconds.
-            NoTimeLeftError: the request may take no time.
+            BadDeadlineError: the header is not a number of milliseconds.
+            NoTimeLeftError: the time allowed is 0.
         """
         return time_allowed_s(self._deadline_header or "", values, self._timeout_s)
 
     def answer_to(
         self, error: Exception, *, is_over: bool, is_closed: bool
     ) -> ErrorAnswer | None:
-        """Return what the client is told of an error; None: it is not ours to answer.
+        """Return the answer to an error; None: the middleware does not answer it.
 
         Args:
             error: that a handler raised.

@@ -1,4 +1,4 @@
-"""Shows a group of workers on a page of torch's debug server, to who has a token."""
+"""Shows a group of workers on a page of torch's debug server, guarded by a token."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def debug_handler(
     """Return a page for torch's debug server that shows the group of a worker.
 
     The page, `/asyncrpc`, says why the group waits, as `asyncrpc why` does, and lists
-    its calls and collectives under way.  torch's server asks nobody who they are, so
-    the page does: the browser asks for the token, as a password, with any name of a
-    user; a program sends it as `Authorization: Bearer TOKEN`.  The server's process
-    looks at the workers as an observer, also at those that are blocked.
+    its calls and collectives under way.  torch's server has no authentication, so the
+    page has its own: the browser asks for the token as a password, with any user name;
+    a program sends it as `Authorization: Bearer TOKEN`.  The server's process looks at
+    the workers as an observer, including workers that are blocked.
 
-    The token travels unencrypted, as all of torch's server does: reach it through a
-    tunnel.  Anybody who reaches its other pages sees them.
+    Like all traffic of torch's server, the token is sent unencrypted: reach the server
+    through a tunnel.  Its other pages are not protected by the token.
 
     Args:
-        worker: a running one of this process, with the secret or certificates of its
-            group.
-        token: what is asked for: at least 16 characters of ASCII, as
-            `secrets.token_urlsafe()` makes; not the secret of the group.
+        worker: a running worker of this process, with the secret or certificates of
+            its group.
+        token: the password: at least 16 ASCII characters, as from
+            `secrets.token_urlsafe()`; not the secret of the group.
         after_s: seconds after which a wait counts as too long.
 
     Returns:
@@ -43,8 +43,8 @@ def debug_handler(
 
     Raises:
         NotStartedError: the worker does not run.
-        UsageError: an argument is of another kind; or this torch has no debug server
-            that takes handlers.
+        UsageError: an argument has the wrong type; or the debug server of this torch
+            takes no handlers.
 
     Example:
         >>> from torch.distributed.debug import start_debug_server
@@ -65,24 +65,24 @@ def debug_handler(
     secret = options.secret_bytes
     if secret is not None and hmac.compare_digest(secret, token.encode()):
         raise UsageError(
-            "token must not be the secret of the group, as it travels unencrypted; "
-            "take secrets.token_urlsafe()"
+            "token must not be the secret of the group, because it is sent "
+            "unencrypted; use secrets.token_urlsafe()"
         )
     try:
         from asyncrpc.serving.debug_page import GroupPage  # noqa: PLC0415
     except ImportError as error:
         raise UsageError(
-            "debug_handler needs torch.distributed.debug that takes handlers, as in "
+            "debug_handler needs a torch.distributed.debug that takes handlers, as in "
             f"torch 2.13: {error}"
         ) from error
     return GroupPage(_address_of(worker), options, token, after_s)
 
 
 def _address_of(worker: Worker) -> str:
-    """Return the address at which another process of this host finds a worker best."""
+    """Return the address of a worker that suits another process of this host best."""
     known = (*worker.addresses, *worker.parts.listening)
     if not known:
         raise UsageError(
-            f"worker {worker.name!r} listens nowhere, so nobody can look at it"
+            f"worker {worker.name!r} has no address, so it cannot be looked at"
         )
     return next((one for one in known if one.startswith(_SCHEMES)), known[0])

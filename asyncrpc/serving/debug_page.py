@@ -1,11 +1,11 @@
 """The page of a group of workers in torch's debug server.
 
-torch's server has a process of its own, and a thread for each request.  So the page has
-no worker: it looks at the group as an observer, on an event loop of its own.  torch's
-server sends what a handler returns with status 200; the page sends its own answers, to
-refuse who has no token, and to let no cache keep what it shows.
+torch's server has its own process, and a thread for each request.  So the page has no
+worker: it looks at the group as an observer, on its own event loop.  torch's server
+sends the result of a handler with status 200; the page sends its own answers, to refuse
+requests without the token, and to forbid caching.
 
-This imports what only newer versions of torch have.
+This module imports parts that only newer versions of torch have.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _TEMPLATE: Final = """
 """
 _REFUSAL: Final = (
     "This page needs the token that its program gave to debug_handler: as the password "
-    "here, with any name of a user, or as the header 'Authorization: Bearer TOKEN'.\n"
+    "here, with any user name, or as the header 'Authorization: Bearer TOKEN'.\n"
 )
 
 
@@ -69,7 +69,7 @@ class ShownTable(NamedTuple):
         title: above it.
         heading: of its columns.
         rows: of cells.
-        nothing: in place of no rows.
+        nothing: text if there are no rows.
     """
 
     title: str
@@ -81,7 +81,7 @@ class ShownTable(NamedTuple):
 class GroupPage(DebugHandler):
     """The page; see `debug_handler`.
 
-    It holds the secret and the token, so it shows neither of itself.
+    It holds the secret and the token, so its repr shows neither.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class GroupPage(DebugHandler):
         self._after_s = after_s
 
     def routes(self) -> list[Route]:
-        """Return the one path."""
+        """Return the route of the page."""
         return [Route(PATH, self._answer)]
 
     def nav_links(self) -> list[NavLink]:
-        """Return the link in torch's row of links."""
+        """Return the link for torch's navigation bar."""
         return [NavLink(PATH, "asyncrpc")]
 
     def templates(self) -> dict[str, str]:
@@ -114,7 +114,7 @@ class GroupPage(DebugHandler):
         return "\n".join(lines)
 
     def dump_filename(self) -> str:
-        """Return what `enabled_dumps` calls it."""
+        """Return the name of the dump in `enabled_dumps`."""
         return "asyncrpc"
 
     # --- requests --------------------------------------------------------------------
@@ -131,7 +131,7 @@ class GroupPage(DebugHandler):
         return _send(request, HTTPStatus.OK, "text/html", page, {})
 
     def _is_let_in(self, given: str) -> bool:
-        """Return whether a header has the token, in a time that tells nothing of it."""
+        """Return whether a header has the token, compared in constant time."""
         scheme, _, rest = given.partition(" ")
         token = rest.strip().encode(errors="replace")
         if scheme.lower() == "basic":
@@ -150,7 +150,7 @@ class GroupPage(DebugHandler):
             async with Observer(self._options) as observer:
                 view = await view_of(observer, self._address, with_collectives=True)
         except AsyncRpcError as error:
-            problem = f"nothing can be seen: {error}"
+            problem = f"the group cannot be looked at: {error}"
             return [ShownTable("Why it waits", (), [], problem)]
         reasons = _reasons(view, self._after_s)
         return [reasons, _calls(view), _collectives(view), _workers(view)]
@@ -163,7 +163,7 @@ def _send(
     body: bytes,
     headers: dict[str, str],
 ) -> bytes:
-    """Send an answer; what torch's server sends after it, and logs, goes nowhere."""
+    """Send an answer; drop what torch's server would send and log after it."""
     request.send_response(status)
     request.send_header("Content-Type", f"{kind}; charset=utf-8")
     request.send_header("Content-Length", str(len(body)))
@@ -179,7 +179,7 @@ def _send(
 
 
 def _log_nothing(*_: object) -> None:
-    """Do nothing, in place of a line that would say 200 whatever was answered."""
+    """Do nothing: torch's server would log status 200 for any answer."""
 
 
 def _reasons(view: GroupView, after_s: float) -> ShownTable:

@@ -1,11 +1,11 @@
-"""A stream of items as server-sent events, over whichever door.
+"""A stream of items as server-sent events, in aiohttp and ASGI alike.
 
-The response begins with the first item, or when that is slow to come.  So a stream that
-is refused at once is answered by an error of its own status, as any request; an error
-that comes later is an event `error`, the last one.
+The response begins with the first item, or earlier if that is slow to come.  So a
+stream that is refused at once is answered with its own status, like any request; a
+later error is the last event, `error`.
 
-Each item is written before the next one is asked for, and a write waits while the
-client does not read: the credit of `Peer.stream` reaches to the browser.
+Each item is written before the next one is requested, and a write waits while the
+client does not read: the credit of `Peer.stream` extends to the browser.
 
 Source: the HTML standard, "Server-sent events".
 """
@@ -29,10 +29,10 @@ from asyncrpc.serving.request_deadline import is_over, until_deadline
 
 logger = logging.getLogger("asyncrpc")
 
-KEEP_ALIVE_S: Final = 15.0  # proxies close what is silent for a minute, or half of one
-BEGIN_WITHIN_S: Final = 1.0  # of what is refused, the refusal comes in milliseconds
+KEEP_ALIVE_S: Final = 15.0  # proxies close connections that are silent for 30 or 60 s
+BEGIN_WITHIN_S: Final = 1.0  # a refusal comes within milliseconds
 
-# Items; or what returns them, given the `Last-Event-ID` of the browser.
+# Items; or a function that returns them, given the `Last-Event-ID` of the browser.
 EventSource: TypeAlias = AsyncIterable[Any] | Callable[[str], AsyncIterable[Any]]
 
 
@@ -60,7 +60,7 @@ class EventOptions:
 
     Attributes:
         encode: makes the text of an item's data.
-        end_event: type of an event that ends a stream which was complete; empty: none.
+        end_event: type of an event that ends a complete stream; empty: none.
         keep_alive_s: seconds of silence after which a comment is sent; None: never.
         begin_within_s: seconds after which the response begins without an item.
     """
@@ -78,10 +78,10 @@ class EventOptions:
         keep_alive_s: float | None,
         begin_within_s: float,
     ) -> Self:
-        """Return these options of a program.
+        """Return the checked options of a program.
 
         Raises:
-            UsageError: one is of another kind, or out of its range.
+            UsageError: an option has the wrong type, or is out of range.
         """
         check_callable("encode", encode)
         sse.check_line("end_event", end_event)
@@ -98,7 +98,7 @@ class EventSender:
     """
 
     def __init__(self, channel: EventChannel, options: EventOptions) -> None:
-        """Send nothing yet.
+        """Prepare to send.
 
         Args:
             channel: takes the bytes.
@@ -115,7 +115,7 @@ class EventSender:
         """Send a stream to its end, which may be an error.
 
         Args:
-            items: are closed, if they can be.
+            items: closed at the end, if possible.
 
         Raises:
             ClientLeftError: the client has left.
@@ -131,7 +131,7 @@ class EventSender:
             raise ClientLeftError
 
     async def send_head(self) -> None:
-        """Answer a request for the head of the response alone.
+        """Answer a request that only wants the head of the response.
 
         Raises:
             ClientLeftError: the client has left.
@@ -165,11 +165,11 @@ class EventSender:
             self._sent_s = self._loop.time()
 
     async def _keep_alive(self, client: ClientScope) -> None:
-        """Begin the response in time, and break silence, until the client leaves."""
+        """Begin the response in time, and send comments, until the client leaves."""
         try:
             await asyncio.sleep(self._options.begin_within_s)
             if not self.has_begun:
-                await self._send(sse.COMMENT)  # without it some servers wait
+                await self._send(sse.COMMENT)  # some servers wait for the first bytes
             await self._break_silence()
         except ClientLeftError:
             client.leave()
@@ -185,7 +185,7 @@ class EventSender:
 
 
 def failure_of(error: BaseException) -> ErrorAnswer:
-    """Return what a client is told of an error after its response began; log it."""
+    """Return the answer to an error after the response began; log the error."""
     worker = current_worker_var.get()
     found = answer_to(
         error,
@@ -200,13 +200,13 @@ def failure_of(error: BaseException) -> ErrorAnswer:
 
 
 def error_event(answer: ErrorAnswer) -> bytes:
-    """Return the event that ends a stream which failed."""
+    """Return the event that ends a failed stream."""
     return sse.encoded(sse.ServerSentEvent(answer.body, "error"), lambda text: text)
 
 
 @asynccontextmanager
 async def closed(items: AsyncIterable[Any]) -> AsyncIterator[AsyncIterator[Any]]:
-    """Iterate over a stream, and close it, if it can be: a remote `finally` runs."""
+    """Iterate over a stream, and close it if possible: a remote `finally` runs."""
     iterator = aiter(items)
     try:
         yield iterator
@@ -217,10 +217,10 @@ async def closed(items: AsyncIterable[Any]) -> AsyncIterator[AsyncIterator[Any]]
 
 
 def source_of(stream: EventSource, last_event_id: str) -> AsyncIterable[Any]:
-    """Return the items that a response was given, or what its function returns.
+    """Return the items of a response, or those that its function returns.
 
     Raises:
-        UsageError: the function returned something else.
+        UsageError: the function did not return an asynchronous iterator.
     """
     if isinstance(stream, AsyncIterable):
         return stream
@@ -238,4 +238,5 @@ def source_of(stream: EventSource, last_event_id: str) -> AsyncIterable[Any]:
 def check_source(name: str, stream: object) -> None:
     """Raise UsageError unless an argument is a stream, or a function of one."""
     if not isinstance(stream, AsyncIterable) and not callable(stream):
-        raise wrong(name, "an asynchronous iterator, or what returns one", stream)
+        wanted = "an asynchronous iterator, or a function that returns one"
+        raise wrong(name, wanted, stream)

@@ -1,4 +1,4 @@
-"""How long a worker lives that an application was given: as long as the application."""
+"""Ties the life of a worker to that of an application."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import TypeAlias
 from asyncrpc.arguments import check_kind, wrong
 from asyncrpc.runtime.worker import Worker
 
-# One that has not been started, or a function that makes one, or one that runs.
+# A worker, started or not, or a function that makes one.
 WorkerSource: TypeAlias = Worker | Callable[[], Worker]
 
 
 def check_worker_source(worker: object) -> None:
     """Raise UsageError unless an argument is a worker, or callable."""
     if not isinstance(worker, Worker) and not callable(worker):
-        raise wrong("worker", "a Worker, or what makes one", worker)
+        raise wrong("worker", "a Worker, or a function that makes one", worker)
 
 
 def worker_of(source: WorkerSource) -> Worker:
-    """Return the worker, or what the function makes.
+    """Return the worker, or the one that the function makes.
 
     Raises:
-        UsageError: it makes something else.
+        UsageError: worker() did not return a Worker.
     """
     chosen = source if isinstance(source, Worker) else source()
     check_kind("what worker() returns", chosen, Worker, "a Worker")
@@ -32,7 +32,7 @@ def worker_of(source: WorkerSource) -> Worker:
 
 @asynccontextmanager
 async def running(worker: Worker) -> AsyncIterator[None]:
-    """Start a worker, and end it with the block; leave one that runs as it is.
+    """Start a worker, and end it with the block; leave a running one as it is.
 
     Raises:
         RendezvousTimeoutError: not every worker of the group appeared.

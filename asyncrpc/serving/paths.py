@@ -1,4 +1,4 @@
-"""Paths that a program gives to routes of ours."""
+"""Paths that a program chooses for routes of asyncrpc."""
 
 from __future__ import annotations
 

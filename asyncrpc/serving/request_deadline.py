@@ -1,8 +1,7 @@
-"""The deadline of a request: it cuts the handler off, and a stream a moment later.
+"""The deadline of a request: it cancels the handler, and a stream a moment later.
 
-`asyncrpc.deadline` cancels its block.  A stream to a client must rather say that its
-time is over, and for that it needs a moment: it puts the cutting off by `ENDING_S`,
-and ends by itself.
+`asyncrpc.deadline` cancels its block.  A stream must first tell its client that its
+time is over: it postpones the cancellation by `ENDING_S`, and ends by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from typing import Final
 from asyncrpc.clock import Deadline
 from asyncrpc.runtime.calls.context import deadline_var
 
-# Calls watch the deadline themselves and say more of it.  As of `asyncrpc.deadline`.
+# Calls watch the deadline themselves, and their error says more.  The same time as in
+# `asyncrpc.deadline`.
 _GRACE_S: Final = 0.005
 # uvloop's timers are early, by 1 ms at most.
 _EARLY_S: Final = 0.002
@@ -28,14 +28,14 @@ _current: Final[ContextVar[RequestDeadline | None]] = ContextVar(
 
 
 class RequestDeadline:
-    """The time at which a handler is cut off.
+    """The time at which a handler is cancelled.
 
     Attributes:
         limit: the deadline.
     """
 
     def __init__(self, limit: Deadline) -> None:
-        """Cut nothing off yet.
+        """Prepare; `cutting_off` starts the timer.
 
         Args:
             limit: by the clock of the running loop.
@@ -50,7 +50,7 @@ class RequestDeadline:
         """Cancel a block at the deadline.
 
         Raises:
-            TimeoutError: it passed.
+            TimeoutError: the deadline passed.
 
         Cancellation:
             Passes through.
@@ -64,13 +64,13 @@ class RequestDeadline:
                 self._timer.cancel()
 
     def put_off(self, by_s: float) -> None:
-        """Cut off so many seconds later than the deadline."""
+        """Cancel `by_s` seconds after the deadline instead."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_at(self.limit.at_s + by_s, self._cut_off)
 
     def _cut_off(self) -> None:
-        # Counted from when the loop came to it, which may be late.
+        # Counted from now, as the loop may have been late.
         self._scope.reschedule(self._loop.time() + _GRACE_S)
 
 
@@ -82,7 +82,7 @@ async def request_deadline(timeout_s: float | None) -> AsyncIterator[None]:
         timeout_s: seconds from now; None adds no limit.
 
     Raises:
-        TimeoutError: it passed.
+        TimeoutError: `timeout_s` or an outer deadline passed.
 
     Cancellation:
         Passes through.
@@ -104,10 +104,10 @@ async def request_deadline(timeout_s: float | None) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def until_deadline() -> AsyncIterator[None]:
-    """Let `TimeoutError` end a stream at the current deadline, and not a cancellation.
+    """End a stream at the current deadline by `TimeoutError`, not by a cancellation.
 
     Raises:
-        TimeoutError: it passed.
+        TimeoutError: the deadline passed.
 
     Cancellation:
         Passes through.
@@ -124,6 +124,6 @@ async def until_deadline() -> AsyncIterator[None]:
 
 
 def is_over() -> bool:
-    """Return whether the deadline of what runs here has passed."""
+    """Return whether the current deadline has passed."""
     limit = deadline_var.get()
     return limit is not None and limit.at_s <= asyncio.get_running_loop().time()

@@ -1,9 +1,9 @@
-"""A websocket that a stream answers, over whichever door.
+"""A websocket that is answered by a stream, in aiohttp and ASGI alike.
 
-One task reads what the client sends, into a queue with a bound; the handler's own task
-writes the items.  An item is written before the next one is asked for, and a write
-waits while the client does not read; a queue that is full is not read into, so a client
-that sends too much waits as well.
+One task reads the messages of the client into a bounded queue; the handler's own task
+writes the items.  An item is written before the next one is requested, and a write
+waits while the client does not read.  While the queue is full, nothing is read, so a
+client that sends too much waits as well.
 
 Source: RFC 6455, "The WebSocket Protocol".
 """
@@ -32,9 +32,9 @@ from asyncrpc.serving.request_deadline import until_deadline
 
 logger = logging.getLogger("asyncrpc")
 
-MESSAGES_MAX: Final = 16  # as many as a stream runs ahead
+MESSAGES_MAX: Final = 16  # as many items as a stream runs ahead
 SocketData: TypeAlias = str | bytes
-# Items; or what returns them, given the messages of the client.
+# Items; or a function of the client's messages that returns them.
 SocketSource: TypeAlias = (
     AsyncIterable[Any] | Callable[["SocketMessages"], AsyncIterable[Any]]
 )
@@ -71,11 +71,11 @@ class SocketClosure:
 class SocketMessages(AsyncIterator[SocketData]):
     """What the client of a websocket sends: text as `str`, binary data as `bytes`.
 
-    It does not end: when the client leaves, what reads it is cancelled.
+    It does not end: when the client leaves, its reader is cancelled.
     """
 
     def __init__(self, messages_max: int) -> None:
-        """Hold nothing yet.
+        """Begin with no message.
 
         Args:
             messages_max: messages that are held; the client waits to send more.
@@ -83,7 +83,7 @@ class SocketMessages(AsyncIterator[SocketData]):
         self._queue = asyncio.Queue[SocketData](messages_max)
 
     async def put(self, message: SocketData) -> None:
-        """Hold a message; wait for room."""
+        """Add a message; wait for room."""
         await self._queue.put(message)
 
     def __aiter__(self) -> Self:
@@ -91,7 +91,7 @@ class SocketMessages(AsyncIterator[SocketData]):
         return self
 
     async def __anext__(self) -> SocketData:
-        """Return the next message, when it comes.
+        """Wait for the next message, and return it.
 
         Cancellation:
             No message is lost.
@@ -103,7 +103,7 @@ def as_frame(value: Any) -> SocketData:
     """Return a value as a message: bytes as binary data, all else as JSON.
 
     Raises:
-        UsageError: JSON has no such value.
+        UsageError: the value cannot be written as JSON.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
@@ -111,7 +111,7 @@ def as_frame(value: Any) -> SocketData:
 
 
 def protocols_for(offered: Collection[str], spoken: Sequence[str]) -> tuple[str, ...]:
-    """Return the subprotocol of a websocket: the server's best one that is offered.
+    """Return the subprotocol of a websocket: the best one that both sides speak.
 
     Args:
         offered: by the client.
@@ -173,7 +173,7 @@ async def _write(
 async def _read(
     channel: SocketChannel, messages: SocketMessages | None, scope: ClientScope
 ) -> None:
-    """Read until the client leaves; without a reader its messages are left unread."""
+    """Read until the client leaves; drop its messages if nothing takes them."""
     try:
         while (message := await channel.receive()) is not None:
             if messages is not None:

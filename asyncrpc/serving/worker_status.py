@@ -1,7 +1,7 @@
 """The state of a worker, as load balancers and people ask for it.
 
-Whether the peers are well is not asked: a lost peer is no reason to take this process
-away.
+The state of the peers does not count: a lost peer is not a reason to take this process
+out of service.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class WorkerStatus:
     Attributes:
         name: the worker's name.
         world_size: number of workers in the group; 0 if it is not fixed.
-        ready: whether it has met the others and does not drain.
+        ready: whether it has joined the group and does not drain.
         draining: whether its shutdown has begun.
         peers: names of the workers it is connected to, sorted.
-        calls_in_flight: calls that it has made and that are not answered yet.
+        calls_in_flight: calls that it has made and that are not yet answered.
         calls_served: calls from others that are running here.
     """
 
@@ -39,7 +39,7 @@ class WorkerStatus:
 
 
 def status_of(worker: Worker) -> WorkerStatus:
-    """Return the state of a worker, started or not.  Waits for nothing.
+    """Return the state of a worker, started or not, without waiting.
 
     Raises:
         UsageError: `worker` is not a Worker.
@@ -59,10 +59,10 @@ def status_of(worker: Worker) -> WorkerStatus:
 
 
 def ready_body(workers: Sequence[Worker | None]) -> tuple[int, dict[str, Any]]:
-    """Return the status and the JSON by which the check for readiness answers.
+    """Return the status and the JSON answer of the readiness check.
 
     Args:
-        workers: those that must be ready; None: one that is not there yet.
+        workers: the workers that must be ready; None: one that does not exist yet.
     """
     states = [status_of(worker) for worker in workers if worker is not None]
     is_ready = None not in workers and all(state.ready for state in states)

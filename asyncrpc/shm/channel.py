@@ -5,9 +5,10 @@ kernel frees when its holder is killed.  Nothing has a name anywhere: a memfd, t
 eventfds and two sockets that vanish with the last process that has them, however that
 ends.  No thread runs.
 
-What a process holds is counted here, and written to its row of the memory.  A row is
-its process's as long as that has a lock on the row's number (of a file description of
-its own, so that the kernel releases it); the rows of the dead are found by that.
+What a process holds is counted here, and written to its row of the memory.  A row
+belongs to its process as long as the process locks the row's number (with a file
+description of its own, so that the kernel releases the lock); so rows of dead processes
+are found.
 
 The eventfd `items` becomes readable when an item can be taken, and is drained by a
 process that finds none; `room` is a hint for processes that wait for room.  Both are
@@ -96,12 +97,12 @@ class Hold:
 
 
 class _HoldWatch(weakref.ref[Hold]):
-    """Remembers which block it was, and tells when the hold is gone."""
+    """Remembers the block of a hold, and reports when the hold is gone."""
 
     block = NONE  # if a signal's exception struck while it was made
     told: weakref.ref[Hold] | None = None
 
-    # By identity: the referent's hash cannot be had any more when it is gone.
+    # By identity: a referent that is gone has no hash any more.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -113,8 +114,8 @@ class Taken:
     Attributes:
         holds: of its blocks.
         body: its bytes; may be a view of a block that is held.
-        descriptors: that came beside it, ours to close.
-        makes_room: another process waits for room.
+        descriptors: those that came with it; the receiver closes them.
+        makes_room: whether another process waits for room.
     """
 
     holds: list[Hold]
@@ -136,11 +137,11 @@ class Channel:
     """
 
     def __init__(self, ends: Ends) -> None:
-        """Come to a channel; the descriptors of `ends` become ours.
+        """Join a channel; the descriptors of `ends` become ours.
 
         Raises:
             UsageError: `MEMBERS_MAX` processes use it already.
-            OSError: there is no room to map it, or /proc is not there.
+            OSError: the memory cannot be mapped, or /proc is missing.
         """
         self.ends = ends
         layout = Layout(ends.limit_bytes, ends.items_max)
@@ -176,16 +177,16 @@ class Channel:
         self._member = self._exclusively(self._join)
         if self._member == NONE:
             raise UsageError(
-                f"{MEMBERS_MAX} processes use this queue already, which is the most"
+                f"{MEMBERS_MAX} processes use this queue already, which is the limit"
             )
 
     @classmethod
     def create(cls, limit_bytes: int, items_max: int) -> Channel:
-        """Make a new one.
+        """Make a new channel.
 
         Raises:
-            UsageError: this system has no memory without names.
-            OSError: it cannot be had.
+            UsageError: this system does not have memfd_create(2).
+            OSError: no memory or no descriptor is left.
         """
         if not is_supported:
             raise UsageError("shared queues need memfd_create(2), which Linux has")
@@ -216,10 +217,7 @@ class Channel:
         return self._ring.is_full
 
     def offset_of(self, address: int) -> int:
-        """Return where in the memory an address of this process is; `NONE`: not in it.
-
-        What is not in it, is not in a block either.
-        """
+        """Return the offset of an address in the memory; `NONE`: not in a block."""
         offset = address - self.slab.address
         if self.layout.control_bytes <= offset < self.layout.size_bytes:
             return offset
@@ -263,7 +261,7 @@ class Channel:
         """Put an item.
 
         Args:
-            blocks: that it refers to; held here.
+            blocks: the blocks that it refers to, held here.
             body: written outside before, if it does not fit the slot.
             descriptors: to pass along; they stay ours.
 
@@ -319,7 +317,7 @@ class Channel:
             None: the queue is empty.
 
         Raises:
-            OSError: this process can have no more descriptors, and the item has some.
+            OSError: the item has descriptors, and this process can open no more.
         """
         taken = self._exclusively(self._pop)
         if isinstance(taken, OSError):
@@ -355,7 +353,7 @@ class Channel:
 
     def _feed(self) -> None:
         """Wake the processes that wait for room."""
-        with contextlib.suppress(BlockingIOError):  # it is readable all the more
+        with contextlib.suppress(BlockingIOError):  # it is full, and so readable
             os.eventfd_write(self.ends.room, 1)
 
     # --- one at a time ---------------------------------------------------------------
@@ -376,7 +374,7 @@ class Channel:
                 words[DIRTY] = 0
                 self._is_unsure = False
             finally:
-                # After an exception, `DIRTY` is left for who comes next.
+                # After an exception, `DIRTY` is left for the next process.
                 self._mutex.release()
                 self._owner = 0
         if self._dropped:
@@ -384,25 +382,25 @@ class Channel:
         return found
 
     def _repair(self) -> None:
-        """Put everything right after a process, or we, were stopped half-way."""
+        """Repair the state after this process, or another, was stopped half-way."""
         self._words[DIRTY] = 1
         if self._member != NONE:
             self._shelf.set_holds(self._member, self._holders)
         self._reap()
         self._ring.recover()
         self._words[SIGNALLED] = 1
-        os.eventfd_write(self.ends.items, 1)  # who finds none drains it
+        os.eventfd_write(self.ends.items, 1)  # a process that finds no item drains it
         self._feed()
         self._words[DIRTY] = 0
         self._is_unsure = False
 
     def _check(self) -> None:
         if self._is_closed:
-            raise UsageError("this queue is closed here; nothing can go through it")
+            raise UsageError("this queue is closed in this process")
         if os.getpid() != self._pid:
             raise UsageError(
-                "a queue cannot be used in a forked process: start it by 'spawn' or "
-                "'forkserver' and pass it the queue as an argument"
+                "a queue cannot be used in a forked process: start it with 'spawn' "
+                "or 'forkserver' and pass it the queue as an argument"
             )
 
     # --- members and what they hold --------------------------------------------------
@@ -468,7 +466,7 @@ class Channel:
     def _let_go(self, watch: _HoldWatch) -> None:
         """Take back a hold.  Idempotent, since a signal may strike anywhere in it."""
         if watch.block == NONE:
-            return  # the row is written anew by who comes next
+            return  # the next holder of the lock writes the row anew
         holders = self._holders.get(watch.block)
         if holders is not None:
             holders.discard(watch)
@@ -480,9 +478,9 @@ class Channel:
     # --- the end ---------------------------------------------------------------------
 
     def close(self) -> None:
-        """End this process's part; what it holds stays until it lets go.  Idempotent.
+        """End this process's part; what it holds stays until released.  Idempotent.
 
-        No other thread may be waiting in it.
+        No other thread may wait for it.
         """
         if self._is_closed or os.getpid() != self._pid:
             return

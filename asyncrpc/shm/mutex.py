@@ -45,7 +45,7 @@ class RobustMutex:
         self.release = partial(_UNLOCK, self._address)
 
     def create(self) -> None:
-        """Make it; only the creator of the memory does, before others have it."""
+        """Make the mutex; only for the creator of the memory, before others map it."""
         attributes = ctypes.create_string_buffer(_ATTRIBUTES_BYTES)
         _check(_LIBC.pthread_mutexattr_init(attributes))
         _check(_LIBC.pthread_mutexattr_setpshared(attributes, _PROCESS_SHARED))
@@ -57,7 +57,7 @@ class RobustMutex:
         """Take the lock, also after its holder died; wait as long as the holder lives.
 
         Raises:
-            OSError: this thread has it already, or it is no mutex.
+            OSError: this thread holds it already, or the memory is not a mutex.
         """
         # It is held for some microseconds; to sleep and be woken takes ten times that.
         for _ in range(_TRIES):

@@ -3,7 +3,7 @@
 A pair of connected sockets that every process has.  A message is a tag and descriptors;
 the kernel keeps both, in order, whether or not the sender lives on.  A tag says to
 which item of the queue a message belongs; messages of items that were never put, or
-whose taker was killed, are found out by it, and dropped.
+whose taker was killed, are recognized by it and dropped.
 
 Only one process at a time sends or receives: the queue's lock sees to that.
 
@@ -46,7 +46,7 @@ class DescriptorPassage:
             used again.
 
         Raises:
-            OSError: it failed for another reason.
+            OSError: the descriptors cannot be sent for another reason.
         """
         name = _TAG.pack(*tag)
         with _socket(self._sending) as sock:
@@ -62,10 +62,10 @@ class DescriptorPassage:
         return True
 
     def peek(self, tag: Tag, count: int) -> list[int]:
-        """Return the descriptors of the first message of a tag, which stays.
+        """Return the descriptors of the first message of a tag, which stays queued.
 
         Raises:
-            OSError: this process can have no more descriptors; nothing has changed.
+            OSError: this process can open no more descriptors; nothing has changed.
         """
         while True:
             found_tag, found = self._receive(socket.MSG_PEEK)
@@ -82,7 +82,7 @@ class DescriptorPassage:
             count: how many descriptors the tag has.
 
         Raises:
-            OSError: this process can have no more descriptors; these are gone.
+            OSError: this process can open no more descriptors; these are lost.
         """
         self._drop()
         taken: list[int] = []
@@ -120,7 +120,7 @@ def new_pair() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _socket(descriptor: int) -> Iterator[socket.socket]:
-    """Lend a descriptor to a socket, which would complain if it were kept unclosed."""
+    """Lend a descriptor to a socket, which would warn if it were left unclosed."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM, fileno=descriptor)
     try:
         yield sock
@@ -129,7 +129,7 @@ def _socket(descriptor: int) -> Iterator[socket.socket]:
 
 
 def close_all(descriptors: Sequence[int]) -> None:
-    """Close what was received."""
+    """Close received descriptors."""
     for one in descriptors:
         os.close(one)
 

@@ -64,7 +64,7 @@ class Slab:
         """Map a descriptor, which becomes ours.
 
         Raises:
-            OSError: there is no room to map it.
+            OSError: the descriptor cannot be mapped.
         """
         self.descriptor = descriptor
         self.size_bytes = size_bytes
@@ -80,7 +80,7 @@ class Slab:
         """Make a slab; call `prefault` before its pages are used.
 
         Raises:
-            OSError: there is no memory for it.
+            OSError: the memory cannot be allocated.
         """
         descriptor = os.memfd_create(
             "asyncrpc-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
@@ -103,7 +103,7 @@ class Slab:
 
         Raises:
             MalformedError: the descriptor is not of a slab, or not of one of this size.
-            OSError: there is no room to map it.
+            OSError: the slab cannot be mapped.
         """
         try:
             seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
@@ -114,7 +114,7 @@ class Slab:
         if seals & _SEALS != _SEALS or real_bytes != size_bytes or not size_bytes:
             os.close(descriptor)
             raise MalformedError(
-                f"a slab of {real_bytes} bytes with seals {seals:#x}, where a sealed "
+                f"a slab of {real_bytes} bytes with seals {seals:#x}, but a sealed "
                 f"one of {size_bytes} was announced"
             )
         slab = cls(descriptor, size_bytes)
@@ -131,17 +131,17 @@ class Slab:
         return view_memory(owner, self.address + start, nbytes)
 
     def prefault(self) -> Slab:
-        """Make every page, and return the slab; slow: for a thread.
+        """Allocate every page, and return the slab; slow: for a thread.
 
         A huge page is made of one small page of it, the rest of which the kernel fills
-        with zeros: 256 MiB take 15 ms so, and 130 to 650 ms if all small pages are made
-        first.
+        with zeros: 256 MiB take 15 ms in this way, and 130 to 650 ms if all small pages
+        are made first.
         """
         self.prefault_part(0, self.size_bytes)
         return self
 
     def prefault_part(self, start: int, nbytes: int) -> None:
-        """Make the pages of a part; see `prefault`."""
+        """Allocate the pages of a part; see `prefault`."""
         _LIBC.madvise(self.address + start, nbytes, _MADV_HUGEPAGE)
         for piece in range(start, start + nbytes, _PIECE_BYTES):
             length = min(_PIECE_BYTES, start + nbytes - piece)
@@ -156,7 +156,7 @@ class Slab:
         """Give whole pages back to the kernel, in every process; they read as zeros.
 
         Raises:
-            OSError: the kernel does not do that.
+            OSError: the kernel cannot do that.
         """
         if _LIBC.madvise(self.address + start, nbytes, _MADV_REMOVE):
             number = ctypes.get_errno()

@@ -1,6 +1,6 @@
-"""Why something is still pending: what may yet end it, or nothing.
+"""Why a future is still pending: the cause that will end it, or that there is none.
 
-A wait without an end is a defect, and from outside it may look like one with an end.
+A wait that never ends is a defect, but from outside it may look like any other wait.
 So for each wait the cause that will end it is looked up, at both ends of a call if both
 are in this process.
 
@@ -8,17 +8,17 @@ Live causes are:
 
 - an open worker, for the tasks that it has started itself: they end with it;
 - for a call: a deadline; or that it is still connecting, or being packed, by a task of
-  an open worker; or that its link lives and knows it, and the callee has it in hand
-  too.  A callee in another process cannot be looked into: there the link is enough.  So
-  it is while the request waits for credit, or the connection is being resumed: both end
-  with the link;
+  an open worker; or that its link is alive and knows it, and the callee is serving it.
+  A callee in another process cannot be inspected: then the link is enough.  It is also
+  enough while the request waits for credit, or the connection is being resumed: both
+  end with the link;
 - for a stream: the same;
 - for the value of a reference: its owner is open;
 - for a task that waits in code of asyncrpc for others (at a barrier, a rendezvous, in a
-  collective, for a turn, for a connection): the worker is open for which it waits;
+  collective, for a turn, for a connection): the worker for which it waits is open;
 - for a task that awaits a call: the cause of that call.
 
-A worker that has been closed is no cause of anything.
+A closed worker is never a cause.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ AnyFuture: TypeAlias = "asyncio.Future[Any]"
 
 
 def problem_of(one: AnyFuture, places: list[SuspendedLine]) -> str:
-    """Return why nothing will end a future that is pending; empty: something will.
+    """Return why nothing will end a pending future; empty: it has a cause to end.
 
     Args:
         one: the future, or task.
@@ -55,7 +55,7 @@ def problem_of(one: AnyFuture, places: list[SuspendedLine]) -> str:
 
 
 def _problem_of_wait(awaited: object, places: list[SuspendedLine]) -> str:
-    """Return why nothing will end what a task awaits at some places."""
+    """Return why nothing will end the wait of a task; empty: it has a cause to end."""
     if isinstance(awaited, CallFuture | Value):
         return problem_of(awaited, [])
     for place in places:
@@ -68,7 +68,7 @@ def _problem_of_wait(awaited: object, places: list[SuspendedLine]) -> str:
 
 
 def worker_of(places: list[SuspendedLine]) -> Worker | None:
-    """Return the worker for which code of asyncrpc waits, if that can be seen."""
+    """Return the worker for which code of asyncrpc waits; None if it is not known."""
     for place in places:
         found = _worker_in(place.owner)
         if found is not None:
@@ -79,8 +79,8 @@ def worker_of(places: list[SuspendedLine]) -> Worker | None:
 def _worker_in(owner: object) -> Worker | None:
     """Return the worker that an object of asyncrpc is, or belongs to.
 
-    A part does not know its worker, but has parts of it, or belongs to an object that
-    has.
+    A part does not know its worker, but it has parts of the worker, or belongs to an
+    object that has.
     """
     near = [owner, *_held_by(owner)]
     near += [one for part in near[1:] for one in _held_by(part)]
@@ -93,7 +93,7 @@ def _worker_in(owner: object) -> Worker | None:
 
 
 def _belongings(worker: Worker) -> Iterator[object]:
-    """Yield what belongs to one worker and no other."""
+    """Yield objects that belong to one worker and no other."""
     parts = worker.parts
     yield from (worker, parts, parts.identity, parts.lifecycle, parts.calls)
     yield from parts.services

@@ -5,8 +5,8 @@ loop.  They are connected by memory, by real sockets, or by a `testing.network.N
 on a `SimLoop`: then a run is a function of the network's seed, each worker is a host of
 its name, and plain functions run on the loop, as a simulation has no threads.
 
-`ProcessCluster` starts each worker but one in a process of its own; the last one
-belongs to the test, which calls the others, and may kill them.
+`ProcessCluster` starts each worker but one in its own process; the remaining one is in
+the process of the test, which calls the others and may kill them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SECRET: Final = "a secret that every test knows"  # noqa: S105  (it is for test
 
 
 class InlinePool(ThreadPool):
-    """Runs functions on the loop itself, one a turn: for loops without threads."""
+    """Runs functions on the loop, one in each iteration: for loops without threads."""
 
     runs_here = True
 
@@ -61,7 +61,7 @@ class InlinePool(ThreadPool):
         self._waiting: deque[tuple[Job, Done]] = deque()
 
     def submit(self, job: Job, done: Done) -> None:
-        """Run `job` in the next turn of the loop, then `done`."""
+        """Run `job` in the next iteration of the loop, then `done`."""
         self._waiting.append((job, done))
         self._loop.call_soon(self._run_one)
 
@@ -77,7 +77,7 @@ class InlinePool(ThreadPool):
             done(result, None)
 
     async def close(self, timeout_s: float) -> list[str]:
-        """Drop what has not begun; nothing can be left running.
+        """Drop jobs that have not begun; no job can be running.
 
         Cancellation:
             It never waits.
@@ -127,8 +127,8 @@ class Cluster:
             options: of every worker.  With `tcp` and no secret, a secret is added.
 
         Raises:
-            UsageError: neither names nor a count, or they disagree; or an argument is
-                of another kind.
+            UsageError: neither names nor a count is given, or they disagree; or an
+                argument has the wrong type.
         """
         check_names("names", names)
         if count is not None:
@@ -152,11 +152,11 @@ class Cluster:
         """Start every worker.  None becomes the current one: see `acting_as`.
 
         Raises:
-            AsyncRpcError: as `Worker.__aenter__`; those that started are ended.
+            AsyncRpcError: as for `Worker.__aenter__`; the started workers are ended.
             UsageError: no event loop runs here.
 
         Cancellation:
-            Those that started are ended.
+            The started workers are ended.
         """
         loop_for("a Cluster")
         made = [self._make(name, rank) for rank, name in enumerate(self.names)]
@@ -176,7 +176,7 @@ class Cluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End every worker: in order if the block ended well, at once if not."""
+        """End every worker: with a drain if the block ended well, else at once."""
         await self._shut_down(None if error is None else 0.0)
 
     async def _shut_down(self, drain_timeout_s: float | None) -> None:
@@ -236,7 +236,7 @@ class ProcessCluster:
     """A worker here, and others in processes of their own.
 
     Attributes:
-        worker: the one here, of rank 0.
+        worker: the worker here, of rank 0.
         names: of the others.
 
     Example:
@@ -263,7 +263,7 @@ class ProcessCluster:
             method: how the processes start; see `multiprocessing.launch`.
 
         Raises:
-            UsageError: an argument is of another kind.
+            UsageError: an argument has the wrong type.
         """
         check_names("names", names)
         check_text("name", name)
@@ -283,7 +283,7 @@ class ProcessCluster:
         """Start the processes, and the worker here.
 
         Raises:
-            RendezvousTimeoutError: a process did not come up in time.
+            RendezvousTimeoutError: a process did not start in time.
             UsageError: no event loop runs here.
 
         Cancellation:
@@ -315,7 +315,7 @@ class ProcessCluster:
         """Tell the processes to end, and wait for them.
 
         Raises:
-            ProcessFailedError: one failed that was not killed by this object.
+            ProcessFailedError: a process failed that this object has not killed.
         """
         await self._stack.__aexit__(kind, error, trace)
 
@@ -323,7 +323,7 @@ class ProcessCluster:
         """Return the process id of a worker.
 
         Raises:
-            UsageError: there is no process of the name.
+            UsageError: `name` is not the name of a process.
         """
         self._check_name(name)
         found = self._processes[name].pids[0]
@@ -334,7 +334,7 @@ class ProcessCluster:
         """Do not count it as a failure if a worker's process dies by itself.
 
         Raises:
-            UsageError: there is no process of the name.
+            UsageError: `name` is not the name of a process.
         """
         self._check_name(name)
         self._killed.add(name)
@@ -343,7 +343,7 @@ class ProcessCluster:
         """Send a signal to a worker's process, which may end it.
 
         Raises:
-            UsageError: there is no process of the name, or no such signal.
+            UsageError: `name` is not the name of a process, or the signal is invalid.
         """
         if not _is_signal(signal_number):
             raise wrong("signal_number", "the number of a signal", signal_number)
@@ -392,7 +392,7 @@ class ProcessCluster:
                 raise
 
     async def _stop_others(self) -> None:
-        """Tell every process that lives to end."""
+        """Tell every living process to end."""
         for name in self.names:
             if name in self._killed:
                 self._processes[name].terminate(0.1)
@@ -405,7 +405,7 @@ def check_names(name: str, names: Any) -> None:
     """Raise UsageError unless an argument is a sequence of different names."""
     is_sequence = isinstance(names, list | tuple)
     if not is_sequence or not all(isinstance(one, str) and one for one in names):
-        raise wrong(name, "non-empty strings in a list or a tuple", names)
+        raise wrong(name, "a list or a tuple of non-empty strings", names)
     if len(set(names)) < len(names):
         raise wrong(name, "different from each other", names)
 
@@ -457,11 +457,11 @@ class _Stopping:
         """Do nothing: the process ends with its parent anyway."""
 
     async def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing: the service holds no resources."""
 
 
 async def _serve(_rank: int, seat: _Seat) -> None:
-    """Be a worker until the test is over."""
+    """Run a worker until the test is over."""
     worker, stopping = _worker_at(seat), _Stopping()
     worker.parts.add_service(stopping)  # before the start: the word may come during it
     async with worker:

@@ -1,4 +1,4 @@
-"""What every transport owes, as tests: derive a class and name a connector.
+"""The contract of transports, as tests: derive a class and name a connector.
 
     class TestMyTransport(TransportConformance):
         def connector(self) -> Connector:
@@ -30,19 +30,19 @@ from asyncrpc.transport.address import Address
 from asyncrpc.transport.flow import WaterMarks
 
 LIMIT_S: Final = 60.0  # for one wait
-# One, just under a page, just over the landing buffer, a whole water mark, and much.
+# One, just under a page, just over the landing buffer, a whole water mark, and many.
 SIZES_BYTES: Final = (1, 4095, 65_537, 1 << 20, (32 << 20) + 7)
 MANY: Final = 50
 _CHUNK: Final = bytes(64 << 10)
 
 
 class Recorder:
-    """A handler that keeps what it sees, and lets a test wait for it.
+    """A handler that records all events, and lets a test wait for them.
 
     Attributes:
         received: all bytes, in the order in which they came.
         events: names of the handler's methods, except the two that move bytes.
-        error: what `connection_lost` was given.
+        error: the argument of `connection_lost`.
     """
 
     transport: Transport
@@ -92,7 +92,7 @@ class Recorder:
         """Wait until `holds(self)`.
 
         Raises:
-            TimeoutError: it did not within `limit_s` seconds.
+            TimeoutError: it did not hold within `limit_s` seconds.
         """
         async with asyncio.timeout(limit_s):
             while not holds(self):
@@ -379,7 +379,7 @@ class TransportConformance(ABC):
 
     @contextlib.asynccontextmanager
     async def listening(self, acceptor: Acceptor) -> AsyncIterator[Listener]:
-        """Listen at `address`, for a while."""
+        """Listen at `address` while the block runs."""
         listener = await self.connector().listen(self.address(), acceptor)
         try:
             yield listener
@@ -388,7 +388,7 @@ class TransportConformance(ABC):
 
     @contextlib.asynccontextmanager
     async def pair(self) -> AsyncIterator[Pair]:
-        """Make one connection; it has ended when this has."""
+        """Make one connection, which ends with the block."""
         acceptor, near = Acceptor(), Recorder()
         async with self.listening(acceptor) as listener:
             await self.dialler().connect(listener.addresses[0], near)

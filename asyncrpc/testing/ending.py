@@ -1,13 +1,12 @@
 """The watchdog of waits: after a test nothing of asyncrpc is pending without a cause.
 
-`all_end` looks at every future and task that was made inside of it on its loop.  They
-are found by the garbage collector, which knows all objects: what was there before is
-put out of its sight for the time (`gc.freeze`, 1 us), so that a look takes 0.1 ms.
-Without that it takes 32 ms with torch loaded (208,000 objects), and a register that
-futures enter when they are made would cost each 0.3 us, in programs, too.  Measured on
-CPython 3.11.
+`all_end` checks every future and task that was made inside of it on its loop.  They are
+found by the garbage collector, which knows all objects: older objects are hidden from
+it meanwhile (`gc.freeze`, 1 us), so that a search takes 0.1 ms.  Otherwise it takes 32
+ms with torch loaded (208,000 objects), and registering each future when it is made
+would cost 0.3 us, in programs as well.  Measured on CPython 3.11.
 
-What may still be pending, `asyncrpc.testing.causes` says.
+`asyncrpc.testing.causes` decides what may still be pending.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class StillPendingError(AssertionError):
     """A wait in asyncrpc will never end.
 
     Attributes:
-        waits: each such wait, in words: what it is, its worker, where it was made or
-            stands, and why nothing will end it.
+        waits: a description of each such wait: its kind, its worker, where it was made
+            or waits, and why nothing will end it.
     """
 
     def __init__(self, waits: list[str], within_s: float) -> None:
@@ -52,31 +51,31 @@ class StillPendingError(AssertionError):
 
 @asynccontextmanager
 async def all_end(within_s: float) -> AsyncIterator[None]:
-    """Fail unless all that asyncrpc began in the block ends, or has a cause to.
+    """Fail unless all that asyncrpc began in the block ends, or has a cause to end.
 
-    It looks at the calls, streams, values of references and tasks that were made in the
+    It checks the calls, streams, values of references and tasks that were made in the
     block, on this loop.  Each must be done `within_s` seconds after the block, or have
-    a live cause.  Nothing of a closed worker has one.  While a worker is open, its own
-    tasks have one; a call has one if it has a deadline, or if its callee, where that is
-    in this process, has it in hand; and a wait at a barrier, say, has one until the
+    a live cause.  Nothing of a closed worker has a cause.  While a worker is open, its
+    own tasks have one; a call has one if it has a deadline, or if its callee, when in
+    this process, is serving it; and a wait such as at a barrier has one until the
     worker is closed.  `asyncrpc.testing.causes` has the whole list.
 
-    A block that raises is not waited for: what was pending at that moment is added to
-    its error as a note.
+    If the block raises, nothing is waited for: the waits that were pending at that
+    moment are added to the error as a note.
 
-    Blocks may be nested, or follow one another.  Meanwhile garbage that was there
-    before is not collected.
+    Blocks may be nested, or follow one another.  Meanwhile older garbage is not
+    collected.
 
     Args:
         within_s: seconds that all may take to end.  The block ends as soon as they
-            have; a hang alone takes all of it.
+            have; only a hang takes the whole time.
 
     Raises:
-        StillPendingError: some have not ended; it names each.
-        UsageError: `within_s` is no number of seconds, or no event loop runs here.
+        StillPendingError: some waits will not end; the error names each.
+        UsageError: `within_s` is not a number of seconds, or no event loop runs here.
 
     Cancellation:
-        Nothing more is looked at.
+        Nothing more is checked.
 
     Example:
         >>> async with all_end(within_s=30.0), Cluster(2) as (a, b):
@@ -104,7 +103,7 @@ def _check(within_s: object) -> None:
 
 
 class _Sight:
-    """What has been made on the running loop since."""
+    """The futures made on the running loop since this object was made."""
 
     def __init__(self) -> None:
         self._loop = loop_for("all_end")
@@ -116,10 +115,10 @@ class _Sight:
             self._before.update(self._pending())
 
     def end(self) -> None:
-        """Let the collector see what was there before."""
+        """Let the collector see the older objects again."""
         if self._is_first:
-            # Garbage of the block first: that looks at nothing else, so takes 0.2 ms.
-            # Else it would be frozen by the next block, and never go.
+            # Collect the block's garbage first, which takes 0.2 ms without the older
+            # objects.  Otherwise the next block would freeze it, and it would stay.
             gc.collect()
             gc.unfreeze()
 
@@ -127,13 +126,13 @@ class _Sight:
         """Wait until nothing is stuck.
 
         Raises:
-            StillPendingError: something is.
+            StillPendingError: a wait is still pending after within_s.
         """
         end_s, pause_s = self._loop.time() + within_s, 0.0
         while waits := self.stuck():
             is_over = self._loop.time() >= end_s
             if is_over or pause_s >= _PAUSE_MAX_S:
-                gc.collect()  # what no task can wait for any more does not count
+                gc.collect()  # futures without references do not count
                 waits = self.stuck()
             if is_over and waits:
                 raise StillPendingError(waits, within_s)
@@ -143,7 +142,7 @@ class _Sight:
             pause_s = min(2 * pause_s + _PAUSE_FIRST_S, _PAUSE_MAX_S)
 
     def stuck(self) -> list[str]:
-        """Return what is pending without a cause, in words."""
+        """Return descriptions of the waits that are pending without a cause."""
         me = asyncio.current_task()
         found = (one for one in self._pending() if one is not me)
         return sorted(filter(None, map(_wait_of, found)))
@@ -152,7 +151,7 @@ class _Sight:
         return [
             one
             for one in gc.get_objects()
-            # Not `isinstance`, which asks an object that stands for another.
+            # Not `isinstance`, which would ask a proxy object for its class.
             if issubclass(type(one), asyncio.Future)
             and not one.done()
             and one.get_loop() is self._loop
@@ -161,7 +160,7 @@ class _Sight:
 
 
 def _wait_of(one: AnyFuture) -> str:
-    """Describe a future that nothing will end; empty: it is not ours, or will end."""
+    """Describe a future that nothing will end; empty: not ours, or it will end."""
     places = places_of(one) if isinstance(one, asyncio.Task) else _told(one)
     is_ours = isinstance(one, CallFuture | Value)
     if not is_ours and not any(place.is_ours for place in places):

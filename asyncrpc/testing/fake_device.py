@@ -1,13 +1,13 @@
-"""A device made of host memory: code for accelerators can be tested without one.
+"""A device in host memory: code for accelerators can be tested without an accelerator.
 
 `install()` gives this process two devices, `fake:0` and `fake:1`.  To torch they are
 devices like any other: tensors must be moved there, operations on tensors of two
-devices fail, autograd and optimizers work (on `fake:0`: torch's engine believes that
-there is one).  Every operation is done by the host, and written down: which thread used
-which device, and whether two did at the same time or an event loop's own thread did,
-which real accelerators with lazy graphs do not survive.
+devices fail, autograd and optimizers work (on `fake:0`: torch's engine assumes that
+there is one).  Every operation is done by the host, and recorded: which thread used
+which device, and whether two threads did at the same time, or the thread of an event
+loop did, which breaks real accelerators with lazy graphs.
 
-It needs torch 2.10 or later, which let a device be written in Python, and must be
+It needs torch 2.10 or later, where a device can be written in Python, and must be
 installed before the first backward pass of the process, when torch counts devices.
 Errors in a backward pass on it end the process (torch 2.13: `terminate called`).
 
@@ -32,10 +32,12 @@ from typing import Any, Final
 
 import torch
 
+__all__ = ["Ledger", "in_shared_memory", "install"]
+
 TYPE: Final = "fake"
 COUNT: Final = 2
 
-# Of DLPack: a device that the framework has been extended by.
+# DLPack's type of a device that extends the framework.
 _EXTENSION: Final = 12
 _DEVICE_OFFSET: Final = 8  # in a DLTensor, after the pointer to its data
 
@@ -45,7 +47,7 @@ _ON_HOST: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # noqa: SLF
 
 @dataclass
 class Ledger:
-    """What was done on the devices of this process.
+    """The operations done on the devices of this process.
 
     Attributes:
         threads: by device: identifiers of the threads that used it.
@@ -63,7 +65,7 @@ class Ledger:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def clear(self) -> None:
-        """Forget all of it."""
+        """Forget all records."""
         with self._lock:
             self.threads.clear()
             self.on_loop.clear()
@@ -72,7 +74,7 @@ class Ledger:
 
     @contextmanager
     def noting(self, operation: str, device: str) -> Iterator[None]:
-        """Write an operation down that the block does."""
+        """Record the operation that the block does."""
         me = threading.get_ident()
         is_on_loop = False
         with suppress(RuntimeError):
@@ -94,7 +96,7 @@ class Ledger:
 
 
 class _Module:
-    """What torch calls `torch.fake`."""
+    """The module `torch.fake`."""
 
     def is_initialized(self) -> bool:
         return True
@@ -115,10 +117,10 @@ class _Module:
         """Do nothing: the host's generator is the only one."""
 
     def ipc_collect(self) -> None:
-        """Do nothing; its presence says that processes can share this memory."""
+        """Do nothing; its presence tells that processes can share this memory."""
 
     def export_storage(self, storage: torch.UntypedStorage) -> list[Any]:
-        """Return what another process opens memory by that `in_shared_memory` made."""
+        """Return the handle by which another process opens shared memory."""
         host: torch.UntypedStorage | None = getattr(storage, _IN_SHARED, None)
         if host is None:
             raise RuntimeError("only memory of in_shared_memory can be shared")
@@ -142,7 +144,7 @@ class _Module:
         return False
 
 
-_IN_SHARED: Final = "_in_shared_memory"  # on a storage: the one that it is made of
+_IN_SHARED: Final = "_in_shared_memory"  # attribute of a storage: its host storage
 
 
 def in_shared_memory(host: torch.Tensor, index: int = 0) -> torch.Tensor:
@@ -154,14 +156,14 @@ def in_shared_memory(host: torch.Tensor, index: int = 0) -> torch.Tensor:
     return fake
 
 
-_installed: list[Any] = []  # torch knows one such device per process, for good
+_installed: list[Any] = []  # torch has one such device per process, until its end
 
 
 def install() -> Ledger:
-    """Make the devices of this process, if there are none yet; return their ledger.
+    """Make the devices of this process, unless they exist; return their ledger.
 
     Raises:
-        RuntimeError: this torch is too old, or has another device of the kind.
+        RuntimeError: this torch is too old, or already has another device in Python.
     """
     if _installed:
         ledger: Ledger = _installed[0]
@@ -176,7 +178,7 @@ def install() -> Ledger:
         ) from error
     set_up(TYPE, backend_module=_Module())
     ledger = Ledger()
-    library: Any = torch.library.Library  # torch says nothing of its types
+    library: Any = torch.library.Library  # torch does not declare its types
     anything = library("_", "IMPL")
     anything.fallback(_Fallback(ledger), "PrivateUse1")
     special = library("aten", "IMPL")
@@ -221,7 +223,7 @@ def _fake(host: torch.Tensor, index: int) -> torch.Tensor:
 
 
 def _view_like(fake: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
-    """Return a view of a fake tensor's storage that lies as one of the host does."""
+    """Return a view of a fake tensor's storage with the layout of a host tensor."""
     as_strided = _aten.as_strided.default.redispatch
     if fake.dtype != host.dtype:
         size_bytes = fake.untyped_storage().nbytes() // fake.dtype.itemsize
@@ -242,7 +244,7 @@ def _is_fake(value: Any) -> bool:
 
 
 class _HostArguments:
-    """The arguments of one operation, as the host sees them."""
+    """The arguments of one operation, in their form for the host."""
 
     def __init__(self) -> None:
         self.index: int | None = None
@@ -251,7 +253,7 @@ class _HostArguments:
         self._outs: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def lower(self, value: Any) -> Any:
-        """Return what the host takes in place of an argument."""
+        """Return the host's form of an argument."""
         if _is_fake(value):
             if self.index is not None and self.index != value.device.index:
                 if value.dim():
@@ -273,7 +275,7 @@ class _HostArguments:
         return value
 
     def lower_out(self, value: Any) -> Any:
-        """Return what the host writes a result to, of whatever size it will be."""
+        """Return the host tensor for a result, which may still change its size."""
         if not _is_fake(value):
             return self.lower(value)
         self.index = value.device.index
@@ -283,7 +285,7 @@ class _HostArguments:
         return host
 
     def write_outs(self) -> None:
-        """Put the results that were written into the tensors that they are for."""
+        """Copy the written results into the output tensors."""
         for host, fake in self._outs:
             if host.shape == fake.shape:
                 host_view(fake).copy_(host)
@@ -291,7 +293,7 @@ class _HostArguments:
                 fake.data = _fake(host, fake.device.index)
 
     def lift(self, value: Any) -> Any:
-        """Return what torch gets for a result of the host."""
+        """Return torch's form of a result of the host."""
         if isinstance(value, list | tuple):
             return type(value)(map(self.lift, value))
         if not isinstance(value, torch.Tensor):
@@ -307,7 +309,7 @@ class _HostArguments:
 
 
 class _Fallback:
-    """Does on the host what is asked of a device."""
+    """Runs the operations of a device on the host."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -328,7 +330,7 @@ class _Fallback:
 
 
 def _convolutions(fallback: _Fallback) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return what does a convolution and its backward: torch leaves them to devices."""
+    """Return a convolution and its backward, which torch leaves to devices."""
 
     def forward(*args: Any) -> Any:
         return fallback(_aten.convolution.default, *args)

@@ -1,11 +1,11 @@
-"""Faults in real processes, as a script that reads as sentences.
+"""Faults in real processes, as a script that reads like sentences.
 
     faults = FaultScript()
     faults.at(rank=2, step=5).kill()
     faults.at(rank=0, step=7).fail("disk full")
 
-Pass the script to every process (it pickles) and call `reached` at each step: the
-process that is named acts on itself there, at a point of the program and not of time.
+Pass the script to every process (it can be pickled) and call `reached` at each step:
+the named process acts on itself there, at a point of the program and not of time.
 For faults of a network, see `testing.network`.
 """
 
@@ -39,7 +39,7 @@ class Fault:
     message: str = ""
 
     def strike(self) -> None:
-        """Do it, to this process."""
+        """Inject the fault into this process."""
         match self.kind:
             case _FaultKind.KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -52,7 +52,7 @@ class Fault:
 
 
 class FaultScript:
-    """Which process suffers what, and where in its program."""
+    """Which faults happen in which processes, and at which steps."""
 
     def __init__(self) -> None:
         self._faults: dict[tuple[int, int], Fault] = {}
@@ -60,11 +60,11 @@ class FaultScript:
     def at(self, *, rank: int, step: int) -> Point:
         """Name a point: the process of this rank, when it reaches this step."""
         if (rank, step) in self._faults:
-            raise UsageError(f"rank {rank} has a fault at step {step} already")
+            raise UsageError(f"rank {rank} already has a fault at step {step}")
         return Point(self._faults, (rank, step))
 
     def reached(self, *, rank: int, step: int) -> None:
-        """Say that the process of this rank is at this step: its fault strikes.
+        """Note that the process of this rank is at this step, and inject its fault.
 
         Raises:
             InjectedError: the script says `fail` here.
@@ -76,7 +76,7 @@ class FaultScript:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A place in the program of one process; say what happens there."""
+    """A place in the program of one process, for which to choose a fault."""
 
     _faults: dict[tuple[int, int], Fault]
     _where: tuple[int, int]

@@ -1,7 +1,7 @@
-"""Where a suspended task stands: every frame that it is in, not only the first.
+"""The frames of a suspended task: all of them, not only the first.
 
-`asyncio.Task.get_stack` of a task that waits ends at its outermost coroutine.  Here the
-chain of what each one awaits is followed to its end.
+`asyncio.Task.get_stack` of a waiting task ends at its outermost coroutine.  Here the
+chain of awaits is followed to its end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 import asyncrpc
 
 _PACKAGE: Final = str(Path(asyncrpc.__file__).parent) + "/"
-_KIT: Final = _PACKAGE + "testing/"  # which is the test's, not the program's
+_KIT: Final = _PACKAGE + "testing/"  # belongs to the test, not to the program
 _SUSPENDED: Final = (
     types.CoroutineType,
     types.GeneratorType,
@@ -43,7 +43,7 @@ class SuspendedLine:
 
     @property
     def is_ours(self) -> bool:
-        """Return whether it is in code of asyncrpc, its test kit aside."""
+        """Return whether it is in code of asyncrpc outside of the test kit."""
         return self.file.startswith(_PACKAGE) and not self.file.startswith(_KIT)
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ def places_of(task: asyncio.Task[Any]) -> list[SuspendedLine]:
 
 
 def place_of_callback(callback: Any) -> SuspendedLine | None:
-    """Return the code that runs when a future is done, if Python can name it."""
+    """Return the code of a callback of a future, if it is Python code."""
     called = getattr(callback, "func", callback)  # of a partial
     function = getattr(called, "__func__", called)
     if not isinstance(function, types.FunctionType):
@@ -76,7 +76,7 @@ def _frames(awaited: object) -> Iterator[types.FrameType]:
 
 
 def _step(awaited: object) -> tuple[types.FrameType | None, object]:
-    """Return the frame of something suspended, and what it awaits."""
+    """Return the frame of a suspended object, and the object that it awaits."""
     match awaited:
         case types.CoroutineType():
             return awaited.cr_frame, awaited.cr_await
@@ -84,8 +84,8 @@ def _step(awaited: object) -> tuple[types.FrameType | None, object]:
             return awaited.gi_frame, awaited.gi_yieldfrom
         case types.AsyncGeneratorType():
             return awaited.ag_frame, awaited.ag_await
-    # What stands in between tells nobody what it drives: the step of an asynchronous
-    # generator, or what `__await__` of a coroutine returns.
+    # Objects in between do not show what they drive: the step of an asynchronous
+    # generator, or the result of a coroutine's `__await__`.
     driven = (one for one in gc.get_referents(awaited) if type(one) in _SUSPENDED)
     return None, next(driven, None)
 

@@ -1,11 +1,11 @@
 """What a test has left behind: descriptors, threads, child processes and tasks.
 
-Take a `ResourceSnapshot` before and `compare` it after.  Things that are about to go,
-such as a thread that has been told to end, get a grace period; the comparison returns
-as soon as they are gone.
+Take a `ResourceSnapshot` before and `compare` it after.  Resources that are about to
+go, such as a thread that has been told to end, get a grace period; the comparison
+returns as soon as they are gone.
 
-Source: proc(5) for descriptors and children.  Where there is no /proc, descriptors and
-child processes are not watched.
+Source: proc(5) for descriptors and children.  Without /proc, descriptors and child
+processes are not watched.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RESIDENT: Final = ("multiprocessing.resource_tracker", "multiprocessing.forkser
 
 @dataclass(frozen=True, slots=True)
 class Leaks:
-    """What is there now and was not before, in words.  False if empty."""
+    """The resources that are new, in words.  False if empty."""
 
     descriptors: tuple[str, ...] = ()
     threads: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class ResourceSnapshot:
 
     @classmethod
     def take(cls) -> Self:
-        """Look around; tasks only where a loop is running."""
+        """Take a snapshot; with tasks only if a loop is running."""
         return cls(
             descriptors=open_descriptors(),
             threads=frozenset(threading.enumerate()),
@@ -68,7 +68,7 @@ class ResourceSnapshot:
         )
 
     def compare(self, *, grace_s: float = GRACE_S) -> Leaks:
-        """Return what has been added since, once it stays.
+        """Return the resources that have been added since and stay.
 
         Blocks the thread for at most `grace_s` seconds, and only if something is left.
         On a running loop use `compare_async`: threads may need the loop to end.
@@ -76,7 +76,7 @@ class ResourceSnapshot:
         deadline_s = time.monotonic() + grace_s
         pause_s = _POLL_FIRST_S
         while (leaks := self._new()) and time.monotonic() < deadline_s:
-            time.sleep(pause_s)  # nothing tells us when a descriptor is closed
+            time.sleep(pause_s)  # there is no event for a closed descriptor
             pause_s = min(2 * pause_s, _POLL_MAX_S)
         return leaks
 
@@ -105,7 +105,7 @@ class ResourceSnapshot:
 
 
 def open_descriptors() -> dict[int, str]:
-    """Return every open descriptor with what it points to."""
+    """Return every open descriptor and its target."""
     if not _FD_TABLE.exists():
         return {}
     found = {}
@@ -118,7 +118,7 @@ def open_descriptors() -> dict[int, str]:
 
 
 def child_processes() -> dict[int, str]:
-    """Return every child; also dead ones that were not waited for."""
+    """Return every child process, including dead ones that were not waited for."""
     found = {}
     for table in Path("/proc/self/task").glob("*/children"):
         try:
@@ -134,7 +134,7 @@ def child_processes() -> dict[int, str]:
 
 
 def resident_kib(pid: int) -> int:
-    """Return the memory of a process that is its own and in RAM; 0 if it is gone."""
+    """Return the private resident memory of a process; 0 if the process is gone."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError:

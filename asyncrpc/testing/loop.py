@@ -2,12 +2,12 @@
 
 Under it the whole of asyncio runs unchanged: `sleep`, `timeout`, tasks, locks.  A run
 is a function of its inputs alone, so a seed and a commit reproduce it; an hour of
-timers takes milliseconds; and when every task waits for what nothing will ever do, the
-loop says so and names them, where a real one would hang.
+timers takes milliseconds; and when all tasks wait for events that can never happen, the
+loop raises an error that names them, where a real loop would hang.
 
-One thread.  What goes to an executor runs at once, in place; `call_soon_threadsafe`
-works from the loop's own thread and is refused from any other, for the moment at which
-another thread acts is not a function of the inputs.
+There is one thread.  Jobs of executors run at once, in place; `call_soon_threadsafe`
+works from the loop's own thread and is refused from any other, because the moment at
+which another thread acts is not a function of the inputs.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-# Workers that wait only for each other's heartbeats would do so for ever.
+# Workers that wait only for each other's heartbeats would do so forever.
 LIMIT_S = 6 * 3600.0
 
 
 class DeadlockError(Exception):
     """Tasks wait, no timer is set and nothing is ready: no event can ever happen.
 
-    Or hours of virtual time have passed, which nothing needs but a task that waits for
-    what never comes while heartbeats go on.
+    Or hours of virtual time have passed, which only happens if a task waits for
+    something that never comes while heartbeats go on.
 
     Attributes:
-        stuck: each task that waits, with the place at which it does.
+        stuck: each waiting task, with its current line.
     """
 
     def __init__(self, stuck: list[str]) -> None:
@@ -39,7 +39,7 @@ class DeadlockError(Exception):
 
 
 class SimTask(asyncio.Task[Any]):
-    """A task whose place in a set does not depend on its address: asyncio uses sets."""
+    """A task whose order in sets does not depend on its address: asyncio uses sets."""
 
     def __init__(self, coroutine: Any, *, serial: int, **given: Any) -> None:
         self._serial = serial

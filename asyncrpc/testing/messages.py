@@ -42,7 +42,7 @@ class MessageLink:
         self.loss = _probability(probability)
 
     def repeat(self, probability: float) -> None:
-        """Deliver this share of the messages once more, and of those again."""
+        """Deliver this share of the messages again, and of the repetitions as well."""
         self.repetition = _probability(probability)
         if probability == 1:
             raise UsageError("a message that is always repeated never ends; use 0.99")
@@ -52,7 +52,7 @@ class MessageLink:
         self.is_ordered = not allowed
 
     def drop(self, *kinds: type) -> None:
-        """Lose every message of these classes; none to end it."""
+        """Lose every message of these classes; without classes, end this."""
         self.dropped = kinds
 
     def partition(self) -> None:
@@ -91,12 +91,12 @@ class MessageNetwork:
     def register(self, name: str, receive: Receive) -> None:
         """Call `receive(sender, message)` for each message that arrives at `name`.
 
-        Registering again replaces the function: a worker that was restarted.
+        Registering again replaces the function, as for a restarted worker.
         """
         self._receivers[name] = receive
 
     def crash(self, name: str) -> None:
-        """Forget `name`; what arrives for it is lost."""
+        """Forget `name`; messages that arrive for it are lost."""
         self._receivers.pop(name, None)
 
     def between(self, one: str, other: str) -> MessageLink:
@@ -105,7 +105,7 @@ class MessageNetwork:
         return self._links.setdefault(ends, MessageLink())
 
     def send(self, sender: str, receiver: str, message: object) -> None:
-        """Send; the message may arrive never, once, or several times."""
+        """Send a message, which may arrive never, once, or several times."""
         link = self.between(sender, receiver)
         if isinstance(message, link.dropped) or self._rng.random() < link.loss:
             self._note(f"{sender}->{receiver}: lost {message!r}")
@@ -115,7 +115,7 @@ class MessageNetwork:
             self._launch(link, sender, receiver, message)
 
     async def quiet(self) -> None:
-        """Wait until nothing is under way."""
+        """Wait until no message is under way."""
         while self.in_flight:
             self._quiet = self.loop.create_future()
             await self._quiet

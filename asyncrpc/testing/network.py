@@ -1,8 +1,9 @@
-"""A network that is simulated: seeded delays, and faults on request.
+"""A simulated network: seeded delays, and faults on request.
 
 Connections between named hosts, on a loop of virtual time.  They behave as TCP lets
-them: bytes stay in order and whole, so a lost packet shows as a delay, and too many of
-them as a broken connection.  Rules are given per pair of hosts, and read as sentences:
+them: bytes stay in order and complete, so a lost packet appears as a delay, and too
+many of them as a broken connection.  Rules are set per pair of hosts, and read like
+sentences:
 
     network = Network(seed=1)
     network.between("a", "ps").delay(0.01)
@@ -45,11 +46,11 @@ from asyncrpc.transport.memory import MemoryListener, MemoryTransport
 DELAY_S: Final = 0.001  # mean of one way, if no rule says otherwise
 RETRANSMIT_S: Final = 0.2  # Linux waits this long at least, and doubles it each time
 RETRANSMITS_MAX: Final = 8  # then TCP gives up; after 51 s
-BROKEN_AFTER_S: Final = 60.0  # a cut that lasts longer breaks what crosses it
+BROKEN_AFTER_S: Final = 60.0  # a longer cut breaks the connections across it
 CONNECT_TIMEOUT_S: Final = 127.0  # what Linux gives the first packet, by default
 DETECT_S: Final = 0.05  # until a peer learns that a process has died
 _ROUNDING_S: Final = 1e-9  # asyncio runs a timer that is this much in the future
-TRACE_MAX: Final = 100_000  # events kept; a run that makes more is a loop gone wild
+TRACE_MAX: Final = 100_000  # events kept; a run with more is an endless loop
 
 
 class HostLink:
@@ -85,7 +86,7 @@ class HostLink:
         self._cut_timer = loop.call_later(BROKEN_AFTER_S, self.drop_connections)
 
     def heal(self) -> None:
-        """Let everything through again; what was held back goes first."""
+        """Let everything through again; the held bytes go first."""
         self._note("heal")
         self._stop_timer()
         self._block_until(self._network.loop.time())
@@ -103,7 +104,7 @@ class HostLink:
 
     @property
     def is_blocked(self) -> bool:
-        """Return whether it lets nothing through now."""
+        """Return whether the link lets nothing through now."""
         return self.blocked_until_s > self._network.loop.time()
 
     def draw_delay_s(self) -> float:
@@ -169,7 +170,7 @@ class SimTransport(MemoryTransport):
         return self.has_vanished or super().is_blocked
 
     def reschedule(self) -> None:
-        """Plan delivery anew: the link's rules have changed."""
+        """Plan the delivery again: the link's rules have changed."""
         if self._delivery is not None:
             self._delivery.cancel()
             self._delivery = None
@@ -255,10 +256,10 @@ class Network:
     """Hosts, the links between them, and what listens where.
 
     Attributes:
-        rng: the one source of chance.
-        trace: what happened last, and when: `(virtual seconds, words)`.
-        sent: how many buffers have been sent, by all.
-        sent_bytes: and how many bytes were in them.
+        rng: the only source of randomness.
+        trace: the last events: `(virtual seconds, words)`.
+        sent: how many buffers have been sent, by all hosts.
+        sent_bytes: how many bytes were in them.
     """
 
     def __init__(
@@ -282,7 +283,7 @@ class Network:
 
     @property
     def digest(self) -> str:
-        """Return a digest of all that was noted and sent so far, every byte."""
+        """Return a digest of all events and all bytes so far."""
         return self._digest.hexdigest()
 
     @property
@@ -316,8 +317,8 @@ class Network:
 
         Args:
             host: its name.
-            silent: the machine is gone, not only the process: no peer is told, and what
-                is sent to it stays unanswered until `BROKEN_AFTER_S`.
+            silent: the machine is gone, not only the process: no peer is told, and
+                bytes sent to it stay unacknowledged until `BROKEN_AFTER_S`.
         """
         self.note(f"{host}: crash" + (", silently" if silent else ""))
         self._crashed[host] = silent
@@ -329,25 +330,25 @@ class Network:
                     connection.vanish(silent=silent)
 
     def restart(self, host: str) -> None:
-        """Let `host` listen and connect again; it starts with nothing."""
+        """Let `host` listen and connect again, without its former state."""
         self.note(f"{host}: restart")
         self._crashed.pop(host, None)
         self.wake()
 
     def note(self, event: str) -> None:
-        """Add to the trace, and to the digest."""
+        """Add an event to the trace and the digest."""
         now_s = self.loop.time()
         self.trace.append((now_s, event))
         self._digest.update(f"{now_s!r} {event}\n".encode())
 
     def note_bytes(self, sent: Buffer) -> None:
-        """Add what is sent to the digest."""
+        """Add sent bytes to the digest."""
         self.sent += 1
         self.sent_bytes += len(sent)
         self._digest.update(sent)
 
     def wake(self) -> None:
-        """Make connections in progress look at the rules again."""
+        """Make connects in progress check the rules again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -367,7 +368,7 @@ class Network:
         return listener
 
     async def reach(self, host: str, address: Address) -> None:
-        """Wait for the round trip of a connect, for ever if nothing answers."""
+        """Wait for the round trip of a connect, forever if nothing answers."""
         home = self._homes.get(address.host, address.host)
         link = self.between(host, home)
         for _ in range(2):
@@ -376,7 +377,7 @@ class Network:
                 await self._rules_change(link)
 
     def join(self, host: str, address: Address, handler: StreamHandler) -> SimTransport:
-        """Join `handler` to what listens; see `Connector.connect`."""
+        """Connect `handler` to the listener; see `Connector.connect`."""
         listener = self._names.get(address.host)
         if listener is None or host in self._crashed:
             known = ", ".join(sorted(self._names)) or "none"
@@ -451,23 +452,23 @@ class _Nobody:
     """The handler of a dead process."""
 
     def connection_made(self, transport: Transport) -> None:
-        """Hear nothing."""
+        """Do nothing."""
 
     def get_buffer(self, sizehint: int, /) -> bytearray:
         """Return no memory; never called, since its end has vanished."""
         return bytearray(1)
 
     def buffer_updated(self, nbytes: int, /) -> None:
-        """Hear nothing."""
+        """Do nothing."""
 
     def connection_lost(self, error: TransportError | None, /) -> None:
-        """Hear nothing."""
+        """Do nothing."""
 
     def pause_writing(self) -> None:
-        """Hear nothing."""
+        """Do nothing."""
 
     def resume_writing(self) -> None:
-        """Hear nothing."""
+        """Do nothing."""
 
 
 def _died(end: SimTransport) -> ConnectionLostError:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from asyncrpc.testing.proxy import Proxy
     from asyncrpc.transport.address import Address
 
-# A piece of the stream and when it is due, in the loop's time; empty at its end, None
-# where it broke.
+# When a piece of the stream is due, in the loop's time, and the piece; empty at the end
+# of the stream, None if it broke.
 Chunk: TypeAlias = tuple[float, bytes | None]
 
-QUEUE_CHUNKS: Final = 64  # under way in one direction: 4 MiB, as a long line holds
+QUEUE_CHUNKS: Final = 64  # under way in one direction: 4 MiB, as on a long line
 DRAIN_S: Final = 1.0  # how long an end waits for the two workers
 _POLL_S: Final = 0.0005
 _RESET: Final = struct.pack("ii", 1, 0)  # struct linger: on, 0 s; close sends RST
@@ -44,7 +44,7 @@ class ProxiedConnection:
         self._is_cut = False  # nothing passes in the other direction either
 
     async def run(self) -> None:
-        """Connect to the target and pass on what comes, until `end`."""
+        """Connect to the target and pass on all bytes, until `end`."""
         try:
             await self._pass_on()
         finally:
@@ -53,7 +53,7 @@ class ProxiedConnection:
                 one.abort()
 
     def end(self, *, reset: bool = True) -> None:
-        """Break it; it may have ended before.
+        """Break the connection, which may have ended before.
 
         Args:
             reset: both ends see a reset, on TCP; else the stream ends.
@@ -75,7 +75,7 @@ class ProxiedConnection:
         try:
             await self._proxy.until_due(0.0)
             self._sockets.append(await connected(self._proxy.target))
-        except OSError:  # nobody listens there: tell the dialer as well as possible
+        except OSError:  # no process listens there: tell the dialer if possible
             self.end()
             return
         near, far = self._sockets
@@ -86,16 +86,16 @@ class ProxiedConnection:
     async def _line(
         self, way: Way, source: ProxiedSocket, target: ProxiedSocket
     ) -> None:
-        """Pass on what goes one way, until it ends or is cut."""
+        """Pass on one direction, until it ends or is cut."""
         queue: asyncio.Queue[Chunk] = asyncio.Queue(QUEUE_CHUNKS)
-        if target.is_closing:  # its end came while the other was being dialed
+        if target.is_closing:  # it ended while the other socket was being dialed
             self.end()
             return
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(self._read(source, queue))
             try:
                 await self._write(way, queue, target)
-            except OSError:  # who should get it is gone
+            except OSError:  # the receiver is gone
                 self.end()
             reading.cancel()
 
@@ -141,7 +141,7 @@ class ProxiedConnection:
                 return
 
     def _end_line(self, target: ProxiedSocket, *, broken: bool) -> None:
-        """Tell one end that the other has ended, in the way in which it did."""
+        """Tell one end that the other has ended, in the same way."""
         self._lines -= 1
         if broken:
             self.end()
@@ -155,13 +155,13 @@ class ProxiedConnection:
     def _reset(self) -> None:
         for one in self._sockets:
             sock = _socket_of(one)
-            # One that is closed has no descriptor: uvloop's socket raises ValueError.
+            # A closed socket has no descriptor: that of uvloop raises ValueError.
             with contextlib.suppress(OSError, ValueError):
                 if sock is not None and sock.family != socket.AF_UNIX:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
     async def _finish(self) -> None:
-        """End both streams, and read what still comes: unread, it would be a reset."""
+        """End both streams, and read the rest: unread bytes would cause a reset."""
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(DRAIN_S):
                 for one in self._sockets:
@@ -194,7 +194,7 @@ async def until_taken(target: ProxiedSocket) -> None:
     sock = _socket_of(target)
     clock = asyncio.get_running_loop().time
     until_s = clock() + DRAIN_S
-    # Nothing tells when an acknowledgement comes.
+    # There is no event for an acknowledgement.
     while clock() < until_s and unsent_bytes(sock):  # noqa: ASYNC110
         await asyncio.sleep(_POLL_S)
 

@@ -1,8 +1,8 @@
 """One of the two sockets of a connection through a proxy.
 
-Not asyncio's streams: if a wait of theirs is cancelled in the turn in which the
-connection breaks, nobody retrieves its exception, and the loop says so.  Here tasks
-wait for events.
+It does not use asyncio's streams: if a wait of a stream is cancelled in the same loop
+iteration in which the connection breaks, its exception is never retrieved, and the loop
+logs that.  Here tasks wait for events.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Final, cast
 
 READ_BYTES: Final = 64 << 10
-_HELD_MAX: Final = 2 * READ_BYTES  # that have come and that nobody has read
+_HELD_MAX: Final = 2 * READ_BYTES  # received and unread bytes
 
 
 class ProxiedSocket(asyncio.Protocol):
-    """What comes in, and whether more can go out."""
+    """Received bytes, and whether more can be sent."""
 
     def __init__(self, on_made: Callable[[ProxiedSocket], None] | None = None) -> None:
-        """Prepare.
+        """Prepare the socket.
 
         Args:
             on_made: called once it is connected.
@@ -38,7 +38,7 @@ class ProxiedSocket(asyncio.Protocol):
     # --- what the loop calls ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is connected."""
+        """Note that the socket is connected."""
         self._transport = cast(asyncio.Transport, transport)
         # So that `drain` waits until the kernel has everything.
         self._transport.set_write_buffer_limits(high=0)
@@ -46,7 +46,7 @@ class ProxiedSocket(asyncio.Protocol):
             self._on_made(self)
 
     def data_received(self, data: bytes) -> None:
-        """Something has come."""
+        """Take received bytes."""
         self._held += data
         self._has_news.set()
         if len(self._held) > _HELD_MAX and not self._is_paused:
@@ -54,21 +54,21 @@ class ProxiedSocket(asyncio.Protocol):
             self._get_transport().pause_reading()
 
     def eof_received(self) -> bool:
-        """Nothing more comes; the other direction stays open."""
+        """Note the end of the stream; the other direction stays open."""
         self._is_at_end = True
         self._has_news.set()
         return True
 
     def pause_writing(self) -> None:
-        """The kernel takes no more now."""
+        """Note that the kernel takes no more now."""
         self._has_room.clear()
 
     def resume_writing(self) -> None:
-        """It has taken everything."""
+        """Note that the kernel has taken everything."""
         self._has_room.set()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It has ended."""
+        """Note that the connection has ended."""
         self._is_at_end = self._is_lost = True
         self._error = error
         self._has_news.set()
@@ -78,14 +78,14 @@ class ProxiedSocket(asyncio.Protocol):
 
     @property
     def is_closing(self) -> bool:
-        """Return whether nothing can be written any more."""
+        """Return whether nothing more can be written."""
         return self._is_lost or self._get_transport().is_closing()
 
     async def read(self) -> bytes:
-        """Return what has come, 64 KiB at most; nothing at the end of the stream.
+        """Return received bytes, 64 KiB at most; empty at the end of the stream.
 
         Raises:
-            OSError: it broke.
+            OSError: the connection broke.
 
         Cancellation:
             Nothing is lost.
@@ -103,17 +103,17 @@ class ProxiedSocket(asyncio.Protocol):
         return taken
 
     def write(self, piece: bytes | memoryview) -> None:
-        """Send something, or keep it until there is room."""
+        """Send bytes, or keep them until there is room."""
         self._get_transport().write(piece)
 
     async def drain(self) -> None:
         """Wait until the kernel has everything.
 
         Raises:
-            OSError: it never will.
+            OSError: the connection was lost before.
 
         Cancellation:
-            It takes it nevertheless.
+            The kernel takes the bytes nevertheless.
         """
         await self._has_room.wait()
         if self._is_lost:
@@ -124,13 +124,13 @@ class ProxiedSocket(asyncio.Protocol):
         self._get_transport().write_eof()
 
     def abort(self) -> None:
-        """End it at once."""
+        """End the connection at once."""
         self._get_transport().abort()
 
     def get_extra_info(self, name: str) -> object:
-        """Return what the transport knows: its `socket`, say."""
+        """Return a property of the transport, such as its `socket`."""
         return self._get_transport().get_extra_info(name)
 
     def _get_transport(self) -> asyncio.Transport:
-        assert self._transport is not None  # nobody has it before
+        assert self._transport is not None  # the socket is not shared before
         return self._transport

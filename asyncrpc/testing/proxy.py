@@ -1,19 +1,19 @@
 """A proxy in front of one address, which cuts, holds, delays and refuses on request.
 
-For real sockets what `testing.network` is for simulated ones.  It reads the headers of
-the frames that pass, so that a cut can be put between two frames or inside one:
+It is for real sockets what `testing.network` is for simulated ones.  It reads the
+headers of passing frames, so that a cut can be placed between two frames or inside one:
 
     async with Proxy("tcp://127.0.0.1:7000") as proxy:
         cut = proxy.cut_after(Way.TO_TARGET, frames=3, nbytes=20)
         ...                       # a worker dials proxy.address, and works
         await cut.happened.wait()
 
-Give the worker behind it `NetworkOptions(advertise=(proxy.address,))`, for otherwise it
-tells its peers where it listens itself.
+Give the worker behind it `NetworkOptions(advertise=(proxy.address,))`: otherwise the
+worker tells its peers its own listening address.
 
-A proxy runs on the loop it is entered on.  One that shall see a worker stop or die runs
-in another process than that worker.  Bytes under TLS have no frames that it could see:
-cut those by `nbytes` alone.
+A proxy runs on the loop on which it is entered.  To see a worker stop or die, it must
+run in another process than that worker.  It cannot see frames under TLS: cut those only
+by `nbytes`.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ PIECES_PER_S: Final = 100  # of a stream that is throttled
 
 @dataclass(eq=False, slots=True)
 class Cut:
-    """A cut that is to come; see `Proxy.cut_after`.
+    """A planned cut; see `Proxy.cut_after`.
 
     Attributes:
         way: which direction is counted.
-        frames: how many more have to end.
+        frames: how many more must end.
         nbytes: how many bytes pass after that.
         reset: whether both ends see a reset; else they see the stream end.
         happened: set once the connection has been cut.
@@ -72,7 +72,7 @@ class Cut:
     def place(
         self, passage: ProxiedConnection, ends: Sequence[int], size: int
     ) -> int | None:
-        """Return where in a chunk the cut lies; None: it lies behind it.
+        """Return where in a chunk the cut lies; None: it lies after the chunk.
 
         Args:
             passage: the connection the chunk is on.
@@ -99,7 +99,7 @@ class Proxy:
 
     Attributes:
         target: where it connects to.
-        connections: how many have been made to it, ever.
+        connections: how many have been made to it in total.
         frames: how many frames have passed, by direction.
         kinds: the same by direction and the number of their kind.
         sessions: connections by the numbers by which others resume them.
@@ -140,7 +140,7 @@ class Proxy:
         """Listen.
 
         Raises:
-            OSError: the address cannot be had.
+            OSError: the proxy cannot listen at the address.
 
         Cancellation:
             Nothing is left.
@@ -160,11 +160,11 @@ class Proxy:
         self.cut()
         self.heal()
         await self._tasks.__aexit__(None, None, None)
-        await asyncio.sleep(0)  # a transport that was aborted is closed in this turn
+        await asyncio.sleep(0)  # aborted transports are closed in this iteration
 
     @property
     def address(self) -> str:
-        """Return where it listens: give this to others instead of the target."""
+        """Return the address of the proxy, to be used in place of the target's."""
         return str(self._where)
 
     @property
@@ -178,8 +178,8 @@ class Proxy:
         """Break every connection now, and return how many there were.
 
         Args:
-            reset: both ends see a reset (on TCP), else the stream ends.  What they had
-                sent and the proxy had not passed on is lost either way.
+            reset: both ends see a reset (on TCP), else the stream ends.  In both cases
+                bytes that the proxy has not passed on are lost.
 
         Raises:
             UsageError: `reset` is not True or False.
@@ -193,32 +193,33 @@ class Proxy:
     def cut_after(
         self, way: Way, *, frames: int = 0, nbytes: int = 0, reset: bool = True
     ) -> Cut:
-        """Break a connection at a given place in what passes from now on.
+        """Break a connection at a given place of the stream from now on.
 
-        Exactly so much arrives at the other end.  The place is counted over all
-        connections, later ones included; the one on which it lies is cut.
+        The other end receives exactly the bytes before this place.  The place is
+        counted over all connections, including later ones; the connection on which it
+        lies is cut.
 
         Args:
             way: which direction is counted.
-            frames: so many frames pass whole.  A handshake does not count.
-            nbytes: so many more bytes pass: 0 cuts between two frames.
+            frames: how many frames pass completely.  A handshake does not count.
+            nbytes: how many more bytes pass: 0 cuts between two frames.
             reset: see `cut`.
 
         Raises:
-            UsageError: there is a cut in this direction that has not happened; or an
-                argument is of another kind.
+            UsageError: another cut is planned in this direction; or an argument has the
+                wrong type.
         """
         check_kind("way", way, Way, "a Way")
         check_count("frames", frames)
         check_count("nbytes", nbytes)
         check_flag("reset", reset)
         if way in self._cuts:
-            raise UsageError(f"a cut {way.value} is planned already; spare it first")
+            raise UsageError(f"a cut {way.value} is already planned; spare it first")
         cut = self._cuts[way] = Cut(way, frames, nbytes, reset)
         return cut
 
     def spare(self, cut: Cut) -> None:
-        """Take back a cut that has not happened.
+        """Cancel a planned cut.
 
         Raises:
             UsageError: `cut` is not a planned cut.
@@ -228,30 +229,30 @@ class Proxy:
             del self._cuts[cut.way]
 
     async def refuse(self) -> None:
-        """Stop listening: who dials is refused.  Connections that are there live on.
+        """Stop listening: new connections are refused, existing ones stay.
 
         Raises:
             Nothing.
 
         Cancellation:
-            It does not listen any more.
+            The proxy no longer listens.
         """
         if self._server is not None:
             self._server.close()
             self._server = None
-            await asyncio.sleep(0)  # uvloop lets go of the socket in its next turn
+            await asyncio.sleep(0)  # uvloop closes the socket in its next iteration
             if self._where.scheme == "uds":
                 _remove(self._where.host)
 
     async def accept(self) -> None:
-        """Listen, again, at the same address.
+        """Listen again at the same address.
 
         Raises:
             UsageError: no event loop runs here.
             OSError: another process has taken the address.
 
         Cancellation:
-            It does not listen.
+            The proxy does not listen.
         """
         loop = loop_for("Proxy.accept")
         if self._server is not None:
@@ -272,28 +273,28 @@ class Proxy:
     def partition(self) -> None:
         """Let nothing through, silently, until `heal`.
 
-        What is sent meanwhile is held back, as a network does whose senders retransmit.
+        Bytes sent meanwhile are held back, as in a network whose senders retransmit.
         """
         self._is_open.clear()
 
     def heal(self) -> None:
-        """End a partition; what was held back goes first."""
+        """End a partition; the held bytes go first."""
         self._is_open.set()
 
     def delay(self, delay_s: float) -> None:
-        """Deliver everything so many seconds later than it came; 0 ends it.
+        """Deliver everything `delay_s` seconds later than it came; 0 ends this.
 
         Raises:
-            UsageError: `delay_s` is no finite number of seconds.
+            UsageError: `delay_s` is not a finite number of seconds.
         """
         check_duration("delay_s", delay_s)
         self._delay_s = delay_s
 
     def throttle(self, bytes_per_s: float | None) -> None:
-        """Let so many bytes through each second, per connection; None: all of them.
+        """Limit the bytes per second of each connection; None: no limit.
 
         Raises:
-            UsageError: `bytes_per_s` is no positive, finite number.
+            UsageError: `bytes_per_s` is not a positive, finite number.
         """
         if bytes_per_s is not None and not _is_rate(bytes_per_s):
             raise wrong(
@@ -320,7 +321,7 @@ class Proxy:
         chunk: memoryview,
         ends: Sequence[End],
     ) -> tuple[int, Cut | None]:
-        """Internal: return how much of a chunk may pass, and the cut after that."""
+        """Internal: return how many bytes of a chunk may pass, and the cut after."""
         cut = self._cuts.get(way)
         place = None
         if cut is not None:
@@ -334,7 +335,7 @@ class Proxy:
         return allowed, cut if place is not None else None
 
     async def until_due(self, due_s: float) -> None:
-        """Internal: wait until a chunk is due, and until no partition holds it up.
+        """Internal: wait until a chunk is due, and no partition holds it back.
 
         Args:
             due_s: time of the event loop, in seconds.
@@ -352,7 +353,7 @@ class Proxy:
 
     @property
     def delay_s(self) -> float:
-        """Internal: how much later everything is delivered."""
+        """Internal: the delay of every delivery, in seconds."""
         return self._delay_s
 
     def pieces(self, chunk: memoryview) -> Iterator[tuple[memoryview, float]]:
@@ -370,7 +371,7 @@ def _address(name: str, text: object) -> Address:
     """Read an address for a proxy.
 
     Raises:
-        UsageError: it is not such an address; the message names the argument.
+        UsageError: the text is not such an address; the message names the argument.
     """
     check_text(name, text)
     try:

@@ -1,8 +1,8 @@
-"""Where frames end in a stream of bytes that another object reads.
+"""Finds the ends of frames in a stream of bytes that another object reads.
 
-For what stands between two workers: it reads headers and HELLOs, and never values.  A
-connection that resumes another goes on where that was read to, which may be inside a
-frame; so what was found on the other is kept.  Sans-IO.
+It is for objects between two workers: it reads headers and HELLOs, and never values.  A
+connection that resumes another continues at the position up to which that was read,
+which may be inside a frame; so the frames of the other are kept.  Sans-IO.
 
 Source: docs/reference/wire-protocol.md.
 """
@@ -28,14 +28,14 @@ HANDSHAKE_BYTES: Final = PREFACE.size + PROOF_BYTES  # in either direction
 _LENGTH_BYTES: Final = 8
 _TOKEN: Final = slice(PREFACE.size - 32, PREFACE.size - 24)  # of the dialer's preface
 _TOKEN_BIT: Final = 1 << 63
-SESSIONS_MAX: Final = 4096  # connections whose places are remembered
+SESSIONS_MAX: Final = 4096  # connections whose positions are remembered
 FRAMES_MAX: Final = 1 << 16  # of each; more are never under way
 
 End: TypeAlias = tuple[int, int]  # an offset at which a frame ends, and its kind
 
 
 class Way(enum.Enum):
-    """A direction through a proxy: seen from who dialed, there and back."""
+    """A direction through a proxy, as seen from the dialer."""
 
     TO_TARGET = "to the target"
     FROM_TARGET = "from the target"
@@ -45,10 +45,11 @@ class FrameScanner:
     """Finds the ends of the frames in one direction of one connection.
 
     Attributes:
-        is_lost: the bytes are not this protocol (TLS, say): no more ends are found.
+        is_lost: the bytes are not this protocol (but TLS, for example): no more ends
+            are found.
         handshake: the first bytes, until they are `HANDSHAKE_BYTES`.
         hello: the HELLO, once it has passed.
-        position: bytes that came after the HELLO, those of resumed ones included.
+        position: bytes that came after the HELLO, including those of resumed ones.
     """
 
     def __init__(self, conversation: Conversation) -> None:
@@ -85,9 +86,9 @@ class FrameScanner:
         return found
 
     def go_on_from(self, other: FrameScanner, position: int) -> None:
-        """Go on where another connection was read to, whose place this one takes.
+        """Continue at the position up to which the resumed connection was read.
 
-        What that one has seen beyond `position` comes again.
+        Bytes that it has seen beyond `position` come again.
         """
         self.position = position
         self.frames = other.frames
@@ -133,7 +134,7 @@ class FrameScanner:
 
 
 class Conversation:
-    """Both directions of one connection, and which connection it goes on with.
+    """Both directions of one connection, and the connection that it resumes.
 
     Attributes:
         scanners: one for each direction.
@@ -143,14 +144,14 @@ class Conversation:
         """Begin a connection.
 
         Args:
-            sessions: by their tokens, of one proxy: filled in, and looked up.
+            sessions: of one proxy, by their tokens: both filled in and looked up.
         """
         self.scanners = {way: FrameScanner(self) for way in Way}
         self._sessions = sessions
         self._before: Conversation | None = None
 
     def on_hello(self, scanner: FrameScanner, hello: Hello) -> None:
-        """Record a HELLO: each says how far the other side was read."""
+        """Record a HELLO: it tells how far the other side was read."""
         dialer, acceptor = (self.scanners[way] for way in Way)
         if scanner is dialer:
             if hello.resume:
@@ -186,7 +187,7 @@ def body_bytes(kind: int, flags: int, lead: int, count: int, payload: int) -> in
         flags: of the frame.
         lead: bytes of head and control part.
         count: of buffers.
-        payload: bytes of the payload, wherever they come.
+        payload: bytes of the payload, wherever they are sent.
     """
     if kind == FrameKind.DATA:
         return payload

@@ -1,9 +1,9 @@
 """What happens in a worker: events of calls, training, links and memory.
 
 Every worker keeps the last `RECENT_MAX` events of each kind, always: a flight recorder.
-An event is noted once, when what it tells of has ended, and holds names, times and
-counts, never a value of the program.  `Worker.subscribe` hands them to a program;
-`asyncrpc dump` and `asyncrpc timeline` read those of a group that runs.
+An event is noted once, at the end of its operation, and holds names, times and counts,
+never a value of the program.  `Worker.subscribe` hands events to a program; `asyncrpc
+dump` and `asyncrpc timeline` read those of a running group.
 
 Times are seconds, monotonic, of one clock for all workers of a process.
 """

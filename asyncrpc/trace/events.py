@@ -3,8 +3,8 @@
 The first field of each is `at_s`, when it was noted.  An `outcome` is `OK`,
 "cancelled", or the name of the class of the error.
 
-A `task` is the name of a task or a thread; or, if it belongs to the function of a call
-that this worker served, the `call_label` of the call; or empty: it belonged to none.
+A `task` is the name of a task or a thread; or the `call_label` of a call, if it belongs
+to the function of a call that this worker served; or empty: no task.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from typing import Final, NamedTuple, TypeAlias, get_args
 from asyncrpc.ids import ContextId, MessageId, RRefId, WorkerId
 
 OK: Final = "ok"
+"""The `outcome` of an operation that succeeded."""
 CANCELLED: Final = "cancelled"
-MESSAGES_MAX: Final = 32  # that one backward segment names at each end
+"""The `outcome` of an operation that was cancelled."""
+MESSAGES_MAX: Final = 32  # named by one backward segment at each end
 
 
 class CallEnded(NamedTuple):
-    """A call that this worker made has ended; requests to services are calls, too.
+    """A call that this worker made has ended; requests to services count as calls.
 
     Attributes:
         at_s: when the answer was read, or the caller gave up.
@@ -50,9 +52,8 @@ class CallServed(NamedTuple):
     Attributes:
         at_s: when it was answered, or given up.
         came_s: when its request had been received.
-        began_s: when its function began; what lies between them is its wait for a
-            thread.
-        caller: who made it.
+        began_s: when its function began; until then it waited for a thread.
+        caller: the worker that made it.
         function: name of the function; empty if it could not be read.
         call_id: as at the caller.
         outcome: how it ended.
@@ -71,7 +72,7 @@ class StreamReceived(NamedTuple):
     """A stream that this worker asked for has ended.
 
     Attributes:
-        at_s: when its last item was there, or the consumer left.
+        at_s: when its last item had come, or the consumer left.
         began_s: when it was asked for.
         to: the producer.
         function: name of the generator.
@@ -163,8 +164,8 @@ class BackwardSegmentEnded(NamedTuple):
         pass_number: of that worker.
         nodes: of the graph.
         fed_by: the messages whose tensors' gradients entered, `MESSAGES_MAX` at most.
-        feeds: the messages whose tensors' gradients left, as many.
-        left_out: messages that are in neither, because there were too many.
+        feeds: the messages whose tensors' gradients left, with the same limit.
+        left_out: how many messages are in neither, as there were too many.
         outcome: how it ended.
     """
 
@@ -188,7 +189,7 @@ class OptimizerStepEnded(NamedTuple):
         began_s: when it was asked for.
         optimizer: name of its class.
         owners: names of the workers that have its parameters.
-        outcome: `OK`, "skipped" if it was applied nowhere, or as in others.
+        outcome: `OK`, "skipped" if no worker applied it, or as in other events.
         task: that took it.
     """
 
@@ -238,7 +239,7 @@ class BucketReduced(NamedTuple):
     Attributes:
         at_s: when.
         began_s: when it was full.
-        bucket: its place, from 0.
+        bucket: its index, from 0.
         nbytes: of its gradients; 0 if they are sparse.
         task: that reduced it.
     """
@@ -251,11 +252,11 @@ class BucketReduced(NamedTuple):
 
 
 class LinkChanged(NamedTuple):
-    """A connection to a peer was opened, has broken, goes on, or has ended.
+    """A connection to a peer was opened, has broken, was resumed, or has ended.
 
     Attributes:
         at_s: when.
-        peer: at the other end.
+        peer: the worker at the other end.
         change: "opened", "broken", "resumed" or "ended".
         reason: why it ended; empty for others.
     """
@@ -271,7 +272,7 @@ class MembershipChanged(NamedTuple):
 
     Attributes:
         at_s: when.
-        member: which.
+        member: the member.
         change: "joined", "left", "lost", "restarted" or "back".
     """
 
@@ -312,12 +313,14 @@ TraceEvent: TypeAlias = (
     | MembershipChanged
     | MemoryChanged
 )
+"""An event of a worker, of any kind."""
 
 KINDS: Final[tuple[type[TraceEvent], ...]] = get_args(TraceEvent)
+"""The classes of all events, in the order of `TraceEvent`."""
 
 
 def outcome_of(error: BaseException | None) -> str:
-    """Return how something ended that raised `error`, or nothing."""
+    """Return the outcome of an operation that raised `error`, or nothing."""
     if error is None:
         return OK
     # By its type: an error's own attributes may lie.
@@ -326,7 +329,7 @@ def outcome_of(error: BaseException | None) -> str:
 
 
 def call_label(call_id: int, caller: str) -> str:
-    """Return what tells a call from the others that its callee serves.
+    """Return the label of a call, unique among the calls that its callee serves.
 
     Args:
         call_id: of the connection.

@@ -29,7 +29,7 @@ from asyncrpc.trace.ring import EventRing
 from asyncrpc.trace.stage_steps import STAGE_STEPS_MAX, StageStep
 from asyncrpc.trace.subscription import Subscription
 
-EVENTS_MAX: Final = 10_000_000  # that may wait for one subscriber
+EVENTS_MAX: Final = 10_000_000  # may wait for one subscriber
 
 E = TypeVar("E", bound=tuple[Any, ...])
 
@@ -42,12 +42,12 @@ class FlightRecorder:
     """The events of one worker, of all kinds.
 
     Attributes:
-        now_s: reads the clock; a simulation has another.
+        now_s: reads the clock; a simulation replaces it.
         calls: calls that this worker made.
         served: calls that it served.
         received: streams that it consumed.
         sent: streams that it produced.
-        references: values here that others refer to.
+        references: values here that are referenced remotely.
         passes: backward passes.
         segments: parts of this worker's graph that ran in them.
         steps: of optimizers.
@@ -89,7 +89,8 @@ class FlightRecorder:
         """Return the events of some kinds from now on; see `Worker.subscribe`.
 
         Raises:
-            UsageError: as said there.
+            UsageError: a kind is not a class of events, or an argument has the wrong
+                type or is out of range.
         """
         for kind in kinds:
             if not any(kind is one for one in KINDS):

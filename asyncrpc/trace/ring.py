@@ -1,14 +1,14 @@
-"""The last events of one kind, and who else takes them.
+"""The last events of one kind, and the functions that take them.
 
 Noting an event must cost next to nothing.  So an event is noted as a plain tuple of its
-fields, by a method that is that of a `deque` unless somebody listens, and becomes an
-object of its class only when somebody looks.
+fields, by the method of a `deque` unless there are listeners, and becomes an object of
+its class only when it is read.
 
-What is kept must cost nothing, either.  Python's collector looks at all that may be
-part of a cycle, and a tuple of numbers and strings is not: it forgets such tuples when
-it first comes by.  One named tuple in them, and thousands of events grow old in its
-care, until it looks through the whole heap: of 256 calls at a time that took a tenth.
-So a worker, and any other named tuple, is noted as a plain tuple.
+Keeping events must cost nothing either.  Python's collector tracks all objects that may
+be part of a cycle; it stops tracking a tuple of numbers and strings when it first
+visits it.  If such a tuple held a named tuple, thousands of events would stay tracked
+until the collector searches the whole heap, which took a tenth of the time of 256
+calls at once.  So a worker, or any other named tuple, is noted as a plain tuple.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar, cast
 
-RECENT_MAX: Final = 2000  # events of each kind
+RECENT_MAX: Final = 2000
+"""Number of events of each kind that a worker keeps."""
 
 E = TypeVar("E", bound=tuple[Any, ...])
 Fields = tuple[Any, ...]
@@ -28,7 +29,7 @@ AS_NOTED: Final[Mapping[int, Restore]] = MappingProxyType({})  # no field is `pl
 
 
 def plain(identifier: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a worker, or another named tuple, as events are noted with it."""
+    """Return a worker, or another named tuple, in the form noted in events."""
     return identifier[:]
 
 
@@ -37,9 +38,9 @@ class EventRing(Generic[E]):
 
     Attributes:
         kind: class of the events.
-        make: makes one of the fields that were noted.
-        record: notes an event, given as a tuple of its fields; from any thread.  Ask
-            for it each time: it is another one while somebody listens.
+        make: makes an event from the noted fields.
+        record: notes an event, given as a tuple of its fields; from any thread.  Read
+            the attribute each time: it changes with the listeners.
     """
 
     __slots__ = ("_recent", "_sinks", "kind", "make", "record")
@@ -51,7 +52,8 @@ class EventRing(Generic[E]):
 
         Args:
             kind: class of the events.
-            made_by: which fields are noted as `plain`, and what makes each again.
+            made_by: for each field that is noted as `plain`, the function that restores
+                it.
         """
         self.kind = kind
         self.make: Callable[[Fields], E] = _maker(kind, made_by)
@@ -68,7 +70,7 @@ class EventRing(Generic[E]):
         return [self.make(fields) for fields in self._recent.copy()]
 
     def newest(self, since_s: float, at_most: int) -> list[E]:
-        """Return the events since a moment, the oldest first; so many, the newest.
+        """Return the newest `at_most` events since a moment, the oldest first.
 
         Thread safety: from any thread.
         """
@@ -86,7 +88,7 @@ class EventRing(Generic[E]):
         self.record = self._record_and_tell
 
     def remove_sink(self, sink: Sink) -> None:
-        """Call a function no more."""
+        """Stop calling a function."""
         self._sinks = tuple(one for one in self._sinks if one != sink)
         if not self._sinks:
             self.record = self._recent.append

@@ -1,7 +1,7 @@
-"""What the stages of pipelines of one worker did last.
+"""The last steps of the pipeline stages of one worker.
 
 A step has some dozens of spans, so far fewer steps are kept than of other events, and
-nobody subscribes to them: `PipelineResult.report` has them all.
+they cannot be subscribed to: `PipelineResult.report` has them all.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class StageSpan(NamedTuple):
     Attributes:
         kind: "forward" or "backward".
         chunk: number of the micro-batch.
-        start_s: in seconds from when the step came to the stage.
-        end_s: likewise.
+        start_s: in seconds since the step reached the stage.
+        end_s: in seconds since the step reached the stage.
     """
 
     kind: str
@@ -34,11 +34,11 @@ class StageStep(NamedTuple):
 
     Attributes:
         at_s: when it ended, by the clock of the worker's events.
-        began_s: when it came to the stage.
+        began_s: when it reached the stage.
         context_id: the same at all stages; None of a step without a context.
         number: of the step in its pipeline.
         schedule: name of the schedule.
-        stage: place of the stage, from 0.
+        stage: index of the stage, from 0.
         stages: how many there are.
         spans: in order.
     """

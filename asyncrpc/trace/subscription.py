@@ -14,18 +14,19 @@ from asyncrpc.trace.ring import EventRing, Fields, Sink
 E = TypeVar("E", bound=tuple[Any, ...])
 
 ITEMS_MAX: Final = 10_000
+"""Default number of events that a subscription buffers."""
 
 
 class Subscription(Generic[E]):
     """The events of some kinds from now on; `async for` waits for them.
 
-    Events that come while `items_max` are there push out the oldest.  Nothing that the
-    subscriber does holds up the worker.  `close`, or the end of a `with` block, ends
-    it, and so does the worker's own end; what has come by then can still be taken.
+    If `items_max` events wait, a new one pushes out the oldest.  The subscriber never
+    delays the worker.  `close`, the end of a `with` block, or the end of the worker
+    ends the subscription; the events that have come by then can still be taken.
 
     Attributes:
         dropped: how many events were pushed out.
-        is_closed: whether no more events come.
+        is_closed: whether no more events will come.
 
     Example:
         >>> with worker.subscribe(trace.LinkChanged) as events:
@@ -64,17 +65,17 @@ class Subscription(Generic[E]):
         return take
 
     def _wake(self) -> None:
-        """Let who waits look again; an event may come in any thread."""
+        """Wake the waiting task; an event may come in any thread."""
         waiter, self._waiter = self._waiter, None
         if waiter is None:
             return
         try:
             waiter.get_loop().call_soon_threadsafe(_set, waiter)
-        except RuntimeError:  # the loop of who waited is closed
+        except RuntimeError:  # the loop of the waiting task is closed
             return
 
     def take(self) -> list[E]:
-        """Return the events that have come, without waiting; may be none.
+        """Return the events that have come, possibly none, without waiting.
 
         Thread safety: from any thread.
         """
@@ -93,8 +94,8 @@ class Subscription(Generic[E]):
         """Wait for the next event.
 
         Raises:
-            UsageError: another task waits for one already, or no event loop runs here.
-            StopAsyncIteration: it is closed, and all that had come has been taken.
+            UsageError: another task already waits, or no event loop runs here.
+            StopAsyncIteration: it is closed, and all events have been taken.
 
         Cancellation:
             No event is lost.
@@ -108,7 +109,7 @@ class Subscription(Generic[E]):
                     "subscribe once for each task"
                 )
             waiter = self._waiter = _future()
-            if self._come or self.is_closed:  # it came from another thread meanwhile
+            if self._come or self.is_closed:  # changed by another thread meanwhile
                 self._waiter = None
                 continue
             try:
@@ -155,8 +156,8 @@ def _future() -> asyncio.Future[None]:
         return asyncio.get_running_loop().create_future()
     except RuntimeError:
         raise UsageError(
-            "to wait for the next event takes a running event loop: do it in a "
-            "coroutine; `take` does not wait"
+            "waiting for the next event needs a running event loop: wait in a "
+            "coroutine, or use `take`, which does not wait"
         ) from None
 
 

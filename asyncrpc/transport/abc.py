@@ -153,7 +153,7 @@ class Connector(ABC):
         """Listen at `address`; each connection gets the handler that `accept` makes.
 
         Raises:
-            TransportError: the address cannot be had: in use, or not of this host.
+            TransportError: the address is in use, or not of this host.
         """
 
     @abstractmethod
@@ -161,7 +161,7 @@ class Connector(ABC):
         """Connect to `address`; `handler.connection_made` has run when this returns.
 
         Raises:
-            ConnectError: no process listens there, or it cannot be reached.
+            ConnectError: no process listens there, or the host cannot be reached.
 
         Cancellation:
             The attempt is given up and its socket closed.

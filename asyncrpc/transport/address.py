@@ -33,7 +33,7 @@ class Address:
     Attributes:
         scheme: one of `SCHEMES`.
         host: host name or IP address for `tcp`, path for `uds`, any name for `mem`;
-            for `relay`, the worker by whose connections another is reached.
+            for `relay`, the gateway through which the worker is reached.
         port: for `tcp`; 0 asks the system for one.  0 for the others.
     """
 
@@ -54,10 +54,10 @@ class Address:
 
     @property
     def network(self) -> str:
-        """Return the network that an IP address is in, by habit; empty of others.
+        """Return the usual network of an IP address; empty for anything else.
 
-        The real length of the prefix only its host knows: /24 of IPv4 and /64 of IPv6
-        are what is usual.
+        Only its host knows the real length of the prefix: /24 for IPv4 and /64 for IPv6
+        are usual.
         """
         try:
             found = ipaddress.ip_address(self.host.partition("%")[0])
@@ -72,7 +72,7 @@ class Address:
 
         Args:
             text: the address.
-            what: how an error calls it.
+            what: the name of the address in errors.
 
         Raises:
             UsageError: the text is not an address; the message shows the three forms.

@@ -87,7 +87,7 @@ class DescriptorInbox:
                 its lock was not free in time.
 
         Cancellation:
-            There is no socket.
+            No socket is left.
         """
         beside = Path(path + SUFFIX)
         check_length(beside, TransportError)
@@ -102,18 +102,18 @@ class DescriptorInbox:
         """Return the descriptor that a peer has named; from now on it is the caller's.
 
         Raises:
-            TimeoutError: it did not come within `CLAIM_TIMEOUT_S`.
-            TransportError: too many are waited for.
+            TimeoutError: it did not arrive within `CLAIM_TIMEOUT_S`.
+            TransportError: too many descriptors are awaited.
 
         Cancellation:
-            The descriptor is closed if it comes.
+            The descriptor is closed if it arrives.
         """
         kept = self._unclaimed.pop(token, None)
         if kept is not None:
             kept[1].cancel()
             return kept[0]
         if token in self._awaited or len(self._awaited) >= UNCLAIMED_MAX:
-            raise TransportError("too many descriptors are waited for")
+            raise TransportError("too many descriptors are awaited")
         future: asyncio.Future[int] = self._loop.create_future()
         self._awaited[token] = future
         try:
@@ -121,7 +121,7 @@ class DescriptorInbox:
                 return await future
         except BaseException:
             if future.done() and not future.cancelled():
-                os.close(future.result())  # it came in the very turn that gave it up
+                os.close(future.result())  # it arrived in the very turn that gave it up
             raise
         finally:
             del self._awaited[token]
@@ -197,8 +197,8 @@ class DescriptorInbox:
 def _receive(sock: socket.socket) -> tuple[bytes, list[int], int]:
     """Return a record, its descriptors, and the flags of recvmsg(2).
 
-    Not `socket.recv_fds`: that leaves its flags unheeded, and so the descriptors to the
-    programs that this process may start.
+    Not `socket.recv_fds`: it ignores the flags, so that programs which this process
+    starts would inherit the descriptors.
     """
     found = array.array("i")
     room = socket.CMSG_SPACE(_DESCRIPTORS_MAX * found.itemsize)

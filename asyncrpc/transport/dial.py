@@ -164,5 +164,5 @@ class _Race(Generic[HandlerT]):
 
 
 def _reason(attempt: _Attempt) -> str:
-    """Return why an attempt failed; its address is said beside it."""
+    """Return why an attempt failed; the caller adds its address."""
     return str(attempt.error).removeprefix(f"cannot connect to {attempt.address}: ")

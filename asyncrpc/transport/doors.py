@@ -1,9 +1,9 @@
-"""Doors: what comes in by one listening port, told apart by its first four bytes.
+"""Doors: the protocols of one listening port, told apart by their first four bytes.
 
-A worker listens at one port.  Most who come speak the protocol of calls, or TLS; some
-say by another magic that they want something else, such as to ask the watch.  What
-comes by the usual door is created when the connection is accepted, so that strangers
-are counted and limited from then on.
+A worker listens at one port.  Most connections speak the protocol of calls, or TLS;
+others begin with another magic, such as a query to the sidecar.  The handler of the
+usual door is made when the connection is accepted, so that strangers are counted and
+limited from then on.
 
 Only the first read of a connection passes here.
 """
@@ -29,7 +29,7 @@ class Doorkeeper:
 
         Args:
             usual: gets it, and all its bytes, unless they begin like one of `doors`.
-            doors: by magic, what makes another handler.
+            doors: makers of other handlers, by magic.
         """
         self._usual = usual
         self._doors = doors
@@ -38,7 +38,7 @@ class Doorkeeper:
         self._transport: Transport | None = None
 
     def connection_made(self, transport: Transport) -> None:
-        """Tell the usual handler: it counts who comes."""
+        """Tell the usual handler: it counts connections."""
         self._transport = transport
         self._usual.connection_made(transport)
 
@@ -47,7 +47,7 @@ class Doorkeeper:
         return memoryview(self._bytes)[self._read :]
 
     def buffer_updated(self, nbytes: int, /) -> None:
-        """Open a door once it is clear which one is meant."""
+        """Choose the handler once it is clear which one is meant."""
         self._read += nbytes
         beginning = bytes(self._bytes[: self._read])
         transport = self._transport

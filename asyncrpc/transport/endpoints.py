@@ -2,7 +2,8 @@
 
 Names are looked up in threads of our own, never in the loop's executor: a name service
 that is silent holds a thread for half a minute, and the loop would wait for it at its
-end.  A lookup that is given up goes on alone; whoever asks for the name next joins it.
+end.  A lookup that is given up goes on alone; the next caller that asks for the name
+joins it.
 An answer is never kept: a name that does not resolve now may resolve in a second.
 
 The addresses of one name are raced, as those of one peer are in `dial`.
@@ -57,7 +58,7 @@ class Resolver:
     """Looks names up."""
 
     def __init__(self) -> None:
-        """Begin without any lookup under way."""
+        """Begin without a lookup under way."""
         self._under_way: dict[str, concurrent.futures.Future[list[str]]] = {}
 
     async def resolve(self, host: str, port: int) -> list[Endpoint]:
@@ -71,7 +72,7 @@ class Resolver:
             OSError: the name does not resolve.
 
         Cancellation:
-            The lookup goes on in its thread, for whoever asks next.
+            The lookup goes on in its thread, for the next caller.
         """
         if is_numeric(host):
             return [Endpoint(host, port)]
@@ -80,14 +81,14 @@ class Resolver:
             if lookup is not None or len(self._under_way) < LOOKUPS_MAX:
                 break
             waiting = [asyncio.wrap_future(one) for one in self._under_way.values()]
-            # Each ends when the name service has answered, or has not in its time.
+            # Each ends when the name service has answered, or its time has passed.
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         found = await asyncio.wrap_future(lookup or self._begin(host))
         return [Endpoint(one, port) for one in found]
 
     def _begin(self, host: str) -> concurrent.futures.Future[list[str]]:
         lookup: concurrent.futures.Future[list[str]] = concurrent.futures.Future()
-        lookup.set_running_or_notify_cancel()  # who waits cannot cancel it for others
+        lookup.set_running_or_notify_cancel()  # a waiter cannot cancel it for others
         self._under_way[host] = lookup
 
         def look_up() -> None:
@@ -119,8 +120,8 @@ def _addresses_of(host: str) -> list[str]:
 
 
 def _not_resolved(host: str, error: Exception) -> OSError:
-    if isinstance(error, UnicodeError):  # no name of DNS: a label is empty or too long
-        return socket.gaierror(socket.EAI_NONAME, f"{host!r} is no name of a host")
+    if isinstance(error, UnicodeError):  # not a DNS name: a label is empty or too long
+        return socket.gaierror(socket.EAI_NONAME, f"{host!r} is not a host name")
     assert isinstance(error, OSError)
     return error
 
@@ -164,7 +165,7 @@ async def connected_socket(
 
     Raises:
         ConnectionRefusedError: no process listens at any of them.
-        OSError: none can be reached; the text gives each with its reason.
+        OSError: no endpoint can be reached; the text gives each with its reason.
 
     Cancellation:
         Every attempt is given up and its socket closed.
@@ -212,9 +213,10 @@ class _SocketRace:
                 sock.close()
 
     async def next_turn(self, stagger_s: float | None) -> None:
-        """Wait until one has won, or has failed, or the time of the newest is over.
+        """Wait until an attempt has succeeded or failed, or `stagger_s` has passed.
 
-        After the last, `stagger_s` is None: until one has won, or all have failed.
+        After the last attempt `stagger_s` is None: wait until one attempt has
+        succeeded, or all have failed.
         """
         while self.winner is None:
             pending = [task for task in self.under_way.values() if not task.done()]

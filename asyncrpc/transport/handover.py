@@ -1,9 +1,9 @@
 """Listening sockets that two processes share, and connections that change hands.
 
-The process beside a worker (`asyncrpc.watch`) has the worker's listening sockets, too.
-It accepts from them only while the worker does not; what is not for it, it passes on to
-the worker, by a pair of sockets.  Its copy keeps the port for a while after the death
-of the worker; the next process that wants the port asks for it.
+The sidecar of a worker (`asyncrpc.sidecar`) has the worker's listening sockets as well.
+It accepts from them only while the worker does not, and passes connections that are not
+for it on to the worker, by a pair of sockets.  Its copy keeps the port for a while
+after the death of the worker; the next process that wants the port asks for it.
 
 Source: unix(7), SCM_RIGHTS and abstract names.
 """
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 _PER_TURN: Final = 16
 _TRIES: Final = 4
-_PAUSE_S: Final = 0.05  # the process learns of the worker's death a moment later
+_PAUSE_S: Final = 0.05  # the sidecar learns of the worker's death a moment later
 _ANSWER_S: Final = 1.0
 
 
@@ -31,7 +31,7 @@ def port_name(port: int) -> str:
 
 
 class Handover:
-    """The worker's end of the pair by which connections come from the other process."""
+    """The worker's end of the pair by which connections arrive from the sidecar."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class Handover:
 
     @property
     def descriptor(self) -> int:
-        """The other process's end."""
+        """The sidecar's end."""
         return self._theirs.fileno()
 
     def given(self) -> None:
-        """Close the other end here: the other process has it."""
+        """Close the sidecar's end here: the sidecar has it."""
         self._theirs.close()
 
     def _on_readable(self) -> None:
@@ -77,7 +77,7 @@ class Handover:
                 sock = socket.socket(fileno=descriptor)
                 sock.settimeout(0)
                 self._start_task(self._adopt(sock))
-            if not said:  # the other process has ended
+            if not said:  # the sidecar has ended
                 self._loop.remove_reader(self._ours.fileno())
                 return
 
@@ -90,12 +90,12 @@ class Handover:
 
 
 async def release_port(port: int) -> bool:
-    """Ask the process beside a dead worker for its port; return whether it had it.
+    """Ask the sidecar of a dead worker for its port; return whether it had the port.
 
     Cancellation:
-        It may have let go of the port.
+        The sidecar may have let go of the port.
     """
-    if not hasattr(socket, "SO_PEERCRED"):  # Linux alone has what it takes
+    if not hasattr(socket, "SO_PEERCRED"):  # only Linux has what this needs
         return False
     loop = asyncio.get_running_loop()
     for _ in range(_TRIES):

@@ -57,8 +57,8 @@ def host_addresses(interface: str | None = None) -> list[IPAddress]:
     """List the addresses at which peers may reach this host, best first.
 
     The address that the default route uses comes first, then those routed everywhere,
-    then private ones.  Last are those of bridges that containers or virtual machines of
-    this host hang on, link-local ones, and loopback.
+    then private ones.  Last are those of bridges of containers or virtual machines of
+    this host, link-local ones, and loopback.
 
     Args:
         interface: which to list, best first: names of interfaces, which may hold `*`
@@ -66,7 +66,7 @@ def host_addresses(interface: str | None = None) -> list[IPAddress]:
             all.
 
     Raises:
-        UsageError: nothing matches, or a network is not written as one.
+        UsageError: no address matches, or a network is not valid.
     """
     found = list(_usable())
     preferred = set(_default_sources())
@@ -78,7 +78,7 @@ def host_addresses(interface: str | None = None) -> list[IPAddress]:
             known = sorted({f"{one.interface} ({one.address})" for one in found})
             raise UsageError(
                 f"interface {interface!r} has no usable address; "
-                f"those that have one: {', '.join(known) or 'none'}; see "
+                f"interfaces that have one:  {', '.join(known) or 'none'}; see "
                 "NetworkOptions.interface and ASYNCRPC_INTERFACE"
             )
         ranked = chosen
@@ -91,10 +91,10 @@ def usable_addresses() -> list[HostAddress]:
 
 
 def _patterns(text: str) -> list[Callable[[HostAddress], bool]]:
-    """Read what chooses addresses.
+    """Return the tests that choose addresses.
 
     Raises:
-        UsageError: a network is not written as one.
+        UsageError: a network is not valid.
     """
     return [_pattern(one.strip()) for one in text.split(",") if one.strip()]
 
@@ -106,7 +106,7 @@ def _pattern(text: str) -> Callable[[HostAddress], bool]:
         network = ipaddress.ip_network(text)
     except ValueError as error:
         raise UsageError(
-            f"{text!r} is no network, such as 10.0.0.0/8: {error}"
+            f"{text!r} is not a network such as 10.0.0.0/8: {error}"
         ) from None
     return lambda one: one.address in network
 

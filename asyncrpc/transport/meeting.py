@@ -1,7 +1,7 @@
-"""The TCP address that a group meets at: whether it is this host's, and who answers.
+"""The TCP address of a rendezvous: whether it is this host's, and which end answers.
 
-Whoever is at the address may host the meeting: the first of its processes that gets
-the port.  The others only need to know that somebody listens.
+A process of the host at the address may host the rendezvous: the first one that gets
+the port.  The others only need to know that a process listens.
 
 A name may stand for one host, which has several addresses, or for several hosts, as a
 headless service of Kubernetes does.  In the second case no host can know from the name
@@ -34,8 +34,8 @@ class Found:
     """What a name stands for now.
 
     Attributes:
-        endpoints: all of it.
-        local: those of this host.
+        endpoints: all of them.
+        local: the endpoints of this host.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -49,7 +49,7 @@ class Found:
 
 @dataclass(slots=True)
 class MeetingAddress:
-    """An address that a group meets at.
+    """The address of a rendezvous.
 
     Attributes:
         host: a name, or an address in digits.
@@ -68,10 +68,10 @@ class MeetingAddress:
         """Return what the name stands for now.
 
         Raises:
-            OSError: it does not resolve in so many seconds.
+            OSError: the name does not resolve in so many seconds.
 
         Cancellation:
-            Nothing is left of it but a thread that ends by itself.
+            Only a thread is left, which ends by itself.
         """
         try:
             async with asyncio.timeout(limit_s):
@@ -86,10 +86,10 @@ class MeetingAddress:
         """Return the endpoint at which a process listens.
 
         Raises:
-            OSError: none does; TimeoutError is one: they are silent.
+            OSError: no process listens there; TimeoutError: they are silent.
 
         Cancellation:
-            Nothing is left of it.
+            No connection is left.
         """
         async with asyncio.timeout(min(limit_s, _KNOCK_MAX_S)):
             sock = await connected_socket(endpoints)
@@ -106,13 +106,13 @@ class MeetingAddress:
         """Listen at the port; return the descriptor of the socket.
 
         If the host was given in digits, only at this address: what is hosted there
-        authenticates nobody.
+        does not authenticate its clients.
 
         Returns:
             None if another process has the port.
 
         Raises:
-            OSError: the port cannot be had for another reason.
+            OSError: the port is not available for another reason.
         """
         loopback = self.host == "localhost"
         only = self.host if is_numeric(self.host) and _is_local_ip(self.host) else None

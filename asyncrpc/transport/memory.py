@@ -323,7 +323,7 @@ class MemoryListener(Listener):
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The one address there is."""
+        """The only address of the listener."""
         return (self._address,)
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """TLS over a stream of bytes: a `Transport` between a handler and another transport.
 
 It decides what is encrypted when, and who is let through.  It does not know sockets:
-the transport below moves the bytes, and its way of ending is this one's, too.
+the transport below moves the bytes, and both end in the same way.
 
 asyncio's own TLS is not used, for three reasons.  It drops the alert that tells a peer
 why its certificate was refused, so one end would never know.  A server's handler does
@@ -49,8 +49,8 @@ _BOTH: Final = "give both workers Options(tls=...), or neither"
 _VERIFY: Final = {
     9: ("is not valid yet", "set the clocks, or wait"),
     10: ("has expired", "issue a new one"),
-    62: ("is for another name", "issue one for it, or say Tls(server_hostname=...)"),
-    64: ("is for another address", "issue one for it, or say Tls(server_hostname=...)"),
+    62: ("is for another name", "issue one for it, or set Tls(server_hostname=...)"),
+    64: ("is for another address", "issue one for it, or set Tls(server_hostname=...)"),
 }
 _UNKNOWN_ISSUER: Final = frozenset({2, 18, 19, 20, 21, 24, 25})
 # By OpenSSL's reasons: what the peer's alert says of us.
@@ -58,10 +58,10 @@ _ALERTS: Final = {
     "TLSV1_ALERT_UNKNOWN_CA": "the authority that signed it is not one of the peer's",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it has expired",
     "SSLV3_ALERT_CERTIFICATE_REVOKED": "it has been revoked",
-    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it is not one that the peer takes",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the peer does not accept it",
     "SSLV3_ALERT_BAD_CERTIFICATE": "it is for another name or not sound",
     "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": "it is of the wrong kind",
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "there was none",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it has none",
     "TLSV1_ALERT_ACCESS_DENIED": "access is denied",
 }
 _NOT_TLS: Final = frozenset(
@@ -99,8 +99,8 @@ class TlsTransport(Transport):
 
         Args:
             handler: gets the bytes.
-            contexts: certificates, and what is asked of the peer's.
-            host: whom this end dials; None: it accepts.
+            contexts: certificates, and the demands on the peer's.
+            host: the host that this end dials; None: this end accepts.
         """
         self._handler = handler
         self._contexts = contexts
@@ -129,7 +129,7 @@ class TlsTransport(Transport):
 
     @property
     def scheme(self) -> str:
-        """That of the transport below."""
+        """The scheme of the transport below."""
         return self._inner.scheme if self._inner is not None else ""
 
     @property
@@ -340,7 +340,7 @@ class TlsTransport(Transport):
                     break
                 filled += nbytes
                 if not incoming.pending and not tls.pending():
-                    break  # to be told by an exception would cost 2 us
+                    break  # an exception that says so would cost 2 us
         except ssl.SSLWantReadError:
             pass
         if filled:
@@ -372,7 +372,7 @@ class TlsTransport(Transport):
         if state is OPEN:
             return ConnectionLostError(
                 f"the connection to {self.remote} was cut off: it ended without TLS's "
-                "goodbye"
+                "close alert"
             )
         return ConnectError(
             f"{self.remote} closed the connection while certificates were exchanged; "
@@ -384,7 +384,7 @@ class TlsTransport(Transport):
 
 
 def _refusal(error: ssl.SSLError, remote: str) -> AuthenticationError:
-    """Say why there is no connection, and what to do."""
+    """Return the error that says why there is no connection, and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return AuthenticationError(f"{remote}: {_unverified(error)}")
     reason = error.reason or ""
@@ -420,7 +420,7 @@ def _unverified(error: ssl.SSLCertVerificationError) -> str:
 
 
 def _breach(error: ssl.SSLError, remote: str) -> TransportError:
-    """Translate what ends a connection that this side had taken for good."""
+    """Translate an error that ends a connection which this side had accepted."""
     said = _ALERTS.get(error.reason or "")
     if said is not None:
         return AuthenticationError(

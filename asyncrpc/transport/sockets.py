@@ -5,13 +5,13 @@ One object is both our `Transport` and asyncio's protocol.  Its `get_buffer` and
 with nothing in between.
 
 How a connection ends.  `close` writes what is queued, then shuts down its own direction
-and reads on, throwing away what comes, until the peer has closed too.  Closing at once
+and reads on, discarding the bytes, until the peer has closed as well.  Closing at once
 would be wrong: a socket closed with unread bytes in it sends a reset, and a reset
 destroys what the kernel has not yet sent.  A peer that does not follow within
 `linger_s` is left.  `abort` resets (RST), so that the peer can tell it from an end.
 
 A peer that has ended may have said why before.  If a write is the first to find out,
-the loop gives the socket up without another look; so what lies in it is read here.
+the loop gives the socket up without another look; so the bytes in it are read here.
 
 What is copied.  uvloop: nothing; it writes at once if nothing is queued, with writev,
 and keeps references to the rest.  asyncio from Python 3.12: nothing (sendmsg).  asyncio
@@ -270,7 +270,8 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
     # --- the start ---
 
     def _prepare(self, sock: socket.socket) -> None:
-        # A peer that is gone already makes these fail; connection_lost says so better.
+        # A peer that is gone already makes these fail; connection_lost reports it
+        # better.
         with contextlib.suppress(OSError):
             if self._scheme == "tcp":
                 _tune_tcp(sock)
@@ -314,12 +315,12 @@ def _endpoint(name: tuple[str, int]) -> str:
 def _tune_tcp(sock: socket.socket) -> None:
     # A call must not wait for the acknowledgement of the one before it.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # Finds hosts that vanished without a word, below the pings of the layer above.
+    # Finds hosts that vanished without notice, below the pings of the layer above.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def peer_credentials(sock: socket.socket) -> PeerCredentials | None:
-    """Return who is at the other end of a Unix socket, where the kernel vouches."""
+    """Return the process at the other end of a Unix socket, if the kernel states it."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:  # only Linux vouches in this way
         return None

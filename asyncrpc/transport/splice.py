@@ -1,7 +1,7 @@
-"""A splice: two connections made one, whose bytes nobody here reads.
+"""A splice: two connections made one; their bytes are not interpreted here.
 
-What comes from one goes to the other.  A side that takes no more stops the reading of
-the other, so at most the water mark of a transport and one buffer lie in between.
+Bytes from one go to the other.  A side that takes no more stops reading from the other,
+so at most the water mark of a transport and one buffer lie in between.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Splice:
         """Join them.
 
         Args:
-            one: of two open transports.
-            other: the other.
+            one: an open transport.
+            other: another open transport.
             on_end: called once when the first of the two has ended.
         """
         self._on_end: Callable[[Splice], None] | None = on_end
@@ -43,7 +43,7 @@ class Splice:
         self.end()
 
     def end(self) -> None:
-        """Say that it has ended, once."""
+        """Report its end, once."""
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
             on_end(self)
@@ -70,14 +70,14 @@ class _Half:
         self.to.send((bytes(self._buffer[:nbytes]),))
 
     def pause_writing(self) -> None:
-        """Read no more of the other: this one takes no more."""
+        """Stop reading from the other: this one takes no more."""
         self.to.pause_reading()
 
     def resume_writing(self) -> None:
-        """Go on reading the other."""
+        """Resume reading from the other."""
         self.to.resume_reading()
 
     def connection_lost(self, _error: TransportError | None, /) -> None:
-        """End the other once it has what has come; by what end, its peer finds out."""
+        """End the other in order, once it has all bytes that have arrived."""
         self.to.close()
         self._splice.end()

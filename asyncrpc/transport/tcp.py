@@ -2,7 +2,7 @@
 
 Decides which sockets to listen on and which addresses to publish.  How bytes move is in
 `sockets`; what they mean, above.  A listener on a wildcard address (`0.0.0.0`, or `::`
-for both families) publishes every usable address of the host, for its peers may sit on
+for both families) publishes every usable address of the host, for its peers may be in
 different networks; an `interface` narrows it to the addresses of one.
 """
 
@@ -90,8 +90,8 @@ class TcpConnector(Connector):
         """Connect to `address`; see `Connector.connect`.
 
         Raises:
-            ConnectError: refused, unreachable, or the name does not resolve; it says
-                which.
+            ConnectError: refused, unreachable, or the name does not resolve; the
+                message says which.
             AuthenticationError: one end refuses the other's certificate, or only one
                 speaks TLS.
         """
@@ -104,7 +104,7 @@ class TcpConnector(Connector):
             sock = await connected_socket(found)
             await _hand_over(sock, lambda: protocol)
             if secured is not None:
-                await secured.established  # who dials has a limit; its end fails it
+                await secured.established  # the dialer has a limit; its end fails it
         except ConnectError:
             raise
         except OSError as error:
@@ -173,7 +173,7 @@ class TcpListener(Listener):
         """Take a connection that another process has accepted here.
 
         Cancellation:
-            It is closed.
+            The connection is closed.
         """
         if self._is_closed:
             sock.close()
@@ -181,7 +181,7 @@ class TcpListener(Listener):
         loop = asyncio.get_running_loop()
         try:
             await loop.connect_accepted_socket(self.make, sock)
-        except OSError:  # it has gone again
+        except OSError:  # the peer has gone again
             sock.close()
         except BaseException:
             sock.close()
@@ -275,7 +275,7 @@ def _bind(host: IPAddress, port: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.settimeout(0)
-        # Connections of a listener that was here before are dying still; take over.
+        # Connections of a former listener may still be closing; take the port over.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             both = host.is_unspecified
@@ -298,7 +298,7 @@ def _cannot_listen(address: Address, error: OSError) -> TransportError:
     reason = error.strerror or os.strerror(error.errno or 0)
     advice = ""
     if error.errno == errno.EADDRINUSE:
-        advice = "; stop what listens there, or use port 0 to be given a free one"
+        advice = "; stop what listens there, or use port 0 to get a free one"
     elif error.errno == errno.EADDRNOTAVAIL:
         advice = "; use an address of this host, or tcp://0.0.0.0:0 for all of them"
     return TransportError(f"cannot listen at {address}: {reason}{advice}")

@@ -28,7 +28,7 @@ _END: Final = "-----END CERTIFICATE-----"
 class Tls:
     """How a worker's TCP connections are encrypted, and which peers they let in.
 
-    All workers that are to reach each other have one.  Unix sockets stay as they are:
+    All workers that connect to each other need one.  Unix sockets stay as they are:
     the kernel vouches for both their ends.
 
     Attributes:
@@ -36,11 +36,11 @@ class Tls:
             authorities between it and `ca`, if any.  It serves at both ends.
         key: path of its private key, PEM; None: in the same file.
         ca: path of the certificates, PEM, of the authorities that must have signed
-            peers' certificates.  None only with `verify_peer=False`: those of the
+            peers' certificates.  None, only with `verify_peer=False`: those of the
             system.
-        verify_peer: whether the dialing end needs a certificate, too.  If so,
-            certificates authenticate both ends and no secret is needed; if there is
-            one, it is checked as well.  If not, a worker needs a secret to listen.
+        verify_peer: whether the dialing end needs a certificate as well.  If so,
+            certificates authenticate both ends and no secret is needed; a secret that
+            is set is checked as well.  If not, a worker needs a secret to listen.
         server_hostname: the name that the certificate of every peer must have.  None:
             the host, or IP address, at which it is dialed.
         server_context: used in place of one made from the above, where this worker
@@ -79,19 +79,19 @@ class Tls:
 
 
 class TlsContexts:
-    """What a worker makes of its `Tls`, once.
+    """The contexts that a worker makes from its `Tls`, once.
 
     Attributes:
         binding: names the certificate that this worker presents.
         landing: where received bytes land.  One for all connections: each has taken
-            what is its own before another can read.
+            its bytes before another can read.
     """
 
     def __init__(self, tls: Tls) -> None:
         """Read the files.
 
         Raises:
-            UsageError: a file cannot be read, or does not hold what it should.
+            UsageError: a file cannot be read, or has the wrong content.
         """
         self.landing = memoryview(bytearray(LANDING_BYTES))
         self.binding = binding_of(_first_certificate(Path(tls.certificate)))
@@ -139,7 +139,7 @@ def open_tls(tls: Tls | None) -> TlsContexts | None:
     """Read the files of a `Tls`, if there is one.
 
     Raises:
-        UsageError: a file cannot be read, or does not hold what it should.
+        UsageError: a file cannot be read, or has the wrong content.
     """
     return None if tls is None else TlsContexts(tls)
 
@@ -149,7 +149,7 @@ def _server_context(tls: Tls) -> ssl.SSLContext:
     _load(context, tls)
     if tls.verify_peer:
         context.verify_mode = ssl.CERT_REQUIRED
-    # Nothing is ever resumed; and a ticket that comes after the end resets it.
+    # Sessions are never resumed, and a ticket after the end resets the connection.
     context.num_tickets = 0
     return context
 
@@ -161,7 +161,7 @@ def _client_context(tls: Tls) -> ssl.SSLContext:
 
 
 def _load(context: ssl.SSLContext, tls: Tls) -> None:
-    # Both ends are ours: no other software has to be compatible.
+    # Both ends are asyncrpc: no other software need be compatible.
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         context.load_cert_chain(tls.certificate, tls.key, password=_no_password)
@@ -209,5 +209,5 @@ def _first_certificate(path: Path) -> bytes:
 
 
 def binding_of(certificate: bytes) -> bytes:
-    """Return what names a TLS connection by the certificate at its accepting end."""
+    """Return the name of a TLS connection: its accepting end's certificate."""
     return b"tls-server-end-point:" + hashlib.sha256(certificate).digest()

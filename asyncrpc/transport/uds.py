@@ -59,7 +59,7 @@ class UdsConnector(Connector):
                 others, its lock was not free in time, or the path is too long.
 
         Cancellation:
-            There is no socket.
+            No socket is left.
         """
         path = Path(address.host)
         check_length(path, TransportError)
@@ -121,7 +121,7 @@ class UdsListener(Listener):
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The one address there is."""
+        """The only address of the listener."""
         return (self._address,)
 
     async def close(self) -> None:
@@ -172,7 +172,7 @@ def remove_own(path: Path, inode: int) -> None:
 
 
 def _open_private(directory: Path) -> int:
-    """Return a descriptor of a directory that is ours alone; make it if need be."""
+    """Return a descriptor of a directory that is ours alone; make it if needed."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     status = os.fstat(descriptor)

@@ -75,7 +75,8 @@ class Handshake:
         state: the state of the handshake.
         binding: the name of the channel, equal at both ends; empty without TLS.  May
             be set until the first record has been received.
-        ticket: names the token that is used in place of the secret; empty if none is.
+        ticket: names the token that is used in place of the secret; empty without a
+            token.
     """
 
     def __init__(
@@ -223,7 +224,9 @@ class Handshake:
     def _refuse_stranger(self, beginning: bytes) -> AsyncRpcError:
         self.state = HandshakeState.FAILED
         if beginning[:1] not in _TLS_RECORDS:
-            return MalformedError(f"the peer begins with {beginning!r}: not a worker")
+            return MalformedError(
+                f"the peer is not an asyncrpc worker: its first bytes are {beginning!r}"
+            )
         if self.role is Role.ACCEPTOR:
             self._farewell = self._preface  # TLS takes these bytes for "no TLS here"
         return AuthenticationError(
@@ -237,7 +240,7 @@ class Handshake:
         ):
             return
         if self.ticket:
-            raise AuthenticationError("the peer takes no tokens")
+            raise AuthenticationError("the peer does not accept tokens")
         if self._secret:
             raise AuthenticationError(
                 "the peer has no secret and this worker demands one; give it the same "
@@ -254,7 +257,7 @@ class Handshake:
             if self.ticket and self.role is Role.DIALER:
                 raise AuthenticationError(
                     "the peer refused our token: it has expired, was revoked, or "
-                    "another worker has issued it; get a new one by "
+                    "another worker has issued it; get a new one from "
                     "Worker.tokens.issue() of the worker at this address"
                 )
             raise AuthenticationError(

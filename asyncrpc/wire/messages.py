@@ -61,11 +61,11 @@ class Hello:
             resumes; see `wire.resume`.
         received: with `resume`, and in the answer to it: how many bytes of the resumed
             connection this side has read.
-        watch: where peers can ask whether the worker's process runs; may be empty.
+        sidecar: where peers can ask whether the worker's process runs; may be empty.
         token: from a relay that dials for another: the token of the connection that is
             passed on; else 0.
         observes: from the dialer: whether it only looks, as a command of `asyncrpc`
-            does, and is no member.
+            does, and is not a member.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Hello:
     lane: int = 0
     resume: int = 0
     received: int = 0
-    watch: tuple[str, ...] = ()
+    sidecar: tuple[str, ...] = ()
     token: int = 0
     observes: bool = False
 
@@ -113,7 +113,7 @@ class Hello:
             raise MalformedError("a HELLO has the wrong fields")
         names = [field.name for field in fields(cls)]
         values = dict(zip(names, record, strict=False))
-        for name in ("addresses", "watch"):
+        for name in ("addresses", "sidecar"):
             addresses = values.get(name, [])
             if any(type(address) is not str for address in addresses):
                 raise MalformedError("a HELLO has an address that is not a string")

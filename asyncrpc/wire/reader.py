@@ -34,8 +34,7 @@ from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.placed import ENTRY_BYTES, Places, check_body, read_table
 
 SCRATCH_BYTES: Final = 256 << 10
-# What is kept of it while nothing comes: the messages that tell that a peer lives use
-# no more, and its pages need not be found anew for them.
+# Kept while nothing arrives: signs of life need no more, and find its pages in place.
 RESTING_BYTES: Final = mmap.PAGESIZE
 ALIGNMENT: Final = 64  # inline buffers start at multiples of it, as tensors like
 
@@ -57,13 +56,13 @@ _MAY_DEFER: Final = frozenset(
         FrameKind.NOTICE,
     }
 )
-# Lets the kernel have pages back: what they held is gone.  None: it cannot.
+# Gives pages back to the kernel; their content is lost.  None: not supported.
 _DONTNEED: Final[int | None] = getattr(mmap, "MADV_DONTNEED", None)
 
 # The fields of a `Frame`.
 _Parts = tuple[int, int, int, int, bytes, bytes]
 
-# For buffers that are allocated apart: none of them is the only one of its message.
+# For buffers that are allocated apart, of messages with several buffers.
 _NO_CALL: Final = (0, 0)
 
 # Returns writable buffers of these lengths, format "B", for a message of this kind and
@@ -245,7 +244,7 @@ class FrameReader:
                 raise MalformedError("a DATA frame is more than a chunk of a payload")
             self._chunk.begin(call_id, aux, payload_bytes)
             self._start = start + HEADER_BYTES
-            self._land_strays()
+            self._place_chunk_bytes()
             return
         if self._wanted == HEADER_BYTES:
             wanted = HEADER_BYTES + head_bytes + control_bytes
@@ -311,7 +310,7 @@ class FrameReader:
             self.arrivals.open(message, None, payload_bytes)
         if rest:
             self._chunk.skip(rest)
-            self._land_strays()
+            self._place_chunk_bytes()
         self._deliver_unfit(message, control_bytes + payload_bytes)
 
     def _deliver_unfit(self, message: _Parts, nbytes: int) -> None:
@@ -473,7 +472,7 @@ class FrameReader:
                 f"the peer began more than {self._limits.transfers_max} transfers"
             )
 
-    def _land_strays(self) -> None:
+    def _place_chunk_bytes(self) -> None:
         """Move chunk bytes that came with the header to their place."""
         landing = self._chunk
         while landing.left and self._start < self._end:

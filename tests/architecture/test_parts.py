@@ -185,7 +185,7 @@ def has_base(one: Class, names: set[str]) -> bool:
 
 
 def is_contract(one: Class) -> bool:
-    """Say whether a class itself is a protocol, or an abstract base class."""
+    """Return whether a class itself is a protocol, or an abstract base class."""
     return bool({base.rpartition(".")[2] for base in one.bases} & _CONTRACTS)
 
 

@@ -37,7 +37,7 @@ def test_a_worker_that_is_killed(calm: ShownGroup, open_page: Open) -> None:
     expect(row.locator(".state")).to_have_text(re.compile("stopped|silent"))
     expect(row.locator(".state")).to_have_attribute("data-tone", "bad")
     expect(page.page.get_by_role("status")).to_have_text(
-        re.compile("^ps tells nothing")
+        re.compile("^no answer from ps")
     )
     page.page.locator("#group summary").click()
     expect(page.page.locator("#group-list")).to_contain_text("ps its process is gone")

@@ -213,7 +213,7 @@ def test_by_another_name_it_is_shown_to_nobody_and_says_why(
     expect(heading).to_have_text("You may not look")
     expect(heading).to_be_focused()
     alert = page.page.get_by_role("alert").filter(has_text="this group has no secret")
-    expect(alert).to_contain_text("give it a token, or come from loopback")
+    expect(alert).to_contain_text("give it a token, or connect from loopback")
     expect(page.page.locator("table")).to_have_count(0)
     # What the browser says of a header that counts for HTTPS alone.
     assert all("Cross-Origin-Opener-Policy" in one for one in page.troubles)

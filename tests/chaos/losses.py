@@ -107,8 +107,8 @@ def cause_of_loss(loss: Loss, story: Story, history: History) -> str:
         return KILLED
     if history.parted(_name(loss.by), loss.peer, loss.linked_s, loss.at_s):
         return PARTED
-    # On a machine with too much to do one is silent before it is stopped.  The watch
-    # says that it is stopped, and so it was when the watch looked.
+    # On a machine with too much to do one is silent before it is stopped.  The sidecar
+    # says that it is stopped, and so it was when the sidecar looked.
     looked_s = loss.at_s - EVIDENCE_S
     if WATCH_SAID in loss.reason and history.stopped(loss.peer, looked_s, loss.at_s):
         return STOPPED

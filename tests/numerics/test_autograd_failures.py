@@ -97,7 +97,8 @@ async def test_a_gradient_of_another_shape_fails_where_it_was_given() -> None:
     async with group_of(2) as (_, keepers), context() as ctx:
         y = await ask(keepers["b"], "times", leaf())
         with pytest.raises(
-            asyncrpc.UsageError, match=r"roots\[0\] has shape \(.*gradients\[0\]"
+            asyncrpc.UsageError,
+            match=r"gradients\[0\] must have the shape of roots\[0\]",
         ):
             await backward(ctx, y, gradients=[torch.ones(5, dtype=torch.float64)])
         await backward(ctx, y, gradients=[torch.ones_like(y)])
@@ -107,7 +108,7 @@ async def test_gradients_and_roots_are_as_many() -> None:
     async with group_of(1), context() as ctx:
         x = leaf()
         with pytest.raises(
-            asyncrpc.UsageError, match="one for each of the 1 roots, not 2"
+            asyncrpc.UsageError, match="one tensor for each of the 1 roots, not 2"
         ):
             await backward(ctx, x, gradients=[None, None])
         with pytest.raises(

@@ -507,11 +507,11 @@ async def test_what_makes_no_sense_is_refused_before_anything_runs() -> None:
         with pytest.raises(asyncrpc.errors.InvalidContextError):
             await pipe.forward_backward(x, y, loss_fn=squared)
         refused: list[tuple[Any, Any, dict[str, Any], str]] = [
-            (x[:0], y[:0], {}, "no rows"),
-            (x, y[1:], {}, "x has 10 rows and target has 9"),
-            ((x, x[1:]), y, {}, "10 and 9 rows"),
+            (x[:0], y[:0], {}, "at least one row"),
+            (x, y[1:], {}, "as many rows as x, 10, not 9"),
+            ((x, x[1:]), y, {}, "not 10 and 9"),
             ((x, x.sum()), y, {}, "without dimensions"),
-            ([1.0], y, {}, "holds no tensor"),
+            ([1.0], y, {}, "at least one tensor"),
             (x.clone().requires_grad_(), y, {}, "requires a gradient"),
             (x, y, {"reduction": "none"}, "'mean' or 'sum', not 'none'"),
         ]

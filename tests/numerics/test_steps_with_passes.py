@@ -272,7 +272,7 @@ async def test_an_owner_that_is_lost_may_have_taken_the_step() -> None:
                 loss = (await group.forward(ONES)).sum()
                 stepping = asyncio.create_task(optimizer.backward_and_step(ctx, loss))
                 service = optimizers_of(workers[1])
-                await until(lambda: service.turns)
+                await until(lambda: service.turns > 0)
                 ending = asyncio.create_task(workers[1].shutdown())
                 with pytest.raises(BackwardFailedError) as caught:
                     await stepping

@@ -235,7 +235,7 @@ def test_a_gateway_cannot_be_pretended_to_have_no_tokens(mode: int) -> None:
         proof = hmac.digest(key, b"asyncrpc acceptor\0" + opening + answer, "sha256")
         assert near.take(answer + proof) == REFUSAL
         refused(near)
-        assert "the peer takes no tokens" in str(near.error)
+        assert "the peer does not accept tokens" in str(near.error)
 
 
 def test_who_has_a_secret_does_not_go_on_with_who_wants_a_token() -> None:

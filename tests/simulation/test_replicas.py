@@ -397,7 +397,7 @@ def test_a_call_waits_for_the_first_replica_and_for_no_ghost() -> None:
             async with serving.Replicas(web, "model-*", options=options) as replicas:
                 began_s = web.loop.time()
                 with pytest.raises(
-                    RejectedError, match="no worker of such a name"
+                    RejectedError, match="no worker has a matching name"
                 ) as e:
                     await replicas.call(whose)
                 assert e.value.outcome is Outcome.NOT_EXECUTED

@@ -131,7 +131,7 @@ async def one_of_many_is_late(network: Network) -> None:
     )
     for error in found:
         assert isinstance(error, BarrierBrokenError)
-        assert f"these did not come: rank {late.rank}" in str(error)
+        assert f"these members did not come: rank {late.rank}" in str(error)
         assert error.missing in {(late.name,), (f"rank {late.rank}",)}
     with pytest.raises(BarrierBrokenError, match=f"rank {hasty.rank} "):
         await late.rendezvous("tag")

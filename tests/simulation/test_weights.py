@@ -239,7 +239,7 @@ def test_one_call_leads_back_from_any_worker_and_twice_it_does_nothing() -> None
             other = serving.Publisher(web, "model-*")
             assert set((await other.roll_back(10)).values()) == {0}
             assert set((await other.roll_back(10)).values()) == {0}
-            with pytest.raises(PublishError, match="none before it is kept"):
+            with pytest.raises(PublishError, match="no earlier one is kept"):
                 await other.roll_back()
             made = await publisher.publish(Layers(1.0))
             assert made.version == 1

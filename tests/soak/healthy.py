@@ -82,7 +82,7 @@ async def listen() -> None:
 async def heard() -> list[str]:
     handler = _heard.pop()
     logging.getLogger("asyncrpc").removeHandler(handler)
-    return [one for one in handler.lines if "does not go on" in one]
+    return [one for one in handler.lines if "is stuck" in one]
 
 
 class Layer(nn.Module):

@@ -25,7 +25,7 @@ from asyncrpc.checkup.machine.surroundings import (
 
 
 def check_all(facts: ProcessFacts) -> list[CheckFinding]:
-    """Return what all checks find, in the order of a table."""
+    """Return the findings of all checks, in the order of a table."""
     return [
         *check_versions(facts.versions),
         *check_loop(facts.loop),

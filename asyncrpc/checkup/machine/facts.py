@@ -1,6 +1,6 @@
-"""What is read of a process and its host, before anything is judged.
+"""The facts about a process and its host, before anything is judged.
 
-None stands for what this system does not tell.
+None stands for a fact that this system does not tell.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LibraryFacts:
-    """A package that asyncrpc asks for.
+    """A package that asyncrpc requires.
 
     Attributes:
-        name: of it.
-        version: that is installed; empty: none.
-        wanted: what asyncrpc asks for, as in `>=2.6`; empty: anything.
-        extra: the extra that asks for it; empty: every asyncrpc does.
+        name: of the package.
+        version: the installed version; empty: not installed.
+        wanted: the required version, as in `>=2.6`; empty: any.
+        extra: the extra that requires it; empty: it is always required.
     """
 
     name: str
@@ -27,14 +27,14 @@ class LibraryFacts:
 
 @dataclass(frozen=True, slots=True)
 class VersionFacts:
-    """What runs.
+    """The versions of the software.
 
     Attributes:
         asyncrpc: its version.
         python: version of the interpreter.
-        python_wanted: what asyncrpc asks for.
+        python_wanted: the version that asyncrpc requires.
         built_with: what torch was built with, as in `CUDA 12.8`.
-        libraries: that asyncrpc asks for.
+        libraries: the packages that asyncrpc requires.
     """
 
     asyncrpc: str
@@ -50,7 +50,7 @@ class LoopFacts:
 
     Attributes:
         kind: its module, as in `uvloop`.
-        is_running: whether it is that of a worker, or else what `asyncrpc.run` makes.
+        is_running: whether a worker runs on it; else it is that of `asyncrpc.run`.
         has_uvloop: whether uvloop can be imported.
         is_debug: whether it is in asyncio's debug mode.
     """
@@ -90,11 +90,11 @@ class MemoryFacts:
         total: of the host.
         available: of it.
         limit: of the cgroup; None: none.
-        used: by the cgroup, what can be given back left out; None: unknown.
+        used: by the cgroup, without reclaimable memory; None: unknown.
         kills: how many of its processes the kernel has killed for memory.
         address_space: limit of this process; None: none.
-        locked: how much of it may be locked; None: no limit.
-        shared_limit: that a worker may share with its peers.
+        locked: how much may be locked; None: no limit.
+        shared_limit: how much a worker may share with its peers.
     """
 
     total: int | None = None
@@ -112,9 +112,9 @@ class FileFacts:
     """Open files.
 
     Attributes:
-        files_max: that this process may open; None: no limit.
-        hard_max: to which it may raise that; None: no limit.
-        opened: that it has open; None: unknown.
+        files_max: how many this process may open; None: no limit.
+        hard_max: the most to which it may raise that; None: no limit.
+        opened: how many it has open; None: unknown.
         workers: of the group.
     """
 
@@ -144,11 +144,11 @@ class PageFacts:
     """Huge pages.
 
     Attributes:
-        private: transparent ones, of memory of a process: `always`, `madvise` or
-            `never`; empty: this kernel has none.
-        shared: the same of shared memory, as in `advise`.
-        reserved: how many are set aside.
-        free: of those.
+        private: transparent ones, for private memory: `always`, `madvise` or `never`;
+            empty: this kernel has none.
+        shared: the same for shared memory, as in `advise`.
+        reserved: how many are reserved.
+        free: how many of these are free.
         page_bytes: size of such a page.
     """
 
@@ -165,9 +165,9 @@ class ClockFacts:
 
     Attributes:
         source: what the monotonic clock is read from, as in `tsc`; empty: unknown.
-        available: what else it could be.
-        is_synchronised: whether the wall's clock is kept right; None: unknown.
-        error_s: by how much the kernel says that it may be wrong; None: unknown.
+        available: the other sources.
+        is_synchronised: whether the wall clock is synchronised; None: unknown.
+        error_s: by how much it may be wrong, by the kernel; None: unknown.
     """
 
     source: str = ""
@@ -181,8 +181,8 @@ class InterfaceFacts:
     """A network interface.
 
     Attributes:
-        name: of it.
-        addresses: that can be used.
+        name: of the interface.
+        addresses: the usable ones.
         mtu: bytes of a packet; None: unknown.
     """
 
@@ -193,14 +193,15 @@ class InterfaceFacts:
 
 @dataclass(frozen=True, slots=True)
 class NetworkFacts:
-    """How this host is reached.
+    """The interfaces and addresses of this host.
 
     Attributes:
-        interfaces: that have an address, loopback left out.
+        interfaces: those with an address, without loopback.
         advertised: addresses that a worker tells its peers, the best first.
-        chosen_by: what has chosen them, as in `ASYNCRPC_INTERFACE=ib0`; empty: nothing.
+        chosen_by: the option that has chosen them, as in `ASYNCRPC_INTERFACE=ib0`;
+            empty: none.
         is_one_host: whether all workers are on this host; None: unknown.
-        trouble: why no address is chosen; empty: some are.
+        trouble: why no address was chosen; empty: no trouble.
     """
 
     interfaces: tuple[InterfaceFacts, ...]
@@ -212,11 +213,11 @@ class NetworkFacts:
 
 @dataclass(frozen=True, slots=True)
 class PrivateFileFacts:
-    """A file that others must not read.
+    """A file that other users must not read.
 
     Attributes:
-        what: names it.
-        path: of it.
+        what: its name for people.
+        path: of the file.
         problem: what is wrong; empty: nothing.
     """
 
@@ -227,11 +228,11 @@ class PrivateFileFacts:
 
 @dataclass(frozen=True, slots=True)
 class SecretFacts:
-    """What proves who a worker is.
+    """The secrets that prove a worker's identity.
 
     Attributes:
-        secret_bytes: how long the secret is; None: there is none.
-        origin: what gave it, as in `ASYNCRPC_SECRET`.
+        secret_bytes: length of the secret; None: no secret.
+        origin: where it comes from, as in `ASYNCRPC_SECRET`.
         has_tls: whether connections are encrypted.
         files: with secrets or private keys.
     """
@@ -244,11 +245,11 @@ class SecretFacts:
 
 @dataclass(frozen=True, slots=True)
 class TracingFacts:
-    """Who may look into a process from outside.
+    """Access of debuggers to a process.
 
     Attributes:
-        ptrace_scope: of the kernel's Yama; None: it has none.
-        is_root: whether this process is root's.
+        ptrace_scope: of the kernel's Yama; None: it has no Yama.
+        is_root: whether this process runs as root.
     """
 
     ptrace_scope: int | None
@@ -260,9 +261,9 @@ class TimeoutFacts:
     """Times of a worker, in seconds; None: no limit.
 
     Attributes:
-        call: of a call without one of its own.
-        rendezvous: until all have come.
-        lost_after: that a peer may be silent.
+        call: timeout of a call that sets none.
+        rendezvous: until all workers have come.
+        lost_after: how long a peer may be silent.
         stall_after: after which a stall is logged.
     """
 
@@ -274,7 +275,7 @@ class TimeoutFacts:
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """All of it, of one process."""
+    """All facts of one process."""
 
     versions: VersionFacts
     loop: LoopFacts

@@ -9,11 +9,11 @@ from asyncrpc.runtime.schema import EnumName
 
 
 class CheckState(enum.Enum):
-    """How well it is."""
+    """The result of a check."""
 
     OK = "ok"
-    NOTE = "note"  # it works, and could be better, or may fail later
-    WRONG = "wrong"  # it fails, or lets others in
+    NOTE = "note"  # it works, but could be better, or may fail later
+    WRONG = "wrong"  # it fails, or gives access to others
 
 
 class CheckFinding(NamedTuple):
@@ -21,8 +21,8 @@ class CheckFinding(NamedTuple):
 
     Attributes:
         check: its name.
-        state: how well it is.
-        found: in a few words.
+        state: the result.
+        found: the facts, in a few words.
         advice: what to do; empty: nothing.
     """
 
@@ -33,15 +33,15 @@ class CheckFinding(NamedTuple):
 
 
 def ok(check: str, found: str) -> CheckFinding:
-    """Return that all is well."""
+    """Return the finding that all is well."""
     return CheckFinding(check, CheckState.OK, found)
 
 
 def note(check: str, found: str, advice: str) -> CheckFinding:
-    """Return what could be better."""
+    """Return a finding that something could be better."""
     return CheckFinding(check, CheckState.NOTE, found, advice)
 
 
 def wrong(check: str, found: str, advice: str) -> CheckFinding:
-    """Return what fails."""
+    """Return a finding that something is wrong."""
     return CheckFinding(check, CheckState.WRONG, found, advice)

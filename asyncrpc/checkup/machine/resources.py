@@ -17,12 +17,12 @@ _SHM: Final = "/dev/shm"  # noqa: S108  (the kernel's)
 _KIB: Final = 1 << 10
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
-# Docker and Kubernetes give 64 MiB unless they are asked for more.
+# Docker and Kubernetes give 64 MiB by default.
 SHARED_MEMORY_WANTED_BYTES: Final = _GIB
 FILES_WANTED: Final = 4096
-FILES_PER_WORKER: Final = 8  # a connection with its lanes, and what is dialed again
+FILES_PER_WORKER: Final = 8  # a connection with its lanes, and redials
 FILES_OF_ITS_OWN: Final = 256
-_FULL: Final = 0.9  # of a limit: the next large tensor may be over it
+_FULL: Final = 0.9  # of a limit: the next large tensor may exceed it
 SHM_ADVICE: Final = (
     "DataLoader's workers, torch.multiprocessing and NCCL pass data through it, and "
     "fail when it is full (asyncrpc's own shared memory is elsewhere): Docker: "

@@ -23,8 +23,8 @@ UVLOOP: Final = "uvloop"
 def meets(version: str, wanted: str) -> bool:
     """Return whether a version meets conditions such as `>=2.6,<3`.
 
-    Only numbers count: `2.13.0+cpu` and `2.13.0rc1` are 2.13.0.  A condition that is
-    not understood is met.
+    Only numbers count: `2.13.0+cpu` and `2.13.0rc1` are 2.13.0.  An unknown condition
+    counts as met.
     """
     ours = _numbers(version)
     for part in wanted.split(","):
@@ -56,7 +56,7 @@ def _holds(ours: tuple[int, ...], sign: str, theirs: tuple[int, ...]) -> bool:
 
 
 def check_versions(facts: VersionFacts) -> Iterator[CheckFinding]:
-    """Check the interpreter, torch and the packages that asyncrpc asks for."""
+    """Check the interpreter, torch and the packages that asyncrpc requires."""
     yield ok("asyncrpc", facts.asyncrpc)
     if meets(facts.python, facts.python_wanted):
         yield ok("Python", facts.python)
@@ -73,7 +73,7 @@ def check_versions(facts: VersionFacts) -> Iterator[CheckFinding]:
 
 
 def _check_library(one: LibraryFacts, built_with: tuple[str, ...]) -> CheckFinding:
-    # A package index may hold no newer one for this platform.
+    # A package index may have no newer version for this platform.
     install = f"pip install '{one.name}{one.wanted}'"
     if not one.version:
         if one.name == UVLOOP:
@@ -140,7 +140,7 @@ def check_threads(facts: ThreadFacts) -> Iterator[CheckFinding]:
 
 
 def check_timeouts(facts: TimeoutFacts) -> Iterator[CheckFinding]:
-    """Tell the times of a worker."""
+    """Report the timeouts of a worker."""
     call = "no limit" if facts.call is None else f"{facts.call:g} s"
     stall = "not logged" if facts.stall_after is None else f"{facts.stall_after:g} s"
     yield ok(

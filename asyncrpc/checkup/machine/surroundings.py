@@ -1,4 +1,4 @@
-"""Checks of clocks, of the network, of secrets, and of who may look in."""
+"""Checks of clocks, the network, secrets, and access by debuggers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from asyncrpc.checkup.machine.facts import (
 from asyncrpc.checkup.machine.findings import CheckFinding, note, ok, wrong
 from asyncrpc.transport.address import is_loopback
 
-# To read the time takes some 20 ns by these, in the process itself; by others a system
-# call and a device, a microsecond and more.
+# Reading the time from these takes some 20 ns, in the process itself; other sources
+# need a system call and a device, and take a microsecond or more.
 QUICK_SOURCES: Final = frozenset(
     {"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "timebase"}
 )
@@ -28,7 +28,7 @@ _ADMINS_ONLY: Final = 2  # of Yama's scopes: from here on only root attaches
 
 
 def check_clocks(facts: ClockFacts) -> Iterator[CheckFinding]:
-    """Check what the clocks are read from, and whether the wall's is kept right."""
+    """Check the source of the clocks, and whether the wall clock is synchronised."""
     if not facts.source:
         yield ok("monotonic clock", "its source is not told here")
     elif facts.source in QUICK_SOURCES:
@@ -68,7 +68,7 @@ def _seconds(count: float) -> str:
 
 
 def check_network(facts: NetworkFacts) -> Iterator[CheckFinding]:
-    """Check at which addresses others reach this host."""
+    """Check the addresses at which other hosts reach this one."""
     if facts.trouble:
         yield wrong("interface", "none is chosen", facts.trouble)
         return
@@ -119,7 +119,7 @@ def _of_packets(facts: NetworkFacts, first: str) -> Iterator[CheckFinding]:
 
 
 def check_secrets(facts: SecretFacts) -> Iterator[CheckFinding]:
-    """Check what proves who a worker is, and who can read it."""
+    """Check the secrets that prove a worker's identity, and who can read them."""
     tls = "TLS" if facts.has_tls else "no TLS"
     if facts.secret_bytes is None:
         yield ok("secret", f"none, {tls}")
@@ -127,7 +127,7 @@ def check_secrets(facts: SecretFacts) -> Iterator[CheckFinding]:
         yield note(
             "secret",
             f"{facts.secret_bytes} bytes by {facts.origin}, {tls}",
-            "who records a handshake can try all short ones: `openssl rand -hex 32`",
+            "an eavesdropper can guess a short secret: `openssl rand -hex 32`",
         )
     else:
         yield ok("secret", f"{facts.secret_bytes} bytes by {facts.origin}, {tls}")
@@ -139,7 +139,7 @@ def check_secrets(facts: SecretFacts) -> Iterator[CheckFinding]:
 
 
 def check_tracing(facts: TracingFacts) -> Iterator[CheckFinding]:
-    """Check whether a debugger may look into the process."""
+    """Check whether a debugger may attach to the process."""
     scope = facts.ptrace_scope
     if scope is None or not scope or (facts.is_root and scope <= _ADMINS_ONLY):
         yield ok("debuggers", "may attach (py-spy, gdb)")

@@ -10,7 +10,7 @@ from asyncrpc.checkup.machine.findings import CheckFinding, CheckState
 _LATE_S: Final = (
     0.1  # of a wall's clock: logs of two hosts do not fit together any more
 )
-# What should be the same everywhere, and why.
+# Checks whose facts should be the same on all workers, and why.
 _SAME: Final[Mapping[str, str]] = {
     "asyncrpc": "the workers differ: install the same version everywhere",
     "Python": "the workers differ: functions pickled by one may fail on another",
@@ -22,12 +22,12 @@ _SAME: Final[Mapping[str, str]] = {
 
 
 class GroupFinding(NamedTuple):
-    """What some workers find.
+    """A finding of some workers.
 
     Attributes:
         check: its name.
-        state: how well it is.
-        found: in a few words.
+        state: the result.
+        found: the facts, in a few words.
         advice: what to do; empty: nothing.
         workers: by name, in order.
     """
@@ -40,13 +40,13 @@ class GroupFinding(NamedTuple):
 
 
 def together(found: Mapping[str, Sequence[CheckFinding]]) -> list[GroupFinding]:
-    """Return what the workers of a group find, equal findings as one.
+    """Return the findings of the workers of a group, equal findings as one.
 
-    Of a check that is well on several workers, whose words differ, those of the first
-    stand for all, unless the workers should be the same in it.
+    If a check is well on several workers with different facts, those of the first stand
+    for all, unless the facts should be the same everywhere.
 
     Args:
-        found: by each worker.
+        found: the findings of each worker, by name.
     """
     checks = dict.fromkeys(one.check for each in found.values() for one in each)
     return [row for check in checks for row in _of_check(check, found)]
@@ -80,11 +80,11 @@ def _row(one: CheckFinding, names: Sequence[str]) -> GroupFinding:
 
 
 def check_walls(clocks: Mapping[str, tuple[float, float]]) -> list[GroupFinding]:
-    """Check the walls' clocks of workers on other hosts against that of this one.
+    """Check the wall clocks of workers on other hosts against that of this one.
 
     Args:
-        clocks: seconds that the clock of each worker is ahead, and how wrong that may
-            be; 0: it is the clock of this host.
+        clocks: seconds that the clock of each worker is ahead, and the error of this;
+            0: it is the clock of this host.
     """
     rows = []
     for name, (ahead_s, error_s) in clocks.items():

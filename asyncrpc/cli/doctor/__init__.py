@@ -1,1 +1,1 @@
-"""`asyncrpc doctor`: whether a worker can start and run here, and what to do."""
+"""`asyncrpc doctor`: checks whether a worker can start here, and advises."""

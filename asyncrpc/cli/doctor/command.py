@@ -24,13 +24,14 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of `asyncrpc doctor`."""
     parser.description = (
         "Check this process and its host: versions, event loop, threads, memory and "
-        "its limits, open files, /dev/shm, huge pages, clocks, interfaces, and who can "
-        "read secrets.  Show which launcher started this process, and its place among "
-        "the others with the variable that each value comes from: run it under the "
-        "launcher, as in `srun asyncrpc doctor`.  With ADDRESS, --run or --worker, the "
-        "workers of a group check themselves, too; so do those of your only run if no "
-        "launcher has started this process.  The exit code is 0 if nothing is wrong, "
-        "and a worker could start by env:// here or the group runs already, else 1."
+        "its limits, open files, /dev/shm, huge pages, clocks, interfaces, and the "
+        "permissions of secret files.  Show which launcher started this process, and "
+        "its rank and the like, each with the variable that it comes from: run it "
+        "under the launcher, as in `srun asyncrpc doctor`.  With ADDRESS, --run or "
+        "--worker, the workers of a group check themselves as well; so do those of "
+        "your only run if no launcher has started this process.  The exit code is 0 if "
+        "nothing is wrong, and a worker could start by env:// here or the group runs "
+        "already, else 1."
     )
     add_group(parser)
     parser.add_argument(
@@ -54,7 +55,7 @@ async def _doctor(given: argparse.Namespace) -> int:
 
 
 def is_elsewhere(here: HereFound, group: GroupFound | None) -> bool:
-    """Return whether the workers run, and this process is not to be one of them."""
+    """Return whether a group runs of which this process is not to be a worker."""
     return group is not None and not here.diagnosis.values
 
 
@@ -67,7 +68,7 @@ def _record(here: HereFound, group: GroupFound | None) -> dict[str, Any]:
 
 
 def _lines(here: HereFound, group: GroupFound | None) -> list[str]:
-    lines = ["this process was started by no launcher; of this host:"]
+    lines = ["this process was not started by a launcher; checks of this host:"]
     if not is_elsewhere(here, group):
         lines = as_text(here.diagnosis).splitlines()
     rows = [(one.check, one.state.value, one.found) for one in here.findings]
@@ -83,7 +84,7 @@ def _group_lines(group: GroupFound) -> list[str]:
         return paragraph(f"problem: {group.trouble}")
     count = len(group.checkups)
     everybody = tuple(group.checkups)
-    lines = [f"{count} workers of {group.name} say of themselves:", ""]
+    lines = [f"{count} workers of {group.name} report of themselves:", ""]
     rows = [
         (one.check, one.state.value, _who(one, everybody), one.found)
         for one in group.findings
@@ -93,7 +94,7 @@ def _group_lines(group: GroupFound) -> list[str]:
         lines += lines_of([heading, *rows], wraps=True)
     lines += _advice(group.findings)
     for name, no_answer in sorted(group.silent.items()):
-        lines += ["", *paragraph(f"problem: {name} tells nothing: {no_answer.text}")]
+        lines += ["", *paragraph(f"problem: no answer from {name}: {no_answer.text}")]
     return lines
 
 

@@ -1,4 +1,4 @@
-"""What the workers of a group find of themselves, asked by the doctor."""
+"""The checkups of the workers of a group, requested by the doctor."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from asyncrpc.inspection.records import NoAnswer
 
 @dataclass(slots=True)
 class GroupFound:
-    """What was found.
+    """The checkups of a group.
 
     Attributes:
         name: of the run, or an address.
         checkups: by worker.
-        silent: about workers that tell nothing.
-        trouble: why no worker could be asked; empty: some were.
+        silent: why the others gave no answer, by name.
+        trouble: why no worker could be asked; empty: no trouble.
     """
 
     name: str
@@ -42,7 +42,7 @@ class GroupFound:
 
     @property
     def findings(self) -> list[GroupFinding]:
-        """Return what the workers find, as one table."""
+        """Return the findings of the workers, as one table."""
         found = {name: one.findings for name, one in self.checkups.items()}
         clocks = {
             name: (one.ahead_s, one.error_s) for name, one in self.checkups.items()
@@ -51,13 +51,13 @@ class GroupFound:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether a worker tells nothing, or a check has found what fails."""
+        """Whether a worker gave no answer, or a check has found a fault."""
         return bool(self.trouble or self.silent) or any(
             one.state is CheckState.WRONG for one in self.findings
         )
 
     def as_record(self) -> dict[str, Any]:
-        """Return it for programs."""
+        """Return the checkups for programs."""
         return {
             "name": self.name,
             "trouble": self.trouble,
@@ -76,18 +76,18 @@ class GroupFound:
 def group_meant(
     given: argparse.Namespace, here: HereFound, environ: Mapping[str, str]
 ) -> GroupEntrance | None:
-    """Return the group to ask, if one is meant; blocks this thread.
+    """Return the group to ask, if any; blocks this thread.
 
-    Where a launcher has started this process, it is to tell of its own place, and only
-    a group that is named is meant.
+    If a launcher has started this process, the doctor reports on this process, and asks
+    a group only if it is named.
 
     Raises:
-        UsageError: more than one group is meant, or none by what is named.
+        UsageError: more than one group matches, or the named group does not exist.
     """
     is_named = bool(given.address or given.run or given.worker)
     if given.here:
         if is_named:
-            raise UsageError("--here does not go with ADDRESS, --run or --worker")
+            raise UsageError("--here excludes ADDRESS, --run and --worker")
         return None
     if is_named:
         return entrance(given, environ)
@@ -104,7 +104,7 @@ async def ask_group(meant: GroupEntrance, given: argparse.Namespace) -> GroupFou
     """Ask the workers of a group.
 
     Raises:
-        UsageError: the group has no worker of a name that was given.
+        UsageError: the group has no worker of a given name.
 
     Cancellation:
         All connections are closed.

@@ -1,4 +1,4 @@
-"""What the doctor finds of this process and its host."""
+"""The doctor's checks of this process and its host."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from asyncrpc.runtime.options import INTERFACE_VARIABLE, NetworkOptions, Options
 
 
 class HereFound(NamedTuple):
-    """What was found.
+    """The checks of this process and its host.
 
     Attributes:
-        diagnosis: of what `env://` finds.
+        diagnosis: of the values that `env://` finds.
         findings: of each check.
     """
 
@@ -33,12 +33,12 @@ class HereFound(NamedTuple):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether a check has found what fails."""
+        """Whether a check has found a fault."""
         return any(one.state is CheckState.WRONG for one in self.findings)
 
 
 def look_here(environ: Mapping[str, str]) -> HereFound:
-    """Look at this process and its host; blocks this thread for some milliseconds."""
+    """Check this process and its host; blocks this thread for some milliseconds."""
     try:
         options: Options | UsageError = Options().with_environment(environ)
     except UsageError as error:
@@ -57,7 +57,7 @@ def _circumstances(
     placement: LaunchPlacement,
     environ: Mapping[str, str],
 ) -> Circumstances:
-    if isinstance(options, UsageError):  # without what is wrong with them
+    if isinstance(options, UsageError):  # without the invalid options
         interface = environ.get(INTERFACE_VARIABLE) or None
         options = Options(network=NetworkOptions(interface=interface))
     return Circumstances(

@@ -1,7 +1,7 @@
-"""What `env://` finds in this process, from where, and what is missing.
+"""The values that `env://` finds in this process, their sources, and what is missing.
 
-What this process can see is gathered first; `diagnose` then decides, from the variables
-and these facts alone.
+The facts of this process are gathered first; `diagnose` then decides from the variables
+and these facts only.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from asyncrpc.transport.interfaces import host_addresses
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What can be seen of this process and its host.
+    """Facts about this process and its host.
 
     Attributes:
         has_secret: whether a secret is set.
-        addresses: at which others may reach this host, best first.
+        addresses: at which other hosts may reach this one, the best first.
         trouble: what is wrong with the options that the environment sets.
     """
 
@@ -39,13 +39,13 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found.
+    """The diagnosis of `env://` in this process.
 
     Attributes:
         launcher: what has started this process; "" if that is not known.
         outer: the launchers around it.
-        values: what was found, or all that was said if that is contradictory.
-        problems: for which `env://` fails here.
+        values: the values found; if they are contradictory, all of them.
+        problems: why `env://` fails here.
         warnings: what may go wrong later.
     """
 
@@ -57,10 +57,10 @@ class Diagnosis:
 
 
 def host_facts(options: Options | UsageError) -> HostFacts:
-    """Look at this process and its host.
+    """Gather the facts about this process and its host.
 
     Args:
-        options: that the environment sets, or what is wrong with them.
+        options: those that the environment sets, or the error in them.
     """
     if isinstance(options, UsageError):
         return HostFacts(has_secret=False, addresses=(), trouble=str(options))
@@ -114,7 +114,7 @@ def _missing(placement: LaunchPlacement) -> Iterable[str]:
 
 
 def _of_network(placement: LaunchPlacement, facts: HostFacts) -> Iterable[str]:
-    """Return what keeps workers of other hosts away."""
+    """Yield what prevents connections with other hosts."""
     if facts.trouble or is_one_host(placement):
         return
     if not facts.has_secret:
@@ -202,4 +202,4 @@ def _left(found: Diagnosis) -> str:
     launchers = sorted({one.launcher for one in found.values} - {BY_HAND})
     if found.launcher or not launchers:
         return ""
-    return f", though variables of {spoken(launchers)} are there"
+    return f", though variables of {spoken(launchers)} are set"

@@ -1,4 +1,4 @@
-"""`asyncrpc manifest`: writes what a scheduler is given, one module for each.
+"""`asyncrpc manifest`: writes files for schedulers, with one module for each target.
 
-A target is a function that adds its arguments to a parser, and one that writes.
+A target has a function that adds its arguments to a parser, and one that writes.
 """

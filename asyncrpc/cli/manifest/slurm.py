@@ -27,18 +27,18 @@ _TIME: Final = re.compile(
 GRACE_MAX_S: Final = 65535  # of sbatch --signal
 
 _MAKE_FILE: Final = """\
-# A secret of this job, for its owner alone: workers on other nodes prove to know it.
+# A secret of this job, readable only by its owner: workers prove that they know it.
 export ASYNCRPC_SECRET_FILE="$PWD/.asyncrpc-secret-$SLURM_JOB_ID"
 (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \\n' > "$ASYNCRPC_SECRET_FILE")
 trap 'rm -f "$ASYNCRPC_SECRET_FILE"' EXIT
 """
 _NO_END: Final = """\
-# Slurm tells this shell of the end as well: it waits for the program's.
+# Slurm signals the end to this shell as well: it waits for the end of the program.
 trap : TERM
 """
 _REQUEUE: Final = """\
-# {code}: the program was told to end, and has saved.  Any other code is its own.  Who
-# cancels the job wants no other start of it: its state is COMPLETING then.
+# {code}: the program was told to end, and has saved.  Any other code is its own.  A
+# cancelled job is not started again: its state is COMPLETING.
 state=$(scontrol show job --oneliner "$SLURM_JOB_ID")
 if [ "$code" -eq {code} ] && [[ $state =~ JobState=RUNNING|Reason=TimeLimit ]]; then
     scontrol requeue "$SLURM_JOB_ID" && sleep 600  # which the requeue ends
@@ -77,7 +77,7 @@ def _add_end(parser: argparse.ArgumentParser) -> None:
         "--grace",
         type=int,
         metavar="S",
-        help="send SIGTERM to the program so many seconds before the time limit",
+        help="seconds before the time limit at which SIGTERM is sent to the program",
     )
     add(
         "--requeue",
@@ -88,7 +88,7 @@ def _add_end(parser: argparse.ArgumentParser) -> None:
     add(
         "--survive",
         action="store_true",
-        help="go on if a node fails; the program's other workers must be able to",
+        help="continue if a node fails; the program's other workers must be able to",
     )
 
 
@@ -188,7 +188,7 @@ def _check(given: argparse.Namespace) -> None:
         if not 1 <= given.grace <= GRACE_MAX_S:
             raise UsageError(f"--grace must be 1 to {GRACE_MAX_S} seconds")
         if given.time is None:
-            raise UsageError("--grace is a time before the limit: give --time as well")
+            raise UsageError("--grace counts back from the limit: give --time as well")
     for name, value in vars(given).items():
         if isinstance(value, str) and not value.isprintable():
             raise UsageError(f"--{name.replace('_', '-')} must be one printable line")

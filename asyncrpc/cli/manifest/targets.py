@@ -11,8 +11,8 @@ from asyncrpc.cli.manifest import slurm
 from asyncrpc.cli.manifest.kubernetes import command as kubernetes
 
 
-class Target(Protocol):
-    """What a module of a target has."""
+class ManifestTarget(Protocol):
+    """The interface of a target's module."""
 
     HELP: str
 
@@ -23,7 +23,7 @@ class Target(Protocol):
         """Return the text of the file."""
 
 
-TARGETS: Final[Mapping[str, Target]] = {"slurm": slurm, "k8s": kubernetes}
+TARGETS: Final[Mapping[str, ManifestTarget]] = {"slurm": slurm, "k8s": kubernetes}
 
 
 def add_manifest(parser: argparse.ArgumentParser) -> None:

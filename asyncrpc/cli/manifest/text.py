@@ -13,7 +13,7 @@ FORMATS: Final = ("yaml", "json")
 
 
 def default_format() -> str:
-    """Return the format for those who name none."""
+    """Return the format that is used if none is given."""
     return "json" if importlib.util.find_spec("yaml") is None else "yaml"
 
 
@@ -21,11 +21,11 @@ def as_text(objects: Sequence[dict[str, Any]], form: str) -> str:
     """Return objects as `kubectl apply -f -` reads them.
 
     Args:
-        objects: of Kubernetes, in the order in which they are to be made.
+        objects: of Kubernetes, in the order in which they must be made.
         form: one of `FORMATS`.
 
     Raises:
-        UsageError: YAML is asked for, and PyYAML is not installed.
+        UsageError: the format is YAML, and PyYAML is not installed.
     """
     if form == "json":
         everything = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
@@ -39,7 +39,7 @@ def as_text(objects: Sequence[dict[str, Any]], form: str) -> str:
         ) from None
 
     class Dumper(yaml.SafeDumper):
-        """Writes what occurs twice twice: a reader need not know anchors."""
+        """Writes repeated objects in full: a reader need not know anchors."""
 
         def ignore_aliases(self, data: object) -> bool:
             return True

@@ -1,1 +1,1 @@
-"""What `asyncrpc run` writes down of a run, and how verbs find it, or a model."""
+"""The records of runs and models on disk, and how commands find them."""

@@ -1,4 +1,4 @@
-"""Which run a command means: decided from what is listed, and what the user said."""
+"""Which run a command means, by the list of runs and the arguments."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def choose(listing: RunListing, wanted: str | None, now_s: float) -> LiveRun:
 
     Args:
         listing: the runs under way.
-        wanted: the run's name, the beginning of it, or the number of its process; None:
-            the only one of this host.
+        wanted: the run's name, the beginning of it, or its process id; None: the only
+            one of this host.
         now_s: seconds since 1970, for the ages in errors.
 
     Raises:
-        UsageError: no run, or more than one, is meant; it lists them.
+        UsageError: no run, or more than one, matches; the text lists them.
     """
     if wanted is not None:
         return _named(listing, wanted, now_s)
@@ -61,7 +61,7 @@ def _named(listing: RunListing, wanted: str, now_s: float) -> LiveRun:
 
 
 def nothing_runs(listing: RunListing) -> str:
-    """Return the words for an empty list: where was looked, and what to do."""
+    """Return the text for an empty list: the directories read, and what to do."""
     looked_at = ", ".join(map(str, listing.looked_at))
     problems = "".join(f"; {one}" for one in listing.problems)
     elsewhere = [one.id for one in listing.runs if not one.is_here]
@@ -77,14 +77,14 @@ def nothing_runs(listing: RunListing) -> str:
 
 
 def others_in(run: LiveRun, incarnations: Collection[int]) -> str:
-    """Return words about the workers of a run that are in another group; empty: none.
+    """Return a text on the workers of a run that are in another group; empty: none.
 
     Args:
-        run: whose workers may be of several groups.
+        run: whose workers may belong to several groups.
         incarnations: of the members of the group that is looked at.
     """
     others = [one for one in run.notes if one.incarnation not in incarnations]
-    if not others or run.is_model:  # whose web workers are looked at with it
+    if not others or run.is_model:  # a model is looked at with its web workers
         return ""
     names = ", ".join(one.name for one in others[:_NAMED_MAX])
     more = len(others) - _NAMED_MAX

@@ -16,11 +16,11 @@ from asyncrpc.cli.runs.listing import LiveRun, RunListing, list_runs
 from asyncrpc.clock import NS_PER_S, wall_ns
 from asyncrpc.runtime.run_places import RunPlace, places
 
-NOTHING: Final = 1  # exit status: no run is under way
+NOTHING: Final = 1  # exit code: no run is under way
 
 
 def places_here(environ: Mapping[str, str]) -> list[RunPlace]:
-    """Return where the runs of this user may be on this host."""
+    """Return the directories where this user's runs may be on this host."""
     return places(environ, os.geteuid(), Path(tempfile.gettempdir()))
 
 
@@ -33,9 +33,10 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of `asyncrpc runs`."""
     parser.description = (
         "List your runs of `asyncrpc run` that are under way, and your models of "
-        "ModelHosts: what the other verbs take with --run, how many of the processes "
-        "have a worker that listens, and the command; of a model, it and its web "
-        "workers.  The exit code is 0 if there is one, else 1."
+        "ModelHosts: the name for --run of the other commands, how many of the "
+        "processes have a listening worker, and the command; for a model, how many of "
+        "it and its web workers listen.  The exit code is 0 if there is a run or "
+        "model, else 1."
     )
     parser.add_argument("--json", action="store_true", help="write JSON")
     parser.set_defaults(act=_runs)
@@ -48,7 +49,7 @@ def _runs(arguments: argparse.Namespace) -> int:
     elif listing.runs:
         print(table_of(listing.runs, now_s()))
         for problem in listing.problems:
-            print(f"not looked at: {problem}")
+            print(f"skipped: {problem}")
     else:
         print(nothing_runs(listing))
     return 0 if listing.runs else NOTHING

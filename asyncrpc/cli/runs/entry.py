@@ -1,12 +1,12 @@
 """The directory of one run: made by `asyncrpc run`, and removed when the run ends.
 
     ID/alive       locked as long as the launcher lives; the kernel unlocks it
-    ID/run.json    what runs
-    ID/secret      the secret of the run, mode 0600; none if the workers read a file
+    ID/run.json    the record of the run
+    ID/secret      the secret of the run, mode 0600; absent if the workers read a file
     ID/workers/    a note of each worker, which the worker writes
 
-A lock tells a dead launcher from a live one better than the number of its process,
-which another process may have by now.
+A lock tells a dead launcher from a live one more reliably than its process id, which
+may have been reused.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from asyncrpc.runtime.run_places import RunPlace, write_own
 LOCK: Final = "alive"
 RECORD: Final = "run.json"
 SECRET: Final = "secret"  # noqa: S105  (the name of a file)
-UNNAMED: Final = ".new-"  # how a directory begins that is not ready
+UNNAMED: Final = ".new-"  # prefix of a directory that is not ready
 _VERSION: Final = 1
-_SAME_NAME_MAX: Final = 9  # in other containers, whose processes have the same numbers
-_STEM_MAX: Final = 16  # the name is typed, and a table shows it whole
+_SAME_NAME_MAX: Final = 9  # of other containers, where process ids may be the same
+_STEM_MAX: Final = 16  # the name is typed, and a table shows all of it
 _PRIVATE_FILE: Final = 0o600
 _PRIVATE_DIRECTORY: Final = 0o700
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What runs.
+    """The record of a run.
 
     Attributes:
         pid: of the launcher.
@@ -49,7 +49,7 @@ class RunRecord:
         command: the script or module, and its arguments.
         folder: where the launcher was started.
         nprocs: how many processes it has started.
-        began_s: when, in seconds since 1970.
+        began_s: when it began, in seconds since 1970.
         secret_file: where the workers read their secret; empty: in the directory.
     """
 
@@ -105,7 +105,7 @@ def record_of(
 
 
 def id_of(command: Sequence[str], pid: int) -> str:
-    """Return the name of a run, as in `train-4711`: its program and its process."""
+    """Return the name of a run, as in `train-4711`: its program and process id."""
     words = [one for one in command if one != "-m"]
     stem = Path(words[0]).name.removesuffix(".py") if words else ""
     plain = re.sub(r"[^A-Za-z0-9_.]+", "-", stem).strip("-.")[:_STEM_MAX]
@@ -120,15 +120,15 @@ class RunEntry:
     """
 
     def __init__(self, place: RunPlace, record: RunRecord, secret: str | None) -> None:
-        """Make it.
+        """Make the directory.
 
         Args:
-            place: where.
-            record: what runs.
+            place: the parent directory.
+            record: of the run.
             secret: of its workers; None: they read a file.
 
         Raises:
-            OSError: it cannot be made.  Nothing is left.
+            OSError: the directory cannot be made.  Nothing is left.
         """
         unnamed = place.path / f"{UNNAMED}{os.getpid()}-{os.urandom(4).hex()}"
         unnamed.mkdir(mode=_PRIVATE_DIRECTORY)
@@ -147,14 +147,14 @@ class RunEntry:
             raise
 
     def _keep_from_cleaners(self) -> None:
-        """Lock the directory: systemd-tmpfiles removes what is old and not locked."""
-        with contextlib.suppress(OSError):  # not every file system can
+        """Lock the directory: systemd-tmpfiles removes old files without a lock."""
+        with contextlib.suppress(OSError):  # not every file system has locks
             held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._locks.append(held)
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def remove(self) -> None:
-        """Remove it, with all that is in it.  Idempotent."""
+        """Remove the directory with its content.  Idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
         while self._locks:
             os.close(self._locks.pop())
@@ -164,7 +164,7 @@ def _named(unnamed: Path, name: str) -> Path:
     """Give a directory its name, or the name and a number.
 
     Raises:
-        OSError: all these names are taken, or nothing can be renamed there.
+        OSError: all these names are taken, or the directory cannot be renamed.
     """
     for number in range(1, _SAME_NAME_MAX + 1):
         wanted = unnamed.with_name(name if number == 1 else f"{name}.{number}")
@@ -177,10 +177,10 @@ def _named(unnamed: Path, name: str) -> Path:
 
 
 def _locked(path: Path) -> int:
-    """Return a file that has its name only once it is locked.
+    """Return a locked file that gets its name only after it is locked.
 
     Raises:
-        OSError: the file system has no locks, say.
+        OSError: the file cannot be made or locked.
     """
     unnamed = path.with_suffix(".new")
     flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -195,10 +195,10 @@ def _locked(path: Path) -> int:
 
 
 def warn(problem: object) -> None:
-    """Say that a run is not to be found without an address."""
+    """Warn that the run cannot be found without an address."""
     print(
-        f"asyncrpc run: warning: no run directory ({problem}); the program runs all "
-        "the same, but `asyncrpc status` and the like need the address of a worker. "
-        "ASYNCRPC_RUN_DIR names another directory",
+        f"asyncrpc run: warning: no run directory ({problem}); the program runs "
+        "nevertheless, but `asyncrpc status` and the like need the address of a "
+        "worker. Set ASYNCRPC_RUN_DIR to another directory",
         file=sys.stderr,
     )

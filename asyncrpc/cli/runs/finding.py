@@ -30,8 +30,8 @@ class GroupEntrance:
 
     Attributes:
         options: the secret of the group.
-        address: of a worker; empty: one of the run's.
-        run: whose workers are asked; None: an address is given.
+        address: of a worker; empty: that of a worker of the run.
+        run: the run whose workers are asked; None: an address is given.
     """
 
     options: Options
@@ -39,7 +39,7 @@ class GroupEntrance:
     run: LiveRun | None = None
 
     def observer(self) -> Observer:
-        """Return who looks at the group, and at who uses it if it is a model."""
+        """Return an observer of the group, and of its users if it is a model."""
         run = self.run
         if run is None:
             return Observer(self.options)
@@ -49,11 +49,11 @@ class GroupEntrance:
         """Return the address of a worker that answers.
 
         Raises:
-            ConnectError: none of the run does, or none listens yet.
+            ConnectError: no worker of the run answers, or none listens yet.
             AuthenticationError: the workers have another secret than the run.
 
         Cancellation:
-            Nothing is left open.
+            All connections are closed.
         """
         if self.run is None:
             return self.address
@@ -65,12 +65,12 @@ def entrance(
 ) -> GroupEntrance:
     """Return the group that a command means; blocks this thread.
 
-    ADDRESS or --run comes first, or both: a worker that has the secret of the run; then
-    the variable with an address, then the run that this process is a part of, then the
-    only run of this user.
+    It is given by ADDRESS or --run, or both: a worker with the secret of the run;
+    otherwise by the variable with an address, by the run to which this process belongs,
+    or by the only run of this user.
 
     Raises:
-        UsageError: no group is meant, or more than one.
+        UsageError: no group, or more than one, matches.
     """
     if arguments.address and arguments.run:  # a run of several groups has one secret
         run = entrance_of(_run_meant(arguments.run, environ), environ)
@@ -102,8 +102,8 @@ def entrance_of(run: LiveRun, environ: Mapping[str, str]) -> GroupEntrance:
     if not run.notes:
         age = duration(max(0.0, now_s() - run.record.began_s))
         raise UsageError(
-            f"run {run.id} has no worker that listens (yet): it began {age} ago; see "
-            "what it prints"
+            f"run {run.id} has no listening worker (yet): it began {age} ago; see its "
+            "output"
         )
     secret = run.secret_path
     given = Options(secret_file=str(secret)) if secret else Options()
@@ -113,7 +113,7 @@ def entrance_of(run: LiveRun, environ: Mapping[str, str]) -> GroupEntrance:
 async def _address_in(run: LiveRun, observer: Observer) -> str:
     places = await asyncio.to_thread(_places, run)
     if not places:
-        raise ConnectError(f"the workers of run {run.id} listen nowhere")
+        raise ConnectError(f"the workers of run {run.id} have no address")
     problems: list[Exception] = []
     for _, address in places:
         try:
@@ -131,7 +131,7 @@ async def _address_in(run: LiveRun, observer: Observer) -> str:
 
 
 def _places(run: LiveRun) -> list[tuple[RunNote, str]]:
-    """Return workers with an address each, those that a signal has stopped last."""
+    """Return workers with an address each; stopped processes come last."""
     able = sorted(run.notes, key=lambda one: run.is_here and is_stopped(one))
     return [(one, _best(one.addresses)) for one in able if one.addresses][:_TRIED_MAX]
 

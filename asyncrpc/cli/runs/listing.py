@@ -1,4 +1,4 @@
-"""The runs of a user that are under way, and the sweep of those that are not."""
+"""The runs of a user that are under way, and the removal of dead ones."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from asyncrpc.runtime.run_places import (
     trouble_with,
 )
 from asyncrpc.serving.model_host.slot import FOLDER, ModelSlot
-from asyncrpc.watch import pulse
+from asyncrpc.sidecar import pulse
 
-RUNS_MAX: Final = 1000  # of one place; what is beyond is not looked at
+RUNS_MAX: Final = 1000  # of one directory; further ones are not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class LiveRun:
 
     Attributes:
         path: of its directory.
-        record: what runs; of a model its process, and not those of its web workers.
-        notes: of its workers that listen, by rank; of this host, of live ones only.
+        record: of the run; for a model, of its process without its web workers.
+        notes: of its listening workers, by rank; on this host, only of live ones.
         is_model: whether it is a model.
     """
 
@@ -63,7 +63,7 @@ class LiveRun:
 
     @property
     def secret_path(self) -> Path | None:
-        """Where its secret is; None: its workers have none."""
+        """The file of its secret; None: its workers have no secret."""
         if self.record.secret_file:
             return Path(self.record.secret_file)
         own = self.path / SECRET
@@ -72,12 +72,12 @@ class LiveRun:
 
 @dataclass(slots=True)
 class RunListing:
-    """What was found in all places.
+    """The runs found in all directories.
 
     Attributes:
-        runs: that are under way, the oldest first.
-        looked_at: the places.
-        problems: why places were passed over.
+        runs: the runs under way, the oldest first.
+        looked_at: the directories that were read.
+        problems: why directories were skipped.
     """
 
     runs: list[LiveRun] = field(default_factory=list)
@@ -86,12 +86,12 @@ class RunListing:
 
 
 def list_runs(choices: Sequence[RunPlace]) -> RunListing:
-    """List the runs under way, and remove what dead ones have left."""
+    """List the runs under way, and remove the directories of dead ones."""
     listing = RunListing(looked_at=list(choices))
     for place in choices:
         try:
             problem = trouble_with(place)
-        except OSError:  # it is not there
+        except OSError:  # the directory does not exist
             continue
         if problem is not None:
             listing.problems.append(problem)
@@ -103,7 +103,7 @@ def list_runs(choices: Sequence[RunPlace]) -> RunListing:
 
 
 def sweep(place: RunPlace) -> None:
-    """Remove what dead runs have left in a place."""
+    """Remove the directories that dead runs have left."""
     for path in _directories(place.path):
         is_alive(path)
 
@@ -119,7 +119,7 @@ def _runs_in(place: Path) -> Iterator[LiveRun]:
 
 
 def _models_in(place: Path) -> Iterator[LiveRun]:
-    """Find the models whose process listens; the directories of the others stay."""
+    """Find the models whose process listens; keep the directories of the others."""
     for path in _directories(place):
         note = ModelSlot(path).look().note
         if note is None:
@@ -135,7 +135,7 @@ def _models_in(place: Path) -> Iterator[LiveRun]:
             began_s=note.began_s,
             secret_file=str(path / SECRET),
         )
-        # All web workers know the model, and none knows another.
+        # All web workers know the model, and no other web worker.
         notes = tuple(sorted(notes, key=lambda one: one.pid != record.pid))
         yield LiveRun(path, record, notes, is_model=True)
 
@@ -152,18 +152,18 @@ def _directories(place: Path) -> Iterator[Path]:
 
 
 def is_alive(path: Path) -> bool:
-    """Return whether the launcher of a run lives; if not, remove its directory."""
+    """Return whether the launcher of a run is alive; if not, remove the directory."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         lock = os.open(path / LOCK, flags)
-    except OSError:  # it is being made or removed, or it is not a run
+    except OSError:  # the run is being made or removed, or this is not a run
         return False
     with closing(os.fdopen(lock, "rb+", buffering=0)):
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
-        with suppress(OSError):  # else another process looks: that one removes it
+        with suppress(OSError):  # if another process checks it, that one removes it
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
         return False
@@ -175,9 +175,9 @@ def _notes(entry: Path, *, is_here: bool) -> tuple[RunNote, ...]:
 
 
 def users_of(run: LiveRun) -> list[Member]:
-    """Return who uses a model by now, its own worker included; of a run, nobody.
+    """Return the users of a model, including its own worker; empty for a run.
 
-    They are no members of its group: each knows the model, and no other.
+    They are not members of its group: each knows the model, and no other user.
     """
     if not (run.is_model and run.is_here):
         return []
@@ -188,5 +188,5 @@ def users_of(run: LiveRun) -> list[Member]:
 
 
 def is_stopped(note: RunNote) -> bool:
-    """Return whether a signal has stopped the process of a worker of this host."""
+    """Return whether a signal has stopped a worker's process on this host."""
     return pulse.state_of(note.pid, note.started) == pulse.STOPPED

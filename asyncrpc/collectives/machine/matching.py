@@ -201,13 +201,13 @@ class MatchedCollectives(Generic[M]):
     ) -> CollectiveFailure:
         """Return the failure that refuses a message for a collective that is over."""
         theirs, ours = self.name_of(rank), self.name_of(self.rank)
-        what = "" if descriptor is None else f", and began {descriptor}"
+        what = "" if descriptor is None else f" and began {descriptor}"
         return CollectiveFailure(
             CollectiveError.code,
-            f"the ranks do not agree on collective {number} of {self.label}: it is "
-            f"over at {ours}, which has begun {self.operations.begun}, and {theirs} "
-            f"sends to it{what}; all ranks have to begin the same ones in the same "
-            "order",
+            f"the ranks do not agree on collective {number} of {self.label}: {ours} "
+            f"has finished it and begun {self.operations.begun} collectives, but "
+            f"{theirs} still sends for it{what}; all ranks must begin the same "
+            "collectives in the same order",
             (self.members[rank], self.members[self.rank]),
         )
 
@@ -226,7 +226,7 @@ class MatchedCollectives(Generic[M]):
                 CollectiveError.code,
                 f"the ranks do not agree on collective {number} of {self.label}: "
                 f"{theirs} began {mismatch.theirs}, {ours} began {mismatch.ours}; all "
-                "ranks have to begin the same ones in the same order",
+                "ranks must begin the same collectives in the same order",
                 (self.members[mismatch.rank], self.members[self.rank]),
             ),
         )
@@ -269,7 +269,9 @@ class MatchedCollectives(Generic[M]):
         ]
         who = ", ".join(map(self.name_of, late))
         what = (
-            f"these did not come: {who}" if late else "all have come, and are too slow"
+            f"these ranks have not begun it: {who}"
+            if late
+            else "all ranks have begun it, but it is not finished"
         )
         problem = (
             f"{operation.descriptor.operation} {number} of {self.label} has taken more "
@@ -350,7 +352,7 @@ class MatchedCollectives(Generic[M]):
             return None
         who = self.name_of(self.members.index(name))
         problem = (
-            f"{who} of {self.label} is lost: {reason}; make a group of those who are "
-            "left"
+            f"{who} of {self.label} is lost: {reason}; make a new group of the "
+            "remaining workers"
         )
         return CollectiveFailure(RankLostError.code, problem, (name,))

@@ -4,17 +4,17 @@
     OUTSIDE          is in no view of the group, and does not ask to be
     JOINING          asks to be in the next view
     MEMBER           is in the view, and in the middle of its program
-    RECONFIGURING    is in the view, has come to a border, and asks for the next view
+    RECONFIGURING    is in the view, between two steps, and asks for the next view
     EXCLUDED         was in a view; the others have gone on without it
 
 No member leads.  A worker that has come tells all others its *standing*: its view and
 its proposal for the next one (`views`), and again each time the proposal has grown.  It
 installs the next view once every member of that view has told it the same proposal.
 
-A worker that hears of a later view that it is in installs that one: a member of it had
-heard the same proposal of all, this worker included.  A worker that hears of a later
-view that it is not in is excluded, or asks to be in the view after it.  Who hears of an
-earlier view answers with its own.
+A worker that hears of a later view that it is in installs that view: one of its members
+had heard the same proposal from all, this worker included.  A worker that hears of a
+later view that it is not in is excluded, or asks to be in the view after it.  A worker
+that hears of an earlier view answers with its own.
 
 Why there is one group: a view of the same generation needs all of its members, since
 every collective does.  Two views with quorums of the view before have a member in
@@ -48,7 +48,7 @@ NEWCOMER_STEP: Final = -1
 
 
 class MemberState(enum.Enum):
-    """What a worker is in an elastic group."""
+    """The state of a worker in an elastic group."""
 
     OUTSIDE = enum.auto()
     JOINING = enum.auto()
@@ -61,7 +61,7 @@ OUTSIDE, JOINING, MEMBER, RECONFIGURING, EXCLUDED = MemberState
 
 
 class MemberEvent(enum.Enum):
-    """What happens to a worker in an elastic group."""
+    """An event of a worker in an elastic group."""
 
     COME = enum.auto()  # its program asks for the next view
     INSTALL = enum.auto()  # it has the next view
@@ -88,12 +88,12 @@ TRANSITIONS: Final[Mapping[MemberState, Mapping[MemberEvent, MemberState]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a worker tells others.
+    """The state of a worker, as it tells the others.
 
     Attributes:
-        view: the last one that it knows.
-        is_here: whether it has come, and waits for the next one.
-        proposal: for the next one.
+        view: the last view that it knows.
+        is_here: whether it waits for the next view.
+        proposal: its proposal for the next view.
     """
 
     view: View
@@ -103,10 +103,10 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """What a program asks for.
+    """The request of a program for the next view.
 
     Attributes:
-        step: how far it is.
+        step: how far the program is.
         min_size: members that the view must have at least.
         needs_majority: whether the view needs a quorum of the one before.
     """
@@ -121,16 +121,17 @@ class ElasticMember:
 
     Attributes:
         me: this worker.
-        state: what it is.
-        view: the last view that it knows; it is in it unless it is JOINING, OUTSIDE or
-            EXCLUDED.
+        state: its state.
+        view: the last view that it knows; the worker is in it unless it is JOINING,
+            OUTSIDE or EXCLUDED.
         proposal: for the next view.
         outbox: names of workers that must be told its standing.
-        has_quorum: False: `lost_view` can have no quorum any more.
-        lost_view: see there.
-        absent: the names of its members that are missing.
-        excluded_from: the view that it is not in, if it is EXCLUDED.
-        farewell: what to tell whom if it has just left; None: it has not.
+        has_quorum: False: `lost_view` can no longer have a quorum.
+        lost_view: the view that has lost its quorum.
+        absent: the names of the members that `lost_view` has lost.
+        excluded_from: the view that the worker is not in, if it is EXCLUDED.
+        farewell: its last standing, and the workers to tell, if it has just left; else
+            None.
     """
 
     def __init__(self, me: WorkerId, rank: int) -> None:
@@ -153,8 +154,8 @@ class ElasticMember:
         self._told = self.proposal
         self._rank = rank
         self._turn = 0
-        self._heard: dict[WorkerId, Proposal] = {}  # of those that are here
-        self._outside: set[WorkerId] = set()  # members that say that they are in none
+        self._heard: dict[WorkerId, Proposal] = {}  # of workers that are here
+        self._outside: set[WorkerId] = set()  # members that say they are in no view
         self._roster: dict[str, bool] = {}  # all workers, and whether each has answered
         self._lost: dict[str, WorkerId] = {}  # by name: the last life that was lost
 
@@ -208,7 +209,7 @@ class ElasticMember:
             roster: names of all other workers, which a newcomer asks.
 
         Raises:
-            LocalProtocolError: it has come already.
+            LocalProtocolError: the worker waits for the next view already.
         """
         self._advance(COME)
         if self.state is JOINING:
@@ -230,10 +231,10 @@ class ElasticMember:
         self._decide()
 
     def give_up(self) -> None:
-        """Wait no longer.
+        """Stop waiting for the next view.
 
         Raises:
-            LocalProtocolError: it did not wait.
+            LocalProtocolError: the worker does not wait for it.
         """
         was_joining = self.state is JOINING
         self._advance(GIVE_UP)
@@ -258,7 +259,7 @@ class ElasticMember:
                     self.outbox[name] = None
 
     def repeat(self) -> None:
-        """Tell the workers that are waited for once more."""
+        """Tell the standing again to the workers that this one waits for."""
         if self.is_here:
             self.outbox |= dict.fromkeys(self.missing)
             if self.view != NO_VIEW:
@@ -370,7 +371,7 @@ class ElasticMember:
         """Accuse the workers that this one has lost, where it makes a difference."""
         concerned = set(self.view.members) | set(self.proposal.applicants)
         if self.me not in self.view.members:
-            # Who cannot reach a member of the view stays out, not that member.
+            # A newcomer that cannot reach a member of the view stays out itself.
             concerned -= set(self.view.members)
         for lost in sorted(concerned & set(self._lost.values())):
             if lost not in excluded_by(self.view, self.proposal):
@@ -393,7 +394,7 @@ class ElasticMember:
             self._install(following)
 
     def _look_for_members(self) -> None:
-        """Wait no longer for a group that has no members any more."""
+        """Stop waiting for a group that has no members left."""
         left = {one for one in self.view.members if self.proposal.has_left(one)}
         left |= self._outside
         lost = set(self.view.members) & set(self._lost.values())
@@ -403,7 +404,7 @@ class ElasticMember:
             self.proposal = self.proposal.having(mine)
             self._tell_all()
         elif left | lost == set(self.view.members):
-            # They may live behind a network that is cut: the program has to say.
+            # They may live beyond a network partition: the program must decide.
             self._stop(lost)
 
     def _stop(self, absent: Collection[WorkerId]) -> None:
@@ -432,7 +433,7 @@ class ElasticMember:
 
     @property
     def _is_complete(self) -> bool:
-        """Whether nobody is awaited: before that nobody can use the proposal.
+        """Whether no worker is awaited; until then no worker can use the proposal.
 
         If each arrival were passed on at once, `n` members would send `n³` messages.
         """

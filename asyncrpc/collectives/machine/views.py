@@ -4,7 +4,7 @@ A *view* is a membership: a generation and the members by rank.  While its membe
 on the next view, each has a *proposal*: what it knows of the workers that want to be in
 it, and of those that are gone.  Proposals only grow, and are joined like sets, so
 members that exchange them come to the same one.  The next view is a function of the
-present view and the proposal: members with the same proposal mean the same view.
+present view and the proposal: members with the same proposal derive the same view.
 
 A worker is left out if it has left, or if another one accuses it of being lost.  Two
 workers whose connection broke accuse each other; then the one with more accusers is
@@ -97,7 +97,7 @@ class Proposal:
     departures: Mapping[WorkerId, int] = field(default_factory=dict)
 
     def joined(self, other: Proposal) -> Proposal:
-        """Return what both know."""
+        """Return the union of two proposals."""
         if other == self:
             return self
         applicants = dict(self.applicants)
@@ -110,7 +110,7 @@ class Proposal:
         return Proposal(applicants, accusations, departures)
 
     def having(self, applicant: Applicant) -> Proposal:
-        """Return the proposal with a applicant."""
+        """Return the proposal with an applicant."""
         return self.joined(Proposal({applicant.id: applicant}))
 
     def accusing(self, by: WorkerId, lost: WorkerId) -> Proposal:
@@ -140,7 +140,7 @@ def excluded_by(view: View, proposal: Proposal) -> frozenset[WorkerId]:
 
 
 def next_view(view: View, proposal: Proposal) -> View:
-    """Return the view that a proposal means, however small it is."""
+    """Return the view that follows from a proposal, however small it is."""
     out = excluded_by(view, proposal)
     members = [
         one
@@ -152,7 +152,7 @@ def next_view(view: View, proposal: Proposal) -> View:
 
 
 def awaited(view: View, proposal: Proposal) -> tuple[WorkerId, ...]:
-    """Return the members of the present view that have not come, and may."""
+    """Return the members of the present view that have not come, but still may."""
     out = excluded_by(view, proposal)
     return tuple(
         one for one in view.members if one not in out and one not in proposal.applicants
@@ -166,10 +166,10 @@ def least_size(view: View, proposal: Proposal) -> int:
 
 
 def can_have_quorum(view: View, proposal: Proposal) -> bool:
-    """Return whether those that are not left out are a quorum of the present view.
+    """Return whether the members that are not left out are a quorum of the view.
 
-    Members that have left do not count: they will not go on elsewhere.  What members
-    ask for that are left out does not count either, while others have come.
+    Members that have left do not count: they will not go on elsewhere.  If members have
+    come that are not left out, only those decide whether a quorum is needed.
     """
     out = excluded_by(view, proposal)
     came = [one for one in view.members if one in proposal.applicants]

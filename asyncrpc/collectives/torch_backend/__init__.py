@@ -48,7 +48,7 @@ def _create(given: Any, options: Options | None) -> AsyncRpcProcessGroup:
         options: of the worker, `pg_options` of `init_process_group`; None: defaults.
 
     Raises:
-        DistBackendError: not all ranks have come, or some cannot be reached.
+        DistBackendError: not all ranks came in time, or some cannot be reached.
         ValueError: an option is wrong.
     """
     try:
@@ -115,24 +115,25 @@ def _start(given: Any, options: Options | None) -> RankRuntime:
 
 
 # A process group of ours serves every device, also ones that torch learns of later:
-# the list only says for which of them one is made.  So no device's default changes:
-# that of the host is gloo before we come.
+# the list only says for which devices torch makes one by default.  The host alone is
+# listed, because torch has set its default, gloo, before; so no default changes.
 dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 _GUARD = guard()
 
 
 def _meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """Meet where any launcher says, for `init_method="asyncrpc://"`.
+    """Meet where the launcher says, for `init_method="asyncrpc://"`.
 
     Raises:
-        UsageError: something is missing, or two launchers disagree.
+        UsageError: a setting is missing, or two launchers disagree.
     """
     given = given_in(url)
     found = find_store(given.rank, given.world_size)
     meeting = rendezvous(found.url, found.rank, found.world_size, timeout=timeout)
     store, rank, world_size = next(meeting)
     yield PrefixStore(f"restart{found.restart}", store), rank, world_size
-    raise RuntimeError("asyncrpc:// cannot meet again")  # as torch's own handlers say
+    # As torch's own handlers do.
+    raise RuntimeError("asyncrpc:// cannot perform another rendezvous")
 
 
 register_rendezvous_handler(_SCHEME, _meet)  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
 """The operations of torch's process groups, done by the collectives of a `Group`.
 
-Torch gives tensors to be filled, where a `Group` returns new ones: these are copied.
-What one call does in several collectives is begun at once: so all ranks begin the same
-ones in the same order, whichever ends first.
+Torch gives tensors to be filled, where a `Group` returns new ones: these are copied.  A
+call that needs several collectives begins all of them at once: so all ranks begin the
+same ones in the same order, whichever ends first.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ class CollectiveOps:
         Args:
             out: filled with the parts from all ranks.
             tensor: of the parts for all ranks.
-            out_rows: how long each part of `out` is; empty: all the same.
-            rows: how long each part of `tensor` is; empty: all the same.
+            out_rows: the length of each part of `out`; empty: all are equal.
+            rows: the length of each part of `tensor`; empty: all are equal.
         """
         size = self.group.size
         await self.all_to_all(_rows(out, out_rows, size), _rows(tensor, rows, size))
@@ -188,7 +188,7 @@ class CollectiveOps:
         await self.group.barrier()
 
     async def all_of(self, doings: Sequence[Doing]) -> None:
-        """Do several things, begun in their order."""
+        """Do several operations, begun in their order."""
         await _together(doing() for doing in doings)
 
     # --- from one to one -------------------------------------------------------------
@@ -212,10 +212,11 @@ class CollectiveOps:
     # --- parts -----------------------------------------------------------------------
 
     async def within(self, limit_s: float, doing: Doing) -> int | None:
-        """Give a collective another limit than the others of the group have.
+        """Run a collective under a time limit of its own.
 
         Raises:
-            CollectiveTimeoutError: it has taken longer, and fails for all ranks.
+            CollectiveTimeoutError: the collective exceeded the limit, and fails on all
+                ranks.
         """
         try:
             async with asyncio.timeout(limit_s) as limit:
@@ -224,22 +225,24 @@ class CollectiveOps:
             if not limit.expired():
                 raise
             raise CollectiveTimeoutError(
-                f"it has taken more than {limit_s:g} s, the time that it was given at "
-                f"rank {self.group.rank} ({self.group.members[self.group.rank]!r})",
+                f"the collective exceeded its timeout of {limit_s:g} s, set at rank "
+                f"{self.group.rank} ({self.group.members[self.group.rank]!r})",
                 ranks=(),
             ) from error
 
     def _check_one_each(self, tensors: Tensors, what: str) -> None:
         if len(tensors) != self.group.size:
             raise UsageError(
-                f"{len(tensors)} {what} for a process group of {self.group.size} ranks"
+                f"got {len(tensors)} {what}, and needs one for each of the "
+                f"{self.group.size} ranks"
             )
 
     async def _fill(self, outs: Tensors, found: Tensors) -> None:
         for rank, (out, got) in enumerate(zip(outs, found, strict=True)):
             if out.numel() != got.numel() or out.dtype != got.dtype:
                 raise CollectiveError(
-                    f"output {rank} is {shapes.text(out)}, but {shapes.text(got)} came"
+                    f"output {rank} is {shapes.text(out)}, but the received tensor is "
+                    f"{shapes.text(got)}"
                 )
 
         def copy() -> None:
@@ -256,7 +259,7 @@ def how(op: ReduceOp) -> str:
     """Return asyncrpc's name of a reduction.
 
     Raises:
-        UsageError: it has none.
+        UsageError: asyncrpc has no such reduction.
     """
     for known, name in _HOW.items():
         if (
@@ -299,7 +302,7 @@ def _equal_parts(whole: torch.Tensor, part: torch.Tensor, size: int) -> Tensors:
     The parts are of the tensor's own memory.
 
     Raises:
-        UsageError: it is not as long as they are together, or its memory has holes.
+        UsageError: `whole` is not as long as all parts together, or not contiguous.
     """
     if whole.numel() != size * part.numel() or whole.dtype != part.dtype:
         raise UsageError(
@@ -319,20 +322,21 @@ def _rows(tensor: torch.Tensor, rows: Sequence[int], size: int) -> Tensors:
     """Cut a tensor along its first dimension.
 
     Raises:
-        UsageError: the lengths do not fit it, or not the ranks.
+        UsageError: the lengths do not add up to the tensor's, or are not one for each
+            rank.
     """
     length = len(tensor) if tensor.dim() else 0
     if not rows:
         if length % size:
             raise UsageError(
-                f"{shapes.text(tensor)} cannot be cut into {size} equal parts: say how "
-                "long each is"
+                f"{shapes.text(tensor)} cannot be cut into {size} equal parts: give "
+                "the length of each"
             )
         rows = [length // size] * size
     if len(rows) != size or sum(rows) != length:
         raise UsageError(
-            f"{shapes.text(tensor)} cannot be cut in parts of {list(rows)} for {size} "
-            "ranks"
+            f"{shapes.text(tensor)} cannot be cut into parts of lengths {list(rows)} "
+            f"for {size} ranks"
         )
     parts: Tensors = tensor.detach().split(list(rows))  # type: ignore[no-untyped-call]  # torch's
     return parts
@@ -341,8 +345,8 @@ def _rows(tensor: torch.Tensor, rows: Sequence[int], size: int) -> Tensors:
 def _letter(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     """Return the bytes of a tensor, after its sender and its metadata.
 
-    A `Group` says neither who has sent a tensor that any rank may send, nor does it
-    take one in place of another of the same length.
+    `Group.recv` does not return the sender's rank, and accepts one shape only.  Torch
+    asks for the rank, and accepts any shape of the same length.
     """
     shapes.check(tensor)
     head = rank.to_bytes(_RANK_BYTES, "little") + str(tensor.dtype).encode()
@@ -358,10 +362,10 @@ def _letter(tensor: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def _open_letter(letter: torch.Tensor, out: torch.Tensor) -> tuple[int, torch.Tensor]:
-    """Return who has sent it, and what, in the shape of `out`.
+    """Return the sender's rank, and the tensor in the shape of `out`.
 
     Raises:
-        CollectiveError: it does not fit.
+        CollectiveError: the tensor has another size or dtype than `out`.
     """
     head = bytes(letter[:_HEAD_BYTES].tolist())
     rank = int.from_bytes(head[:_RANK_BYTES], "little")
@@ -369,8 +373,8 @@ def _open_letter(letter: torch.Tensor, out: torch.Tensor) -> tuple[int, torch.Te
     nbytes = letter.numel() - _HEAD_BYTES
     if dtype != str(out.dtype) or nbytes != out.nbytes:
         raise CollectiveError(
-            f"rank {rank} sent {nbytes} bytes of {dtype}, but {shapes.text(out)} must "
-            f"be filled, of {out.nbytes} bytes"
+            f"rank {rank} sent {nbytes} bytes of {dtype}, but the output is "
+            f"{shapes.text(out)}, of {out.nbytes} bytes"
         )
     if not nbytes:
         return rank, torch.empty(out.shape, dtype=out.dtype)

@@ -2,8 +2,8 @@
 
 torch_xla does `torch.distributed._functional_collectives` itself, between the replicas
 that its own runtime knows, whatever group is given: where each process is one replica
-(PJRT on the CPU), nothing is reduced, and nothing says so.  Those of other groups, and
-on other devices, are left as they are.
+(PJRT on the CPU), nothing is reduced, and no error is raised.  Functional collectives
+of other groups, and on other devices, are left as they are.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _BELOW: Any = torch._C._after_autograd_keyset  # noqa: SLF001  unlisted
 
 
 def guard() -> Any:
-    """Stand before torch_xla's functional collectives, where it is installed.
+    """Intercept torch_xla's functional collectives, if torch_xla is installed.
 
     Returns:
-        What keeps it so for as long as it is kept.
+        An object to keep: the calls are intercepted for as long as it lives.
     """
     if importlib.util.find_spec("torch_xla") is None:
         return None
-    make: Any = torch.library.Library  # torch says nothing of its types
+    make: Any = torch.library.Library  # torch does not annotate it
     library = make("_c10d_functional", "IMPL")
     for name in _NAMES:
         operation = getattr(torch.ops._c10d_functional, name).default  # noqa: SLF001
@@ -62,18 +62,18 @@ def _guarded(operation: Any) -> Callable[..., Any]:
 
 
 def _pass_on(operation: Any, at: int, keys: Any, *args: Any, **others: Any) -> Any:
-    """Let a call go on to torch_xla, unless it is for a process group of ours.
+    """Pass a call on to torch_xla, unless the process group is asyncrpc's.
 
     Raises:
-        ValueError: it is for one of ours.
+        ValueError: the process group is asyncrpc's.
     """
     name = args[at] if at < len(args) else others["group_name"]
     if isinstance(_resolve_process_group(name), AsyncRpcProcessGroup):
         problem = (
-            f"functional {operation.name()} on an XLA device does not go over the "
-            f"process group {name!r} of asyncrpc: torch_xla does it alone, between the "
-            "replicas of its own runtime; use the functions of torch.distributed, or "
-            "tensors of the host"
+            f"functional {operation.name()} on an XLA device does not use the process "
+            f"group {name!r} of asyncrpc: torch_xla runs it between the replicas of "
+            "its own runtime; use the functions of torch.distributed, or tensors of "
+            "the host"
         )
         raise error_for_torch(UsageError(problem))
     return operation.redispatch(keys & _BELOW, *args, **others)

@@ -33,7 +33,7 @@ _NONE: Final = object()  # in place of torch's options: its defaults
 _NO_LIMIT: Final = timedelta(0)  # of options, no limit of their own: it is below 0
 
 
-# Torch's stubs say more ways to call its functions than torch itself uses.
+# Torch's stubs allow more ways to call its functions than torch itself uses.
 _Base: Any = dist.ProcessGroup
 
 
@@ -57,14 +57,14 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         name: str,
         timeout: timedelta,
     ) -> None:
-        """Make it; nothing is sent.
+        """Make the process group; nothing is sent.
 
         Args:
             participant: the worker of this process.
             ranks: of the members, among the workers that have met.
             rank: of this process, among the members.
             store: where they have met; torch asks for it.
-            name: torch's, unique, the same at all ranks.
+            name: torch's name of the group, unique, the same at all ranks.
             timeout: of each collective.
         """
         super().__init__(rank, len(ranks))
@@ -82,16 +82,16 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Return where `asyncrpc why` and the like find this rank."""
+        """Return the addresses at which commands such as `asyncrpc why` find it."""
         return self.participant.worker.addresses
 
     @property
     def group_name(self) -> str:
-        """Torch's name of it."""
+        """Torch's name of the group."""
         return self._name
 
     def getGroupName(self) -> str:  # noqa: N802  (torch's name)
-        """Return torch's name of it."""
+        """Return torch's name of the group."""
         return self._name
 
     def _set_group_name(self, name: str) -> None:
@@ -103,7 +103,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         return self._description
 
     def getGroupDesc(self) -> str:  # noqa: N802  (torch's name)
-        """Return what the program says it is for."""
+        """Return the program's description of the group."""
         return self._description
 
     def _set_group_desc(self, description: str) -> None:
@@ -134,11 +134,11 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         return self
 
     def get_group_store(self) -> Store:
-        """Return where the ranks have met."""
+        """Return the store at which the ranks have met."""
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Give the collectives that begin from now on another limit."""
+        """Set the time limit of collectives that begin from now on."""
         self.group.timeout_s = timeout.total_seconds()
 
     def __repr__(self) -> str:
@@ -147,14 +147,14 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
     # --- its end ---------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Leave, when what is under way here has ended.  Idempotent.
+        """Leave the group when all work under way here has ended.  Idempotent.
 
         With the last process group the worker of this process ends.
         """
         self.participant.close_group(self.group, drain=True)
 
     def abort(self) -> None:
-        """Leave at once: what is under way fails, for all.  Idempotent."""
+        """Leave the group at once: work under way fails on all ranks.  Idempotent."""
         self.participant.close_group(self.group, drain=False)
 
     # --- reductions ------------------------------------------------------------------
@@ -298,7 +298,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         timeout: timedelta | None = None,
         wait_all_ranks: bool = False,  # noqa: FBT001, FBT002  (torch's signature)
     ) -> None:
-        """Wait for all ranks, and say who does not come: as every barrier here does."""
+        """Wait for all ranks; like every barrier here, it names missing ranks."""
         opts = dist.BarrierOptions()
         if timeout is not None:
             opts.timeout = timeout
@@ -306,7 +306,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         if work is not None:
             work.wait()
 
-    # What they were called until version 2.12, and for a while still are.
+    # Their names until version 2.12, which torch still uses for a while.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -322,13 +322,13 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         return self._begin("send", tensors, _NONE, do, staged)
 
     def recv(self, tensors: Tensors, from_: int, tag: int) -> CollectiveWork | None:
-        """Fill tensors with those that a rank sends."""
+        """Fill tensors with those from a rank."""
         staged = StagedTensors(self._is_exclusive)
         do = partial(self._filling.recv, staged.filled(tensors), from_, tag)
         return self._begin("recv", tensors, _NONE, do, staged)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> CollectiveWork | None:
-        """Fill tensors with those that any rank sends."""
+        """Fill tensors with those from any rank."""
         staged = StagedTensors(self._is_exclusive)
         do = partial(self._filling.recv, staged.filled(tensors), None, tag)
         return self._begin("recv", tensors, _NONE, do, staged)
@@ -338,11 +338,11 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
     def _start_coalescing(self, device: torch.device) -> None:
         """Delay operations from now on until `_end_coalescing`."""
         if self._coalesced is not None:
-            raise RuntimeError("this process group is coalescing already")
+            raise RuntimeError("this process group is already coalescing")
         self._coalesced = []
 
     def _end_coalescing(self, device: torch.device) -> CollectiveWork | None:
-        """Begin all that was asked for meanwhile; the work is that of all of it."""
+        """Begin all coalesced operations; return one work for all of them."""
         asked, self._coalesced = self._coalesced or [], None
         tensors, staged = [one for its, _, _ in asked for one in its], StagedTensors()
         for _, _, its in asked:
@@ -358,7 +358,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         doing: Doing,
         staged: StagedTensors,
     ) -> CollectiveWork | None:
-        """Begin something; return None if it begins later, with others."""
+        """Begin an operation; return None if coalescing delays it."""
         limit: timedelta | None = getattr(opts, "timeout", None)
         if limit is not None and limit > _NO_LIMIT:
             limit_s = limit.total_seconds()

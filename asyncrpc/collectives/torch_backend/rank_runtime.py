@@ -34,12 +34,12 @@ from asyncrpc.transport.address import Address
 # What is done on the loop; of a `recv` it returns the sender's rank.
 Doing: TypeAlias = Callable[[], Coroutine[Any, Any, int | None]]
 
-EXIT_S: Final = 1.0  # for what is under way when the process ends
-CANCEL_S: Final = 0.2  # for what is cancelled, which does not wait
+EXIT_S: Final = 1.0  # for work under way when the process ends
+CANCEL_S: Final = 0.2  # for cancelled work, which does not wait
 
 
 class RankWorker(Worker):
-    """A worker that has collectives, and lets observers look."""
+    """A worker with collectives, which admits observers."""
 
     def _extend(self, parts: Parts) -> None:
         parts.services.add(CollectivesService(parts))
@@ -51,9 +51,9 @@ class StoreMeeting(StoreRendezvous):
     """A meeting at torch's store."""
 
     async def leave(self, timeout_s: float) -> None:
-        """Wait until everyone has read; not while the interpreter ends.
+        """Wait until all ranks have read, except while the interpreter ends.
 
-        Then no thread can be started; torch itself keeps the store for a moment.
+        No thread can be started then; torch itself keeps the store for a moment.
         """
         with suppress(RuntimeError):
             await super().leave(timeout_s)
@@ -75,7 +75,7 @@ class RankRuntime:
         """Start the worker, and meet the others; blocks.
 
         Raises:
-            AsyncRpcError: not all have come, or some cannot be reached.
+            AsyncRpcError: not all ranks came in time, or some cannot be reached.
         """
         self.names = tuple(names)
         self._pid = os.getpid()
@@ -120,7 +120,7 @@ class RankRuntime:
     def open_group(
         self, members: Sequence[str], name: str, timeout_s: float | None
     ) -> Group:
-        """Make a group of some of the workers; `close_group` has to follow."""
+        """Make a group of some of the workers; `close_group` must follow."""
 
         def make() -> Group:
             return Group(self.worker, members, name=name, timeout_s=timeout_s)
@@ -134,7 +134,7 @@ class RankRuntime:
 
         Args:
             group: of this worker.
-            drain: first wait for what is under way in it, at most for
+            drain: first wait for work under way in it, for at most
                 `Options.drain_timeout_s`.
         """
         if group not in self._groups or not self._is_usable():
@@ -151,7 +151,7 @@ class RankRuntime:
         group.close()
 
     async def _drain(self, group: Group | None, limit_s: float) -> None:
-        """Wait for what is under way in a group, or in all, well or not."""
+        """Wait until all work in a group, or in all groups, has ended, well or not."""
         tasks = [task for task, its in self._tasks.items() if group in (None, its)]
         if tasks and limit_s > 0:
             await asyncio.wait(tasks, timeout=limit_s)
@@ -179,7 +179,7 @@ class RankRuntime:
 
     async def _end(self, drain_s: float) -> None:
         await self._drain(None, drain_s)
-        await self.worker.shutdown(drain_timeout_s=drain_s)  # what is left, fails
+        await self.worker.shutdown(drain_timeout_s=drain_s)  # work that is left fails
         for task in tuple(self._tasks):
             task.cancel()
         await self._drain(None, CANCEL_S)
@@ -212,7 +212,7 @@ class RankRuntime:
             work.end(destroyed(work.what))
 
     def _problem(self, group: Group) -> str:
-        """Say why nothing can begin in a group; empty: it can."""
+        """Return why no work can begin in a group; empty if it can."""
         if group not in self._groups:
             return "the process group has been destroyed"
         if os.getpid() != self._pid:
@@ -238,12 +238,12 @@ class RankRuntime:
         self.worker.parts.run_in_thread(job)
 
     def forget(self, work: CollectiveWork) -> None:
-        """Work has ended."""
+        """Forget work that has ended."""
         self._works.discard(work)
 
 
 async def _do(work: CollectiveWork, doing: Doing) -> None:
-    """Do it, and end the work with what comes of it: at once, not a turn later."""
+    """Run the operation; end the work in the same iteration of the loop."""
     try:
         sender = await doing()
     except asyncio.CancelledError:
@@ -269,9 +269,9 @@ def check_reach(members: Iterable[Member], host_id: str = HOST_ID) -> None:
     ]
     if far:
         raise UsageError(
-            f"these listen to their own host only, which is another: {', '.join(far)}; "
-            "start every rank with the same secret, in ASYNCRPC_SECRET or "
-            "Options.secret"
+            f"{', '.join(far)} run on other hosts and accept connections from their "
+            "own host only; start every rank with the same secret, in ASYNCRPC_SECRET "
+            "or Options.secret"
         )
 
 

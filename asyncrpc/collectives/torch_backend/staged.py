@@ -7,7 +7,7 @@ nor the worker's threads see a tensor of a device, with one exception: a future 
 device that any thread may use is completed by a thread of the worker, which copies
 first.
 
-Tensors of the host are what they are, and cost a look each.
+Tensors of the host are used as they are; each costs one check.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _WriteBack(NamedTuple):
         tensor: of a device.
         host: filled by the collective.
         backend: of the device.
-        mark: after what the device was told before the call.
+        mark: the point in the device's work that the call was made at.
     """
 
     tensor: torch.Tensor
@@ -49,13 +49,13 @@ class StagedTensors:
         is_exclusive: whether only the calling thread may use that device.
     """
 
-    # Of the class until a tensor is on a device: there is one of these for each call.
+    # On the class until a tensor is on a device, for speed: each call makes an object.
     is_to_be_put_back = False
     is_exclusive = False
     _targets: Sequence[_WriteBack] = ()
 
     def __init__(self, by_option: bool | None = None) -> None:  # noqa: FBT001  (hot)
-        """Begin with none.
+        """Begin without tensors.
 
         Args:
             by_option: `DeviceOptions.exclusive`; None: as each device needs it.
@@ -72,7 +72,7 @@ class StagedTensors:
         return tensors
 
     def filled(self, tensors: Tensors) -> Tensors:
-        """Return tensors that it fills; what is in them now does not count."""
+        """Return tensors that it fills; their present content does not count."""
         for one in tensors:
             if not one.is_cpu:
                 return [
@@ -140,8 +140,8 @@ def _fill(target: _WriteBack) -> None:
 def _empty(tensor: torch.Tensor) -> torch.Tensor:
     """Return host memory for a tensor of a device."""
     _check(tensor)
-    # Said in full: a program may have another default device.  What is made in
-    # inference mode could not be filled by other threads.
+    # The device is given because a program may have another default device.  A tensor
+    # made in inference mode could not be filled by other threads.
     with torch.inference_mode(mode=False):
         return torch.empty(
             tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda
@@ -152,8 +152,8 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy of a tensor of a device in host memory; complete.
 
     Raises:
-        RuntimeError: the device does not give it.
-        ValueError: no collective can move it.
+        RuntimeError: the device refuses the copy.
+        ValueError: no collective can move the tensor.
     """
     try:
         with torch.no_grad():
@@ -182,7 +182,7 @@ def _check(tensor: torch.Tensor) -> None:
     """Refuse a tensor that cannot be moved, or would come back changed.
 
     Raises:
-        ValueError: no collective takes such a tensor, or the device does not.
+        ValueError: no collective takes such a tensor, or the device changes its dtype.
     """
     try:
         shapes.check(tensor)
@@ -196,10 +196,10 @@ def _check_kept(tensor: torch.Tensor) -> None:
     if tensor.dtype in backend_of(type_).spoilt:
         raise UsageError(
             f"{shapes.text(tensor)} on {tensor.device}: {type_} does not keep its "
-            "dtype; use another, or a tensor of the host"
+            "dtype; use another dtype, or a tensor of the host"
         )
 
 
 def _blame(error: RuntimeError, doing: str) -> None:
-    """Add what was being done to an error; keep its type, which programs check."""
+    """Add a note to an error; keep its type, which programs check."""
     error.add_note(f"while {doing} for a collective")

@@ -1,6 +1,6 @@
 """The object that torch gets for each collective: a wait, a query, or a future.
 
-It ends on the event loop; who waits for it is a thread of the program, or of torch.
+It ends on the event loop; threads of the program, or of torch, wait for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NO_LIMIT: Final = timedelta(0)  # torch's default
 
 
 class Home(Protocol):
-    """Where work is under way."""
+    """The runtime of a work."""
 
     def is_on_loop(self) -> bool:
         """Return whether this thread is the one in which work ends."""
@@ -28,7 +28,7 @@ class Home(Protocol):
         """Run a function in another thread; called on the loop.
 
         Raises:
-            AsyncRpcError: it is closing.
+            AsyncRpcError: the runtime is closing.
         """
 
     def forget(self, work: CollectiveWork) -> None:
@@ -47,7 +47,7 @@ class HostCopies(Protocol):
         """Return whether a tensor must be copied back."""
 
     def put_back(self) -> None:
-        """Fill them, in this thread."""
+        """Fill the tensors on devices, in this thread."""
 
 
 class CollectiveWork(Work):
@@ -68,7 +68,7 @@ class CollectiveWork(Work):
     def __init__(
         self, what: str, tensors: list[torch.Tensor], home: Home, staged: HostCopies
     ) -> None:
-        """Describe it.
+        """Describe the work.
 
         Args:
             what: its name.
@@ -88,7 +88,7 @@ class CollectiveWork(Work):
         self._ended.acquire()
         self._guard = threading.Lock()
         self._is_done = False
-        self._is_told = False  # the future, too
+        self._is_told = False  # the future is complete
         self._error: BaseException | None = None
         self._sender = -1
         self._promise: torch.futures.Future[None] | None = None
@@ -100,8 +100,8 @@ class CollectiveWork(Work):
         """End it, with or without an error; later calls do nothing.
 
         Args:
-            error: why not; None: well.
-            sender: rank that the tensor has come from, of a `recv`.
+            error: why it failed; None: it ended well.
+            sender: of a `recv`, the rank that sent the tensor.
         """
         with self._guard:
             if self._is_done:
@@ -149,17 +149,17 @@ class CollectiveWork(Work):
         """Block this thread until it has ended, and fill tensors on devices.
 
         Args:
-            timeout: how long at most; 0 is no limit.  The collective itself goes on.
+            timeout: the time limit; 0: none.  The collective itself goes on.
 
         Returns:
             True.
 
         Raises:
-            DistBackendError: it has failed; `__cause__` is asyncrpc's error, which
-                names the ranks to blame.
+            DistBackendError: the collective failed; `__cause__` is asyncrpc's error,
+                which names the ranks to blame.
             ValueError: an argument was wrong; nothing has begun.
             RuntimeError: `timeout` has passed, or this is the event loop's own thread,
-                which would wait for itself; or a device did not take what has come.
+                which would wait for itself; or a device refused a tensor.
         """
         self._wait_for_end(timeout)
         if self._staged is not None:
@@ -178,12 +178,12 @@ class CollectiveWork(Work):
             limit_s = timeout.total_seconds() if timeout > _NO_LIMIT else -1
             if not self._ended.acquire(timeout=limit_s):
                 raise RuntimeError(
-                    f"{self.what} has not ended in {limit_s:g} s; it goes on"
+                    f"{self.what} has not ended in {limit_s:g} s; it continues"
                 )
-            self._ended.release()  # others may wait, too
+            self._ended.release()  # other threads may wait
 
     def _land(self) -> None:
-        """Fill the tensors on devices, once; others who ask meanwhile wait."""
+        """Fill the tensors on devices, once; other threads that ask meanwhile wait."""
         assert self._landing is not None
         with self._landing:
             staged = self._staged
@@ -195,15 +195,15 @@ class CollectiveWork(Work):
             self._staged = None
 
     def synchronize(self) -> None:
-        """Wait for it: what has come is there then, for every stream."""
+        """Wait for it; its tensors are filled then, for every stream."""
         self.wait()
 
     def result(self) -> list[torch.Tensor]:
         """Return the tensors that it fills.
 
         Raises:
-            RuntimeError: it has not ended.
-            Exception: what `wait` raises.
+            RuntimeError: the work has not ended.
+            Exception: the error that `wait` raises.
         """
         if not self._is_done:
             raise RuntimeError(f"{self.what} has not ended: wait for it first")
@@ -211,7 +211,7 @@ class CollectiveWork(Work):
         return self._tensors
 
     def source_rank(self) -> int:
-        """Return the rank that a received tensor has come from; -1: it is no `recv`."""
+        """Return the rank that a received tensor came from; -1: not a `recv`."""
         return self._sender
 
     _source_rank = source_rank  # torch.distributed.recv asks by this name
@@ -230,8 +230,8 @@ class CollectiveWork(Work):
         with self._guard:
             if self._future is None:
                 promise: torch.futures.Future[None] = torch.futures.Future()
-                # An exception that Python sets is a value to torch's C++ code; one that
-                # is raised in what is chained is an error to both.
+                # torch's C++ code takes an exception that Python sets for a value; an
+                # exception raised in a chained function is an error to both.
                 self._future = promise.then(self._outcome)
                 self._promise = promise
             future, is_late = self._future, self._is_done
@@ -251,10 +251,10 @@ class CollectiveWork(Work):
 
 
 def error_for_torch(error: BaseException) -> BaseException:
-    """Return what torch's users expect in place of an error of asyncrpc's.
+    """Return the error that torch's users expect in place of asyncrpc's.
 
-    Those that blame the caller are ValueErrors, the others DistBackendErrors, which are
-    RuntimeErrors.
+    An error that blames the caller becomes a ValueError; any other a DistBackendError,
+    which is a RuntimeError.
     """
     if isinstance(error, UsageError):
         return ValueError(str(error))
@@ -264,5 +264,5 @@ def error_for_torch(error: BaseException) -> BaseException:
 
 
 def destroyed(what: str) -> AsyncRpcError:
-    """Return the error of work that its process group does not survive."""
+    """Return the error of work whose process group is destroyed before it ends."""
     return ClosedError(f"the process group was destroyed here before {what} ended")

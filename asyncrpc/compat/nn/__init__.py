@@ -5,7 +5,7 @@
     module = nn.RemoteModule("worker1/cpu", torch.nn.Linear, args=(20, 30))
     y = module.forward(torch.randn(8, 20))
 
-The collectives are torch's own: they run in its process groups, and know no RPC.
+The collectives are torch's own: they run in its process groups, without RPC.
 
 Source: torch.distributed.nn, version 2.13.
 """

@@ -89,7 +89,7 @@ __all__ = [  # noqa: F822  (BackendType is looked up by `__getattr__`)
     "shutdown",
 ]
 
-# The base classes that torch has in C++.
+# torch's base classes in C++.
 TensorPipeAgent = RpcAgent
 PyRRef = RRef
 
@@ -103,7 +103,7 @@ logger = logging.getLogger(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    """Look up what may be replaced: the enum of backends, when one is added."""
+    """Look up the enum of backends, which is replaced when one is added."""
     if name == "BackendType":
         return backend_registry.BackendType
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -121,19 +121,19 @@ def init_rpc(
     world_size: int | None = None,
     rpc_backend_options: RpcBackendOptions | None = None,
 ) -> None:
-    """Start RPC in this process; block until every worker of the group is there.
+    """Start RPC in this process; block until every worker of the group has started.
 
     Args:
-        name: unique in the group.
+        name: name of the worker, unique in the group.
         backend: a member of `BackendType`; None: the backend that the options are for.
-        rank: of this worker; -1 takes it from the environment.
-        world_size: how many workers there are; None: they come and go.
+        rank: rank of this worker; -1 takes it from the environment.
+        world_size: number of workers; None: workers may join and leave.
         rpc_backend_options: default timeout, threads, and the address of the store.
 
     Raises:
-        TypeError: the backend or the options are not of torch's types.
+        TypeError: the backend or the options have the wrong type.
         ValueError: the rank is missing.
-        RuntimeError: RPC is running already, or the name is not unique.
+        RuntimeError: RPC already runs, or the name is not unique.
 
     Source: torch.distributed.rpc.init_rpc.
     """
@@ -156,10 +156,10 @@ def init_rpc(
 
 
 def _backend_of(given: RpcBackendOptions) -> Any:
-    """Return the backend whose options these are.
+    """Return the backend that the options belong to.
 
     Raises:
-        TypeError: they are not options of a known backend.
+        TypeError: the options do not belong to a known backend.
     """
     for candidate in backend_registry.BackendType:
         if isinstance(given, type(construct_rpc_backend_options(candidate))):
@@ -175,10 +175,10 @@ def _init_rpc_backend(  # noqa: PLR0917  (torch's signature)
     world_size: Any = None,
     rpc_backend_options: Any = None,
 ) -> None:
-    """Start the agent of a backend, at a store that is there.
+    """Start the agent of a backend, with an existing store.
 
     Raises:
-        RuntimeError: an argument is of the wrong type, or RPC runs already.
+        RuntimeError: an argument has the wrong type, or RPC already runs.
     """
     for value, kinds in (
         (backend, backend_registry.BackendType),
@@ -205,7 +205,7 @@ def _init_rpc_backend(  # noqa: PLR0917  (torch's signature)
     api._init_rpc_states(made)  # noqa: SLF001
 
 
-# --- what torch keeps to itself, and programs use all the same -----------------------
+# --- private names of torch that programs use ----------------------------------------
 
 
 def _set_rpc_timeout(timeout: float) -> None:

@@ -1,7 +1,7 @@
 """Calls, references and shutdown, as torch.distributed.rpc.api has them.
 
-Programs (and torch's own tests) put functions of theirs in the place of some of these:
-so they find each other through this module, at the time of the call.
+Programs (and torch's own tests) replace some of these functions: so the functions look
+each other up in this module, at the time of the call.
 
 Source: torch.distributed.rpc.api.
 """
@@ -43,7 +43,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-PyRRef = RRef  # the base class that torch has in C++
+PyRRef = RRef  # torch's base class in C++
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -80,7 +80,7 @@ def get_rpc_timeout() -> float:
 
 @contextlib.contextmanager
 def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
-    """Name another pickler for a while; what travels is asyncrpc's own all the same."""
+    """Set another pickler for a while; calls still use asyncrpc's own."""
     global _default_pickler  # noqa: PLW0603  (torch's name for it)
     _default_pickler = rpc_pickler
     try:
@@ -102,7 +102,7 @@ def _to_worker_info(to: Any) -> WorkerInfo:
 
 @_require_initialized
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
-    """Return the name and the rank of a worker; by default those of this one.
+    """Return the name and rank of a worker; by default of this worker.
 
     Raises:
         RuntimeError: the name is unknown.
@@ -129,16 +129,16 @@ def rpc_sync(
 
     Args:
         to: name, rank or info of the callee.
-        func: what it runs: a function that it can import, or a bound method of what
-            can be pickled.
+        func: the function to run: importable on the callee, or a bound method of an
+            object that can be pickled.
         args: its arguments.
         kwargs: its keyword arguments.
-        timeout: seconds; 0: no limit; -1: that of the options.
+        timeout: seconds; 0: no limit; -1: the timeout of the options.
 
     Raises:
-        RuntimeError: it took too long, the callee is lost, or the function raised what
-            is neither a ValueError nor a TypeError.
-        Exception: these two, as the function raised them.
+        RuntimeError: the call timed out, the callee is lost, or the function raised an
+            exception other than a ValueError or a TypeError.
+        Exception: a ValueError or a TypeError, as the function raised it.
 
     Source: torch.distributed.rpc.rpc_sync.
     """
@@ -161,17 +161,17 @@ def rpc_async(
 ) -> torch.futures.Future[Any]:
     """Start a call and return its future.
 
-    Callbacks of the future run in a thread, and may call on.
+    Callbacks of the future run in a thread, and may make other calls.
 
     Args:
-        to: as for `rpc_sync`, likewise the others.
-        func: what it runs.
+        to: this and the others, as for `rpc_sync`.
+        func: the function to run.
         args: its arguments.
         kwargs: its keyword arguments.
         timeout: seconds.
 
     Raises:
-        Exception: an argument cannot travel.
+        Exception: an argument cannot be sent.
 
     Source: torch.distributed.rpc.rpc_async.
     """
@@ -203,14 +203,14 @@ def remote(
     """Start a call whose result stays on the callee; return a reference to it at once.
 
     Args:
-        to: as for `rpc_sync`, likewise the others.
-        func: what makes the value.
+        to: this and the others, as for `rpc_sync`.
+        func: makes the value.
         args: its arguments.
         kwargs: its keyword arguments.
         timeout: seconds in which the value must be made.
 
     Raises:
-        Exception: an argument cannot travel.
+        Exception: an argument cannot be sent.
 
     Source: torch.distributed.rpc.remote.
     """
@@ -234,7 +234,7 @@ def remote(
     else:
         rref = make(start)
     kind: Any = func
-    plain: Any = object.__new__  # what returns an instance of the class, and no other
+    plain: Any = object.__new__  # its result is an instance of the class
     if type(kind) is type and kind.__new__ is plain:
         rref._made_of = kind  # noqa: SLF001  (so that no proxy has to ask for it)
     return rref
@@ -280,7 +280,7 @@ def _rref_typeof_on_user(
 
 
 class AllGatherStates:
-    """The values gathered under one number, and whether they are complete."""
+    """The values gathered in one round, and whether they are complete."""
 
     def __init__(self) -> None:
         self.gathered_objects: dict[str, Any] = {}
@@ -338,12 +338,13 @@ def _all_gather(
 ) -> dict[str, Any]:
     """Give each worker the values of all workers, by name.
 
-    All send it to the one whose name comes first, and that sends the whole to all.
+    Each sends its value to the worker whose name is first, which sends all of them to
+    all workers.
 
     Raises:
         RuntimeError: a worker is gone, or a call timed out.
 
-    Source: torch's, which waits for ever for a worker that has died.
+    Source: torch's `_all_gather`, which waits for ever for a worker that has died.
     """
     names = worker_names or _ALL_WORKER_NAMES
     leader, me = min(names), _get_current_rpc_agent().get_worker_info().name
@@ -373,26 +374,26 @@ def _all_gather(
 def _await_signal(
     signal: threading.Event, names: set[str], wait_s: float | None
 ) -> None:
-    """Wait until all has been gathered, or for so long.
+    """Wait until all values have been gathered, or the time is over.
 
     Raises:
-        RuntimeError: a worker is gone that has to take part, or this one has ended.
+        RuntimeError: a worker that must take part is gone, or this worker has ended.
     """
     agent, left_s = _get_current_rpc_agent(), float("inf") if wait_s is None else wait_s
     while not signal.wait(min(LOOK_S, left_s)) and left_s > LOOK_S:
         left_s -= LOOK_S
         gone = agent.gone_of(names)
-        if gone and not signal.is_set():  # the word of the last may have come just now
+        if gone and not signal.is_set():  # the last value may just have arrived
             raise RuntimeError(f"_all_gather cannot end: these are gone: {gone}")
 
 
 def _tell_followers(
     sequence_id: str, states: AllGatherStates, followers: set[str], limit_s: float
 ) -> None:
-    """Send what was gathered to all others.
+    """Send the gathered values to all others.
 
     Raises:
-        RuntimeError: some did not take it.
+        RuntimeError: a worker did not answer in time.
     """
     objects = states.gathered_objects
     told = {
@@ -416,7 +417,7 @@ def _tell_followers(
 
 @_require_initialized
 def _barrier(worker_names: Any) -> None:
-    """Wait until some workers have come here."""
+    """Wait until these workers have called this."""
     try:
         _all_gather(None, set(worker_names))
     except RuntimeError:
@@ -425,7 +426,7 @@ def _barrier(worker_names: Any) -> None:
 
 @_require_initialized
 def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
-    """Wait until all workers have come here."""
+    """Wait until all workers have called this."""
     try:
         _all_gather(None, timeout=timeout)
     except RuntimeError:
@@ -437,16 +438,16 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
 
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 0.0) -> None:
-    """Let go of all references, since they end with the worker."""
+    """Do nothing: all references end with the worker."""
     _ = timeout
     agents.current().is_let_go = True
 
 
 def _check_leaks(agent: Agent) -> None:
-    """Refuse to end while others refer to values here, if that is asked for.
+    """Refuse to end while others refer to values here, if the program asks for that.
 
     Raises:
-        RuntimeError: some do.
+        RuntimeError: another worker still refers to a value here.
     """
     if _ignore_rref_leak or agent.is_let_go:
         return
@@ -466,12 +467,12 @@ def shutdown(
     """End RPC in this process; by default together with the group.
 
     Args:
-        graceful: wait until every worker has come here and no call is in flight
+        graceful: wait until every worker has called this and no call is in flight
             anywhere.
-        timeout: seconds to wait for them; 0: no limit.
+        timeout: seconds to wait for the others; 0: no limit.
 
     Raises:
-        RuntimeError: the others did not come in time.  RPC has ended here.
+        RuntimeError: the others did not call this in time.  RPC has ended here.
 
     Source: torch.distributed.rpc.shutdown.
     """

@@ -1,4 +1,4 @@
-"""Backends by name: asyncrpc under the name that programs give, and others' own.
+"""Backends by name: asyncrpc under torch's name, and those of programs.
 
 Source: torch.distributed.rpc.backend_registry.
 """
@@ -14,7 +14,7 @@ from asyncrpc.compat.rpc.options import RpcBackendOptions, TensorPipeRpcBackendO
 
 
 class BackendValue(NamedTuple):
-    """Functions that make the options of a backend, and its agent."""
+    """The functions that make the options and the agent of a backend."""
 
     construct_rpc_backend_options_handler: Callable[..., Any]
     init_backend_handler: Callable[..., Any]
@@ -49,7 +49,7 @@ BackendType: Any = _enum_of({"TENSORPIPE": BackendValue(_options, starting.init_
 
 
 def backend_registered(backend_name: str) -> bool:
-    """Return whether there is a backend of the name."""
+    """Return whether a backend has this name."""
     return backend_name in BackendType.__members__
 
 
@@ -61,7 +61,7 @@ def register_backend(
     """Add a backend; return its member of `BackendType`, which is a new class.
 
     Raises:
-        RuntimeError: there is one of the name.
+        RuntimeError: a backend already has this name.
     """
     global BackendType  # noqa: PLW0603  (an enum cannot be extended)
     if backend_registered(backend_name):

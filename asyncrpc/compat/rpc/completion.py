@@ -1,10 +1,10 @@
-"""Completes futures in threads: what waits for them may call on, and block.
+"""Completes futures in threads: their callbacks may make calls, and block.
 
 Futures are completed one after the other by one thread, in the order in which their
-calls have ended.  A callback of the program's may block in that thread, and even wait
-for a future that comes after its own: so if one has waited for two ticks, another
-thread takes part.  Where many end together this takes 5 us of processor time for each;
-a thread for each takes 16.
+calls have ended.  A callback of the program may block in that thread, and even wait for
+a later future: so if a job has waited for two ticks, another thread takes part.  If
+many calls end together this takes 5 us of processor time for each; a thread for each
+would take 16.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Completions:
         """Complete futures.
 
         Args:
-            pool: returns the threads; there are none before the worker has started.
-            loop: of the worker.
+            pool: returns the threads, which exist once the worker has started.
+            loop: loop of the worker.
         """
         self._pool = pool
         self._loop = loop
         self._jobs: deque[Job] = deque()
-        self._given = 0  # jobs, so far
-        self._given_before = 0  # the last tick
-        self._threads = 0  # of the pool, that work on them
-        self._is_starting = False  # one more; the pool may have none that is free
+        self._given = 0  # number of jobs so far
+        self._given_before = 0  # at the last tick
+        self._threads = 0  # threads of the pool that work on them
+        self._is_starting = False  # one more thread; the pool may have no free one
         self._timer: asyncio.TimerHandle | None = None
 
     def run(self, job: Job) -> None:
@@ -63,16 +63,16 @@ class Completions:
             self._timer = self._loop.call_later(TICK_S, self._on_tick)
 
     def finish(self) -> None:
-        """Run what is left in a thread apart: the loop has ended, and ticks no more."""
+        """Run the remaining jobs in a separate thread, as the loop has ended."""
         if self._jobs:
             self._work_apart()
 
     def _start(self) -> None:
-        """Let one more thread work."""
+        """Start one more thread."""
         self._is_starting = True
         try:
             self._pool().submit(self._work, self._ended)
-        except AsyncRpcError:  # the worker ends, but a thread may be waiting
+        except AsyncRpcError:  # the worker is ending, but a thread may be waiting
             self._work_apart()
         else:
             self._threads += 1
@@ -92,13 +92,13 @@ class Completions:
 
     def _ended(self, _result: object, error: BaseException | None) -> None:
         self._threads -= 1
-        if issubclass(type(error), ClosedError):  # it was never run
+        if issubclass(type(error), ClosedError):  # the job never ran
             self._work_apart()
         elif self._jobs and not self._threads:
             self._start()
 
     def _on_tick(self) -> None:
-        """Let one more thread work if a job has waited since the last tick."""
+        """Start one more thread if a job has waited since the last tick."""
         left = len(self._jobs)
         if not left:
             self._timer = None

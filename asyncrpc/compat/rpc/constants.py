@@ -1,4 +1,4 @@
-"""Defaults that programs read; they equal torch's."""
+"""Defaults that programs read, the same as torch's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT as _UNSET
 DEFAULT_RPC_TIMEOUT_SEC: float = _TIMEOUT_S
 DEFAULT_INIT_METHOD: str = _INIT_METHOD
 DEFAULT_NUM_WORKER_THREADS: int = _NUM_WORKER_THREADS
-DEFAULT_SHUTDOWN_TIMEOUT: float = 0  # none
+DEFAULT_SHUTDOWN_TIMEOUT: float = 0  # no limit
 DEFAULT_PROCESS_GROUP_TIMEOUT: timedelta = _PROCESS_GROUP_TIMEOUT
-# Of a call whose caller said nothing: that of the options holds.
+# The timeout of a call without one: that of the options applies.
 UNSET_RPC_TIMEOUT: Final[float] = _UNSET

@@ -1,7 +1,7 @@
-"""The device maps of all workers of a group, checked by each of them when it starts.
+"""The device maps of all workers of a group, which each worker checks at its start.
 
 Source: torch.distributed.rpc's TensorPipe backend, for the checks and the first words
-    of their texts.
+of their texts.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _CUDA = "cuda"
 
 @dataclass(frozen=True, slots=True)
 class DeviceWishes:
-    """What one worker tells the others of devices.
+    """What one worker tells the others about devices.
 
     Attributes:
-        name: of the worker.
-        cuda_devices: how many its process has.
-        devices: those that it has been told to use, as "cuda:0"; none: any.
-        maps: by the name of a peer: devices here, and those there.
+        name: name of the worker.
+        cuda_devices: number of CUDA devices of its process.
+        devices: the devices that it may use, such as "cuda:0"; empty: any.
+        maps: by the name of a peer: devices of this worker to devices of the peer.
     """
 
     name: str
@@ -35,7 +35,7 @@ class DeviceWishes:
 
     @classmethod
     def of_options(cls, name: str, options: TensorPipeRpcBackendOptions) -> Self:
-        """Return what the worker with these options tells."""
+        """Return the wishes of a worker with these options."""
         maps = {
             peer: {str(one): str(other) for one, other in devices.items()}
             for peer, devices in options.device_maps.items()
@@ -44,25 +44,25 @@ class DeviceWishes:
         return cls(name, backend_of(_CUDA).count(), devices, maps)
 
     def encode(self) -> str:
-        """Return it as text."""
+        """Return the wishes as text."""
         return json.dumps(asdict(self))
 
     @classmethod
     def decode(cls, text: str | bytes) -> Self:
-        """Return what `encode` has made text of."""
+        """Return the wishes that `encode` wrote."""
         return cls(**json.loads(text))
 
 
 def check_device_maps(all_: Sequence[DeviceWishes], *, is_static: bool = True) -> None:
-    """Refuse maps that could not be followed.
+    """Refuse maps that cannot be applied.
 
     Args:
-        all_: of every worker that is known.
-        is_static: whether there will be no others.
+        all_: the wishes of every known worker.
+        is_static: whether no other worker can join.
 
     Raises:
         ValueError: a worker, a device or a name in a map does not exist, or two devices
-            go to one.
+            are mapped to one.
     """
     by_name = {one.name: one for one in all_}
     for one in all_:
@@ -120,7 +120,7 @@ def _check_map(
 def _absent(devices: Iterable[str], node: DeviceWishes) -> list[str]:
     """Return the CUDA devices that a worker does not have.
 
-    Devices of other types are looked for when they are used.
+    Devices of other types are checked on use.
     """
     found = []
     for device in devices:

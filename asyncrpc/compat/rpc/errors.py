@@ -1,12 +1,12 @@
 """Errors of calls as torch raises them.
 
-A function's exception arrives with a text that holds the worker where it was raised,
-its repr and its traceback.  Through a future or `rpc_sync` a ValueError or a TypeError
-keeps its type and all others become RuntimeErrors; through `to_here` each keeps it.  An
-error that the function did not raise is a RuntimeError.
+The text of a function's exception has the worker that raised it, its repr and its
+traceback.  From a future or `rpc_sync` a ValueError or a TypeError keeps its type and
+all others become RuntimeErrors; from `to_here` each keeps its type.  An error that the
+function did not raise is a RuntimeError.
 
 Source: torch.distributed.rpc.internal (`_run_function`, `_handle_exception`), and
-torch's C++ futures, which know these two types of Python's exceptions only.
+torch's C++ futures, which know only these two types of Python exceptions.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ RankOf = Callable[[str], int]
 
 
 def of_ended(call: asyncio.Future[Any]) -> BaseException | None:
-    """Return why a call has failed; None if it has not."""
+    """Return the error of a call; None if it has not failed."""
     if call.cancelled():
         return RuntimeError("the call was cancelled: RPC has been shut down here")
     return call.exception()
@@ -62,7 +62,7 @@ def timed_out(timeout_s: float) -> RuntimeError:
 
 
 def original_of(error: RemoteError, rank_of: RankOf) -> Exception:
-    """Return the exception of a function, made anew from one text, as torch does."""
+    """Return the exception of a function, made again from its text, as torch does."""
     where = f"WorkerInfo(id={rank_of(error.worker)}, name={error.worker})"
     kind = getattr(type(error), "remote_class", None)
     shown = _repr(error).replace("\\n", "\n")
@@ -82,7 +82,7 @@ def original_of(error: RemoteError, rank_of: RankOf) -> Exception:
 
 
 def _plain(error: RemoteError, text: str) -> Exception:
-    """Return the error of a callee that is asyncrpc's own."""
+    """Return the exception for an error of asyncrpc at the callee."""
     if isinstance(error, DecodeError):
         return RuntimeError(f"{text}\n{_NO_CODE}")
     if isinstance(error, DeadlineExceededError):
@@ -98,7 +98,7 @@ def _repr(error: RemoteError) -> str:
 
 
 def of_call(error: BaseException, rank_of: RankOf) -> BaseException:
-    """Return what `to_here` raises instead of an error of asyncrpc's."""
+    """Return the exception that `to_here` raises for an error of asyncrpc."""
     match error:
         case RemoteError():
             return original_of(error, rank_of)
@@ -115,14 +115,14 @@ def of_call(error: BaseException, rank_of: RankOf) -> BaseException:
 
 
 def _of_argument(cause: Exception, rank_of: RankOf) -> BaseException:
-    """Return what is raised where an argument cannot travel."""
+    """Return the exception for an argument that cannot be sent."""
     if isinstance(cause, DeadlineExceededError):
-        return RuntimeError(NOT_MADE)  # a reference, to a value that never came
+        return RuntimeError(NOT_MADE)  # a reference to a value that was never made
     return of_call(cause, rank_of)
 
 
 def of_future(error: BaseException, rank_of: RankOf) -> BaseException:
-    """Return what a future, or `rpc_sync`, raises instead of an error of asyncrpc's."""
+    """Return the exception that a future or `rpc_sync` raises for an asyncrpc error."""
     found = of_call(error, rank_of)
     if not isinstance(error, RemoteError):
         return found
@@ -140,11 +140,11 @@ def of_future(error: BaseException, rank_of: RankOf) -> BaseException:
 def _is_of_operator(error: RemoteError) -> bool:
     """Return whether one of torch's operators has raised, or refused its arguments.
 
-    They are called in C++ there, and what they say is all that comes back.
+    The callee calls them in C++; only their text comes back.
     """
     last = error.remote_traceback.rpartition('  File "')[2]
     if "asyncrpc/runtime/calls/inbound.py" not in last:
-        return False  # there are frames of Python's above ours
+        return False  # Python frames are above ours
     kind = getattr(type(error), "remote_class", None)
     is_refusal = "combination of arguments" in error.remote_message
     return kind is RuntimeError or (kind is TypeError and is_refusal)
@@ -155,4 +155,4 @@ def raised(error: BaseException) -> Any:
     try:
         raise error.with_traceback(None) from None
     finally:
-        del error  # which has this frame: no cycle, which would hold RRefs
+        del error  # its traceback has this frame: a cycle would hold RRefs

@@ -14,9 +14,9 @@ from asyncrpc.compat.rpc.gathering import Gatherer, Range, Settings
 
 
 class GatheringProfile:
-    """What a profiler of torch gains: it gathers events of callees.
+    """A mixin for torch's profilers, which gathers events of callees.
 
-    To be named before torch's class in a list of bases.
+    It comes before torch's class in a list of bases.
     """
 
     _gatherer: Gatherer
@@ -35,11 +35,11 @@ class GatheringProfile:
 
 
 def add_ranges(events: Any, ranges: list[Range], origin_us: float) -> None:
-    """Add what was gathered to the events of a profiler; say on whose rank all were.
+    """Add gathered ranges to the events of a profiler, and set the rank of all events.
 
     Args:
-        events: of a profiler, with their tree; they are sorted by time afterwards.
-        ranges: of callees.
+        events: events of a profiler, with their tree; afterwards sorted by time.
+        ranges: ranges of callees.
         origin_us: microseconds from the epoch to the profiler's start.
     """
     if agents.is_set():
@@ -48,7 +48,7 @@ def add_ranges(events: Any, ranges: list[Range], origin_us: float) -> None:
                 event.node_id = agents.current().rank
     if not ranges:
         return
-    # torch's trees are of those that stand together: one thread of one rank.
+    # torch builds trees of adjacent events: those of one thread of one rank.
     ordered = sorted(ranges, key=lambda one: one.rank)
     remote: Any = EventList([_event(one, origin_us) for one in ordered])  # type: ignore[no-untyped-call]
     remote._build_tree()  # noqa: SLF001

@@ -1,13 +1,13 @@
-"""Decides which messages a worker loses or holds back, for tests of programs.
+"""Decides which messages a worker loses or delays, for tests of programs.
 
-A message is identified by its content: one that is sent again counts as the same.  So a
-program that repeats a lost call is answered in the end.
+A message is identified by its content: sent again, it counts as the same message.  So a
+program that repeats a lost call gets an answer in the end.
 
 Invariant: a message of a type that is set to fail is lost `num_fail_sends` times; after
-    that it is held back as its type says.
+that it is delayed as its type says.
 
-Source: torch's FaultyTensorPipeAgent (torch/csrc/distributed/rpc/testing), which counts
-by the bytes of a message, too.
+Source: torch's FaultyTensorPipeAgent (torch/csrc/distributed/rpc/testing), which also
+counts by the bytes of a message.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import enum
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-# Messages whose sends are counted: more than any test makes.  The oldest is forgotten.
+# Messages whose sends are counted: more than any test sends.  The oldest is dropped.
 COUNTED_MAX: Final = 1 << 16
 
 
 class MessageType(enum.Enum):
-    """The messages of torch that can be lost or held back.
+    """The messages of torch that can be lost or delayed.
 
-    SCRIPT is what runs an operator of torch's or a TorchScript function, PYTHON what
-    runs any other.  The last four are messages of torch's own protocols.
+    SCRIPT messages run an operator of torch or a TorchScript function, PYTHON messages
+    any other function.  The last four are messages of torch's own protocols.
     """
 
     PYTHON_CALL = enum.auto()
@@ -60,10 +60,10 @@ class Faults:
     Args:
         messages_to_fail: names of types.
         messages_to_delay: seconds by the name of a type.
-        num_fail_sends: how often a message is lost before it goes through.
+        num_fail_sends: how often a message is lost before it is sent.
 
     Raises:
-        RuntimeError: there is no such type, or a number is negative.
+        RuntimeError: a type is unknown, or a number is negative.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class Faults:
         self._lost: dict[tuple[MessageType, bytes], int] = {}
 
     def is_lost(self, kind: MessageType, outline: Callable[[], bytes]) -> bool:
-        """Return whether a message that is sent now is lost; count it if it is.
+        """Return whether a message sent now is lost; if so, count it.
 
         Args:
-            kind: its type.
-            outline: returns what stands for all that it says.
+            kind: type of the message.
+            outline: returns the identity of the message.
         """
         if kind not in self._failing:
             return False
@@ -105,5 +105,5 @@ class Faults:
         return True
 
     def delay_s(self, kind: MessageType) -> float:
-        """Return the seconds for which messages of a type are held back."""
+        """Return the delay of messages of a type, in seconds."""
         return self._delays_s.get(kind, 0.0)

@@ -1,4 +1,4 @@
-"""How a function is to run on the callee."""
+"""A decorator that sets how a function runs on the callee."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def async_execution(fn: F) -> F:
     """Mark a function that returns a `torch.futures.Future` of its result.
 
-    The callee's thread is free once it has returned; the answer goes out when the
-    future is done.  The order with `staticmethod` and `classmethod` is torch's: they
-    come first, this below them.
+    The callee's thread is free once the function has returned; the answer is sent when
+    the future is done.  As in torch, `staticmethod` and `classmethod` come above this
+    decorator.
 
     Args:
         fn: the function.

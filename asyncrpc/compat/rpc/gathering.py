@@ -1,15 +1,15 @@
-"""The ranges of callees, brought to threads that profile and ask for them.
+"""The ranges of callees, for threads that profile and ask for them.
 
-Such a thread has a `Gatherer`.  Its calls carry the wish, and what the profiler is to
-record, in their meta.  The callee runs the function under a profiler of the thread that
-it runs in, and the answer brings the ranges beside the result.  For `remote`, whose
-result stays, they are kept until they are asked for.
+Such a thread has a `Gatherer`.  The metadata of its calls have the wish, and what the
+profiler records.  The callee runs the function under a profiler of its thread, and the
+answer brings the ranges beside the result.  For `remote`, whose result stays, the
+callee keeps the ranges until they are fetched.
 
-The callee's profiler is torch's legacy one, whatever the caller's is: of torch's only
-that one sees a single thread, and runs in many at once.
+The callee's profiler is torch's legacy one, whatever the caller's is: of torch's
+profilers only that one sees a single thread, and can run in many at once.
 
-Invariants: a call without a wish has nothing of this in its messages; a call that fails
-fails as it would have without, and brings no ranges.
+Invariants: a call without a wish has no such metadata; a call that fails fails as
+without a wish, and brings no ranges.
 
 Source: torch.distributed.rpc's RemoteProfilerManager, for the names of the ranges.
 """
@@ -36,8 +36,8 @@ from asyncrpc.runtime.calls.foreign_futures import as_awaitable
 from asyncrpc.runtime.calls.modes import Mode, mode_of
 from asyncrpc.runtime.worker import Worker
 
-REMOTE_OP: Final = "#remote_op: "  # between the call's name and a range's in it
-KEPT_MAX: Final = 1024  # values whose ranges were not fetched: callers may die
+REMOTE_OP: Final = "#remote_op: "  # between the names of the call and the range
+KEPT_MAX: Final = 1024  # values whose ranges were not fetched; callers may die
 
 _autograd: Final[Any] = torch.autograd
 _parse: Callable[[Any], Any] = profiler_legacy._parse_legacy_records  # noqa: SLF001
@@ -55,13 +55,13 @@ def wall_us() -> float:
 
 
 class Range(NamedTuple):
-    """An event of a profiler, as it travels.
+    """An event of a profiler, as it is sent.
 
     Attributes:
-        start_us: since the epoch; likewise `end_us`.
+        start_us: microseconds since the epoch, as `end_us`.
         thread: torch's number of the thread.
-        rank: of the worker it was recorded on.
-        memory_bytes: of the host, allocated and not freed.
+        rank: rank of the worker that recorded the event.
+        memory_bytes: host memory that was allocated and not freed.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Range(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What a profiler records beside the times, as in torch's `ProfilerConfig`."""
+    """What a profiler records besides times, as in torch's `ProfilerConfig`."""
 
     record_shapes: bool = False
     profile_memory: bool = False
@@ -90,11 +90,11 @@ class Settings(NamedTuple):
 
     @classmethod
     def of(cls, profile: Any) -> Settings:
-        """Read them from one of torch's profilers."""
+        """Read the settings of one of torch's profilers."""
         return cls(*(bool(getattr(profile, name)) for name in cls._fields))
 
     def config(self) -> Any:
-        """Return them as the legacy profiler takes them."""
+        """Return the settings for the legacy profiler."""
         nothing_more = torch._C._profiler._ExperimentalConfig()  # noqa: SLF001
         state = _autograd.ProfilerState.CPU
         return _autograd.ProfilerConfig(state, *self, nothing_more)
@@ -127,15 +127,15 @@ def _ranges_of(records: Any, rank: int) -> Iterator[Range]:
         )
 
 
-# --- who gathers ---------------------------------------------------------------------
+# --- gathering -----------------------------------------------------------------------
 
 
 class Gatherer:
     """Ranges of the calls of one thread, from `begin` to `end`.
 
     Attributes:
-        settings: of the thread's profiler.
-        ranges: of callees.
+        settings: settings of the thread's profiler.
+        ranges: ranges of callees.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -149,12 +149,12 @@ class Gatherer:
         self._outer, _threads.gatherer = gatherer_here(), self
 
     def end(self) -> None:
-        """Gather no longer: neither for new calls, nor for those in flight."""
+        """Stop gathering, also for calls in flight."""
         self._is_over = True
         self.leave()
 
     def leave(self) -> None:
-        """Let the thread gather for whom it did before."""
+        """Restore the thread's former gatherer."""
         _threads.gatherer, self._outer = self._outer, None
 
     def add(self, *ranges: Range) -> None:
@@ -164,15 +164,15 @@ class Gatherer:
 
 
 def gatherer_here() -> Gatherer | None:
-    """Return who gathers for the calls of this thread."""
+    """Return the gatherer for the calls of this thread."""
     found: Gatherer | None = getattr(_threads, "gatherer", None)
     return found
 
 
 class Session(Gatherer):
-    """One function that runs for a profiling caller: its ranges, and its callees'.
+    """The run of one function for a profiling caller: its ranges, and its callees'.
 
-    A context, entered for each step of the function, in whatever thread that is.
+    A context, entered for each step of the function, in the thread of the step.
     """
 
     def __init__(self, settings: Settings, rank: int) -> None:
@@ -200,11 +200,11 @@ class Session(Gatherer):
     def show(
         self, name: str, start_us: float, end_us: float, *, is_async: bool
     ) -> None:
-        """Add a call of the function's; the profiler may be off when it ends."""
+        """Add a call of the function; the profiler may be off when the call ends."""
         self.add(Range(name, start_us, end_us, -1, self._rank, is_async=is_async))
 
     def closed(self) -> list[Range]:
-        """Return all ranges: the function has ended."""
+        """Return all ranges, when the function has ended."""
         self._is_over = True
         own = self._thread
         return [
@@ -219,9 +219,9 @@ class ProfilingRequest:
     """The wish of one call.
 
     Args:
-        gatherer: who is to have the ranges.
-        name: of the call, as the profiler shows it.
-        worker: this one.
+        gatherer: receives the ranges.
+        name: name of the call, as the profiler shows it.
+        worker: this worker.
     """
 
     def __init__(self, gatherer: Gatherer, name: str, worker: Worker) -> None:
@@ -231,16 +231,16 @@ class ProfilingRequest:
         self.token = f"{worker.name} {next(_tokens)}"
 
     def meta(self, *, keep: bool) -> dict[str, Any]:
-        """Return the metadata that travel with the call.
+        """Return the metadata that are sent with the call.
 
         Args:
-            keep: whether to keep the ranges, under the token.
+            keep: whether the callee keeps the ranges, under the token.
         """
         wish = [list(self._gatherer.settings), self.token if keep else ""]
         return {ProfiledThreads.key: wish}
 
     def take(self, ranges: list[Range], *, is_async: bool) -> None:
-        """The call has ended: hand over what it brought."""
+        """Give the gatherer the ranges of a call that has ended."""
         end_us = wall_us()
         moved_us = _moved_us(ranges, self._start_us, end_us)
         prefix = self._name + REMOTE_OP
@@ -254,9 +254,9 @@ class ProfilingRequest:
 
 
 def _moved_us(ranges: list[Range], start_us: float, end_us: float) -> float:
-    """Return by how much to move ranges so that they lie within their call.
+    """Return by how much to move ranges so that they are within their call.
 
-    Not at all, unless the clocks of the two hosts differ: then into its middle.
+    This is 0 unless the clocks of the two hosts differ: then they move to its middle.
     """
     if not ranges:
         return 0.0
@@ -291,7 +291,7 @@ class Opened:
         ranges: list[Range] = []
         error = None if call.cancelled() else call.exception()
         if isinstance(error, RemoteError):
-            # As without a wish; and by this it is seen that C++ has raised it.
+            # As without a wish; this frame shows that C++ has raised it.
             error.remote_traceback = _OWN_FRAMES.sub("", error.remote_traceback)
         elif error is None and not call.cancelled():
             self._result = call.result()
@@ -315,7 +315,7 @@ class Opened:
 
 
 class ProfiledThreads:
-    """A `runtime.extensions.ThreadState`: wishes, and how they are granted."""
+    """A `runtime.extensions.ThreadState` for wishes, at both ends."""
 
     key = "p"
 
@@ -326,7 +326,7 @@ class ProfiledThreads:
 
     @contextmanager
     def wishing(self, asked: ProfilingRequest) -> Iterator[None]:
-        """Let the call of `remote` that is started inside carry a wish."""
+        """Give the call of `remote` that is started inside a wish."""
         _threads.wish = asked.meta(keep=True)[self.key]
         try:
             yield
@@ -334,11 +334,11 @@ class ProfiledThreads:
             del _threads.wish
 
     def here(self) -> Any:
-        """Return the wish of the call that is being started."""
+        """Return the wish of the call that starts now."""
         return getattr(_threads, "wish", None)
 
     def surround(self, meta: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what runs a function for a caller who gathers.
+        """Return a function that runs `function` for a gathering caller.
 
         Raises:
             MalformedError: the wish cannot be read.
@@ -356,7 +356,7 @@ class ProfiledThreads:
                 return self._answer(result, session, token)
             if _is_future(result):
                 return self._await(_of_future(result), session, token)
-            return result  # it is refused
+            return result  # refused later
 
         return run
 
@@ -374,7 +374,7 @@ class ProfiledThreads:
         return result
 
     def taken(self, token: str) -> list[Range]:
-        """Return the ranges that are kept under a token, and keep them no longer."""
+        """Return the ranges that are kept under a token, and remove them."""
         with self._lock:
             return self._kept.pop(token, [])
 

@@ -17,7 +17,7 @@ from asyncrpc.serde import Codec, FunctionTable, Policy
 
 
 class RPCExecMode(enum.Enum):
-    """How a call is made, as its range in a profiler names it."""
+    """How a call is made, as shown in the name of its profiler range."""
 
     SYNC = "sync"
     ASYNC = "async"
@@ -26,16 +26,16 @@ class RPCExecMode(enum.Enum):
 
 
 class _InternalRPCPickler:
-    """Makes bytes and tensors of a value; references travel in calls only."""
+    """Turns a value into bytes and tensors; only calls can send references."""
 
     def __init__(self) -> None:
         self._codec = Codec(FunctionTable(Policy.TRUSTED))
 
     def serialize(self, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
-        """Return a value as bytes, and the memory that goes beside them.
+        """Return a value as bytes, and the tensors beside them.
 
         Raises:
-            RuntimeError: it is a reference, or cannot be sent.
+            RuntimeError: the value is a reference, or cannot be sent.
         """
         if isinstance(obj, RRef):
             obj._serialize()  # noqa: SLF001  (which raises)
@@ -55,7 +55,7 @@ class _InternalRPCPickler:
         """Return the value that `serialize` was given.
 
         Raises:
-            RuntimeError: it cannot be rebuilt.
+            RuntimeError: the value cannot be rebuilt.
         """
         views = [memoryview(bytearray(one.numpy())) for one in tensor_table]
         try:
@@ -68,7 +68,7 @@ _internal_rpc_pickler = _InternalRPCPickler()
 
 
 def serialize(obj: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """Return a value as bytes, and the memory that goes beside them."""
+    """Return a value as bytes, and the tensors beside them."""
     return _internal_rpc_pickler.serialize(obj)
 
 

@@ -1,6 +1,6 @@
 """Options of the backends: torch's own classes, which only hold values.
 
-So a program may go on building its options with torch's names.
+So a program can keep building its options with torch's names.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Calls in torch's profilers, in the threads that make them.
 
-A call is a range, from its start to its end.  Where the thread asks for it, the ranges
-of the callee come with the answer: see `gathering`.
+A call is a range, from its start to its end.  If the thread asks for them, the answer
+brings the ranges of the callee: see `gathering`.
 
-Unless a profiler runs, `is_on` is all that this costs.
+Without a profiler, the only cost is `is_on`.
 
 Source: torch.distributed.rpc, for the names of the ranges.
 """
@@ -35,7 +35,7 @@ Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 
 class Made(Protocol):
-    """A reference to a value that a call is to make."""
+    """A reference to a value that a call makes."""
 
     _profiled: torch.futures.Future[None]
 
@@ -50,7 +50,7 @@ _find_builtin: Callable[[Any], str | None] = _builtins._find_builtin  # noqa: SL
 
 
 def is_on() -> bool:
-    """Return whether anybody profiles this thread, or the process."""
+    """Return whether a profiler runs for this thread or the process."""
     return profiler._is_profiler_enabled or _is_profiled()  # noqa: SLF001
 
 
@@ -61,7 +61,7 @@ def sync(
     given: Arguments,
     limit_s: float | None,
 ) -> Any:
-    """Make a call of `rpc_sync` that is shown; raises alike."""
+    """Make a call of `rpc_sync` with a range; raise as `rpc_sync`."""
     with _Shown("sync", function, agent, to) as shown:
         return agent.sync(lambda: shown.start(given, limit_s), limit_s)
 
@@ -73,7 +73,7 @@ def future(
     given: Arguments,
     limit_s: float | None,
 ) -> torch.futures.Future[Any]:
-    """Make a call of `rpc_async` that is shown; raises alike."""
+    """Make a call of `rpc_async` with a range; raise as `rpc_async`."""
     with _Shown("async", function, agent, to) as shown:
         waits = not agent.cannot_fail(function, *given)
         start = lambda: shown.start(given, limit_s)  # noqa: E731  (on the loop)
@@ -87,14 +87,14 @@ def remote(
     start: Callable[[], Any],
     make: Callable[[Callable[[], Any]], M],
 ) -> M:
-    """Make a call of `remote` that is shown; raises alike.
+    """Make a call of `remote` with a range; raise as `remote`.
 
     Args:
-        agent: of this process.
+        agent: agent of this process.
         to: name of the callee.
-        function: what makes the value.
+        function: makes the value.
         start: starts the call.
-        make: runs what starts it, and returns the reference.
+        make: runs `start`, and returns the reference.
     """
     with _Shown("remote", function, agent, to) as shown:
         rref = make(shown.wishing(start))
@@ -117,8 +117,8 @@ class _Shown:
         self._asked = (
             ProfilingRequest(gatherer, name, agent.worker) if gatherer else None
         )
-        # What runs for a caller who gathers may end before its calls do: so theirs are
-        # not the profiler's to show.
+        # A function that runs for a gathering caller may end before its calls: so the
+        # profiler does not show these.
         is_recorded = not isinstance(gatherer, Session)
         self._range = profiler.record_function(name) if is_recorded else None
 
@@ -132,14 +132,14 @@ class _Shown:
             self._range.__exit__(None, None, None)
 
     def until(self, future: torch.futures.Future[Any]) -> torch.futures.Future[Any]:
-        """Let the range end with a future, and not with the block."""
+        """End the range with a future, not with the block."""
         if self._range is None:
             return future
         ended: torch.futures.Future[Any] = self._range._call_end_callbacks_on_future(  # noqa: SLF001
             future
         )
         self._range = None
-        # The value of some that fail is the error, and they know how to raise it.
+        # The value of some failed futures is the error, which they raise.
         ended._set_unwrap_func(lambda _value: future.wait())  # noqa: SLF001
         return ended
 
@@ -159,7 +159,7 @@ class _Shown:
         return Opened(call, asked, is_async=self._is_async)
 
     def wishing(self, start: Callable[[], Any]) -> Callable[[], Any]:
-        """Return what starts a call of `remote` with the wish, if there is any."""
+        """Return a function that starts a call of `remote`, with the wish if any."""
         asked, threads = self._asked, self._agent.profiled
         if asked is None:
             return start
@@ -171,7 +171,7 @@ class _Shown:
         return wish
 
     def follow(self, rref: Made) -> None:
-        """Let the range end when a value is made; ask for the ranges then."""
+        """End the range when a value is made; then ask for the ranges."""
         asked, agent, to = self._asked, self._agent, self._to
         if asked is None:
             return
@@ -198,7 +198,7 @@ def _value_of(answer: torch.futures.Future[list[Range]]) -> list[Range]:
 
 
 def _kept(token: str) -> list[Range]:
-    """Return what is kept here for a caller."""
+    """Return the ranges that are kept here for a caller."""
     return agents.current().profiled.taken(token)
 
 

@@ -1,6 +1,6 @@
 """The other end of a future that `rpc_async` returns.
 
-Source: torch.futures.Future; what it makes of errors is in `errors`.
+Source: torch.futures.Future; `errors` has its treatment of errors.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from asyncrpc.compat.rpc import errors
 from asyncrpc.runtime.calls.futures import CallFuture
 
 _Future: Any = torch._C.Future  # noqa: SLF001  (without a subclass's attributes)
-_NO_VARIABLES: Final = Context()  # for what asks for none; else each has a copy
+_NO_VARIABLES: Final = Context()  # for calls without variables; others copy theirs
 
 
 class PromisingAgent(Protocol):
-    """What a promise uses of the agent of this process."""
+    """The part of this process's agent that a promise uses."""
 
     def in_thread(self, job: Callable[[], Any], /) -> None:
         """Run a job in a thread that may block."""
@@ -30,19 +30,19 @@ class PromisingAgent(Protocol):
 
 
 class Promise:
-    """Starts a call, and completes a future of torch's with its end.
+    """Starts a call, and completes a torch future with its result.
 
-    A result that comes after the call's limit is a timeout, however late the loop came
-    to look: arguments that are slow to pickle hold it up.
+    A result that arrives after the call's limit is a timeout, even if the loop was late
+    because arguments were slow to pickle.
 
-    The future completes in a thread of the worker's, not on the loop: what waits for it
-    may call on, and wait for that.
+    The future completes in a thread of the worker, not on the loop: its callbacks may
+    make other calls, and wait for them.
 
-    Programs have thousands at once, so that each is as few objects as can be: Python's
-    collector of cycles looks at every one, over and over.
+    Programs have thousands of promises at once, so each has as few objects as possible:
+    Python's garbage collector visits them all, over and over.
 
     Attributes:
-        future: for the program.
+        future: the program's future.
     """
 
     __slots__ = (
@@ -64,9 +64,9 @@ class Promise:
         """Promise the result of a call.
 
         Args:
-            agent: of this process.
+            agent: agent of this process.
             start: starts the call, on the loop.
-            limit_s: seconds that it may take all in all.
+            limit_s: seconds that the call may take in all.
         """
         self._agent = agent
         self._start: Callable[[], CallFuture[Any]] | None = start
@@ -82,7 +82,7 @@ class Promise:
             return value
         failed = errors.of_future(error, self._agent.rank_of).with_traceback(None)
         if isinstance(failed, RuntimeError):
-            raise failed  # so that `wait_all` does not wait for the others
+            raise failed  # so that `wait_all` stops waiting for the others
         self.future._set_unwrap_func(errors.raised)  # noqa: SLF001
         return failed  # torch would make a RuntimeError of it
 
@@ -90,14 +90,14 @@ class Promise:
         """Start the call; on the loop.
 
         Raises:
-            Exception: it could not be started.
+            Exception: the call could not be started.
         """
         start, self._start = self._start, None
         assert start is not None  # a promise is begun once
         start().add_done_callback(self._finish, context=_NO_VARIABLES)
 
     def begin_or_fail(self) -> None:
-        """Start the call; on the loop.  If it cannot be, its future says so."""
+        """Start the call, on the loop; if that fails, the future has the error."""
         try:
             self.begin()
         except Exception as error:  # noqa: BLE001  (who waits gets it)
@@ -120,5 +120,5 @@ class Promise:
         self._ended.set_result(outcome)
 
     def fail_here(self, error: BaseException) -> None:
-        """Complete the future with an error; in the thread that is to have it."""
+        """Complete the future with an error, in the calling thread."""
         self._ended.set_result((None, error))

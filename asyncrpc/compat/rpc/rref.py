@@ -1,4 +1,4 @@
-"""Remote references as programs for torch know them: what waits blocks.
+"""Remote references as programs for torch know them: methods that wait block.
 
 Source: torch.distributed.rpc.RRef, and its C++ base for the texts.
 """
@@ -50,10 +50,10 @@ class RRef(Handle[T]):
     )
 
     _creation: torch.futures.Future[Any]
-    _limit_s: float | None  # for the value to be made
+    _limit_s: float | None  # to make the value
     _made_of: type  # if the value is made by a class
     _numbers: tuple[tuple[int, int], int]
-    _profiled: torch.futures.Future[None]  # if it is
+    _profiled: torch.futures.Future[None]  # if a profiler runs
     _type: type
     _type_future: torch.futures.Future[type]
 
@@ -63,7 +63,7 @@ class RRef(Handle[T]):
         Raises:
             RuntimeError: RPC has not been initialized.
         """
-        _ = type_hint  # of TorchScript's types
+        _ = type_hint  # a type of TorchScript
         if not agents.is_set():
             raise RuntimeError(errors.NO_AGENT)
         agent = agents.current()
@@ -74,7 +74,7 @@ class RRef(Handle[T]):
     # --- names -----------------------------------------------------------------------
 
     def _number(self, agent: agents.Agent) -> None:
-        """Give a reference that was made here the numbers that torch would."""
+        """Give a reference that was made here the numbers that torch would give it."""
         number = next(agent.reference_ids)
         fork = number if self.is_owner() else next(agent.reference_ids)
         agent.named_references[self._shared] = agent.rank, number
@@ -113,15 +113,15 @@ class RRef(Handle[T]):
         )
 
     def owner(self) -> WorkerInfo:  # type: ignore[override]
-        """Return who holds the value."""
+        """Return the worker that holds the value."""
         name = self.owner_name()
         return WorkerInfo(name, agents.current().rank_of(name))
 
     def confirmed_by_owner(self) -> bool:
         """Return whether the owner will keep the value for this reference.
 
-        It does as soon as it has the call that makes the value.  What has been passed
-        on to this worker is kept for it from the start, by who passed it on if need be.
+        It does as soon as it has the call that makes the value.  A reference that was
+        passed on to this worker is kept from the start, if need be by the sender.
         """
         agent = agents.current()
         is_pending = self._service.is_pending
@@ -134,7 +134,7 @@ class RRef(Handle[T]):
 
         Raises:
             RuntimeError: this is not the owner.
-            Exception: what the function that was to make it raised.
+            Exception: the error of the function that makes the value.
         """
         agent = agents.current()
         if not self.is_owner():
@@ -148,11 +148,11 @@ class RRef(Handle[T]):
         """Return the value, or a copy of it; block until it has arrived.
 
         Args:
-            timeout: seconds; 0: no limit; -1: that of the options.
+            timeout: seconds; 0: no limit; -1: the timeout of the options.
 
         Raises:
-            RuntimeError: it took too long, or RPC has been shut down.
-            Exception: what the function that was to make it raised.
+            RuntimeError: the timeout passed, or RPC has been shut down.
+            Exception: the error of the function that makes the value.
         """
         if not agents.is_set():
             raise RuntimeError(
@@ -172,7 +172,7 @@ class RRef(Handle[T]):
             try:
                 return agent.host.do(start)
             except RRefDeletedError:
-                self._shared.check()  # the owner had refused to make it: that says why
+                self._shared.check()  # if the owner refused to make it: the reason
                 raise
             except TimeoutError as error:
                 if isinstance(error, AsyncRpcError):
@@ -182,7 +182,7 @@ class RRef(Handle[T]):
         return self._value(get)
 
     def _value(self, get: Callable[[], T]) -> T:
-        """Get the value; raise as torch does where it cannot be had."""
+        """Get the value; raise as torch does if it is not available."""
         agent = agents.current()
         try:
             return get()
@@ -216,7 +216,7 @@ class RRef(Handle[T]):
         timeout: float = UNSET_RPC_TIMEOUT,
         blocking: bool = True,  # noqa: FBT001, FBT002  (torch's signature)
     ) -> Any:
-        """Return the type of the value, or a future of it."""
+        """Return the type of the value, or a future of the type."""
         from asyncrpc.compat.rpc import api  # noqa: PLC0415  (which needs this)
 
         if not blocking:
@@ -241,7 +241,7 @@ class RRef(Handle[T]):
         """Block until the owner has had the call that makes the value.
 
         Raises:
-            RuntimeError: that took too long.
+            RuntimeError: the timeout passed.
         """
         agent = agents.current()
         limit_s = agent.limit_s(timeout)
@@ -258,7 +258,7 @@ class RRef(Handle[T]):
     def _get_future(self) -> Any:
         """Return a future that completes when the owner has the value.
 
-        It fails if that takes longer than the time that was allowed for it.
+        It fails if that takes longer than the creation's timeout.
         """
         if not hasattr(self, "_creation"):
             agent, limit_s = agents.current(), getattr(self, "_limit_s", None)
@@ -268,10 +268,10 @@ class RRef(Handle[T]):
         return self._creation
 
     def _get_profiling_future(self) -> torch.futures.Future[None]:
-        """Return a future that completes when the profiler has all of the creation.
+        """Return a future that completes when the profiler has the creation's ranges.
 
         Raises:
-            RuntimeError: it was made where no profiler gathers what callees do.
+            RuntimeError: the reference was made where no profiler gathers from callees.
         """
         if not hasattr(self, "_profiled"):
             raise RuntimeError("Profiling future has not been set!")
@@ -285,7 +285,8 @@ class RRef(Handle[T]):
         """Run a backward pass from the value, a tensor, on its owner.
 
         Raises:
-            RuntimeError: there is no such context, or the value is no such tensor.
+            RuntimeError: the context does not exist, or the value is not a tensor that
+                requires a gradient.
         """
         from asyncrpc.compat import autograd  # noqa: PLC0415  (which needs this)
 
@@ -316,7 +317,7 @@ Start = Callable[[RRef[Any], str, Any, Any, float], Any]
 
 
 class RRefProxy:
-    """Methods of a referenced value; the type is asked for first, once."""
+    """Methods of a referenced value; its type is fetched first, once."""
 
     def __init__(self, rref: RRef[Any], start: Start, timeout: float) -> None:
         self.rref = rref
@@ -324,14 +325,14 @@ class RRefProxy:
         self._start = start
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return what calls a method of the value.
+        """Return a function that calls a method of the value.
 
         Raises:
-            AttributeError: values of its type have none of the name.
+            AttributeError: the value's type has no such method.
         """
         rref = self.rref
         if self._start is _sync and hasattr(rref, "_made_of"):
-            # The call that follows waits for the value, and says what it died of.
+            # The call that follows waits for the value, and raises its error.
             kind = rref._made_of  # noqa: SLF001
         else:
             kind = rref._get_type(timeout=self.rpc_timeout)  # noqa: SLF001
@@ -343,7 +344,7 @@ class RRefProxy:
         )
 
     def _shown(self, invoke: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """Return what calls a method as torch does: as an argument of a function."""
+        """Return a function that calls a method as torch does: by a helper function."""
         from asyncrpc.compat.rpc import api  # noqa: PLC0415  (which needs this)
 
         rref, timeout = self.rref, self.rpc_timeout
@@ -390,7 +391,7 @@ def _remote(rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float) 
 def _creation_of(
     agent: agents.Agent, shared: Shared, limit_s: float | None
 ) -> torch.futures.Future[Any]:
-    """Return what completes when a value is made, or fails when its time is over."""
+    """Return a future that completes when a value is made, or fails at its timeout."""
     found: torch.futures.Future[Any] = torch.futures.Future()
     call = shared.call
     if call is None:
@@ -429,16 +430,16 @@ def made(
     *,
     waits: bool = True,
 ) -> RRef[Any]:
-    """Start what makes a value elsewhere; return the reference.
+    """Start the creation of a value elsewhere; return the reference.
 
     Args:
-        agent: of this process.
-        start: starts it; on the loop, or in this thread if nothing waits.
+        agent: agent of this process.
+        start: starts the call; on the loop, or in this thread if nothing waits.
         timeout: seconds in which the value must be made.
-        waits: until it is under way, as its arguments may not travel.
+        waits: whether to wait for the start, as an argument may be unsendable.
 
     Raises:
-        Exception: an argument cannot travel.
+        Exception: an argument cannot be sent.
     """
     try:
         handle = agent.host.do_at_once(start) if waits else copy_context().run(start)

@@ -1,6 +1,6 @@
-"""Methods of referenced values, called as functions, so that a profiler shows them.
+"""Functions that call methods of referenced values, so that a profiler shows them.
 
-Unless a profiler runs, methods are called without these.
+Without a profiler, methods are called directly.
 
 Source: torch.distributed.rpc.rref_proxy, for the names, which profilers show.
 """
@@ -33,5 +33,5 @@ _INVOKING: Final[Mapping[Mode, Callable[..., Any]]] = {
 
 
 def invoking(method: Any) -> Callable[..., Any] | None:
-    """Return what calls a method of a referenced value; None: that is on the loop."""
+    """Return the function that calls a method; None if the method runs on the loop."""
     return _INVOKING.get(mode_of(method))

@@ -1,7 +1,7 @@
-"""How the worker of this process is made: the workers meet at a store of torch's.
+"""The start of this process's worker: the workers meet at a store of torch.
 
 Source: torch.distributed.rpc.init_rpc and its TensorPipe backend, for the checks and
-    their texts.
+their texts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 _ENV: Final = "env://"
 _KIND: Final = "kind"  # of the group: the first worker sets it
 _DRAIN_S: Final = 3600.0  # torch's shutdown waits for calls without a limit
-_CONNECTED_MAX: Final = 32  # others, to which this worker connects at once
+_CONNECTED_MAX: Final = 32  # others to which this worker connects at the start
 _serial = 0
 _serial_lock = threading.Lock()
 
@@ -67,8 +67,8 @@ class FacadeWorker(Worker):
 class GrowingRendezvous:
     """Workers without a fixed number: each joins those that came before it.
 
-    They come and go one at a time (`turn_at`), so the members do not change while one
-    of them looks.
+    They join and leave one at a time (`locked_at`), so the members do not change while
+    one of them reads the store.
     """
 
     def __init__(self, store: Any) -> None:
@@ -96,7 +96,7 @@ class GrowingRendezvous:
 def open_store(
     options: RpcBackendOptions, rank: int, world_size: int | None
 ) -> tuple[Any, int]:
-    """Return the store of a group, with keys of its own, and this worker's rank.
+    """Return the store of a group, with a prefix of its own, and this worker's rank.
 
     Raises:
         ValueError: the rank is missing.
@@ -116,10 +116,10 @@ def open_store(
 
 
 def _by_launcher(where: str, rank: int, world_size: int | None) -> tuple[str, int]:
-    """Return where to meet, and the rank, under a launcher that torch does not know.
+    """Return the meeting point and the rank, under a launcher that torch does not know.
 
     Raises:
-        ValueError: something is missing, or two launchers disagree.
+        ValueError: a setting is missing, or two launchers disagree.
     """
     if where != _ENV or has_all_of_torch():
         return where, rank
@@ -131,7 +131,7 @@ def _by_launcher(where: str, rank: int, world_size: int | None) -> tuple[str, in
 
 
 def _as_torch_says(problem: str) -> str:
-    """Begin as torch does where a variable is missing: programs match that text."""
+    """Return the problem in torch's words if a variable is missing."""
     field, is_missing, _ = problem.partition(" is missing: ")
     if not is_missing:
         return problem
@@ -145,12 +145,12 @@ def init_agent(
     world_size: int | None,
     rpc_backend_options: RpcBackendOptions,
 ) -> Agent:
-    """Start the worker of this process, and return what has it.
+    """Start the worker of this process, and return its agent.
 
     Raises:
-        TypeError: the options are another backend's.
-        ValueError: a device map cannot be followed.
-        RuntimeError: the name is not unique, or not all workers have come.
+        TypeError: the options belong to another backend.
+        ValueError: a device map cannot be applied.
+        RuntimeError: the name is not unique, or some workers have not started in time.
     """
     if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
         raise TypeError("`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`")
@@ -163,18 +163,18 @@ def start_agent(
     worker_class: Callable[..., FacadeWorker] = FacadeWorker,
     agent_class: type[Agent] = Agent,
 ) -> Agent:
-    """Start a worker of some class as that of this process; see `init_agent`.
+    """Start a worker of a given class for this process; see `init_agent`.
 
     Args:
         given: the arguments of `init_agent`.
         worker_class: makes the worker.
-        agent_class: of what has it.
+        agent_class: makes its agent.
 
     Raises:
-        ValueError, RuntimeError: as `init_agent`.
+        ValueError, RuntimeError: as for `init_agent`.
     """
     store, name, rank, world_size, rpc_backend_options = given
-    WorkerInfo(name, rank)  # refuses what is no name
+    WorkerInfo(name, rank)  # refuses invalid names
     own = b"static" if world_size else b"dynamic"
     if store.compare_set(_KIND, "", own) != own:
         raise RuntimeError(
@@ -206,7 +206,7 @@ def start_agent(
     agent = agent_class(
         worker, host, rpc_backend_options, store, is_static=bool(world_size)
     )
-    # Before others can call: their functions may call on from here.
+    # Before others can call: their functions may make calls from here.
     agents.set_current(agent)
     try:
         with turn:
@@ -223,9 +223,9 @@ def start_agent(
 
 
 async def _start(worker: Worker) -> None:
-    """Start a worker; connect to the others, unless they are many.
+    """Start a worker; connect to the others, unless there are many.
 
-    Programs time their first calls by milliseconds, connections not counted.
+    Programs give their first calls timeouts of milliseconds, without connecting.
     """
     await worker.__aenter__()
     others = [one.name for one in worker.known_members if one.name != worker.name]
@@ -235,11 +235,11 @@ async def _start(worker: Worker) -> None:
 
 
 def _check_members(store: Any, own: DeviceWishes, rank: int, world_size: int) -> None:
-    """Learn the names of all, and their devices; so each sees what does not fit.
+    """Read the names and devices of all workers, and check that they fit.
 
     Raises:
-        RuntimeError: two have the same name.
-        ValueError: a device map cannot be followed.
+        RuntimeError: two workers have the same name.
+        ValueError: a device map cannot be applied.
     """
     store.set(f"devices/{rank}", own.encode())
     seen: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""A lock in a store: one worker at a time joins a group that has no size, or leaves it.
+"""A lock in a store: one worker at a time joins or leaves a group without a size.
 
 Source: torch.distributed.rpc takes a token at the store for the same.
 """
@@ -13,14 +13,14 @@ from typing import Any, Final
 from asyncrpc.clock import now_s
 
 _POLL_S: Final = 0.005
-_PATIENCE_S: Final = 60.0  # for a process that holds the lock: it may have died
+_PATIENCE_S: Final = 60.0  # wait for the holder of the lock, which may have died
 
 
 @contextmanager
 def locked_at(store: Any) -> Iterator[None]:
     """Hold the lock of a store.
 
-    A process that died with it is passed by, after a minute.
+    If the holder has died, the lock is taken from it after a minute.
     """
     number = store.add("lock/taken", 1)
     served = store.add("lock/served", 0)

@@ -1,1 +1,1 @@
-"""Communication hooks: what reduces a bucket in the place of a plain mean."""
+"""Communication hooks, which reduce a bucket in place of a plain mean."""

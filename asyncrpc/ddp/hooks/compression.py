@@ -1,7 +1,7 @@
 """PowerSGD: gradients sent as products of two thin matrices.
 
-What is computed is in `low_rank`, what is kept from step to step in `memory`; here are
-the options, the counts, and what is saved.
+The computation is in `low_rank`, and the memory from step to step in `memory`; here are
+the options, the counts, and the saved state.
 
 Source: torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py.
 """
@@ -51,7 +51,7 @@ _COUNTS: Final = (
 
 
 class CompressionStats(NamedTuple):
-    """What compression has saved, over all compressed steps.
+    """The saving by compression, over all compressed steps.
 
     Attributes:
         rate: elements before by elements after; 0 if nothing was compressed.
@@ -71,8 +71,8 @@ class PowerSGDState(HookState):
     with the same options.  The errors differ between ranks; everything else is the
     same.  It is saved by pickle, or by `state_dict`; the group is left out.
 
-    If a hook fails or is cancelled, or a rank is lost, the ranks may keep different
-    things: load a state that was saved, or make a new one.
+    If a hook fails or is cancelled, or a rank is lost, the states of the ranks may
+    differ: load a state that was saved, or make a new one.
 
     Attributes:
         process_group: the ranks, as given; None: those of the module.
@@ -80,8 +80,8 @@ class PowerSGDState(HookState):
         iter: steps that have been made.
         next_stats_report: the step after which the rate is logged next.
 
-    Source: torch's `PowerSGDState`, whose options these are.  It has `p_memory_dict` as
-    well, of which no later step uses anything.
+    Source: torch's `PowerSGDState`, whose options these are.  It also has
+    `p_memory_dict`, which no later step uses.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class PowerSGDState(HookState):
         compression_stats_logging_frequency: int = 10_000,
         batch_tensors_with_same_shape: bool = False,
     ) -> None:
-        """Make a state; with the same arguments at all ranks.
+        """Make a state, with the same arguments at all ranks.
 
         Args:
             process_group: the ranks; None: those of the module it is registered with.
@@ -108,8 +108,8 @@ class PowerSGDState(HookState):
                 gradients are most sensitive then; a tenth of all is a good start.
             min_compression_rate: a gradient is compressed if it becomes smaller by
                 more than this.
-            use_error_feedback: keep what was not sent, and add it to the next
-                gradient.  It takes the memory of the gradients once more.
+            use_error_feedback: keep the errors of compression, and add them to the next
+                gradient.  They take the memory of the gradients once more.
             warm_start: begin with the Qs of the step before.
             orthogonalization_epsilon: added to lengths before dividing by them, for
                 gradients that may be all zero; `batched_powerSGD_hook` ignores it.
@@ -122,7 +122,7 @@ class PowerSGDState(HookState):
         Raises:
             UsageError: an option is out of range; with `use_error_feedback` or
                 `warm_start`, `start_powerSGD_iter` must be 2 or more, because the
-                buckets are cut anew after the first step.
+                buckets are rebuilt after the first step.
         """
         super().__init__(process_group)
         check_count("matrix_approximation_rank", matrix_approximation_rank, at_least=1)
@@ -143,7 +143,7 @@ class PowerSGDState(HookState):
         if (use_error_feedback or warm_start) and start_powerSGD_iter < _STARTS_MIN:
             raise UsageError(
                 f"start_powerSGD_iter is {start_powerSGD_iter}; it must be 2 or more "
-                "with use_error_feedback or warm_start, since the buckets are cut anew "
+                "with use_error_feedback or warm_start, since the buckets are rebuilt "
                 "after the first step"
             )
         self.matrix_approximation_rank = matrix_approximation_rank
@@ -167,7 +167,7 @@ class PowerSGDState(HookState):
 
     @property
     def error_dict(self) -> dict[int, torch.Tensor]:
-        """Return what was not sent, by index of the bucket.
+        """The errors of compression, by index of the bucket.
 
         `(elements,)`; `batched_powerSGD_hook` has more of them, which fill its square.
         """
@@ -177,8 +177,8 @@ class PowerSGDState(HookState):
     def q_memory_dict(self) -> dict[int, torch.Tensor]:
         """The Qs of the next step, by index of the bucket.
 
-        Those of all matrices, one after the other; for `batched_powerSGD_hook` `(side,
-        rank)`.
+        The Qs of all matrices, one after the other; for `batched_powerSGD_hook` one Q,
+        `(side, rank)`.
         """
         return self._memory.qs
 
@@ -197,7 +197,7 @@ class PowerSGDState(HookState):
                 logger.info("PowerSGD compresses gradients after %d steps", self.iter)
 
     def compression_stats(self) -> CompressionStats:
-        """Return what compression has saved until now."""
+        """Return the saving by compression so far."""
         before = self.total_numel_before_compression
         after = self.total_numel_after_compression
         return CompressionStats(before / after if after else 0, before, after)
@@ -221,19 +221,19 @@ class PowerSGDState(HookState):
             )
 
     def warn_of_zeros(self, zeros: int) -> None:
-        """Internal: say once that some columns could not be normalized."""
+        """Internal: log once that some columns could not be normalized."""
         if zeros and not self._warned_of_zeros:
             self._warned_of_zeros = True
             logger.warning(
-                "PowerSGD: %d columns of zeros cannot be normalized, and stay; a small "
-                "orthogonalization_epsilon, as 1e-8, is made for this",
+                "PowerSGD: %d columns of zeros cannot be normalized, and stay zero; "
+                "a small orthogonalization_epsilon such as 1e-8 avoids this",
                 zeros,
             )
 
     # --- saving ----------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all but the group: tensors and plain values, not copied.
+        """Return the state without the group: tensors and plain values, not copied.
 
         `torch.load` reads it with `weights_only=True`.
         """
@@ -248,10 +248,10 @@ class PowerSGDState(HookState):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Become what was saved, options included; group and module stay.
+        """Load a saved state, options included; group and module stay.
 
         Args:
-            state: from `state_dict`; its tensors are used, and change.
+            state: from `state_dict`; its tensors are used, not copied, and change.
 
         Raises:
             UsageError: the state has other fields.
@@ -269,27 +269,28 @@ class PowerSGDState(HookState):
         return self.state_dict()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(None)  # type: ignore[misc]  # what is not saved is as if new
+        self.__init__(None)  # type: ignore[misc]  # unsaved fields are as if new
         self.load_state_dict(state)
         logger.warning(
-            "a PowerSGDState was loaded, without a group: that of the module it is "
-            "registered with is used, unless `process_group` is set"
+            "a PowerSGDState was loaded without a group: it uses that of the module it "
+            "is registered with, unless `process_group` is set"
         )
 
     async def average_errors(self) -> None:
         """Replace errors by their mean over all ranks, after the same step at each.
 
-        Steps depend on nothing but the mean.  So training goes on as it would have,
-        but for rounding, and the state of any one rank is that of all: it can be
-        loaded by as many ranks as there are then.
+        Steps depend on the mean only.  So training goes on as it would have, but for
+        rounding, and the state of any rank is that of all ranks: any number of ranks
+        can load it.
 
         Raises:
-            CollectiveError: a rank failed or was lost: all ranks fail, and errors
+            CollectiveError: a rank failed or was lost; all ranks fail, and their errors
                 may differ then.
-            UsageError: there is no group yet, or this is not the worker's event loop.
+            UsageError: the state has no group yet, or this is not the worker's event
+                loop.
 
         Cancellation:
-            It fails for all ranks; errors may differ then.
+            The call fails on all ranks; their errors may differ then.
         """
         self.group.parts.check_on_loop("PowerSGDState.average_errors")
         for errors in (self._memory.errors, self._memory.loose_errors):
@@ -317,14 +318,14 @@ class PowerSGDState(HookState):
         )
 
     def error_for(self, bucket: GradBucket, numel: int) -> torch.Tensor | None:
-        """Internal: return what was not sent of a bucket; None if it is lost.
+        """Internal: return the errors of a bucket; None without error feedback.
 
         Args:
             bucket: one that `begin` got.
             numel: elements; more than those of the bucket fill a square.
 
         Raises:
-            UsageError: what is kept is of another size.
+            UsageError: the kept errors have another size.
         """
         if not self.use_error_feedback:
             return None
@@ -337,7 +338,7 @@ class PowerSGDState(HookState):
         index = bucket.index()
         is_new = index not in self._memory.qs
         qs, missing = self._memory.qs_for(index, plan, bucket.buffer())
-        # torch draws a seed for a bucket without matrices, too.
+        # torch also draws a seed for a bucket without matrices.
         if missing or (is_new and not plan.batches):
             self._draw(missing)
         self._keep(index, qs)
@@ -359,7 +360,7 @@ class PowerSGDState(HookState):
             self._memory.qs[index] = qs
 
     def _draw(self, targets: Sequence[torch.Tensor]) -> None:
-        """Fill tensors by chance, the same at all ranks, as torch's hook does."""
+        """Fill tensors with random numbers, the same at all ranks and as torch's."""
         draw = torch.Generator().manual_seed(int(self.rng.randint(_SEEDS)))
         for target in targets:
             target.copy_(torch.randn(target.shape, dtype=target.dtype, generator=draw))

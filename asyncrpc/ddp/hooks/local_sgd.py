@@ -1,6 +1,6 @@
 """Post-local SGD: gradients are averaged over all ranks at first, later over some.
 
-After that the parameters must be averaged over all ranks now and then, as
+Then the parameters must be averaged over all ranks from time to time, as
 `PostLocalSGDOptimizer` does.
 
 Source: torch/distributed/algorithms/ddp_comm_hooks/post_localSGD_hook.py; Lin et al.,
@@ -54,18 +54,18 @@ class PostLocalSGDState(HookState):
         *,
         post_local_gradient_allreduce: bool = True,
     ) -> None:
-        """Make a state; with the same options at all ranks.
+        """Make a state, with the same options at all ranks.
 
         Args:
             process_group: all ranks; None: those of the module it is registered with.
-            subgroup: the ranks to average over later, including this one; None: those
-                of this host.
+            subgroup: the ranks to average over later, including this one; None: the
+                ranks of this host.
             start_localSGD_iter: steps whose gradients are averaged over all ranks.
             post_local_gradient_allreduce: average over `subgroup` later.
 
         Raises:
-            UsageError: `start_localSGD_iter` is negative, or an argument is of another
-                kind.
+            UsageError: `start_localSGD_iter` is negative, or an argument has the wrong
+                type.
         """
         super().__init__(process_group)
         if subgroup is not None:
@@ -92,15 +92,15 @@ class PostLocalSGDState(HookState):
                 logger.info("local SGD begins after %d steps", self.iter)
 
     async def local_group(self) -> Group:
-        """Return the ranks that are averaged over once all are not any more.
+        """Return the ranks to average over after the first steps.
 
         Raises:
-            CollectiveError: the ranks could not say which hosts they are on.
-            UsageError: there is no group yet; or the state was loaded, and its subgroup
-                has not been set again.
+            CollectiveError: the ranks could not tell each other their hosts.
+            UsageError: the state has no group yet; or the state was loaded, and its
+                subgroup has not been set again.
 
         Cancellation:
-            It fails for all ranks.
+            The call fails on all ranks.
         """
         if self.subgroup is not None:
             return self.subgroup
@@ -120,12 +120,12 @@ class PostLocalSGDState(HookState):
     # --- saving ----------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all but the groups: plain values."""
+        """Return the state without the groups: plain values."""
         had = self._had_subgroup or self.subgroup is not None
         return {**{name: getattr(self, name) for name in _SAVED}, "had_subgroup": had}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Become what was saved; groups and module stay.
+        """Load a saved state; groups and module stay.
 
         Raises:
             UsageError: the state has other fields.
@@ -143,8 +143,8 @@ class PostLocalSGDState(HookState):
         self.__init__(None, None, 0)  # type: ignore[misc]  # as if new, but for those
         self.load_state_dict(state)
         logger.warning(
-            "a PostLocalSGDState was loaded, without its groups: set `subgroup` again "
-            "if it had one, and `process_group` if that is not the module's"
+            "a PostLocalSGDState was loaded without its groups: set `subgroup` again "
+            "if it had one, and `process_group` if it is not the module's"
         )
 
 
@@ -154,18 +154,18 @@ async def post_localSGD_hook(  # noqa: N802  torch's name
     """Reduce a bucket to its mean over all ranks at first, and over some later.
 
     Args:
-        state: when, and which.
-        bucket: what is reduced, in place.
+        state: when to change, and to which ranks.
+        bucket: the bucket to reduce, in place.
 
     Returns:
         The bucket's buffer.
 
     Raises:
-        CollectiveError: a rank failed or was lost: all that take part fail.
-        UsageError: the state has no group, or an argument is of another kind.
+        CollectiveError: a rank failed or was lost; all ranks that take part fail.
+        UsageError: the state has no group, or an argument has the wrong type.
 
     Cancellation:
-        It fails for all ranks that take part; what is in the buffer is undefined.
+        The call fails on all ranks that take part; the buffer's content is undefined.
 
     Source: torch's `post_localSGD_hook`.
     """

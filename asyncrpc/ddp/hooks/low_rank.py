@@ -1,13 +1,13 @@
-"""PowerSGD without communication: what is computed before, between and after the sums.
+"""PowerSGD without communication: the computation before, between and after the sums.
 
 A gradient M of n x m is sent as P, n x r, and Q, m x r, for a small rank r:
 
     first()     P = M Q         Q has orthonormal columns; P is summed over all ranks
-    second()    Q = M^T P       P has, now; Q is summed over all ranks
+    second()    Q = M^T P       P is now orthonormal; Q is summed over all ranks
     finish()    M = P Q^T       with Q's mean; so M is about the mean of all M
 
 Gradients that would hardly get smaller are summed as they are, together with P: a
-bucket takes two collectives.  With error feedback, what M lacks is kept, and added to
+bucket takes two collectives.  With error feedback, the error of M is kept, and added to
 the gradient of the next step.
 
 `Layers` compresses each gradient of a bucket by itself, `Square` all of them as one
@@ -54,7 +54,7 @@ class Matrix:
 
     @property
     def end(self) -> int:
-        """Where its elements end in the buffer."""
+        """The end of its elements in the buffer."""
         return self.start + self.rows * self.columns
 
 
@@ -63,8 +63,8 @@ class LowRankPlan:
     """How the gradients of a bucket are compressed.
 
     Attributes:
-        batches: matrices of one shape that are multiplied together; P and Q of one
-            follow those of the one before.
+        batches: matrices of one shape that are multiplied together; P and Q of each
+            batch follow those of the batch before.
         plain: the stretches of the buffer that are summed uncompressed.
         numel: elements of the buffer.
     """
@@ -75,12 +75,12 @@ class LowRankPlan:
 
     @property
     def matrices(self) -> Iterator[Matrix]:
-        """All that are compressed, in the order of their Ps and Qs."""
+        """All compressed gradients, in the order of their Ps and Qs."""
         return itertools.chain.from_iterable(self.batches)
 
     @property
     def plain_numel(self) -> int:
-        """Elements that are summed as they are."""
+        """Elements that are summed uncompressed."""
         return sum(end - start for start, end in self.plain)
 
     @property
@@ -136,8 +136,8 @@ class Layers:
     """One bucket, each gradient of which is compressed by itself.
 
     Attributes:
-        sent: `(elements,)`, what is summed first: plain gradients, then all Ps.
-        qs: `(elements,)`, what is summed then: all Qs.
+        sent: `(elements,)`, summed first: plain gradients, then all Ps.
+        qs: `(elements,)`, summed second: all Qs.
         zeros: columns that could not be normalized.
     """
 
@@ -155,7 +155,8 @@ class Layers:
             plan: of the bucket.
             buffer: `(elements,)`, the gradients, which are overwritten.
             qs: `(elements,)`, all Qs, whose columns need not be orthonormal yet.
-            error: `(elements,)`, which becomes what the means lack; None: that is lost.
+            error: `(elements,)`, which gets the errors of the means; None: they are
+                lost.
             epsilon: of `orthogonalize`.
         """
         self._plan = plan
@@ -178,11 +179,11 @@ class Layers:
             self._buffer[one.start : one.end].view(one.rows, one.columns)
             for one in batch
         ]
-        # One alone stays where it is.
+        # A single matrix stays where it is.
         return torch.stack(found) if len(found) > 1 else found[0].unsqueeze(0)
 
     def first(self) -> None:
-        """Find what is summed first."""
+        """Compute `sent`, which is summed first."""
         at = 0
         for start, end in self._plan.plain:
             self.sent[at : at + end - start].copy_(self._buffer[start:end])
@@ -192,7 +193,7 @@ class Layers:
             torch.bmm(m, q, out=p)
 
     def second(self) -> None:
-        """Find what is summed then."""
+        """Compute `qs`, which are summed second."""
         for m, p, q in zip(self._ms, self._ps, self._qs, strict=True):
             self.zeros += orthogonalize(p, self._epsilon)
             torch.bmm(m.transpose(1, 2), p, out=q)
@@ -231,7 +232,7 @@ def q_shapes(plan: LowRankPlan) -> list[tuple[int, int, int]]:
 def replace(
     part: torch.Tensor, mean: torch.Tensor, error: torch.Tensor | None, start: int
 ) -> None:
-    """Put a mean in the place of a part of a buffer, and note what it lacks there."""
+    """Replace a part of a buffer by its mean, and keep the error there."""
     if error is not None:
         torch.sub(part, mean, out=error[start : start + len(part)])
     part.copy_(mean)
@@ -241,8 +242,8 @@ class Square:
     """One bucket, all gradients of which are compressed as one square matrix.
 
     Attributes:
-        p: `(side, rank)`, what is summed first.
-        q: `(side, rank)`, what is summed then.
+        p: `(side, rank)`, summed first.
+        q: `(side, rank)`, summed second.
         zeros: columns that could not be normalized.
     """
 
@@ -253,8 +254,8 @@ class Square:
 
         Args:
             buffer: `(elements,)`, which gets the means.
-            padded: `(side * side,)`, the gradients; it becomes what their means lack.
-                It may be the buffer itself: then that is lost.
+            padded: `(side * side,)`, the gradients; it gets the errors of their means.
+                It may be the buffer itself: then the errors are lost.
             q: `(side, rank)`, whose columns need not be orthonormal yet.
         """
         self._buffer = buffer
@@ -265,12 +266,12 @@ class Square:
         self.zeros = 0
 
     def first(self) -> None:
-        """Find P."""
+        """Compute P."""
         self.zeros += orthogonalize(self.q.unsqueeze(0))
         torch.mm(self._matrix, self.q, out=self.p)
 
     def second(self) -> None:
-        """Find Q."""
+        """Compute Q."""
         self.zeros += orthogonalize(self.p.unsqueeze(0))
         torch.mm(self._matrix.t(), self.p, out=self.q)
 

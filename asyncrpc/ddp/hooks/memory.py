@@ -1,10 +1,10 @@
 """PowerSGD's memory from step to step: errors and Qs, for every bucket.
 
-It is kept by bucket, as that is how it is used, and belongs to parameters.  When
-buckets are cut anew, or when it was loaded and a module has other buckets, it is cut
-into that of each parameter, which waits, `loose`, for the parameter's new bucket.
+It is kept by bucket, as steps use it so, but belongs to parameters.  When buckets are
+rebuilt, or when a module that loads it has other buckets, it is cut into the memory of
+each parameter, which waits, `loose`, for the parameter's new bucket.
 
-Parameters are known by numbers, which are the same wherever it is loaded.
+Parameters are known by numbers, which are the same wherever the memory is loaded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class BucketMemory:
 
     Attributes:
         errors: by bucket, `(elements,)`, or longer, to fill a square.
-        qs: by bucket, those of all matrices, one after the other; of a square, `(side,
+        qs: by bucket, the Qs of all matrices, one after the other; of a square, `(side,
             rank)`.
         layouts: the parameters of each bucket, by their numbers.
         loose_errors: by parameter, flat; for parameters that are in no bucket yet.
@@ -41,18 +41,18 @@ class BucketMemory:
         self.loose_qs: dict[int, torch.Tensor] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all of it, as plain dictionaries of tensors that are not copied."""
+        """Return the memory, as plain dictionaries of tensors that are not copied."""
         return {name: dict(getattr(self, name)) for name in _NAMES}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Become what was saved."""
+        """Load a saved memory."""
         for name in _NAMES:
             setattr(self, name, dict(state[name]))
 
-    # --- buckets that are others than before -----------------------------------------
+    # --- buckets that have changed ---------------------------------------------------
 
     def stale(self, index: int, numbers: tuple[int, ...]) -> list[int]:
-        """Return the buckets that cannot be, as these parameters are in this one."""
+        """Return the buckets that are outdated if this one has these parameters."""
         if self.layouts.get(index) == numbers:
             return []
         return [
@@ -68,8 +68,8 @@ class BucketMemory:
 
         Args:
             index: of the bucket.
-            parameters: that are in it.
-            plan: of it.
+            parameters: the parameters that are in it.
+            plan: its plan.
 
         Raises:
             UsageError: the errors do not fit these parameters.
@@ -83,13 +83,13 @@ class BucketMemory:
             parts = cut(error[: plan.numel], shapes)
             self.loose_errors.update(zip(numbers, parts, strict=True))
         qs = self.qs.pop(index, None)
-        # A square's has no parts; if the options are others now, neither have these.
+        # The Q of a square has no parts; nor do Qs that were made with other options.
         if qs is not None and qs.shape == (plan.q_numel,):
             each = (q for batch in cut(qs, q_shapes(plan)) for q in batch)
             for matrix, q in zip(plan.matrices, each, strict=True):
                 self.loose_qs[numbers[matrix.place]] = q
 
-    # --- what a step begins with -----------------------------------------------------
+    # --- the memory that a step begins with ------------------------------------------
 
     def error_for(
         self,
@@ -98,7 +98,7 @@ class BucketMemory:
         like: torch.Tensor,
         numel: int,
     ) -> torch.Tensor:
-        """Return the errors of a bucket from memory: zeros if there are none.
+        """Return the errors of a bucket from memory; zeros if it has none.
 
         Args:
         index: of the bucket, whose layout is known.
@@ -107,7 +107,7 @@ class BucketMemory:
         numel: elements, at least those of the parameters.
 
         Raises:
-            UsageError: there are errors of another size.
+            UsageError: the kept errors have another size.
         """
         error = self.errors.get(index)
         if error is None:
@@ -130,7 +130,7 @@ class BucketMemory:
 
         Args:
             index: of the bucket, whose layout is known.
-            plan: of it.
+            plan: its plan.
             like: has the dtype.
         """
         known = self.qs.get(index)
@@ -147,13 +147,13 @@ class BucketMemory:
                     q.copy_(loose)
                 else:
                     absent.append(q)
-            # A batch is drawn in one go, which gives other numbers than one by one.
+            # A batch is drawn at once, as drawing one by one gives other numbers.
             missing += [several] if len(absent) == len(batch) else absent
         return qs, missing
 
 
 def _of_another(index: int, error: torch.Tensor, numel: int) -> UsageError:
     return UsageError(
-        f"{error.numel()} errors are kept for bucket {index}, which needs {numel}: "
-        "this state is that of another module, or of another hook"
+        f"this state keeps {error.numel()} errors for bucket {index}, which needs "
+        f"{numel}: it belongs to another module, or to another hook"
     )

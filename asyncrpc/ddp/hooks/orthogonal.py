@@ -18,14 +18,15 @@ def orthogonalize(matrices: torch.Tensor, epsilon: float = 0.0) -> int:
 
     Args:
         matrices: `(count, rows, columns)`, with no more columns than rows.
-        epsilon: added to the length of a column before dividing by it; only by the
-            Gram-Schmidt process, that is in half precision or for two columns at most.
+        epsilon: added to the length of a column before dividing by it; used by the
+            Gram-Schmidt process only, that is in half precision or for at most two
+            columns.
 
     Returns:
-        How many columns of zeros there were, which nothing was added to.
+        The number of columns of zeros to which no epsilon was added.
 
     Source: torch differs for a column of zeros without an epsilon: there it becomes
-    nan, here it stays.
+    nan, here it stays zero.
     """
     assert matrices.shape[2] <= matrices.shape[1]
     is_half = matrices.dtype in {torch.float16, torch.bfloat16}  # LAPACK has none

@@ -26,28 +26,28 @@ from asyncrpc.errors import UsageError
 S = TypeVar("S")
 Hook: TypeAlias = Callable[[S, GradBucket], Awaitable[torch.Tensor]]
 
-# Elements of one step of a conversion: with fewer, beginning operations takes longer
+# Elements of one step of a conversion: with fewer, starting the operations takes longer
 # (3.2 million of float32 to float16: 13 ms by 16 Ki, 5.7 by 64 Ki, 4.2 by 256 Ki).
 _STEP: Final = 1 << 18
 _HALVES: Final = (torch.float16, torch.bfloat16)
 
 
 async def allreduce_hook(state: Group | None, bucket: GradBucket) -> torch.Tensor:
-    """Reduce a bucket to its mean over all ranks, as is done without a hook.
+    """Reduce a bucket to its mean over all ranks, as without a hook.
 
     Args:
         state: the ranks; a module gives its own in place of None.
-        bucket: what is reduced, in place.
+        bucket: the bucket to reduce, in place.
 
     Returns:
         The bucket's buffer.
 
     Raises:
-        CollectiveError: a rank failed or was lost: all ranks fail.
-        UsageError: there is no group, or torch cannot divide in the bucket's dtype.
+        CollectiveError: a rank failed or was lost; all ranks fail.
+        UsageError: `state` is None, or torch cannot divide in the bucket's dtype.
 
     Cancellation:
-        It fails for all ranks; what is in the buffer is undefined.
+        The call fails on all ranks; the buffer's content is undefined.
 
     Source: torch's `allreduce_hook`.  Sums in full precision are divided here, not
     gradients: over two, four or eight ranks the bits are the same.
@@ -62,17 +62,17 @@ async def fp16_compress_hook(state: Group | None, bucket: GradBucket) -> torch.T
 
     Args:
         state: the ranks; a module gives its own in place of None.
-        bucket: what is reduced, in place.
+        bucket: the bucket to reduce, in place.
 
     Returns:
         The bucket's buffer, in its own dtype.
 
     Raises:
-        CollectiveError: a rank failed or was lost: all ranks fail.
-        UsageError: there is no group, or the bucket has no real numbers.
+        CollectiveError: a rank failed or was lost; all ranks fail.
+        UsageError: `state` is None, or the bucket has no real numbers.
 
     Cancellation:
-        It fails for all ranks; what is in the buffer is undefined.
+        The call fails on all ranks; the buffer's content is undefined.
 
     Source: torch's `fp16_compress_hook`.
     """
@@ -86,17 +86,17 @@ async def bf16_compress_hook(state: Group | None, bucket: GradBucket) -> torch.T
 
     Args:
         state: the ranks; a module gives its own in place of None.
-        bucket: what is reduced, in place.
+        bucket: the bucket to reduce, in place.
 
     Returns:
         The bucket's buffer, in its own dtype.
 
     Raises:
-        CollectiveError: a rank failed or was lost: all ranks fail.
-        UsageError: there is no group, or the bucket has no real numbers.
+        CollectiveError: a rank failed or was lost; all ranks fail.
+        UsageError: `state` is None, or the bucket has no real numbers.
 
     Cancellation:
-        It fails for all ranks; what is in the buffer is undefined.
+        The call fails on all ranks; the buffer's content is undefined.
 
     Source: torch's `bf16_compress_hook`.
     """
@@ -149,8 +149,8 @@ async def noop_hook(_state: Any, bucket: GradBucket) -> torch.Tensor:
     The ranks drift apart: use it only to find out how much time communication takes.
 
     Args:
-        _state: is not used.
-        bucket: stays as it is.
+        _state: not used.
+        bucket: unchanged.
 
     Returns:
         The bucket's buffer.
@@ -170,14 +170,14 @@ async def noop_hook(_state: Any, bucket: GradBucket) -> torch.Tensor:
 async def average(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     """Make a tensor the mean over all ranks, in place.
 
-    In half precision it is divided before it is added up, lest sums get infinite.
+    In half precision it is divided before it is added up, so that sums stay finite.
 
     Raises:
-        CollectiveError: a rank failed or was lost: all ranks fail.
-        UsageError: its dtype has no means.
+        CollectiveError: a rank failed or was lost; all ranks fail.
+        UsageError: the tensor's dtype cannot be averaged.
 
     Cancellation:
-        It fails for all ranks; what is in the tensor is undefined.
+        The call fails on all ranks; the tensor's content is undefined.
     """
     if tensor.dtype not in _HALVES:
         return await group.all_reduce(tensor, "avg")
@@ -219,8 +219,8 @@ async def _called(hook: Hook[S], state: S, bucket: GradBucket) -> torch.Tensor:
     running = hook(state, bucket)
     if not inspect.isawaitable(running):
         raise UsageError(
-            f"a wrapper takes a hook that is a coroutine function, but {shown(hook)} "
-            f"returned a {type(running).__name__}"
+            f"hook must be a coroutine function, but {shown(hook)} returned a "
+            f"{type(running).__name__}"
         )
     result = await running
     numel = bucket.buffer().numel()
@@ -236,12 +236,12 @@ async def _convert(
     buffer: torch.Tensor, convert: Callable[[], torch.Tensor]
 ) -> torch.Tensor:
     """Run a conversion of a buffer, in a thread unless it is small."""
-    # A conversion takes some eight times as long as a copy of as many bytes.
+    # A conversion takes about eight times as long as a copy of as many bytes.
     return await run_beside(convert, 8 * buffer.numel())
 
 
 def _group_of(state: Group | None, bucket: GradBucket) -> Group:
-    wanted = "a Group, which a module gives that has this hook in place of None"
+    wanted = "a Group; a module that has this hook passes its own in place of None"
     check_kind("state", state, Group, wanted)
     check_bucket(bucket)
     assert state is not None  # checked above
@@ -252,7 +252,7 @@ def narrow(buffer: torch.Tensor, dtype: torch.dtype, divisor: int = 1) -> torch.
     """Convert a buffer to half precision, in its own memory, and divide it.
 
     Args:
-        buffer: `(elements,)`, contiguous; it cannot be read any more then.
+        buffer: `(elements,)`, contiguous; its own content is lost.
         dtype: of the result; of at most as many bytes as the buffer's.
         divisor: of the elements, once they are converted.
 
@@ -302,6 +302,6 @@ def _steps(numel: int) -> Iterator[tuple[int, int]]:
 def _check_real(buffer: torch.Tensor) -> None:
     if not buffer.dtype.is_floating_point or buffer.dtype.itemsize == 1:
         raise UsageError(
-            f"gradients of {buffer.dtype} cannot be made half precision: use a hook "
-            "without, such as allreduce_hook"
+            f"{buffer.dtype} gradients cannot be converted to half precision; use "
+            "another hook, such as allreduce_hook"
         )

@@ -1,6 +1,6 @@
 """The communication hooks of PowerSGD: one step of one bucket, with its two sums.
 
-Everything that computes runs in a thread, the sums on the event loop.
+The computation runs in a thread, the sums on the event loop.
 
 Source: torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py.
 """
@@ -23,24 +23,24 @@ async def powerSGD_hook(  # noqa: N802  torch's name
 ) -> torch.Tensor:
     """Reduce a bucket to about its mean over all ranks, each gradient compressed.
 
-    A gradient of several dimensions is a matrix of its first by all others.  Those that
-    would not get smaller by more than `min_compression_rate`, as all vectors, are
-    reduced as they are.
+    A gradient of several dimensions is a matrix of its first by all others.  Gradients
+    that would not get smaller by more than `min_compression_rate`, such as all vectors,
+    are reduced as they are.
 
     Args:
-        state: options, and what is kept from step to step.
-        bucket: what is reduced, in place; the same at all ranks.
+        state: options, and the memory from step to step.
+        bucket: the bucket to reduce, in place; the same at all ranks.
 
     Returns:
         The bucket's buffer, with the same bits at every rank.
 
     Raises:
-        CollectiveError: a rank failed or was lost: all ranks fail; see `PowerSGDState`.
+        CollectiveError: a rank failed or was lost; all ranks fail; see `PowerSGDState`.
         UsageError: the state has no group, or is that of another module; or the bucket
             has no real numbers.
 
     Cancellation:
-        It fails for all ranks; see `PowerSGDState`.
+        The call fails on all ranks; see `PowerSGDState`.
 
     Example:
         >>> state = PowerSGDState(None, matrix_approximation_rank=2)
@@ -81,23 +81,23 @@ async def batched_powerSGD_hook(  # noqa: N802  torch's name
     """Reduce a bucket to about its mean over all ranks, compressed as one matrix.
 
     All gradients of the bucket, with zeros after them, make up one square matrix.  That
-    is faster than `powerSGD_hook`, and further from the mean: use it where it is good
-    enough with a rank of 1.
+    is faster than `powerSGD_hook`, but further from the mean: use it where a rank of 1
+    is good enough.
 
     Args:
-        state: options, and what is kept from step to step.
-        bucket: what is reduced, in place; the same at all ranks.
+        state: options, and the memory from step to step.
+        bucket: the bucket to reduce, in place; the same at all ranks.
 
     Returns:
         The bucket's buffer, with the same bits at every rank.
 
     Raises:
-        CollectiveError: a rank failed or was lost: all ranks fail; see `PowerSGDState`.
+        CollectiveError: a rank failed or was lost; all ranks fail; see `PowerSGDState`.
         UsageError: the state has no group, or is that of another module; or the bucket
             has no real numbers.
 
     Cancellation:
-        It fails for all ranks; see `PowerSGDState`.
+        The call fails on all ranks; see `PowerSGDState`.
 
     Source: torch's `batched_powerSGD_hook`.
     """

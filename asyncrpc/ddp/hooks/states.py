@@ -1,7 +1,7 @@
 """The base of communication hooks' states: a group, and a module's parameters.
 
-A state may be made before there is a module, and is saved without its group.  So the
-module tells it, by `bound`, which group is its own and which parameters it reduces; a
+A state may be made before its module, and is saved without its group.  So the module
+tells it, by `bound`, which group the module has and which parameters it reduces; a
 group that the program has given comes first.
 """
 
@@ -25,7 +25,7 @@ class HookState:
     """
 
     def __init__(self, process_group: Group | None) -> None:
-        """Belong to no module.
+        """Create a state that is not bound to a module yet.
 
         Raises:
             UsageError: `process_group` is neither a group nor None.
@@ -36,7 +36,7 @@ class HookState:
         self._forget_module()
 
     def _forget_module(self) -> None:
-        """Belong to no module, as when it is made, or loaded."""
+        """Unbind the state from its module, as after it is made or loaded."""
         self._module_group: Group | None = None
         self._parameters: list[torch.Tensor] = []
         self._number_of: dict[int, int] = {}  # by id of a parameter, which is kept
@@ -46,7 +46,7 @@ class HookState:
         """The ranks that the hook reduces over.
 
         Raises:
-            UsageError: there is no group yet.
+            UsageError: neither the program nor a module has given a group yet.
         """
         found = self.process_group or self._module_group
         if found is None:
@@ -57,12 +57,12 @@ class HookState:
         return found
 
     def bind(self, group: Group, parameters: Sequence[torch.Tensor]) -> None:
-        """Belong to a module; it costs nothing to say so again.
+        """Bind the state to a module; idempotent.
 
         Args:
-            group: of the module; a `process_group` that was given is used before it.
-            parameters: of the module, in its own order, which tells them apart in what
-                is saved.
+            group: of the module; a `process_group` that was given comes first.
+            parameters: of the module, in its own order, which identifies them in a
+                saved state.
         """
         self._module_group = group
         known = self._parameters
@@ -73,9 +73,9 @@ class HookState:
             self._number_of = {id(one): n for n, one in enumerate(self._parameters)}
 
     def numbers_of(self, parameters: Sequence[torch.Tensor]) -> tuple[int, ...]:
-        """Return which parameters of the module these are.
+        """Return the numbers of these parameters in the module.
 
-        Without a module they are numbered as they come.
+        Without a module they are numbered in their order.
         """
         for parameter in parameters:
             if id(parameter) not in self._number_of:
@@ -97,8 +97,8 @@ def bound(state: Any, group: Group, parameters: Sequence[torch.Tensor]) -> Any:
         parameters: whose gradients are reduced, in the order of the module.
 
     Returns:
-        The group if the state is None; else the state, which knows the module then, if
-        it is a `HookState`.
+        The group if the state is None; else the state, bound to the module if it is a
+        `HookState`.
     """
     if state is None:
         return group

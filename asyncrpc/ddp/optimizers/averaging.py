@@ -1,8 +1,8 @@
-"""Means of parameters over ranks, now and then: what local SGD does between its steps.
+"""Means of parameters over ranks, between some steps, as local SGD needs them.
 
 All parameters of an averaging are one tensor, in memory that the group shares, so that
-it is reduced in place.  They are changed when that has gone well as a whole: a rank
-where it fails keeps its own.
+it is reduced in place.  The parameters change only after all of it has gone well: a
+rank on which it fails keeps its own.
 
 Source: torch/distributed/algorithms/model_averaging/averagers.py and
 hierarchical_model_averager.py; Lin et al., "Don't Use Large Mini-Batches, Use Local
@@ -38,7 +38,7 @@ class ModelAverager(ABC):
 
     Attributes:
         group: as given.
-        step: how many there have been.
+        step: how many steps there have been.
 
     Source: torch's `ModelAverager`.
     """
@@ -58,7 +58,7 @@ class ModelAverager(ABC):
 
     @abstractmethod
     def _due(self) -> _Mean | None:
-        """Return what averages at this step; None: nothing does."""
+        """Return the mean to take at this step; None: none is due."""
 
     @abstractmethod
     def close(self) -> None:
@@ -67,20 +67,22 @@ class ModelAverager(ABC):
     async def average_parameters(self, params: Averaged) -> None:
         """Average parameters over ranks, if that is due, and count a step.
 
+        After an error this rank's parameters and `step` are unchanged.
+
         Args:
-            params: parameters, or groups of them as optimizers have; those without a
-                gradient are left out.  All ranks that average have to have the same.
+            params: parameters, or groups of them as optimizers have; parameters without
+                a gradient are left out.  All ranks that average must have the same.
 
         Raises:
             UsageError: ranks have other parameters than the first of them, or a
-                parameter has no numbers that can be averaged; or `params` is something
-                else, or this is not the worker's event loop: then nothing is sent.
-            CollectiveError: a rank failed: all fail that have not ended it.
-
-            In any case this rank's parameters and `step` are as they were.
+                parameter has a dtype that cannot be averaged.  Or `params` has the
+                wrong type, or this is not the worker's event loop: then nothing is
+                sent.
+            CollectiveError: a rank failed; the averaging fails on all ranks that have
+                not ended it.
 
         Cancellation:
-            It fails for all ranks that have not ended it, likewise.
+            The averaging fails on all ranks that have not ended it.
         """
         found = _with_gradients(params)
         self.group.parts.check_on_loop("average_parameters")
@@ -91,7 +93,7 @@ class ModelAverager(ABC):
 
 
 class PeriodicModelAverager(ModelAverager):
-    """Averages over all ranks every few steps, when a warm-up is over.
+    """Averages over all ranks every few steps, after a warm-up.
 
     Attributes:
         period: steps from one averaging to the next.
@@ -112,7 +114,7 @@ class PeriodicModelAverager(ModelAverager):
         Args:
             group: the ranks.
             period: steps from one averaging to the next; the same at all ranks.
-            warmup_steps: steps without averaging before that; as in the
+            warmup_steps: steps without averaging before that, as many as the
                 `start_localSGD_iter` of the communication hook.
 
         Raises:
@@ -139,7 +141,7 @@ class PeriodicModelAverager(ModelAverager):
 class HierarchicalModelAverager(ModelAverager):
     """Averages over few ranks often, and over more ranks less often.
 
-    At a step that several periods divide, the longest of them counts.
+    At a step that is a multiple of several periods, the longest of them counts.
 
     Attributes:
         period_group_size_dict: as given.
@@ -170,9 +172,9 @@ class HierarchicalModelAverager(ModelAverager):
             warmup_steps: steps without averaging before that.
 
         Raises:
-            UsageError: there is no period; periods or sizes are not positive, or do not
-                grow; a size does not divide that of the group; the last is not all; or
-                `warmup_steps` is negative.
+            UsageError: no period is given; periods or sizes are not positive, or do not
+                grow; a size does not divide that of the group; the last size is not
+                that of the group; or `warmup_steps` is negative.
         """
         super().__init__(group)
         check_count("warmup_steps", warmup_steps)
@@ -215,7 +217,7 @@ class _Mean:
         try:
             await self._take(group, parameters)
         except BaseException as error:
-            self._memory = None  # another rank may write to it still
+            self._memory = None  # another rank may still write to it
             self.own.leave(reason_for("an averaging of parameters", error))
             raise
 
@@ -235,8 +237,8 @@ class _Mean:
         if memory is None or memory.dtype != dtype or memory.numel() != numel:
             self._memory = None
             memory = await group.empty(numel, dtype=dtype)
-        # Divided before, as torch does: a sum that would be too large for the dtype is
-        # not made, and over two ranks the bits are torch's.
+        # Divided before the sum, as torch does, so that the sum does not overflow the
+        # dtype, and over two ranks the bits are torch's.
         user = user_of(group.parts, parameters)
 
         def divided() -> None:
@@ -250,8 +252,8 @@ class _Mean:
 
 
 def _with_gradients(params: Averaged) -> list[torch.Tensor]:
-    """Return the parameters that have gradients, of groups too."""
-    wanted = "parameters in a list, or groups of them"
+    """Return the parameters that have gradients, also those in groups."""
+    wanted = "a list of parameters, or of groups of them"
     if isinstance(params, torch.Tensor):
         raise wrong("params", wanted, params)
     found: list[torch.Tensor] = []
@@ -260,18 +262,19 @@ def _with_gradients(params: Averaged) -> list[torch.Tensor]:
         if isinstance(one, Mapping) and "params" in one:
             found += listed(its_name, one["params"], wanted)
         else:
-            check_kind(its_name, one, torch.Tensor, "a tensor, or a group of some")
+            check_kind(its_name, one, torch.Tensor, "a tensor, or a group of tensors")
             found.append(one)
     return [one for one in found if one.grad is not None]
 
 
 def _dtype_of(parameters: Sequence[torch.Tensor]) -> torch.dtype:
-    """Return the dtype in which parameters are added: the widest of theirs."""
+    """Return the dtype in which parameters are added: their widest."""
     dtypes = [one.dtype for one in parameters]
     for number, dtype in enumerate(dtypes):
         if not (dtype.is_floating_point or dtype.is_complex):
             raise UsageError(
-                f"parameter {number} is of {dtype}, which has no means: leave it out"
+                f"parameter {number} has dtype {dtype}, which cannot be averaged; "
+                "leave it out"
             )
     return functools.reduce(torch.promote_types, dtypes)
 
@@ -288,17 +291,17 @@ def _check_levels(levels: Mapping[int, int], ranks: int) -> None:
     for one in (*levels, *levels.values()):
         check_kind(name, one, int, "numbers of ranks by period")
     if not levels:
-        raise UsageError("`period_group_size_dict` has no period: give at least one")
+        raise UsageError("period_group_size_dict must have at least one period")
     periods, sizes = list(levels), list(levels.values())
     for what, numbers in (("period", periods), ("size", sizes)):
         if numbers[0] < 1 or numbers != sorted(set(numbers)):
             raise UsageError(
-                f"each {what} of `period_group_size_dict` must be positive, and more "
+                f"each {what} of period_group_size_dict must be positive, and larger "
                 f"than the one before, not {numbers}"
             )
     if sizes[-1] != ranks or any(ranks % size for size in sizes):
         raise UsageError(
-            "sizes in `period_group_size_dict` must divide the number of ranks, "
+            "sizes in period_group_size_dict must divide the number of ranks, "
             f"{ranks}, and the last must be {ranks}, not {sizes}"
         )
     if periods[-1] == 1:
@@ -307,6 +310,6 @@ def _check_levels(levels: Mapping[int, int], ranks: int) -> None:
 
 def _warn_of_period_1() -> None:
     logger.warning(
-        "parameters that are averaged at every step cost as much as gradients do: use "
+        "averaging parameters at every step costs as much as averaging gradients: use "
         "DistributedDataParallel without averaging"
     )

@@ -1,7 +1,7 @@
 """The step of a torch optimizer, within a coroutine.
 
-torch takes the wrapped step for a plain function, so it would call hooks for after a
-step before the coroutine has begun: they are called here.
+torch takes the wrapped step for a plain function, so it would call the hooks that
+follow a step before the coroutine has begun: they are called here.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Closure: TypeAlias = Callable[[], Any]
 def call_hooks_before(
     optimizer: torch.optim.Optimizer, closure: Closure | None
 ) -> Closure | None:
-    """Call what was registered with `register_step_pre_hook`.
+    """Call the hooks that were registered with `register_step_pre_hook`.
 
     Returns:
         The closure, which a hook may replace.
 
     Raises:
-        UsageError: a hook returned something else than arguments.
+        UsageError: a hook returned a value that is neither None nor arguments.
     """
     args, kwargs = _arguments(optimizer, closure)
     hooks: dict[int, Any] = optimizer._optimizer_step_pre_hooks  # noqa: SLF001  (as torch's own step does)
@@ -46,7 +46,7 @@ def call_hooks_before(
 
 
 def call_hooks_after(optimizer: torch.optim.Optimizer, closure: Closure | None) -> None:
-    """Call what was registered with `register_step_post_hook`."""
+    """Call the hooks that were registered with `register_step_post_hook`."""
     args, kwargs = _arguments(optimizer, closure)
     hooks: dict[int, Any] = optimizer._optimizer_step_post_hooks  # noqa: SLF001  (likewise)
     for hook in hooks.values():
@@ -67,14 +67,14 @@ async def step_in_thread(
     Args:
         optimizer: whose `step` is called.
         threads: where it runs, if the parameters are on devices.
-        closure: a coroutine function is called before the step, once; another one is
-            for the optimizer.
+        closure: a coroutine function is called before the step, once; a plain function
+            is passed to the optimizer.
 
     Returns:
-        What the coroutine returned, or else the step.
+        The result of the coroutine, or else of the step.
 
     Raises:
-        Exception: what the closure or the optimizer raises.
+        Exception: the error of the closure or of the optimizer.
 
     Cancellation:
         It waits until the thread has ended, as that changes parameters.

@@ -62,7 +62,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
 
         Raises:
             UsageError: the step of `optim` is a coroutine, so it keeps ranks together
-                itself; or an argument is of another kind.
+                itself; or an argument has the wrong type.
         """
         check_kind("optim", optim, torch.optim.Optimizer, "a torch.optim.Optimizer")
         check_kind("averager", averager, ModelAverager, "a ModelAverager")
@@ -89,7 +89,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:  # type: ignore[override]  # likewise
-        """Return what the optimizer keeps for each parameter."""
+        """State of the optimizer, by parameter."""
         return self.optim.state
 
     def __repr__(self) -> str:
@@ -100,24 +100,24 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
     ) -> Any:
         """Step this rank's parameters, in a thread; then average them, if that is due.
 
+        If the averaging fails, this rank has made its step.  Call
+        `average_parameters(optimizer.param_groups)` on `optimizer.averager` at every
+        rank to try again.
+
         Args:
             closure: computes the loss and its gradients.  A coroutine function is
-                called once, before the step; another one by the optimizer, in its
-                thread, as often as that likes.
+                called once, before the step; a plain function is called by the
+                optimizer, in its thread, as often as the optimizer needs.
 
         Returns:
-            What `closure` returned, or what the optimizer made of it.
+            The result of `closure`, or of the optimizer's step.
 
         Raises:
             UsageError: ranks have other parameters with gradients than the first;
                 `closure` cannot be called; or this is not the worker's event loop.
             CollectiveError: the averaging has failed for all ranks that have not ended
                 it.
-            Exception: what the optimizer or `closure` raises.
-
-            If the averaging failed, this rank has made its step, and its parameters are
-            its own; `await optimizer.averager.average_parameters(
-            optimizer.param_groups)` at every rank tries again.
+            Exception: the error of the optimizer or of `closure`.
 
         Cancellation:
             The optimizer's own step is ended first; then an averaging fails for all
@@ -131,7 +131,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         await self.averager.average_parameters(self.optim.param_groups)
         return loss
 
-    # Else torch wraps it in a plain function, which calls hooks before it has ended.
+    # Otherwise torch wraps it in a function that calls hooks before it has ended.
     step.hooked = True  # type: ignore[attr-defined]
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002  (torch's signature)
@@ -141,7 +141,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
             set_to_none: take them away.
 
         Raises:
-            UsageError: it is neither True nor False.
+            UsageError: `set_to_none` is neither True nor False.
         """
         check_flag("set_to_none", set_to_none)
         self.optim.zero_grad(set_to_none=set_to_none)
@@ -153,7 +153,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
             param_group: `params`, and options.
 
         Raises:
-            UsageError: it is not a group, or the inner optimizer refuses it.
+            UsageError: `param_group` is not a group, or the inner optimizer refuses it.
         """
         check_param_group(param_group)
         with named("param_group"):
@@ -167,11 +167,11 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         """Load a state, and continue at its step.
 
         Args:
-            state_dict: what `state_dict` returned, here or of torch's.  Without `step`
-                the averager begins anew, with a warning in the log.
+            state_dict: the result of `state_dict`, here or of torch's class.  Without
+                `step` the averager begins again, with a warning in the log.
 
         Raises:
-            UsageError: it is not a state, or the inner optimizer refuses it.
+            UsageError: `state_dict` is not a state, or the inner optimizer refuses it.
         """
         check_state(state_dict, ("state", "param_groups"))
         check_count("state_dict['step']", state_dict.get("step", 0))
@@ -179,8 +179,8 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
             self.optim.load_state_dict(state_dict)
         if "step" not in state_dict:
             logger.warning(
-                "the state that is loaded has no `step`: the averager begins at 0, "
-                "with its warm-up"
+                "the loaded state has no `step`: the averager begins at 0, with its "
+                "warm-up"
             )
         self.averager.step = state_dict.get("step", 0)
 

@@ -1,7 +1,7 @@
-"""An optimizer's state, taken apart into those of ranks, and put together again.
+"""An optimizer's state, divided among ranks, and put together again.
 
-torch numbers parameters group by group.  A rank's optimizer numbers its own; what is
-saved has the numbers of all, which here are called places.
+torch numbers parameters group by group.  A rank's optimizer numbers its own; a saved
+state has the numbers among all, which are called places here.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def copied(
         places: of these among all.
 
     Returns:
-        What it keeps for each parameter, by their places, in host memory.
+        The state of each parameter, by place, in host memory.
 
     Raises:
-        UsageError: it keeps something that is no parameter's.
+        UsageError: the optimizer keeps a value that belongs to no parameter.
     """
     return {
         place: pytree.tree_map_only(torch.Tensor, lambda one: one.cpu().clone(), value)
@@ -56,7 +56,7 @@ def to_bytes(optimizer: torch.optim.Optimizer, places: Sequence[int]) -> torch.T
     """Return the state of an optimizer as `from_bytes` reads it: uint8.
 
     Raises:
-        UsageError: it keeps something that is no parameter's.
+        UsageError: the optimizer keeps a value that belongs to no parameter.
     """
     buffer = io.BytesIO()
     torch.save(
@@ -77,7 +77,7 @@ def from_bytes(saved: torch.Tensor, who: str) -> dict[int, dict[str, Any]]:
         who: its rank, for errors.
 
     Raises:
-        OptimizerError: there is something in it that only running code could make.
+        OptimizerError: a value in it could only be made by running code.
     """
     try:
         found: dict[int, dict[str, Any]] = torch.load(
@@ -85,8 +85,8 @@ def from_bytes(saved: torch.Tensor, who: str) -> dict[int, dict[str, Any]]:
         )
     except pickle.UnpicklingError as error:
         raise OptimizerError(
-            f"the state of {who} has other values than tensors, numbers, strings and "
-            f"containers of these, which this rank does not accept: {error}"
+            f"the state of {who} must have only tensors, numbers, strings and "
+            f"containers of these: {error}"
         ) from error
     return found
 
@@ -102,7 +102,7 @@ def part_of(
         places: of the rank's parameters.
 
     Raises:
-        UsageError: the state is of others.
+        UsageError: the state belongs to other parameters.
     """
     check_fits(state, sizes)
     number_of = {place: number for number, place in enumerate(places)}
@@ -124,17 +124,17 @@ def _by_places(
     for number, value in optimizer.state_dict()["state"].items():
         if type(number) is not int:
             raise UsageError(
-                f"the optimizer keeps {number!r}, which belongs to no parameter, so it "
-                "cannot be brought together"
+                f"the optimizer keeps {number!r}, which belongs to no parameter, so "
+                "its state cannot be put together"
             )
         found.append((places[number], value))
     return found
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose memory holds nothing else, as all of that is saved.
+    """Return a tensor whose memory holds nothing else, as all of it is saved.
 
-    Of the host: who reads it may not have the device.
+    It is in host memory: the rank that reads it may not have the device.
     """
     host = tensor.cpu()
     is_alone = host.untyped_storage().nbytes() == host.nbytes

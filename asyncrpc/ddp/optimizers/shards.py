@@ -1,4 +1,4 @@
-"""Parameters divided among ranks, and how all ranks get those of each.
+"""Parameters divided among ranks, and how each rank gets all of them.
 
 Each parameter belongs to one rank, its owner, and only the owner changes it.  Then
 every owner sends its parameters: small ones in one collective for all owners, the rest
@@ -6,8 +6,8 @@ by broadcasts of one owner after the other, in pieces.  A piece that is contiguo
 memory, a large parameter or a bucket, is sent from there, and received in place.
 
 Measured on one host, for all owners together: 64 KiB over 2 ranks take 0.3 ms gathered
-and 0.9 ms by broadcasts; 40 MiB 39 ms gathered, with a copy out of what came, and
-19 ms by broadcasts, which need no memory besides.
+and 0.9 ms by broadcasts; 40 MiB take 39 ms gathered, with a copy of the result, and
+19 ms by broadcasts, which need no extra memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from asyncrpc.ddp.threads import run_beside, user_of
 from asyncrpc.errors import UsageError
 
 _GATHERED_BYTES: Final = 1 << 20  # of all owners together, in one collective
-_ALONE_BYTES: Final = 1 << 20  # a parameter of more is sent from where it lies
+_ALONE_BYTES: Final = 1 << 20  # a larger parameter is sent from where it lies
 _PACKED_BYTES: Final = 16 << 20  # of parameters that are packed together
 _ALIGN: Final = 64  # bytes, of parameters in a bucket
 
@@ -36,7 +36,7 @@ class Partition:
     Attributes:
         loads: elements that each rank owns.
 
-    Source: torch/distributed/optim/zero_redundancy_optimizer.py; it comes to the same.
+    Source: torch/distributed/optim/zero_redundancy_optimizer.py, with equal results.
     """
 
     def __init__(self, size: int) -> None:
@@ -64,8 +64,8 @@ class Piece:
 
     Attributes:
         root: the owner.
-        parameters: what is sent.
-        nbytes: of it.
+        parameters: the parameters that are sent.
+        nbytes: their bytes.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class Piece:
         parameters: Sequence[torch.Tensor],
         bucket: torch.Tensor | None = None,
     ) -> None:
-        """Describe it.
+        """Describe the piece.
 
         Args:
             root: the owner.
-            parameters: what is sent.
+            parameters: the parameters that are sent.
             bucket: the memory in which they lie, uint8; None: each has its own.
         """
         self.root = root
@@ -89,7 +89,7 @@ class Piece:
         )
 
     def memory(self) -> torch.Tensor | None:
-        """Return the memory, uint8, that holds all of it; None if there is none."""
+        """Return the memory, uint8, that holds all of it; None if it is scattered."""
         if self._bucket is not None:
             return self._bucket
         only = self.parameters[0]
@@ -103,21 +103,21 @@ class Piece:
         return pack(self.parameters) if memory is None else memory
 
     def take(self, received: torch.Tensor) -> None:
-        """Put what has come in place."""
+        """Copy the received bytes into the parameters."""
         memory = self.memory()
         if memory is None:
             unpack(received, self.parameters)
             return
         if received.data_ptr() != memory.data_ptr():
             memory.copy_(received)
-        # A graph that was made with the values before must not go backward now.
+        # A graph that was made with the old values must not go backward now.
         increment_version(self.parameters)
 
 
 class Shards:
     """The parameters of all ranks, as one rank has them.
 
-    Those without a gradient that require none are not sent: no owner changes them.
+    Frozen parameters without a gradient are not sent: no owner changes them.
     """
 
     def __init__(self, rank: int, size: int, *, as_views: bool) -> None:
@@ -133,7 +133,8 @@ class Shards:
         self._owned: list[list[torch.Tensor]] = [[] for _ in range(size)]
         self._pieces: list[list[Piece]] = [[] for _ in range(size)]
         self._buckets: list[torch.Tensor] = []
-        # What the pieces were made for: whether each is sent, and where it lies then.
+        # The state that the pieces were made for: whether each parameter is sent, and
+        # where it lies then.
         self._made_for: list[tuple[bool, int]] = []
 
     def add(self, parameters: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
@@ -145,7 +146,7 @@ class Shards:
         """Look at the parameters again.
 
         Returns:
-            Whether others are sent than before, so that ranks have to agree.
+            Whether other parameters are sent than before, so that ranks must agree.
         """
         before = [was_sent for was_sent, _ in self._made_for]
         if self._made_for != self._look():
@@ -175,13 +176,13 @@ class Shards:
         """Move parameters into one stretch of memory for each owner.
 
         Raises:
-            UsageError: one is on a device.
+            UsageError: a parameter is on a device.
         """
         for parameter in self.parameters:
             if not parameter.is_cpu:
                 raise UsageError(
                     f"a parameter on {str(parameter.device)!r} cannot be a view of a "
-                    "bucket, which is in host memory: parameters_as_bucket_view=False"
+                    "bucket in host memory: use parameters_as_bucket_view=False"
                 )
         old = [
             range(one.data_ptr(), one.data_ptr() + one.nbytes) for one in self._buckets
@@ -211,11 +212,11 @@ class Shards:
         """Give every rank the parameters of each owner.
 
         Raises:
-            CollectiveError: a rank failed or was lost: all ranks fail; some parameters
-                may be those of their owners, others not, or only in part.
+            CollectiveError: a rank failed or was lost; all ranks fail, and may have
+                received only some parameters, or parts of them.
 
         Cancellation:
-            It fails for all ranks, likewise.
+            The call fails on all ranks, with the same result.
         """
         pieces = [piece for owned in self._pieces for piece in owned]
         if sum(piece.nbytes for piece in pieces) <= _GATHERED_BYTES:
@@ -257,13 +258,13 @@ class Shards:
 def is_sent(parameter: torch.Tensor) -> bool:
     """Return whether an owner may change a parameter.
 
-    torch's optimizers also apply a gradient that was left when one was frozen.
+    torch's optimizers also apply a gradient that a parameter kept when it was frozen.
     """
     return parameter.requires_grad or parameter.grad is not None
 
 
 def _sent(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the parameters that are sent, and hold anything."""
+    """Return the parameters that are sent and not empty."""
     return [one for one in parameters if is_sent(one) and one.numel()]
 
 

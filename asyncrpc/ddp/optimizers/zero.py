@@ -2,9 +2,9 @@
 
 An optimizer of the user's class runs at every rank, over the parameters that this rank
 owns, so the memory for its state is shared out.  After its step every rank gets the
-parameters of all owners.  Options are in the groups of all parameters, which a program
-and its schedulers change, and are copied to the rank's own before a step and back
-after it.
+parameters of all owners.  The groups of all parameters have the options, which a
+program and its schedulers change; they are copied to the rank's own groups before a
+step, and back after it.
 
 Source: torch/distributed/optim/zero_redundancy_optimizer.py; Rajbhandari et al., "ZeRO:
 Memory Optimizations Toward Training Trillion Parameter Models", 2020.
@@ -54,7 +54,7 @@ Params: TypeAlias = (
     | Iterable[tuple[str, torch.Tensor]]
 )
 
-# Options of a group that can be compared by what they look like.
+# Options of a group that can be compared by their text.
 _PLAIN: Final = (bool, int, float, str, tuple, type(None))
 
 
@@ -62,17 +62,17 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     """An optimizer whose state is shared out among the ranks of a group.
 
     Every rank makes one of the same parameters; each parameter is owned by one rank,
-    which keeps its state and steps it, and sends it to all.  It expects that all ranks
-    have the same gradients, as after `DistributedDataParallel`, and gives what the
-    optimizer of one rank would, to the last bit, if that treats each parameter by
-    itself.  Those of torch do, but for LBFGS.
+    which keeps its state, steps it, and sends it to all.  All ranks must have the same
+    gradients, as after `DistributedDataParallel`.  The result is that of the optimizer
+    on one rank, to the last bit, if that treats each parameter by itself, as all of
+    torch's do except LBFGS.
 
-    torch's schedulers take it for any optimizer; `param_groups` and `zero_grad` are of
-    all parameters, `state` is this rank's.
+    torch's schedulers work with it; `param_groups` and `zero_grad` are of all
+    parameters, `state` is this rank's.
 
-    Should a step fail, parameters may differ between ranks: then `step` and
-    `consolidate_state_dict` refuse until `synchronize` has ended or a state has been
-    loaded.  While all ranks are there, nothing is lost: each owner has its share.
+    If a step fails, parameters may differ between ranks: then `step` and
+    `consolidate_state_dict` raise until `synchronize` has ended or a state has been
+    loaded.  As long as no rank is lost, nothing is lost: each owner has its share.
 
     Attributes:
         group: as given.
@@ -86,7 +86,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         >>> await optimizer.step()
 
     Source: torch.distributed.optim.ZeroRedundancyOptimizer, whose partition this is.
-    Parameters of several dtypes are allowed here; `overlap_with_ddp` is not there.
+    Parameters of several dtypes are allowed here; there is no `overlap_with_ddp`.
     """
 
     optim: torch.optim.Optimizer
@@ -106,16 +106,16 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             params: tensors, pairs of names and tensors, or groups of them with options:
                 dense, in host memory or on devices, the same at every rank.
             optimizer_class: makes the optimizer of each rank's share.
-            group: the ranks; the optimizer gets one of its own, so that its collectives
-                do not meet yours.
+            group: the ranks; the optimizer gets a group of its own, so that its
+                collectives do not interfere with yours.
             parameters_as_bucket_view: let the parameters of each owner lie in one
                 stretch of host memory, from which they are sent without a copy.
             **defaults: options of groups that do not have them, for `optimizer_class`.
 
         Raises:
-            UsageError: a parameter is sparse, on `meta`, there twice, or on a device
-                and to be a view of a bucket; an argument is of another kind, or torch's
-                optimizers refuse it.
+            UsageError: a parameter is sparse, on `meta`, given twice, or on a device
+                with `parameters_as_bucket_view`; an argument has the wrong type, or
+                torch's optimizers refuse it.
         """
         check_group(group)
         check_flag("parameters_as_bucket_view", parameters_as_bucket_view)
@@ -139,8 +139,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self._shards.refresh()
         self._own = RecreatableGroup(group)
         self._is_met = False  # whether all ranks have the same parameters and options
-        self._running = ""  # what is under way
-        self._torn = ""  # what did not end, so that ranks may differ
+        self._running = ""  # the method under way
+        self._torn = ""  # the method that did not end, so that ranks may differ
         self._whole: State | None = None
         self._is_made = True
 
@@ -161,7 +161,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
     @state.setter
     def state(self, value: Any) -> None:
-        # torch's constructor sets it, before there is an optimizer that has one.
+        # torch's constructor sets it, before the inner optimizer exists.
         del value
 
     # --- steps -----------------------------------------------------------------------
@@ -173,23 +173,23 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
         Args:
             closure: computes the loss and its gradients.  A coroutine function is
-                called once, before the step; another one by the optimizer, in its
-                thread, as often as that likes.
+                called once, before the step; a plain function is called by the
+                optimizer, in its thread, as often as the optimizer needs.
 
         Returns:
-            What `closure` returned, or what the optimizer made of it.
+            The result of `closure`, or of the optimizer's step.
 
         Raises:
-            UsageError: ranks have other parameters or options than rank 0, which is
-                looked at before the first step, and when they have changed: nothing has
+            UsageError: ranks have other parameters or options than rank 0, which are
+                compared before the first step and after a change: no parameter has
                 changed.  Or another step is under way, `closure` cannot be called, or
                 this is not the worker's event loop.
             OptimizerError: an earlier step has failed; see the class.
-            CollectiveError: a rank failed: all fail that have not ended it; this
-                rank's parameters have been stepped.  If a rank is lost, its state is,
-                too: load a checkpoint in a new group.
-            Exception: what the optimizer or `closure` raised; the other ranks get a
-                CollectiveError.
+            CollectiveError: a rank failed; the step fails on all ranks that have not
+                ended it, but this rank's parameters have been stepped.  If a rank is
+                lost, so is its state: load a checkpoint in a new group.
+            Exception: the error of the optimizer or of `closure`; the other ranks get
+                a CollectiveError.
 
         Cancellation:
             The optimizer's own step is ended first.  The others get a CollectiveError.
@@ -210,23 +210,23 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         call_hooks_after(self, closure)
         return loss
 
-    # Else torch wraps it in a plain function, which calls hooks before it has ended.
+    # Otherwise torch wraps it in a function that calls hooks before it has ended.
     step.hooked = True  # type: ignore[attr-defined]
 
     async def synchronize(self) -> None:
-        """Give every rank the parameters of each owner; all ranks have to call it.
+        """Give every rank the parameters of each owner; all ranks must call it.
 
-        After a step that failed this makes all ranks the same again.  A share whose
-        owner did not come to step it is then that of the step before.
+        After a failed step this makes all ranks equal again.  A share that its owner
+        did not step is then that of the step before.
 
         Raises:
             UsageError: ranks have other parameters or options than rank 0, or call
-                something else; or a step is under way.
-            CollectiveError: a rank failed: all fail that have not ended it; call
-                it again, unless a rank is lost.
+                another method; or a step is under way.
+            CollectiveError: a rank failed; the call fails on all ranks that have not
+                ended it.  Repeat it, unless a rank is lost.
 
         Cancellation:
-            It fails for all ranks, likewise.
+            The call fails on all ranks that have not ended it.
         """
         async with self._together("synchronize", repairs=True) as group:
             self._is_met = False
@@ -236,7 +236,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             self._torn = ""
 
     def _check_idle(self) -> None:
-        """Raise UsageError while something is under way."""
+        """Raise UsageError while a method of this optimizer is under way."""
         if self._running:
             raise UsageError(
                 f"`{self._running}` of this optimizer is under way: await it first"
@@ -246,7 +246,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     async def _together(
         self, what: str, *, repairs: bool = False
     ) -> AsyncIterator[Group]:
-        """Do something with all ranks; if it fails here, then for all."""
+        """Run a job with all ranks; if it fails here, it fails for all."""
         self.group.parts.check_on_loop(f"ZeroRedundancyOptimizer.{what}")
         self._check_idle()
         if self._torn and not repairs:
@@ -266,10 +266,10 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             self._running = ""
 
     async def _meet(self, group: Group) -> None:
-        """Compare parameters and options, if that has not been done.
+        """Compare parameters and options, if they have not been compared.
 
         Raises:
-            UsageError: a rank has others than rank 0.
+            UsageError: a rank has other parameters or options than rank 0.
         """
         has_changed = self._shards.refresh()
         if self._is_met and not has_changed:
@@ -317,9 +317,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             param_group: `params`, and options; the same at every rank.
 
         Raises:
-            UsageError: a parameter is sparse, on `meta`, there twice, or on a device
-                and to be a view of a bucket; a step is under way; it is no group, or
-                torch's optimizers refuse it.  Nothing has changed.
+            UsageError: a parameter is sparse, on `meta`, given twice, or on a device
+                with `parameters_as_bucket_view`; a step is under way; `param_group` is
+                not a group, or torch's optimizers refuse it.  Nothing has changed.
         """
         check_param_group(param_group)
         param_group = _listed(param_group)
@@ -356,25 +356,25 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     # --- state -----------------------------------------------------------------------
 
     async def consolidate_state_dict(self, to: int = 0) -> None:
-        """Bring the states of all ranks together at one; all ranks have to call it.
+        """Gather the states of all ranks at one rank; all ranks must call it.
 
-        One share after the other is sent, so a rank has no more than its own and one
-        other; but `to` has all, until the next step.
+        One share after the other is sent, so a rank holds at most its own and one
+        other; but `to` holds all, until the next step.
 
         Args:
             to: the rank whose `state_dict` can be called then.
 
         Raises:
-            UsageError: there is no such rank; the optimizer keeps something that is no
-                parameter's; ranks have other parameters or options than rank 0; or a
+            UsageError: `to` is not a rank; the optimizer keeps a value that belongs to
+                no parameter; ranks have other parameters or options than rank 0; or a
                 step is under way.
             OptimizerError: a step has failed, see the class; or a rank's state has
-                other values than tensors, numbers, texts and containers of these.
-            CollectiveError: a rank failed: all fail that have not ended it.  No
-                parameter and no state has changed.
+                other values than tensors, numbers, strings and containers of these.
+            CollectiveError: a rank failed; the call fails on all ranks that have not
+                ended it.  No parameter and no state has changed.
 
         Cancellation:
-            It fails for all ranks, likewise.
+            The call fails on all ranks that have not ended it.
 
         Source: torch's `ZeroRedundancyOptimizer.consolidate_state_dict`.
         """
@@ -391,7 +391,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                 }
 
     async def _gather_states(self, group: Group, to: int) -> dict[int, Any]:
-        """Return at `to` what all ranks keep for parameters, by their places."""
+        """Return at `to` the state of all parameters, by place."""
         nothing = torch.empty(0, dtype=torch.uint8)
         places, user = self._places(), user_of(group.parts, self._shards.parameters)
         if group.rank == to:
@@ -426,11 +426,11 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         number of ranks.
 
         Returns:
-            What `consolidate_state_dict` brought here; tensors are copies.
+            The state that `consolidate_state_dict` gathered here; tensors are copies.
 
         Raises:
-            UsageError: it is not here: it was brought elsewhere, or a step has been
-                made since.
+            UsageError: the state is not here: it was gathered at another rank, or a
+                step has been made since.
 
         Source: torch's `ZeroRedundancyOptimizer.state_dict`, which may return that of
         an earlier step.
@@ -440,8 +440,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         if self._whole is None:
             rank = self.group.rank
             raise UsageError(
-                f"the whole state is not at rank {rank}: after the last step, `await "
-                f"optimizer.consolidate_state_dict(to={rank})` at every rank"
+                f"the whole state is not at rank {rank}: call `await "
+                f"optimizer.consolidate_state_dict(to={rank})` at every rank after the "
+                "last step"
             )
         whole: State = {
             "state": dict(self._whole["state"]),
@@ -456,15 +457,15 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         """Load this rank's share of a state; every rank loads the same.
 
         Parameters are not part of it: load those of the module, at every rank.  After
-        that, an earlier failed step does not matter any more.
+        that, an earlier failed step no longer matters.
 
         Args:
-            state_dict: what `state_dict` returned, here or of torch's optimizer.  It is
+            state_dict: the result of `state_dict`, here or of torch's optimizer.  It is
                 copied, and stays as it is.
 
         Raises:
-            UsageError: it is of other groups of parameters, or no state; or a step is
-                under way.  Nothing has changed.
+            UsageError: `state_dict` has other groups of parameters, or is not a state;
+                or a step is under way.  Nothing has changed.
 
         Source: torch's `ZeroRedundancyOptimizer.load_state_dict`.
         """
@@ -508,10 +509,10 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
 
 def _iterable(params: Params) -> Params:
-    """Return parameters as torch takes them; refuse what is not iterable."""
+    """Return parameters as torch takes them; refuse a value that is not iterable."""
     if isinstance(params, torch.Tensor):
-        raise wrong("params", "parameters in a list, or groups of them", params)
-    return listed("params", params, "parameters in a list, or groups of them")
+        raise wrong("params", "a list of parameters, or of groups of them", params)
+    return listed("params", params, "a list of parameters, or of groups of them")
 
 
 def _check_class(optimizer_class: object) -> None:
@@ -524,15 +525,15 @@ def _check_class(optimizer_class: object) -> None:
 
 
 def _listed(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a group whose parameters are a list, and such as can be sent.
+    """Return a group whose parameters are a list, and can be sent.
 
     Raises:
-        UsageError: a parameter is sparse, on `meta`, or there twice.
+        UsageError: a parameter is sparse, on `meta`, or given twice.
     """
     params = group["params"]
     if isinstance(params, torch.Tensor | set):  # torch knows what to do with these
         return group
-    params = listed("params", params, "parameters in a list")
+    params = listed("params", params, "a list of parameters")
     seen: set[int] = set()
     for place, given in enumerate(params):
         parameter = given[1] if isinstance(given, tuple) else given
@@ -542,7 +543,7 @@ def _listed(group: dict[str, Any]) -> dict[str, Any]:
             raise UsageError(f"parameter {place} of a group is sparse; make it dense")
         if parameter.is_meta:
             raise UsageError(
-                f"parameter {place} of a group is on 'meta', and has nothing to step"
+                f"parameter {place} of a group is on 'meta', and has no values to step"
             )
         if id(parameter) in seen:
             raise UsageError(f"parameter {place} occurs twice in its group")

@@ -1,4 +1,4 @@
-"""The arrows of a timeline, each between two spans; and what they tell of clocks."""
+"""The arrows of a timeline, each between two spans, and what they say about clocks."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class ArrowEnd(NamedTuple):
 
     Attributes:
         number: of the arrow.
-        name: what goes along it: `CALL` or `GRADIENT`.
-        is_start: which end.
+        name: what it stands for: `CALL` or `GRADIENT`.
+        is_start: whether this end is the start.
     """
 
     number: int
@@ -51,12 +51,12 @@ class Arrows:
 
     Attributes:
         calls_alone: calls and streams of which only one end is known.
-        backwards_s: by how much a call was, by the clocks, served before it was made,
-            or answered before it was served; clocks are wrong by as much, or more.
+        backwards_s: by how much, by the clocks, a call was served before it was made,
+            or answered before it was served; the clocks differ by at least as much.
     """
 
     def __init__(self, workers: Sequence[WorkerEvents]) -> None:
-        """Find them."""
+        """Find the arrows."""
         made = _made(workers)
         self.backwards_s = 0.0
         self._calls: dict[CallKey, int] = {}
@@ -66,7 +66,7 @@ class Arrows:
             found = made.get(key)
             if found is not None:
                 self._calls[key] = len(self._calls) + 1
-                # Of a call that was given up, the end at its caller says nothing.
+                # For a call that was given up, the caller's end tells nothing.
                 early_s = found.began_s - came_s
                 late_s = ended_s - found.ended_s if found.is_answered else 0.0
                 self.backwards_s = max(self.backwards_s, early_s, late_s)
@@ -85,7 +85,7 @@ class Arrows:
         return self._count
 
     def at(self, span: TimelineSpan) -> Iterator[ArrowEnd]:
-        """Yield the ends of arrows that a span has."""
+        """Yield the arrow ends at a span."""
         if span.key is not None and span.key in self._calls:
             is_start = span.group in (CALLS, STREAMS)
             yield ArrowEnd(self._calls[span.key], CALL, is_start)
@@ -96,7 +96,7 @@ class Arrows:
                 yield ArrowEnd(number, GRADIENT, is_start=True)
 
 
-class _Made(NamedTuple):
+class _MadeCall(NamedTuple):
     """When a call was made and ended, by the reader's clock."""
 
     began_s: float
@@ -104,25 +104,25 @@ class _Made(NamedTuple):
     is_answered: bool
 
 
-def _made(workers: Sequence[WorkerEvents]) -> dict[CallKey, _Made]:
+def _made(workers: Sequence[WorkerEvents]) -> dict[CallKey, _MadeCall]:
     """Return the calls and streams that were made."""
-    found: dict[CallKey, _Made] = {}
+    found: dict[CallKey, _MadeCall] = {}
     for one in workers:
         me, shift_s = one.worker.incarnation, one.offset_s
         made: list[CallEnded | StreamReceived] = [*one.recent.calls]
         made += one.recent.received
         for call in made:
-            if call.call_id:  # else it was never sent
+            if call.call_id:  # otherwise it was never sent
                 key = (me, call.to.incarnation, call.call_id)
                 began_s, ended_s = call.began_s + shift_s, call.at_s + shift_s
-                found[key] = _Made(began_s, ended_s, call.outcome == OK)
+                found[key] = _MadeCall(began_s, ended_s, call.outcome == OK)
     return found
 
 
 def _served(
     workers: Sequence[WorkerEvents],
 ) -> Iterator[tuple[CallKey, float, float]]:
-    """Yield calls that were served, when they came, and when they ended."""
+    """Yield served calls, when they arrived, and when they ended."""
     for one in workers:
         me, shift_s = one.worker.incarnation, one.offset_s
         served: list[CallServed | StreamSent] = [*one.recent.served]
@@ -140,7 +140,7 @@ def _gradients(
     pairs: dict[tuple[SegmentKey, SegmentKey], None] = {}
     for key in enter.keys() & leave.keys():
         sources, takers = sorted(leave[key]), sorted(enter[key])
-        # A message may bring tensors whose gradients come from several segments.
+        # The gradients of one message's tensors may come from several segments.
         for began_s, taker in takers:
             before = [one for ended_s, one in sources if ended_s <= began_s]
             pairs[before[-1] if before else sources[0][1], taker] = None

@@ -1,6 +1,6 @@
-"""Whom to ask next, of a group that is looked at again and again.
+"""Which workers to ask next, in a group that is polled.
 
-Who has not answered is asked less and less often, so that a dead worker costs nothing,
+A worker that has not answered is asked less and less often: a dead worker costs little,
 and is still found when it is back.
 """
 
@@ -16,12 +16,12 @@ PAUSE_MAX_S: Final = 8.0
 class AskingPlan:
     """Decides who is asked in each round.
 
-    A worker is asking, that is to say not answered yet, or resting after a silence, or
-    due.  Names that are no longer wanted are forgotten.
+    A worker is being asked, or rests after a silence, or is due.  Names that are no
+    longer wanted are forgotten.
     """
 
     def __init__(self) -> None:
-        """Begin with everybody due."""
+        """Begin with all workers due."""
         self._asking: set[str] = set()
         self._rests: dict[str, tuple[float, float]] = {}  # until when, how long
 
@@ -31,7 +31,7 @@ class AskingPlan:
         return frozenset(self._asking)
 
     def due(self, names: Iterable[str], now_s: float) -> list[str]:
-        """Return which members are to be asked now; who is no member is forgotten.
+        """Return the members to ask now; forget workers that are no longer members.
 
         Args:
             names: of all members.
@@ -51,19 +51,19 @@ class AskingPlan:
         return self._rests.get(name, (0.0, 0.0))[0]
 
     def on_asked(self, name: str) -> None:
-        """A worker is being asked."""
+        """Note that a worker is being asked."""
         self._asking.add(name)
 
     def on_answer(self, name: str) -> None:
-        """A worker has answered."""
+        """Note that a worker has answered."""
         self._rests.pop(name, None)
 
     def on_end(self, name: str) -> None:
-        """A question has ended, however: it may also have been given up."""
+        """Note that a question has ended: answered, failed or given up."""
         self._asking.discard(name)
 
     def on_silence(self, name: str, now_s: float) -> None:
-        """A worker has not answered in time, or could not be asked."""
+        """Note that a worker did not answer in time, or could not be asked."""
         _, before_s = self._rests.get(name, (0.0, 0.0))
         pause_s = min(2 * before_s, PAUSE_MAX_S) or FIRST_PAUSE_S
         self._rests[name] = now_s + pause_s, pause_s

@@ -1,12 +1,12 @@
 """The await graph of a group: who waits for whom, over all workers.
 
 Its nodes are the tasks and threads of all snapshots, and what is not in any: a worker
-that cannot be reached, a member that has not come, a lock that nobody is known to hold.
-An edge leads from who waits to who has to act.  Calls join the workers: both ends know
-a call by the same key.
+that cannot be reached, a member that has not come, a lock without a known holder.  An
+edge leads from a waiting node to one that must act.  Calls join the workers: both ends
+know a call by the same key.
 
-Some waits need *all* that they lead to (the tasks of a group), others *any* (whoever
-sets an event).  From that follows who can never go on, whatever happens: see `stuck`.
+Some waits need *all* nodes that they lead to (the tasks of a group), others *any* (a
+task that sets an event).  So some nodes can never make progress: see `stuck`.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from asyncrpc.inspection.records import (
 
 NODES_MAX: Final = 100  # of one slice of work: half a millisecond
 _PER_NODE: Final = 10  # members, or edges, that take as long as a node
-# Waits that end by themselves, or by what no worker is asked for.
+# Waits that end by themselves, or by something outside of the group.
 _ENDS_ALONE: Final = frozenset({WaitKind.RUNS, WaitKind.SLEEP, WaitKind.SOCKET})
-# A look at all workers takes less.  What has waited for longer at each of them, has
-# waited at one moment at all of them.
+# A look at all workers takes less.  Waits at several workers that have each lasted
+# longer have overlapped.
 SKEW_S: Final = 2.0
 _LOOP: Final = "its event loop"
 NO_THREAD: Final = "a thread of its pool"
 _OF_MEMBERS: Final = frozenset({WaitKind.ROUND, WaitKind.COLLECTIVE})
-# Whoever waits for these waits for something that was to happen.  For an event or an
-# item that never comes a program may also wait at rest, for as long as it runs.
+# A wait for an event, an item or a socket may be idle for as long as the program runs.
+# The waits of `_NEVER_AT_REST` are for something that should happen.
 _AT_REST: Final = frozenset({WaitKind.EVENT, WaitKind.ITEM, WaitKind.SOCKET})
 _NEVER_AT_REST: Final = _OF_MEMBERS | {
     *(WaitKind.LOCK, WaitKind.SEMAPHORE, WaitKind.CONDITION, WaitKind.BACKWARD),
@@ -62,12 +62,12 @@ _NEEDS_ALL: Final = _OF_MEMBERS | {
 
 
 class Node(NamedTuple):
-    """A task or thread of a snapshot, or something that is in none.
+    """A task or thread of a snapshot, or something that is in no snapshot.
 
     Attributes:
         worker: name of the worker.
-        actor: its place in the snapshot; `NO_ACTOR` for what is in none.
-        what: for people, of what is in no snapshot.
+        actor: its index in the snapshot; `NO_ACTOR` if it is in no snapshot.
+        what: its name for people, if it is in no snapshot.
     """
 
     worker: str
@@ -79,9 +79,9 @@ class Edge(NamedTuple):
     """A wait that leads from one node to another.
 
     Attributes:
-        to: who has to act.
+        to: the node that must act.
         through: the call in between, as its callee serves it.
-        is_sure: whether it is known that `to` has to act.
+        is_sure: whether it is certain that `to` must act.
     """
 
     to: Node
@@ -91,12 +91,12 @@ class Edge(NamedTuple):
 
 @dataclass
 class AwaitGraph:
-    """Who waits for whom.
+    """The tasks and threads of a group, and which waits for which.
 
     Attributes:
         snapshots: by name of the worker.
-        troubles: of workers that cannot go on, with a few words on each.
-        edges: by who waits.
+        troubles: of workers that are stuck or did not answer, by name.
+        edges: by the waiting node.
     """
 
     snapshots: Mapping[str, WorkerSnapshot]
@@ -104,13 +104,13 @@ class AwaitGraph:
     edges: dict[Node, tuple[Edge, ...]] = field(default_factory=dict)
 
     def actor(self, node: Node) -> Actor | None:
-        """Return the task or thread of a node; None if it is none."""
+        """Return the task or thread of a node; None if the node is neither."""
         if node.actor == NO_ACTOR:
             return None
         return self.snapshots[node.worker].actors[node.actor]
 
     def wait(self, node: Node) -> Wait | None:
-        """Return what a node waits for; None if it is no task or thread."""
+        """Return what a node waits for; None if it is not a task or thread."""
         actor = self.actor(node)
         return None if actor is None else actor.wait
 
@@ -129,7 +129,7 @@ def graph_of(
 
     Args:
         snapshots: of the workers that could be looked at.
-        troubles: of workers that cannot go on, or have told nothing.
+        troubles: of workers that are stuck or did not answer, by name.
     """
     return finished(graph_in_slices(snapshots, troubles))
 
@@ -138,7 +138,7 @@ def graph_in_slices(
     snapshots: Sequence[WorkerSnapshot],
     troubles: Mapping[str, NoAnswer] | None = None,
 ) -> Slices[AwaitGraph]:
-    """Join the snapshots of a group, in slices; else as `graph_of`."""
+    """Join the snapshots of a group, in slices; otherwise like `graph_of`."""
     by_name = {one.name: one for one in snapshots}
     return _GraphJoiner(AwaitGraph(by_name, dict(troubles or {}))).join()
 
@@ -153,11 +153,11 @@ class _GraphJoiner:
         self._to: dict[CallKey, str] = {}  # names of callees that told nothing
         self._coming: dict[tuple[str, str], Node] = {}  # by worker and what it waits in
         self._doing: dict[str, list[Node]] = {}  # by label
-        # Of a collective of a thousand ranks each that has come waits for the same.
+        # In a collective of a thousand ranks all that have come wait for the same ones.
         self._to_members: dict[tuple[str, tuple[str, ...]], Edge] = {}
 
     def _note(self, name: str, snapshot: WorkerSnapshot) -> None:
-        """Take note of what others may wait for at a worker."""
+        """Note what other workers may wait for at this one."""
         for served in snapshot.served:
             self._served[served.key] = (name, served)
         for made in snapshot.made:
@@ -208,7 +208,7 @@ class _GraphJoiner:
                 yield self._to_members[key]
 
     def _calls(self, wait: Wait) -> Iterable[Edge]:
-        """Make the edges of the calls that somebody waits for."""
+        """Make the edges of a wait for calls."""
         if wait.kind is WaitKind.CREDIT:
             yield from self._to_consumer(wait)
         elif wait.kind is WaitKind.INBOUND and wait.call is not None:
@@ -219,7 +219,7 @@ class _GraphJoiner:
             yield from self._to_callee(key)
 
     def _doers(self, wait: Wait, name: str = "") -> list[Node]:
-        """Return who does what a wait needs: on one worker, or on any."""
+        """Return the nodes that do what a wait needs: on one worker, or on any."""
         found = [node for label in wait.needs for node in self._doing.get(label, ())]
         return [node for node in found if name in ("", node.worker)]
 
@@ -234,8 +234,8 @@ class _GraphJoiner:
     def _to_member(self, name: str, wait: Wait) -> Edge:
         """Return the edge to what a member that has not come does instead.
 
-        Another of its tasks may come, unless one waits for others likewise, or it is
-        known which one will.
+        The edge is sure if it is known which task will come, or if one of the member's
+        tasks waits for members itself.  Otherwise another of its tasks may come.
         """
         if name in self._graph.troubles or name not in self._graph.snapshots:
             return Edge(Node(name, what=_LOOP))
@@ -263,7 +263,7 @@ class _GraphJoiner:
             return
         name = self._names.get(key.callee) or self._to.get(key, "")
         snapshot = self._graph.snapshots.get(name)
-        if snapshot is not None and snapshot.blocked_for_s:  # it has not read the call
+        if snapshot is not None and snapshot.blocked_for_s:  # the call is still unread
             yield Edge(Node(name, snapshot.loop_actor))
         elif name in self._graph.troubles or (
             name and name not in self._graph.snapshots
@@ -271,7 +271,7 @@ class _GraphJoiner:
             yield Edge(Node(name, what=_LOOP))
 
     def _unserved(self, name: str, call: ServedCall) -> Node:
-        """Return whom a call waits for that no task or thread runs yet."""
+        """Return the node that a call waits for before a task or thread runs it."""
         snapshot = self._graph.snapshots[name]
         for other in snapshot.served if call.needs else ():
             if other.makes == call.needs:
@@ -281,7 +281,7 @@ class _GraphJoiner:
         return Node(name, what=NO_THREAD)
 
     def _to_holders(self, key: CallKey) -> Iterable[Edge]:
-        """Find the calls that take the room for large requests of a callee."""
+        """Find the calls that use up a callee's room for large requests."""
         name = self._names.get(key.callee, "")
         snapshot = self._graph.snapshots.get(name)
         if snapshot is None or name in self._graph.troubles or snapshot.blocked_for_s:
@@ -292,7 +292,7 @@ class _GraphJoiner:
                 yield Edge(_server(name, one))
 
     def _to_consumer(self, wait: Wait) -> Iterable[Edge]:
-        """Find who takes the items of a stream: any task that waits for them does."""
+        """Find the consumer of a stream: a task that waits for its items."""
         if wait.call is None:
             return
         name = self._names.get(wait.call.caller, "")
@@ -305,11 +305,11 @@ class _GraphJoiner:
             if actor.wait.kind is WaitKind.STREAM and actor.wait.call == wait.call:
                 yield Edge(Node(name, place))
                 return
-        yield Edge(Node(name, what="whoever takes the items"))
+        yield Edge(Node(name, what="the consumer of the stream"))
 
 
 def _server(name: str, call: ServedCall) -> Node:
-    """Return who serves a call."""
+    """Return the node that serves a call."""
     return Node(name, call.actor, "" if call.actor != NO_ACTOR else NO_THREAD)
 
 
@@ -327,16 +327,16 @@ def _busy(snapshot: WorkerSnapshot) -> Iterable[Edge]:
 
 
 def stuck(graph: AwaitGraph) -> set[Node]:
-    """Return the tasks and threads that can never go on, whatever happens outside.
+    """Return the tasks and threads that can never make progress.
 
-    Who runs, sleeps or waits for something outside may go on.  Who waits for others may
-    if they may: all of them, or any, as the wait is.  The others cannot.
+    A node that runs, sleeps or waits for something outside can.  A node that waits for
+    others can if all of them can, or any, depending on the wait.
     """
     return finished(_stuck_in_slices(graph))
 
 
 def _nodes_by_edges(graph: AwaitGraph) -> Iterable[tuple[list[Node], int]]:
-    """Yield the tasks and threads in slices of work that goes through their edges."""
+    """Yield the tasks and threads in slices, weighed by their edges."""
 
     def weight_of(node: Node) -> int:
         return 1 + len(graph.edges[node]) // _PER_NODE
@@ -347,7 +347,7 @@ def _nodes_by_edges(graph: AwaitGraph) -> Iterable[tuple[list[Node], int]]:
 def _needed(
     graph: AwaitGraph,
 ) -> Slices[tuple[dict[Node, list[Node]], dict[Node, int]]]:
-    """Return who waits for each node, and for how many each one waits."""
+    """Return the waiters of each node, and how many nodes each one needs."""
     waiting: dict[Node, list[Node]] = {}
     missing: dict[Node, int] = {}
     for part, weight in _nodes_by_edges(graph):
@@ -392,9 +392,9 @@ def _stuck_in_slices(graph: AwaitGraph) -> Slices[set[Node]]:
 
 
 def _able(graph: AwaitGraph, node: Node) -> list[Node]:
-    """Return the tasks and threads that can let a node go on.
+    """Return the tasks and threads that can end the wait of a node.
 
-    A member that has not come may do so by another task than the one that is shown.
+    A member that has not come may still come by another task than the one shown.
     """
     wait = graph.wait(node)
     is_any = wait is not None and wait.kind not in _NEEDS_ALL
@@ -406,25 +406,25 @@ def _able(graph: AwaitGraph, node: Node) -> list[Node]:
 
 
 def _needs(graph: AwaitGraph, node: Node) -> int:
-    """Return how many of those must go on, so that a node can: 0 if it may anyhow."""
+    """Return how many of `_able` must make progress first; 0: it may without them."""
     wait, able = graph.wait(node), _able(graph, node)
     if wait is None or node.worker in graph.troubles or wait.kind in _ENDS_ALONE:
         return 0
     if wait.kind in _NEEDS_ALL:
-        return len(able)  # what is in no snapshot may act
+        return len(able)  # nodes in no snapshot may act at any time
     is_known = wait.is_closed or (able and wait.is_sure)
     return 1 if is_known and len(able) == len(graph.edges[node]) else 0
 
 
 class Hang(NamedTuple):
-    """A way from who waits to who is at fault.
+    """A path from a waiting node to the node at fault.
 
     Attributes:
-        path: who waits for whom; each edge leads from one node to the next.
+        path: the waits; each edge leads from one node to the next.
         nodes: one more than `path`; the first waits, the last is at fault.
-        is_cycle: whether the last is one of those before it.
-        is_certain: whether nothing but the program's help can end it.
-        for_s: seconds that the first has waited; `UNKNOWN_S`.
+        is_cycle: whether the last node is also an earlier one.
+        is_certain: whether the first node can never make progress; see `stuck`.
+        for_s: seconds that the first node has waited; `UNKNOWN_S`.
     """
 
     nodes: tuple[Node, ...]
@@ -435,10 +435,10 @@ class Hang(NamedTuple):
 
 
 def find_hangs(graph: AwaitGraph, *, after_s: float) -> list[Hang]:
-    """Return what waits too long and why, the gravest first.
+    """Return the waits that take too long and why, the gravest first.
 
-    Of those that end at the same node only the longest way is kept.  Who waits for
-    others that go on, however long, is not among them: see `_goes_on`.
+    Of the paths that end at the same node only the longest is kept.  A wait for a node
+    that makes progress is not reported, however long it takes: see `_goes_on`.
 
     Args:
         graph: the group.
@@ -448,7 +448,7 @@ def find_hangs(graph: AwaitGraph, *, after_s: float) -> list[Hang]:
 
 
 def hangs_in_slices(graph: AwaitGraph, *, after_s: float) -> Slices[list[Hang]]:
-    """Return what waits too long and why, in slices; else as `find_hangs`."""
+    """Return the waits that take too long, in slices; otherwise like `find_hangs`."""
     dead = yield from _stuck_in_slices(graph)
     awaited: set[Node] = set()
     for part, weight in weighed_parts(graph.edges.values(), len, 10 * NODES_MAX):
@@ -458,7 +458,7 @@ def hangs_in_slices(graph: AwaitGraph, *, after_s: float) -> Slices[list[Hang]]:
     passed = 0
     for node in graph.nodes():
         found = _hang_from(graph, node, dead, after_s)
-        # A way may lead over all nodes of the graph.
+        # A path may lead through all nodes of the graph.
         passed += 1 + len(graph.edges[node]) // _PER_NODE
         if found is not None:
             passed += len(found.path)
@@ -478,7 +478,7 @@ def hangs_in_slices(graph: AwaitGraph, *, after_s: float) -> Slices[list[Hang]]:
 def _hang_from(
     graph: AwaitGraph, node: Node, dead: set[Node], after_s: float
 ) -> Hang | None:
-    """Return the way from a node that waits too long; None if it does not."""
+    """Return the path from a node that waits too long; None if it does not."""
     actor = graph.actor(node)
     assert actor is not None
     is_late = actor.wait.for_s >= after_s and _matters(graph, node)
@@ -496,7 +496,7 @@ def _hang_from(
 
 
 def _is_at_rest(graph: AwaitGraph, found: Hang) -> bool:
-    """Return whether tasks wait for one that is at rest, such as a server's."""
+    """Return whether tasks wait for an idle one, such as a server's."""
     waits = [graph.wait(node) for node in found.nodes]
     kinds = [None if one is None else one.kind for one in waits]
     *before, last = kinds
@@ -504,12 +504,12 @@ def _is_at_rest(graph: AwaitGraph, found: Hang) -> bool:
 
 
 def _goes_on(graph: AwaitGraph, found: Hang, after_s: float) -> bool:
-    """Return whether the last of a way has not stood still for long.
+    """Return whether the last node of a path has made progress recently.
 
-    Such is a task that waits for something else than a moment ago, or is about to run:
-    a program's main task waits for its others as long as it runs.  In a cycle all have
-    to stand still: workers are not looked at in the same moment, and those that go from
-    round to round look as if each waited for the other's next one.
+    A task has if it began its current wait within `after_s`, or is about to run: the
+    main task of a program waits for the others as long as the program runs.  A cycle
+    makes progress if any of its nodes does: workers are not looked at in the same
+    moment, so those that go from round to round look as if each waited for the other.
     """
     if found.is_cycle:
         waits = map(graph.wait, _cycle_of(found))
@@ -524,18 +524,18 @@ def _goes_on(graph: AwaitGraph, found: Hang, after_s: float) -> bool:
         return 0 <= actor.wait.for_s < after_s
     if actor is not None and actor.kind is ActorKind.TASK:
         return not snapshot.blocked_for_s and after_s > 0
-    # Of a thread only who waits for it can tell since when.
+    # Only the wait for a thread tells how long the thread has run.
     wait = graph.wait(found.nodes[-2]) if found.path else None
     return wait is not None and 0 <= wait.for_s < after_s
 
 
 def _reach(found: Hang, awaited: set[Node]) -> tuple[bool, int, float]:
-    """Return how much of a hang a finding shows: most from one nobody waits for."""
+    """Return a key that prefers paths from unawaited nodes, then longer paths."""
     return found.nodes[0] not in awaited, len(found.path), found.for_s
 
 
 def _matters(graph: AwaitGraph, node: Node) -> bool:
-    """Return whether a wait is for somebody: waiting for work to come is no fault."""
+    """Return whether a wait is for known nodes, and not just for work to arrive."""
     wait = graph.wait(node)
     assert wait is not None
     return (
@@ -555,7 +555,7 @@ def _weight(found: Hang) -> tuple[bool, float, int]:
 
 
 def _follow(graph: AwaitGraph, start: Node, dead: set[Node]) -> Hang:
-    """Return the way from a node to where it ends, or closes."""
+    """Return the path from a node to its end, or to where it closes a cycle."""
     nodes, path, known = [start], list[Edge](), {start}
     first = graph.wait(start)
     for_s = UNKNOWN_S if first is None else first.for_s
@@ -576,7 +576,7 @@ def _follow(graph: AwaitGraph, start: Node, dead: set[Node]) -> Hang:
 def _next(
     graph: AwaitGraph, node: Node, dead: set[Node], passed: set[Node]
 ) -> Edge | None:
-    """Return the edge to follow: to who is stuck if there is one, else to who waits."""
+    """Return the edge to follow: to a stuck node if there is one, else to a waiter."""
     edges = graph.edges.get(node, ())
     if not edges:
         return None

@@ -1,8 +1,8 @@
-"""The trace of torch's profiler, as a timeline is put beside it.
+"""Prepares the trace of torch's profiler to be shown with a timeline.
 
-The profiler shows calls as ranges of the thread that made them, where those of several
-tasks overlap.  A viewer drops what overlaps another on a track: so they get tracks of
-their own.
+The profiler shows calls as ranges of the thread that made them, where the calls of
+several tasks overlap.  A viewer drops overlapping ranges of a track: so the calls get
+tracks of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Event: TypeAlias = Mapping[str, Any]
 
 
 def first_free_number(events: Iterable[_Event]) -> int:
-    """Return a number that no process or thread has, nor any number above it."""
+    """Return a number above those of all processes and threads."""
     used = (one.get(field) for one in events for field in _NUMBERS)
     return 1 + max((one for one in used if type(one) is int), default=0)
 
@@ -33,13 +33,13 @@ def shift_to_profile(profile: Mapping[str, Any], *, zero_wall_ns: int) -> int:
 
     Args:
         profile: what `torch.profiler.profile.export_chrome_trace` wrote.
-        zero_wall_ns: what is 0 on the timeline, in nanoseconds since 1970.
+        zero_wall_ns: the zero of the timeline, in nanoseconds since 1970.
     """
     return zero_wall_ns - int(profile.get("baseTimeNanoseconds", 0))
 
 
 def calls_apart(events: Sequence[_Event]) -> list[_Event]:
-    """Return the events of a profile, with calls that overlap on tracks of their own.
+    """Return the events of a profile, with overlapping calls on tracks of their own.
 
     Args:
         events: of the profile.
@@ -79,7 +79,7 @@ def _span_of(event: _Event) -> TimelineSpan:
 
 def _is_nested(events: Iterable[_Event]) -> bool:
     """Return whether no two events overlap unless one contains the other."""
-    within: list[int] = []  # the ends of those that are open, the innermost last
+    within: list[int] = []  # the ends of the open spans, the innermost last
     spans = [(one.began_ns, -one.ended_ns) for one in map(_span_of, events)]
     for began_ns, minus_end_ns in sorted(spans):
         while within and within[-1] <= began_ns:

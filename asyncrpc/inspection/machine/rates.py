@@ -16,8 +16,8 @@ class CallRates(NamedTuple):
 
     Attributes:
         per_s: how many ended, a second.
-        failed_per_s: of them, how many not well.
-        p50_s: median of their time; nan if there was none.
+        failed_per_s: how many of them failed.
+        p50_s: median of their time; nan if there were none.
         p99_s: 99th percentile of their time.
         bytes_per_s: of buffers, both ways.
     """
@@ -50,12 +50,12 @@ class WorkerRates(NamedTuple):
 def rates_of(
     recent: RecentEvents, *, window_s: float, remembered_max: int = RECENT_MAX
 ) -> WorkerRates:
-    """Return the rates over the last seconds, or over less if no more is remembered.
+    """Return the rates over the last seconds, or over less if older events are gone.
 
     Args:
         recent: the events.
         window_s: the last seconds.
-        remembered_max: with so many of a kind, older ones may be missing.
+        remembered_max: if there are this many of a kind, older ones may be missing.
     """
 
     def within(events: Sequence[Any]) -> tuple[Sequence[Any], float]:
@@ -87,7 +87,7 @@ def by_function(recent: RecentEvents, *, window_s: float) -> dict[str, CallRates
 def _within(
     events: Sequence[Any], now_s: float, window_s: float, remembered_max: int
 ) -> tuple[Sequence[Any], float]:
-    """Return the events of the last seconds, and over how many seconds they are all."""
+    """Return the events of the last seconds, and how many seconds they cover."""
     since_s = now_s - window_s
     found = [one for one in events if one.at_s >= since_s]
     if len(events) >= remembered_max and len(found) == len(events):
@@ -118,7 +118,7 @@ def _calls(
 
 
 def percentile(sorted_values: Sequence[float], share: float) -> float:
-    """Return the value that so much of all is at or below; nan of nothing."""
+    """Return the value at or below which a share of all lies; nan if there are none."""
     if not sorted_values:
         return math.nan
     place = math.ceil(share * len(sorted_values)) - 1

@@ -1,7 +1,8 @@
-"""Which findings one worker has not said yet: each stall is said once.
+"""Which findings one worker has not reported yet: each stall is reported once.
 
-A stall is known by who is at fault, so that a thousand calls that wait for one lock are
-said once.  It is over when it is not found any more; the same fault later is another.
+A stall is identified by the node at fault, so that a thousand calls that wait for one
+lock are reported once.  It is over when it is no longer found; the same fault found
+later is a new stall.
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ from asyncrpc.inspection.machine.graph import AwaitGraph, Hang, Node
 
 
 class SaidHangs:
-    """The stalls that one worker has said, and that are not over."""
+    """The stalls that one worker has reported and that are not over."""
 
     def __init__(self, worker: str) -> None:
         """Begin without any.
 
         Args:
-            worker: its name; only what has one of its tasks or threads in it counts.
+            worker: its name; only findings with one of its tasks or threads count.
         """
         self._worker = worker
         self._said: set[Hashable] = set()
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of these stalls."""
         return len(self._said)
 
     def news(self, graph: AwaitGraph, found: Sequence[Hang]) -> list[Hang]:
-        """Return what is to be said of all that is found now; forget what is over."""
+        """Return the findings that are new; forget the stalls that are over."""
         by_fault = {
             _fault_of(graph, one): one
             for one in reversed(found)  # the gravest of a fault last
@@ -39,12 +40,12 @@ class SaidHangs:
         return new[::-1]
 
     def forget(self) -> None:
-        """Nothing waits any more: all is over."""
+        """Forget all stalls: nothing waits any more."""
         self._said.clear()
 
 
 def _fault_of(graph: AwaitGraph, found: Hang) -> Hashable:
-    """Return what tells a stall from another, in later snapshots as well."""
+    """Return the identity of a stall, which is the same in later snapshots."""
     last = found.nodes[-1]
     if not found.is_cycle:
         return _identity(graph, last)
@@ -53,9 +54,9 @@ def _fault_of(graph: AwaitGraph, found: Hang) -> Hashable:
 
 
 def _identity(graph: AwaitGraph, node: Node) -> Hashable:
-    """Return a node without its place, which is another in each snapshot.
+    """Return a node without its index, which differs between snapshots.
 
-    Where it is in its code does not count: what runs is elsewhere a moment later.
+    Its current line does not count either: running code is elsewhere a moment later.
     """
     actor = graph.actor(node)
     if actor is None:

@@ -1,7 +1,7 @@
 """Work that is done in slices, so that it holds an event loop only for a moment.
 
-It is a generator that yields after each slice how much it has done since, and returns
-what came of it.  Who drives it does something else between two slices.
+It is a generator: it yields the amount of work of each slice, and returns the result.
+The caller can do other work between two slices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Slices: TypeAlias = Generator[int, None, T]
 
 
 def finished(work: Slices[T]) -> T:
-    """Do all of some work at once."""
+    """Do all slices of some work at once; return the result."""
     while True:
         try:
             next(work)
@@ -28,7 +28,7 @@ def finished(work: Slices[T]) -> T:
 
 
 def parts_of(things: Iterable[T], at_most: int = SLICE_MAX) -> Iterable[list[T]]:
-    """Yield things in lists of so many."""
+    """Yield things in lists of at most `at_most`."""
     it = iter(things)
     while part := list(islice(it, at_most)):
         yield part
@@ -37,12 +37,12 @@ def parts_of(things: Iterable[T], at_most: int = SLICE_MAX) -> Iterable[list[T]]
 def weighed_parts(
     things: Iterable[T], weight_of: Callable[[T], int], at_most: int = SLICE_MAX
 ) -> Iterable[tuple[list[T], int]]:
-    """Yield things in lists, each with its weight, for things that differ in work.
+    """Yield things that differ in work in lists, each with its total weight.
 
     Args:
         things: to be worked on.
-        weight_of: how many small things one is made of.
-        at_most: of one list, unless it has one thing that weighs more.
+        weight_of: returns how many small things one is worth.
+        at_most: weight of one list, unless a single thing weighs more.
     """
     part, weight = list[T](), 0
     for one in things:
@@ -59,14 +59,13 @@ def weighed_parts(
 def let_go(
     things: list[Any] | dict[Any, Any] | set[Any], at_most: int = SLICE_MAX
 ) -> Slices[None]:
-    """Forget things, the last references to them, in slices.
+    """Drop the last references to things, in slices.
 
-    To free twenty thousand rows takes ten milliseconds, which a loop is held for as by
-    any other work.
+    Freeing twenty thousand rows takes ten milliseconds, in which the loop is held.
 
     Args:
-        things: are taken from it; nothing else must refer to them.
-        at_most: of one slice.
+        things: the container to empty; nothing else may refer to its content.
+        at_most: how many things one slice drops.
     """
     take = things.popitem if isinstance(things, dict) else things.pop
     while things:

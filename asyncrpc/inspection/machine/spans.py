@@ -1,4 +1,4 @@
-"""What took time on a worker, by its events: the spans of a timeline."""
+"""The spans of a timeline: what took time on a worker, by its events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from asyncrpc.trace.events import (
 NS_PER_S: Final = 1_000_000_000
 NS_PER_US: Final = 1000
 
-CallKey: TypeAlias = tuple[int, int, int]  # the lives of both ends, the call's number
+CallKey: TypeAlias = tuple[int, int, int]  # incarnations of both ends, call_id
 PassKey: TypeAlias = tuple[ContextId, int, str]  # context, number at its root, root
 SegmentKey: TypeAlias = tuple[int, int]
 
@@ -38,10 +38,10 @@ class WorkerEvents(NamedTuple):
     """The events of one worker, and how its clock relates to that of the reader.
 
     Attributes:
-        worker: who.
+        worker: the worker.
         recent: its events.
         offset_s: what to add to its clock to get the reader's.
-        error_s: by how much that may be wrong.
+        error_s: by how much the offset may be wrong.
         rank: of the worker; -1 if it has none.
     """
 
@@ -56,16 +56,15 @@ class TimelineSpan(NamedTuple):
     """Something that took time on a worker.
 
     Attributes:
-        group: what it is: `CALLS` or another.
+        group: its kind: `CALLS` or another.
         name: for people.
         began_ns: on the timeline.
         ended_ns: on the timeline.
-        task: what tells the task, thread or served call that it belongs to; empty: it
-            belongs to none.
-        more: what else is known.
-        key: of a call: what both of its ends know; None: of no call.
-        segment: of a backward segment: its worker's life, and its place among the
-            segments there; None: of something else.
+        task: label of the task, thread or served call that it belongs to; empty: none.
+        more: further facts.
+        key: of a call: the key that both ends know; otherwise None.
+        segment: of a backward segment: its worker's incarnation and its index among
+            the segments there; otherwise None.
     """
 
     group: str
@@ -79,12 +78,12 @@ class TimelineSpan(NamedTuple):
 
     @property
     def is_leaf(self) -> bool:
-        """Return whether its task waited meanwhile, so that nothing lies within it."""
+        """Return whether its task only waited, so that no span lies within it."""
         return self.group in (CALLS, BUCKETS)
 
 
 def pass_of(event: BackwardPassEnded | BackwardSegmentEnded) -> PassKey:
-    """Return what tells the pass of an event from all others."""
+    """Return the key of an event's backward pass."""
     return event.context_id, event.pass_number, event.root
 
 
@@ -100,18 +99,18 @@ class SpanReader:
 
         Args:
             worker: whose spans they are.
-            zero_s: what is 0 on the timeline, by the reader's clock.
+            zero_s: the zero of the timeline, by the reader's clock.
         """
         self.worker = worker
         self._shift_s = worker.offset_s - zero_s
         self._pass_tasks = {pass_of(one): one.task for one in worker.recent.passes}
 
     def time_ns(self, at_s: float) -> int:
-        """Return where a time of the worker's clock is on the timeline."""
+        """Return a time of the worker's clock as a time on the timeline."""
         return round((at_s + self._shift_s) * NS_PER_S)
 
     def spans(self) -> Iterator[TimelineSpan]:
-        """Yield what took time."""
+        """Yield the spans."""
         yield from self._made()
         yield from self._served()
         yield from self._training()

@@ -2,10 +2,10 @@
 
 Each worker is a process of the timeline, each of its tasks a track; see `tracks`.
 Arrows go from a call to the function that it runs, and from the backward segment that
-computed a gradient to the one that takes it.  What was left out is counted.
+computed a gradient to the one that takes it.  Omitted arrows are counted.
 
-Times are whole nanoseconds until they are written: rounded apart, the end of a span and
-the beginning of the next would overlap.
+Times are whole nanoseconds until they are written: otherwise rounding could make the
+end of a span overlap the beginning of the next.
 
 Source: the Trace Event Format, as Perfetto documents it.
 """
@@ -31,16 +31,16 @@ _MIB: Final = 1 << 20
 
 
 class Timeline:
-    """The events of a timeline, made as they are asked for.
+    """The events of a timeline, made on demand.
 
     Attributes:
         spans: how many were made so far.
-        arrows: how many were made so far, each with both of its ends.
+        arrows: how many there are, each with both of its ends.
         calls_alone: calls of which only one end is known: they have no arrow.
         full: names of the workers whose older events were pushed out.
         error_s: by how much the clock of a worker may be wrong.
-        backwards_s: by how much a call ran, by the clocks, before it was made, or
-            after it was answered: what the clocks are wrong by at least.
+        backwards_s: by how much, by the clocks, a call ran before it was made or after
+            it was answered: the clocks differ by at least as much.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Timeline:
 
         Args:
             workers: whose events they are, in the order in which they are shown.
-            zero_s: what is 0 on the timeline, by the reader's clock.
-            first: number of the first process and track; others in the same file have
-                those below.
+            zero_s: the zero of the timeline, by the reader's clock.
+            first: number of the first process and track; the lower numbers are taken
+                in the same file.
             shift_ns: added to all times.
         """
         self._workers = workers
@@ -116,7 +116,7 @@ def _shown(span: TimelineSpan, at: Mapping[str, int]) -> dict[str, Any]:
 def _arrow_end(
     arrow: ArrowEnd, span: TimelineSpan, at: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return one end of an arrow; it belongs to the span that is open at its time."""
+    """Return one end of an arrow; viewers attach it to the span open at its time."""
     at_ns = span.began_ns
     if arrow.is_start and span.segment is not None:  # a gradient leaves at the end
         at_ns = max(span.began_ns, span.ended_ns - 1)
@@ -145,7 +145,7 @@ def _heading(pid: int, one: WorkerEvents) -> Iterator[dict[str, Any]]:
 
 
 def _moments(pid: int, reader: SpanReader) -> Iterator[dict[str, Any]]:
-    """Yield what has no length: changes of links, members and memory."""
+    """Yield events without a length: changes of links, members and memory."""
     recent = reader.worker.recent
     for link in recent.links:
         more = {"reason": link.reason} if link.reason else {}

@@ -1,12 +1,12 @@
 """Which span of a worker lies on which track of a timeline.
 
-The spans of a task lie on its own track: one that lies within another is drawn below
-it.  A task that makes calls which overlap has more than one track.  What belongs to no
-such task, or to one that did a single thing, shares tracks by its kind: that is most of
-what a worker serves, where each call has a task of its own.
+The spans of a task lie on its own track: a span within another is drawn below it.  A
+task whose calls overlap has more than one track.  Spans without a task, or of a task
+with a single span, share tracks by their kind: most served calls do, since each of them
+has its own task.
 
-On a track two spans either do not overlap, or one contains the other: the format of
-Chrome's viewer allows nothing else.
+On a track two spans either do not overlap, or one contains the other, as the format of
+Chrome's viewer requires.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Final, NamedTuple, TypeAlias
 from asyncrpc.inspection.machine import spans as s
 from asyncrpc.inspection.machine.spans import TimelineSpan
 
-OWN_MAX: Final = 64  # tasks of a worker that have tracks of their own
-# What others asked this worker to do: each is a task of its own, as a rule.
+OWN_MAX: Final = 64  # tasks of a worker that have their own tracks
+# Work for other workers: usually each has its own task.
 _FOR_OTHERS: Final = (s.SERVED, s.PRODUCED)
 _ORDER: Final = (
     *(s.STEPS, s.CALLS, s.STREAMS, s.COLLECTIVES, s.BUCKETS),
@@ -42,7 +42,7 @@ class Track(NamedTuple):
 
     Attributes:
         title: for people.
-        spans: in the order of their beginnings, what contains another before it.
+        spans: in the order of their beginnings, outer spans before inner ones.
     """
 
     title: str
@@ -54,8 +54,7 @@ def tracks_of(spans: Iterable[TimelineSpan], running: Mapping[str, str]) -> list
 
     Args:
         spans: of the worker.
-        running: what its tasks run, by their names; of those that have ended nothing is
-            known.
+        running: what its tasks run, by their names; without tasks that have ended.
     """
     by_task: dict[str, list[TimelineSpan]] = defaultdict(list)
     for span in adopted(list(spans), running):
@@ -76,10 +75,10 @@ def tracks_of(spans: Iterable[TimelineSpan], running: Mapping[str, str]) -> list
 def adopted(
     spans: Sequence[TimelineSpan], running: Mapping[str, str]
 ) -> Iterator[TimelineSpan]:
-    """Yield spans, with the messages of a step or a pass in the task that takes it.
+    """Yield spans, with the messages of a step or pass moved to the task of the step.
 
-    They are sent by tasks of asyncrpc's own, which are not named: a message belongs to
-    the only step, or pass, that lies around it, and to none if there are several.
+    Unnamed tasks of asyncrpc send these messages.  A message belongs to the only step
+    or pass around it; if there are several, it belongs to none.
     """
     holders = {group: _Holders(spans, group) for group in _SENDERS.values()}
     for span in spans:
@@ -102,10 +101,10 @@ class _Holders:
         )
         self._begins = [one.began_ns for one in self._spans]
         ends = (one.ended_ns for one in self._spans)
-        self._ends = list(itertools.accumulate(ends, max))  # of it, and all before
+        self._ends = list(itertools.accumulate(ends, max))  # latest end up to each span
 
     def task_around(self, span: TimelineSpan) -> str:
-        """Return the task of the only one that overlaps a span; it holds the span."""
+        """Return the task of the holder around a span, if no other overlaps it."""
         at = bisect.bisect_right(self._begins, span.began_ns) - 1
         if at < 0 or span.ended_ns > self._spans[at].ended_ns:
             return ""
@@ -117,12 +116,12 @@ class _Holders:
 
 
 def nested(spans: Iterable[TimelineSpan]) -> list[list[TimelineSpan]]:
-    """Return spans as lanes, on each of which they lie apart or within each other."""
+    """Return spans as lanes; on each lane they are disjoint or nested."""
     lanes: list[list[TimelineSpan]] = []
     open_spans: list[list[TimelineSpan]] = []  # of each lane, the innermost last
-    # Lanes that end with a leaf take nothing before it ends: they are not looked at.
-    busy: list[tuple[int, int]] = []  # when that is, which lane
-    free: list[int] = []  # the others, in order
+    # A lane that ends with a leaf takes no span before the leaf ends.
+    busy: list[tuple[int, int]] = []  # when the leaf ends, which lane
+    free: list[int] = []  # the other lanes, in order
     for span in sorted(spans, key=_by_begin):
         while busy and busy[0][0] <= span.began_ns:
             bisect.insort(free, heapq.heappop(busy)[1])
@@ -152,7 +151,7 @@ def _by_begin(span: TimelineSpan) -> tuple[int, int]:
 def _own_tasks(
     lanes: Mapping[str, Sequence[Sequence[TimelineSpan]]], running: Mapping[str, str]
 ) -> list[str]:
-    """Return the tasks that get tracks of their own, by their beginnings."""
+    """Return the tasks that get their own tracks, by their beginnings."""
     found = [
         task
         for task, of_task in lanes.items()
@@ -162,7 +161,7 @@ def _own_tasks(
     found.sort(key=lambda task: -sum(map(len, lanes[task])))
 
     def by_title(task: str) -> tuple[bool, int]:
-        is_named = _BY_ASYNCIO.fullmatch(task) is None  # by the program
+        is_named = _BY_ASYNCIO.fullmatch(task) is None  # named by the program
         return not is_named, lanes[task][0][0].began_ns
 
     return sorted(found[:OWN_MAX], key=by_title)
@@ -181,7 +180,7 @@ def _numbered(title: str, lanes: Sequence[list[TimelineSpan]]) -> Iterator[Track
 
 
 def _apart(lane: Sequence[TimelineSpan]) -> list[list[TimelineSpan]]:
-    """Return what lies apart on a lane: each span with those that it contains."""
+    """Return the disjoint parts of a lane: each outer span with those it contains."""
     found: list[list[TimelineSpan]] = []
     for span in lane:
         if found and span.began_ns < found[-1][0].ended_ns:
@@ -192,9 +191,9 @@ def _apart(lane: Sequence[TimelineSpan]) -> list[list[TimelineSpan]]:
 
 
 def _units(lanes: Sequence[Sequence[TimelineSpan]]) -> list[_Unit]:
-    """Return what the lanes of a task show, in parts that may lie on different tracks.
+    """Return the lanes of a task in parts that may lie on different tracks.
 
-    What overlaps others within a span of the first lane stays with that span.
+    Parts of further lanes within a span of the first lane stay with that span.
     """
     units: list[_Unit] = [[part] for part in _apart(lanes[0])]
     others: list[_Unit] = []
@@ -233,9 +232,9 @@ def _shared(units: Iterable[_Unit]) -> Iterator[Track]:
 
 
 def rows_for(intervals: Sequence[tuple[int, int]]) -> list[int]:
-    """Return a row for each interval, on which it overlaps no other.
+    """Return a row for each interval, so that no two overlap on a row.
 
-    As few rows as there can be, the lowest that is free for each.
+    There are as few rows as possible; each interval gets the lowest free one.
 
     Args:
         intervals: begin and end, sorted by the begin.

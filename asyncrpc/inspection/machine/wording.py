@@ -1,4 +1,4 @@
-"""A finding in words: one sentence, and a tree for who wants to see all of it."""
+"""A finding in words: as one sentence, and as a tree with all details."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from asyncrpc.inspection.records import (
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _HOPS_MAX: Final = 20  # of a sentence; even
-# Waits for what somebody does, and not for what somebody has.
+# Waits for something that a task or thread does, not for something that it holds.
 _DONE_BY: Final = {
     WaitKind.THREADS,
     WaitKind.REDUCTION,
     WaitKind.BACKWARD,
     WaitKind.IN_FLIGHT,
 }
-# What services are asked for, for people.
+# What the functions of services do, for people.
 _ASKED: Final = {
     "autograd.advance": "the backward pass",
     "autograd.close": "the backward pass",
@@ -38,7 +38,7 @@ _ASKED: Final = {
         "an optimizer step",
     ),
 }
-# What nobody can end any more, by kind.
+# What would end a wait, by its kind.
 _ENDED_BY: Final = {
     WaitKind.LOCK: "release",
     WaitKind.SEMAPHORE: "release",
@@ -80,7 +80,7 @@ def sentence(graph: AwaitGraph, found: Hang) -> str:
 
 
 def _hops(graph: AwaitGraph, found: Hang) -> list[str]:
-    """Return what each node of a way waits for; of a long one the two ends."""
+    """Return what each node of a path waits for; of a long path only both ends."""
     ways = list(zip(found.nodes, found.path, strict=False))
     more = len(ways) - _HOPS_MAX
     if more <= 0:
@@ -104,10 +104,10 @@ def _is_waiting(graph: AwaitGraph, node: Node) -> bool:
 
 
 def unnamed_troubles(graph: AwaitGraph, found: Sequence[Hang]) -> list[str]:
-    """Return a sentence on each worker that does not go on, and that no finding has."""
+    """Return a sentence for each stuck worker that no finding names."""
     named = {node.worker for one in found for node in one.nodes}
     return [
-        f"{name} does not go on: {_trouble(no_answer)}"
+        f"{name} is stuck: {_trouble(no_answer)}"
         for name, no_answer in sorted(graph.troubles.items())
         if name not in named
     ]
@@ -143,7 +143,7 @@ def named(actor: Actor) -> str:
 
 
 def hop(graph: AwaitGraph, here: Node, edge: Edge) -> str:
-    """Return what one node waits for, and who has to act."""
+    """Return what one node waits for, and which node must act."""
     wait, target, actor = graph.wait(here), edge.to, graph.actor(edge.to)
     if edge.through is not None:
         return _through(target, edge.through)
@@ -163,7 +163,7 @@ def hop(graph: AwaitGraph, here: Node, edge: Edge) -> str:
 
 
 def _through(target: Node, call: ServedCall) -> str:
-    """Return what is waited for of the callee of a call."""
+    """Return what the callee of a call is to do."""
     if (asked := _ASKED.get(call.function)) is not None:
         return f"{asked} on {target.worker}"
     if not call.function:
@@ -172,7 +172,7 @@ def _through(target: Node, call: ServedCall) -> str:
 
 
 def _tie(wait: Wait) -> str:
-    """Return what ties something that is waited for to who has to act."""
+    """Return the words between what is waited for and who must act."""
     if wait.kind is WaitKind.CREDIT:
         return ", "
     if wait.kind in _DONE_BY:
@@ -181,10 +181,10 @@ def _tie(wait: Wait) -> str:
 
 
 def _end(graph: AwaitGraph, node: Node) -> str:
-    """Return why the last node does not go on."""
+    """Return why the last node is stuck."""
     actor = graph.actor(node)
     if node.worker in graph.troubles:
-        return f"does not go on: {_trouble(graph.troubles[node.worker])}"
+        return f"is stuck: {_trouble(graph.troubles[node.worker])}"
     if actor is None:
         return f"waits for {node.what}"
     where = _where(actor)
@@ -192,14 +192,14 @@ def _end(graph: AwaitGraph, node: Node) -> str:
 
 
 def words_of(wait: Wait) -> str:
-    """Return what somebody waits for, as in "waits for Lock `table`"."""
+    """Return what a task or thread waits for, as in "waits for Lock `table`"."""
     if wait.kind is WaitKind.RUNS:
         return f"runs `{wait.what}`" if wait.what else "is about to run"
     if wait.kind is WaitKind.SLEEP:
         return f"is in {wait.what}"
     if wait.is_closed and not wait.actors and wait.kind in _ENDED_BY:
         return (
-            f"waits for {wait.what}: nothing else refers to it, so nobody can "
+            f"waits for {wait.what}: nothing else refers to it, so nothing can "
             f"{_ENDED_BY[wait.kind]} it"
         )
     if wait.kind is WaitKind.LOCK and not wait.actors:
@@ -221,7 +221,7 @@ def place_of(frame: StackFrame) -> str:
 
 
 def tree(graph: AwaitGraph, found: Hang) -> list[str]:
-    """Return a finding line by line: each node with its stack, each wait below it."""
+    """Return the lines of a finding: each node with its stack, its wait below it."""
     lines = []
     for depth, node in enumerate(found.nodes):
         indent = "  " * depth

@@ -1,1 +1,1 @@
-"""What a preempted worker does when, without I/O: see `preempting`."""
+"""Decides what a preempted worker does when, without I/O: see `preempting`."""

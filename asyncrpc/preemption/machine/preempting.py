@@ -1,22 +1,22 @@
-"""What a worker does between the notice of its end and that end, and when.
+"""What a worker does from the notice of its end until the end, and when.
 
     WATCHING -notice-> AGREEING (on the last step) -> FINISHING (its steps end)
              -> SAVING (callbacks run) -> STOPPING (the program's block is cancelled)
              -> LEAVING (the worker drains) -> ENDED
 
-Workers in lockstep agree first: a worker that waits at the border of a step would
-otherwise be waited for by another that is in the next one.  The last step is the
-latest that any of them had begun.
+Workers in lockstep agree first: otherwise a worker that has stopped before a step might
+be awaited by another that is already in this step.  The last step is the latest that
+any of them has begun.
 
-Each state has a share of the grace, after which the next one is entered all the same:
-a step or a callback that hangs costs the others nothing of their own shares.  What is
-not used of a share is left to the next ones.
+Each state has a share of the grace, after which the next one is entered in any case: a
+step or a callback that hangs does not use up the shares of the others.  The unused part
+of a share is left to the next states.
 
 A block that ends by itself is not cancelled; if it ends before any notice, there is
 nothing to do.  Further notices change nothing: schedulers repeat them (Slurm sends
 SIGTERM again at the time limit).
 
-Sans-IO: the service carries out what the state says, and reports what has happened.
+Sans-IO: the service acts on the state, and reports events.
 
 Source: exit codes are those of sysexits.h (`EX_TEMPFAIL`, "the user is invited to retry
 the operation") and, for the rest, of shells: 128 plus the number of the signal.
@@ -28,12 +28,12 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-EXIT_SAVED: Final = 75  # EX_TEMPFAIL: all was saved, start me again
+EXIT_SAVED: Final = 75  # EX_TEMPFAIL: all was saved, the program can be started again
 _SHELL_SIGNAL: Final = 128
 
 
 class PreemptionState(enum.Enum):
-    """What is to be done now."""
+    """What the worker must do now."""
 
     WATCHING = "nothing: no end has been announced"
     AGREEING = "agree with the group on the last step; no step begins"
@@ -87,8 +87,8 @@ TRANSITIONS: Final[
     _S.ENDED: {},
 }
 
-# By which share of the grace each state is over.  The last one is not 1: connections
-# and threads are closed after the worker has drained, and the interpreter ends.
+# The share of the grace by which each state is over.  The last one is not 1: after the
+# worker has drained, connections and threads are closed, and the interpreter ends.
 SHARES: Final[Mapping[PreemptionState, float]] = {
     _S.AGREEING: 0.2,
     _S.FINISHING: 0.4,
@@ -103,15 +103,15 @@ class Preempting:
     """The end of one worker, from its notice on.
 
     Attributes:
-        state: what is to be done now.
+        state: what the worker must do now.
         grace_s: seconds from the notice to the end.
         steps_begun: number of steps that have ever begun.
         steps_open: number of those that have not ended.
         last_step: how many steps the group makes; None: as many as have begun.
         noticed_at_s: when the notice came; None: there was none.
         was_torn: whether the callbacks began while a step was open.
-        unsaved: number of callbacks that failed or were too late; None: they have not
-            ended.
+        unsaved: number of callbacks that failed or were too late; None: the callbacks
+            have not ended.
     """
 
     __slots__ = (
@@ -120,7 +120,7 @@ class Preempting:
     )
 
     def __init__(self, grace_s: float, *, is_lockstep: bool) -> None:
-        """Watch.
+        """Begin to watch.
 
         Args:
             grace_s: seconds from the notice to the end.
@@ -173,7 +173,7 @@ class Preempting:
             self.advance(PreemptionEvent.NOTICE)
 
     def agree(self, last_step: int) -> None:
-        """Take what the group has agreed on, or this worker alone if it could not."""
+        """Take the last step on which the group, or this worker alone, has decided."""
         self.last_step = last_step
         if self.steps_open or self._steps_left > 0:
             self.advance(PreemptionEvent.STEPS_LEFT)
@@ -204,8 +204,9 @@ class Preempting:
             signal_number: of the notice.
 
         Returns:
-            `EXIT_SAVED` if every callback ended well, outside of steps, or there was
-            none; otherwise what a shell reports of a process that the signal ended.
+            `EXIT_SAVED` if all callbacks, possibly none, ended well and outside of
+            steps; otherwise the code that a shell reports for a process that the signal
+            ended.
         """
         if self.unsaved == 0 and not self.was_torn:
             return EXIT_SAVED

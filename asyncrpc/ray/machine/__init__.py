@@ -1,1 +1,1 @@
-"""Decisions of a gang, without Ray: who starts when, and which bundles do not fit."""
+"""Decides for a gang, without Ray: which workers start when; why bundles do not fit."""

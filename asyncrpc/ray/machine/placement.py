@@ -1,12 +1,12 @@
 """Which bundles of a placement group do not fit, and why: for the text of an error.
 
-Ray says only that a placement group is pending.  What it needs and what the nodes have
-is known, so the reason can be found again: a bundle is too large for every node, too
-large for what is free now, or there are too few nodes for the strategy.
+Ray says only that a placement group is pending.  Its needs and the nodes' resources are
+known, so the reason can be computed: a bundle is too large for every node, or for the
+free resources, or there are too few nodes for the strategy.
 
-Pure functions over numbers; they know no Ray.  The search is first fit by the largest
-bundle, so it may miss a placement that Ray would find: it is asked only after Ray has
-found none in time, and the text says "now".
+These are pure functions over numbers, without Ray.  The search is first fit by the
+largest bundle, so it may miss a placement that Ray would find: it is used only after
+Ray has found none in time, and the text says "now".
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _ROUNDING: Final = 1e-4  # Ray counts in units of 1/10,000
 
 @dataclass(frozen=True, slots=True)
 class NodeResources:
-    """What a live node has, and what of it is free.
+    """The resources of a live node.
 
     Attributes:
         name: of the node, for the text.
         total: amounts by resource.
-        free: likewise.
+        free: free amounts by resource.
     """
 
     name: str

@@ -10,15 +10,15 @@ r"""The machine that decides when workers of a gang start, and when the gang giv
     In every state the program may end the gang: STOPPED.
 
 Each start, of the gang or of some of its workers, makes the next *generation*.  Each
-start of a worker gives it the next *life*, which events name: what is told late of a
-former life changes nothing.
+start of a worker gives it the next *life*, which events name: a late event of a former
+life changes nothing.
 
 With the scope `GANG` a loss ends all workers, and all start again.  With `WORKER` only
-lost workers start again.  Losses that come while a restart waits join that restart: a
-node that takes four workers with it costs one restart.
+lost workers start again.  Losses during the backoff join the same restart: the loss of
+a node with four workers costs one restart.
 
-The first generation has no second chance: what cannot start at all is an error of the
-program or of the cluster, and the program learns it at once.
+The first generation is not restarted: if it cannot start, there is an error in the
+program or the cluster, and the program gets it at once.
 
 This machine knows neither Ray nor tasks nor clocks.
 
@@ -63,7 +63,7 @@ OVER: Final = frozenset({GangState.FAILED, GangState.STOPPED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartLimits:
-    """How often a gang restarts, and how long it waits before.
+    """How often a gang restarts, and how long it waits before a restart.
 
     Attributes:
         restarts_max: restarts within `window_s`; one more loss ends the gang.  0:
@@ -83,7 +83,7 @@ class RestartLimits:
         """Validate the fields.
 
         Raises:
-            UsageError: one is negative, or of another kind.
+            UsageError: a field is negative, or has the wrong type.
         """
         check_count("RestartLimits.restarts_max", self.restarts_max)
         check_timeout("RestartLimits.window_s", self.window_s)
@@ -122,7 +122,7 @@ class WorkerEnded:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Event: it is `at_s` now.  Due at `wakes_at_s`; harmless otherwise."""
+    """Event: the time is `at_s`.  Due at `wakes_at_s`; harmless otherwise."""
 
     at_s: float
 
@@ -289,7 +289,7 @@ class GangSupervisor:
         return [StartWorkers(self.generation, tuple(lives))]
 
     def _end(self, ranks: Iterable[int]) -> EndWorkers:
-        """Take note that these workers end; return the effect."""
+        """Note that these workers end; return the effect."""
         ended = []
         for rank in ranks:
             if self._workers[rank] is not RankState.ABSENT:

@@ -70,7 +70,7 @@ class SendProbe:
 
 @dataclass(frozen=True, slots=True)
 class SendSettled:
-    """Creator to owner: it is not to come; you have had it, or never will."""
+    """Creator to owner: no remote() will come; you have had it, or never will."""
 
     to: Incarnation
     rref_id: RRefId

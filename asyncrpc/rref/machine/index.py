@@ -57,5 +57,5 @@ class Tombstones:
             del self._dead[next(iter(self._dead))]
 
     def discard(self, incarnation: Incarnation) -> None:
-        """Forget one: it was not dead."""
+        """Forget an incarnation that was not dead."""
         self._dead.pop(incarnation, None)

@@ -151,7 +151,8 @@ class OwnerTable:
         """Take back forks.
 
         Raises:
-            RemoteProtocolError: more than `from_` was given.  Nothing changed.
+            RemoteProtocolError: `from_` gives back more than it was given.  Nothing
+                changed.
         """
         if from_ in self._dead:
             return []
@@ -188,7 +189,7 @@ class OwnerTable:
     def came_home(self, rref_id: RRefId) -> list[Effect]:
         """Count a handle of the owner's own, for an RRef that came back to it.
 
-        The loan that brought it can go back at once.  Never fails, as `pin`.
+        The loan that brought it can go back at once.  Never fails, like `pin`.
         """
         effects: list[Effect] = []
         entry = self._meet(rref_id, effects)
@@ -233,7 +234,7 @@ class OwnerTable:
         """Hear from the creator that no remote() for this id is under way.
 
         Raises:
-            RemoteProtocolError: the id is not that worker's.
+            RemoteProtocolError: `from_` is not the creator of the id.
         """
         if from_ != rref_id.creator:
             raise RemoteProtocolError(f"worker {from_:016x} did not make {rref_id}")

@@ -207,7 +207,7 @@ class UserTable:
             if `to` is dead, so that nothing will arrive.
 
         Raises:
-            RRefDeletedError: it is lost.  Nothing changed.
+            RRefDeletedError: the value is lost.  Nothing changed.
         """
         holding = self._holdings.get(rref_id)
         if holding is None:
@@ -346,7 +346,7 @@ class UserTable:
         """Take back a loan.
 
         Raises:
-            RemoteProtocolError: that worker has no such loan.  Nothing changed.
+            RemoteProtocolError: `from_` does not have that loan.  Nothing changed.
         """
         loan = self._loans.get(token)
         if loan is None or loan.borrower != from_:
@@ -376,7 +376,7 @@ class UserTable:
         return effects
 
     def _void_debts(self, lender: Incarnation) -> dict[RRefId, bool]:
-        """Forget the loans of a worker; say of which holdings one was the first."""
+        """Forget the loans of a worker; return by holding whether one was the first."""
         orphans: dict[RRefId, bool] = {}
         for rref_id, debt in self._owed_to.pop(lender):
             debts = self._holdings[rref_id].debts

@@ -16,18 +16,18 @@ class CallAdmission:
     Attributes:
         active: how many there are now.
         refused: how many were refused, ever.
-        ended: how many have ended, ever; refused ones too, which are answered.
+        ended: how many have ended, ever; also refused ones, which are answered.
     """
 
     def __init__(
         self, lifecycle: Lifecycle, calls_max: int, now_s: Callable[[], float]
     ) -> None:
-        """Admit so many at the same time, until the worker shuts down.
+        """Admit calls up to a limit, until the worker shuts down.
 
         Args:
             lifecycle: of the worker.
-            calls_max: so many.
-            now_s: reads the clock; asked when a call is refused.
+            calls_max: how many calls may be served at the same time.
+            now_s: reads the clock; called when a call is refused.
         """
         self.active = self.refused = self.ended = 0
         self._rate = ServedRate()
@@ -35,7 +35,7 @@ class CallAdmission:
         self._lifecycle = lifecycle
         self._calls_max = calls_max
         self._idle = asyncio.Event()
-        self._few = 0  # for somebody who waits, so many are as good as none
+        self._few = 0  # `wait_idle` is woken at so many calls, or fewer
 
     def admit(self) -> None:
         """Accept a call, or refuse it.
@@ -70,7 +70,7 @@ class CallAdmission:
         """Wait until no call is served.
 
         Args:
-            but: so many may still be: the calls that wait here themselves.
+            but: how many calls may still be served: those that wait here themselves.
 
         Cancellation:
             Nothing has changed.
@@ -78,4 +78,4 @@ class CallAdmission:
         self._few = max(self._few, but)
         while self.active > but:
             self._idle.clear()
-            await self._idle.wait()  # who shuts down, or drains, has a limit
+            await self._idle.wait()  # shutdown and drain have a limit

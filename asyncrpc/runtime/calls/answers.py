@@ -95,10 +95,10 @@ class AnswerReceiver:
         """Take answers.
 
         Args:
-            peer: that answers.
+            peer: the peer that answers.
             host: the worker that called.
-            connection: that answers come over.
-            pending: the calls that wait for one.
+            connection: the connection that answers come over.
+            pending: the calls that wait for an answer.
             messages: decodes results.
             calls: gives up a stream that cannot be read on.
             ends: notes how calls end.
@@ -113,7 +113,7 @@ class AnswerReceiver:
         self._calls = calls
         self._ends = ends
         self._note = ends.note
-        # Asked for in every answer.
+        # Used for every answer.
         self._decode = messages.decode
         self._take_over = messages.take_over
         self._get, self._end = pending.get, pending.end
@@ -130,7 +130,7 @@ class AnswerReceiver:
         """Take the result of a call.
 
         Raises:
-            MalformedError: no such answer can come.
+            MalformedError: the answer does not belong to a call of this kind.
         """
         meta = answer_meta(head) if head else NO_META
         call = self._get(call_id)
@@ -176,7 +176,7 @@ class AnswerReceiver:
         """Take the error of a call or a stream.
 
         Raises:
-            MalformedError: no such answer can come.
+            MalformedError: the call was never made, or the number of items is negative.
         """
         call = self._pending.get(call_id)
         meta = answer_meta(head)
@@ -219,7 +219,8 @@ class AnswerReceiver:
         """Take one item of a stream.
 
         Raises:
-            MalformedError: no such answer can come.
+            MalformedError: the item does not belong to a stream, or its number is not
+                new.
         """
         stream = self._pending.get(call_id)
         if not isinstance(stream, StreamReceiver):
@@ -246,10 +247,11 @@ class AnswerReceiver:
         self._take_over(loans)
 
     def on_stream_end(self, frame: Frame) -> None:
-        """A stream has ended, after so many items.
+        """Take the end of a stream, with its number of items.
 
         Raises:
-            MalformedError: no such answer can come.
+            MalformedError: the end does not belong to a stream, or counts fewer
+                items than have arrived.
         """
         stream = self._pending.get(frame.call_id)
         if not isinstance(stream, StreamReceiver):
@@ -264,10 +266,10 @@ class AnswerReceiver:
         self._end_if_whole(stream)
 
     def _refuse_kind(self, call: object, call_id: int) -> None:
-        """Refuse an answer that its call cannot have; of one given up, anything.
+        """Refuse an answer that its call cannot have; a call given up may have any.
 
         Raises:
-            MalformedError: a call has one answer, a stream has items and an end.
+            MalformedError: the call was never made, or is of another kind.
         """
         self._pending.check(call_id)
         if call is not None:
@@ -277,7 +279,7 @@ class AnswerReceiver:
         """Refuse the end of a stream that counts fewer items than have come.
 
         Raises:
-            MalformedError: it counts fewer.
+            MalformedError: the stream ended after fewer items than have arrived.
         """
         if items < stream.received:
             raise MalformedError(
@@ -285,7 +287,7 @@ class AnswerReceiver:
             )
 
     def _end_if_whole(self, stream: StreamReceiver) -> None:
-        """Forget a stream once its end and every item are in: the end may overtake."""
+        """Forget a stream once its end and all items are here: the end may overtake."""
         if stream.is_whole:
             self._pending.take(stream.call_id)
             self._ends.note_stream(stream, outcome_of(stream.error))

@@ -32,7 +32,7 @@ class CommonArguments:
     def packed(
         self, run_on_host: RunOnHost, codec: str, encoded: Encoded
     ) -> Awaitable[Encoded]:
-        """Pack in a thread what was encoded; what is common to all is packed once."""
+        """Pack encoded arguments in a thread; common ones are packed only once."""
         packing = self._packings.get(codec)
         if packing is not None:
             return _again(packing)

@@ -77,9 +77,9 @@ async def deadline(timeout_s: float | None) -> AsyncIterator[None]:
         timeout_s: seconds from now; 0 is already over, None adds no limit.
 
     Raises:
-        TimeoutError: it passed.  A call that was cut off raises
+        TimeoutError: `timeout_s` passed.  A call that was cut off raises
             `DeadlineExceededError`, which is a `TimeoutError` too.
-        UsageError: `timeout_s` is negative or no number.
+        UsageError: `timeout_s` is negative, infinite, or not a number.
 
     Cancellation:
         Passes through.
@@ -99,8 +99,8 @@ async def deadline(timeout_s: float | None) -> AsyncIterator[None]:
     limit = Deadline.after(timeout_s, loop.time())
     outer = deadline_var.get()
     token = deadline_var.set(limit if outer is None else min(limit, outer))
-    # Calls watch the deadline themselves and say more: give them a moment to, counted
-    # from when the loop came to it, which may be late.
+    # Calls watch the deadline themselves, and their errors say more: give them a
+    # moment, counted from when the loop runs the timer, which may be late.
     scope = asyncio.timeout(None)
     timer = loop.call_at(limit.at_s, lambda: scope.reschedule(loop.time() + _GRACE_S))
     try:
@@ -121,6 +121,6 @@ def effective_deadline(timeout_s: float | None, now_s: float) -> Deadline | None
 
 
 def forget_deadline() -> None:
-    """Let what this context does from here on know nothing of a deadline around it."""
+    """Hide the enclosing deadline from this context from here on."""
     if deadline_var.get() is not None:  # each change costs a copy of what varies
         deadline_var.set(None)

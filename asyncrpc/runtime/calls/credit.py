@@ -100,7 +100,7 @@ class InboundCredit:
         self._pool = pool
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self._stall_told_s = float("-inf")  # the stall of which people have been told
+        self._stall_told_s = float("-inf")  # the stall that was logged last
         self._told: set[int] = set()  # sizes of requests that exceed the limit
 
     def statistics(self) -> CreditStatistics:
@@ -114,7 +114,7 @@ class InboundCredit:
         )
 
     def on_held(self) -> None:
-        """More or less is held than before: the pool's part changes with it."""
+        """Adjust the pool's part: more or less is held than before."""
         budget = self.budget
         used_bytes = budget.held_bytes + budget.tickets_bytes
         rest = budget.limit_bytes - used_bytes
@@ -160,8 +160,8 @@ class InboundCredit:
             logger.warning(
                 "worker %r: %d requests of peers have waited %g s for memory, and no "
                 "call has ended meanwhile; %d bytes are in use, the limit is %d "
-                "(LimitOptions.inbound_bytes_max). If the calls that are here wait for "
-                "those that are not, give it a higher limit",
+                "(LimitOptions.inbound_bytes_max). If the running calls wait for the "
+                "waiting requests, raise the limit",
                 self._name,
                 budget.waiting,
                 STALLED_AFTER_S,
@@ -173,9 +173,9 @@ class InboundCredit:
     def _tell(self, grant: Grant[CreditedPeer]) -> None:
         if grant.why is Why.BEYOND:
             logger.warning(
-                "worker %r: a request of %d bytes from %r goes beyond the limit of %d "
-                "(LimitOptions.inbound_bytes_max): a call that runs there made it, and "
-                "no call has ended here for a second, so one may wait for the other",
+                "worker %r: a request of %d bytes from %r exceeds the limit of %d "
+                "(LimitOptions.inbound_bytes_max): a running call made it, and no call "
+                "here has ended for 1 s, so it was let in to avoid a deadlock",
                 self._name,
                 grant.nbytes,
                 grant.peer.name,
@@ -185,8 +185,8 @@ class InboundCredit:
             self._told.add(grant.nbytes.bit_length())
             logger.warning(
                 "worker %r: a request of %d bytes from %r is larger than the limit of "
-                "%d (LimitOptions.inbound_bytes_max): such ones are taken in one by "
-                "one",
+                "%d (LimitOptions.inbound_bytes_max): such requests are accepted one "
+                "by one",
                 self._name,
                 grant.nbytes,
                 grant.peer.name,
@@ -205,7 +205,7 @@ class Claim:
         self.nbytes = nbytes
 
     def hold(self) -> None:
-        """Something more uses what was received; `let_go` is to follow."""
+        """Count one more user of what was received; `let_go` must follow."""
         self._holds += 1
 
     def let_go(self) -> None:
@@ -285,7 +285,7 @@ class LinkCredit:
         self._send(_CREDIT, call_id, aux=nbytes)
 
     def close(self) -> set[int]:
-        """The peer is gone; return our calls that waited for its credit."""
+        """Close a lost peer's account; return our calls that waited for its credit."""
         inbound = self._inbound
         grants = inbound.budget.close(self.account, self._now_s())
         inbound.on_held()
@@ -300,7 +300,7 @@ class LinkCredit:
         self._ask(self.waiting.wait(call_id, nbytes, send, nested=nested))
 
     def withdraw(self, call_id: int) -> bool:
-        """Do not send a request that waits; say if there was one."""
+        """Do not send a request that waits; return whether there was one."""
         if call_id not in self.waiting:
             return False
         was_asked, wants = self.waiting.withdraw(call_id)
@@ -340,7 +340,7 @@ class LinkCredit:
         self._inbound.give(grants)
 
     def on_begun(self, call_id: int, nbytes: int) -> None:
-        """The payload of a request begins to arrive.
+        """Count a request whose payload begins to arrive.
 
         Raises:
             MalformedError: the peer has no credit for it.
@@ -349,7 +349,7 @@ class LinkCredit:
         self._inbound.on_held()
 
     def on_arrived(self, call_id: int, buffers: list[memoryview]) -> None:
-        """A request has arrived whose buffers are going to be others: count these."""
+        """Count the buffers of an arrived request, before others replace them."""
         if call_id in self.account.arriving:
             return
         nbytes = sum(buffer.nbytes for buffer in buffers)
@@ -373,10 +373,10 @@ class LinkCredit:
         return Claim(self, nbytes) if nbytes else None
 
     def on_cancel(self, call_id: int, unsent_bytes: int) -> None:
-        """The peer gives up a request; it may not have arrived, or never been sent.
+        """Take back the credit of a request that the peer gives up, sent or not.
 
         Raises:
-            MalformedError: it gives back more than it had.
+            MalformedError: the peer gives back more credit than it had.
         """
         grants = self._inbound.budget.cancel(
             self.account, call_id, unsent_bytes, self._now_s()
@@ -385,7 +385,7 @@ class LinkCredit:
         self._inbound.give(grants)
 
     def release(self, nbytes: int) -> None:
-        """A call of the peer has ended."""
+        """Release the bytes of a call of the peer that has ended."""
         inbound = self._inbound
         grants = inbound.budget.release(self.account, nbytes, self._now_s())
         inbound.on_held()

@@ -1,4 +1,4 @@
-"""In which task something is done, for events: asked at the beginning of every call."""
+"""The current task or thread, by name, for events; read at the start of every call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from asyncrpc.runtime.calls.context import current_call_var
 if sys.version_info >= (3, 12):
     _current_task = asyncio.current_task
 else:
-    # There it is a function of Python's; what it looks into takes a third of the time.
+    # Before 3.12 it is written in Python; a look into its table takes a third of the
+    # time.
     _current_task: Callable[[Any], asyncio.Task[Any] | None] = (
         asyncio.tasks._current_tasks.get  # type: ignore[attr-defined]  # noqa: SLF001
     )

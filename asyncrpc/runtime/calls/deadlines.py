@@ -16,15 +16,15 @@ from asyncrpc.clock import Deadline
 
 T = TypeVar("T")
 
-QUEUES_MAX: Final = 32  # timeouts at once; of the others each call has a timer
-_SLACK_S: Final = 0.001  # what event loops count in
+QUEUES_MAX: Final = 32  # timeouts at once; each call with another one has a timer
+_SLACK_S: Final = 0.001  # the resolution of event loops
 
 
 class Watch(Protocol):
     """What a call keeps while its deadline is watched."""
 
     def stop(self, call: Any, /) -> None:
-        """Watch a call no longer: it has ended."""
+        """Stop watching a call: it has ended."""
 
 
 class Deadlines(Generic[T]):
@@ -36,7 +36,7 @@ class Deadlines(Generic[T]):
         """Watch deadlines.
 
         Args:
-            loop: has the time, and the timers.
+            loop: has the clock, and the timers.
             expire: ends a call at its deadline, or up to a millisecond before or
                 after; the call is not watched any more then.
         """
@@ -45,7 +45,7 @@ class Deadlines(Generic[T]):
         self._queues: dict[int, _DeadlineQueue[T]] = {}  # by timeout; each has a timer
 
     def watch(self, call: T, deadline: Deadline) -> Watch:
-        """End a call at its deadline, or `stop` what this returns before."""
+        """End a call at its deadline, unless the returned watch is stopped before."""
         at_s = deadline.at_s
         # To hundredths of a second: what has travelled has lost some nanoseconds.
         timeout = int(deadline.allowed_s * 100 + 0.5)
@@ -62,7 +62,7 @@ class Deadlines(Generic[T]):
         return queue
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching all calls."""
         queues, self._queues = self._queues, {}
         for queue in queues.values():
             queue.timer.cancel()
@@ -105,7 +105,7 @@ class _DeadlineQueue(Generic[T]):
         self.last_s = 0.0
 
     def stop(self, call: T) -> None:
-        """Watch a call no longer."""
+        """Stop watching a call."""
         self.ends.pop(call, None)
 
 
@@ -118,5 +118,5 @@ class _DeadlineTimer:
         self._timer = timer
 
     def stop(self, _call: Any) -> None:
-        """Watch the call no longer."""
+        """Stop watching the call."""
         self._timer.cancel()

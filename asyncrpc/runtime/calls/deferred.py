@@ -1,8 +1,8 @@
-"""Buffers that are not ready: the peer has not their memory, or they have no bytes yet.
+"""Buffers that are not ready: the peer lacks their memory, or they have no bytes yet.
 
 A message with such buffers has been encoded and given to its connection, which keeps it
-until nothing more is awaited.  If that cannot come, the call or the caller of the
-message gets an error.
+until nothing more is awaited.  If what is awaited cannot come, the call or the caller
+of the message gets an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PendingBuffers(list[memoryview]):
     """The buffers of a message that must not be sent yet.
 
     Attributes:
-        message: whose buffers they are, once it waits.
+        message: the message that the buffers belong to, once it waits.
         are_ready: whether it may be sent.
     """
 
@@ -68,14 +68,14 @@ class PendingBuffers(list[memoryview]):
             submit(self.message)
 
     def on_filled(self, error: AsyncRpcError | None) -> None:
-        """Its bytes have left their devices, or cannot: None is no error."""
+        """Note that the bytes have left their devices, or fail with `error`."""
         if error is None:
             self.release()
         else:
             self.fail(error)
 
     def fail(self, error: AsyncRpcError) -> None:
-        """Give up: something that is waited for cannot come; fail the call."""
+        """Give up, since something awaited cannot come, and fail the call."""
         if self._on_failed is not None:
             self._on_failed(self, error)
 
@@ -84,7 +84,7 @@ class DropsMessages(MessageSender, Protocol):
     """A connection, as far as deferred messages go."""
 
     def drop(self, kind: int, call_id: int) -> OutgoingState | None:
-        """Give up a message that waits; return for what, None if there is none."""
+        """Give up a message that waits; return what for, None if none waits."""
 
 
 class Served(Protocol):

@@ -41,7 +41,7 @@ class Destination:
         """Take a tensor.
 
         Raises:
-            UsageError: nothing can be received into it.
+            UsageError: `out` cannot receive a result.
         """
         check(out)
         self.out = out
@@ -59,7 +59,7 @@ class Destination:
             connection.claim(call_id, self._memory)
 
     def release(self) -> None:
-        """The call has ended: nothing more is to land here."""
+        """Stop receiving into the tensor: the call has ended."""
         if self._connection is not None:
             self._connection.release_claim(self._call_id)
             self._connection = None
@@ -134,7 +134,7 @@ class _ChunkedCopy:
 def _pieces(
     out: torch.Tensor, source: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Cut a copy where both tensors are dense; one of others is made whole."""
+    """Cut a copy into pieces if both tensors are dense; any other copy stays whole."""
     if out.nbytes <= COPY_BYTES_PER_TURN:
         return [(out, source)]
     if not (out.is_contiguous() and source.is_contiguous()):
@@ -146,11 +146,12 @@ def _pieces(
 
 
 def check(out: Any) -> None:
-    """Refuse what nothing can be received into.
+    """Refuse an `out` that cannot receive a result.
 
     Raises:
-        UsageError: it is no dense tensor of the host's memory, requires a gradient, or
-            has elements that share memory.
+        UsageError: `out` is not a dense tensor in host memory, requires a gradient, is
+            a conjugate or negative view, lacks memory, or has elements that share
+            memory.
     """
     if not isinstance(out, torch.Tensor):
         raise UsageError(f"out= must be a tensor, not a {type(out).__name__}")
@@ -198,17 +199,17 @@ def _is_disjoint(out: torch.Tensor) -> bool:
 
 
 def mismatch(value: Any, out: torch.Tensor) -> str:
-    """Say why a result cannot go into a tensor; nothing if it can."""
+    """Return why a result cannot go into a tensor; empty if it can."""
     if not isinstance(value, torch.Tensor):
         return f"the result is a {type(value).__name__}, and out= takes a tensor"
     if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-        return "the result is no dense tensor; receive it without out="
+        return "the result is not a dense tensor; call without out="
     if value.shape != out.shape or value.dtype != out.dtype:
         return f"the result is {_described(value)}, and out= is {_described(out)}"
     if value.grad_fn is not None:
         return (
-            "the result belongs to a graph of the autograd context, which out= cannot; "
-            "receive it without out=, or make the call outside the context"
+            "the result belongs to an autograd graph, and out= cannot: call without "
+            "out=, or outside the autograd context"
         )
     return ""
 
@@ -217,8 +218,8 @@ def put(value: Any, out: torch.Tensor, *, function: str, to: str) -> torch.Tenso
     """Copy a value of this worker into a tensor, and return that.
 
     Raises:
-        UsageError: nothing can be received into it.
-        OutMismatchError: the value does not fit.
+        UsageError: `out` cannot receive a result.
+        OutMismatchError: the value does not fit into `out`.
     """
     check(out)
     problem = mismatch(value, out)

@@ -29,7 +29,7 @@ class CallEnds:
         self._streams = recorder.received
 
     def note(self, call: CallFuture[Any], outcome: str) -> None:
-        """A call has been answered."""
+        """Record a call that has been answered."""
         moved = call.moved
         self._calls.record(
             (
@@ -46,7 +46,7 @@ class CallEnds:
         )
 
     def note_stream(self, stream: StreamReceiver, outcome: str) -> None:
-        """A stream has ended."""
+        """Record a stream that has ended."""
         self._streams.record(
             (
                 self._now_s(),
@@ -63,7 +63,7 @@ class CallEnds:
     def note_given_up(
         self, call: CallFuture[Any] | StreamReceiver, outcome: str = CANCELLED
     ) -> None:
-        """The caller waits no more; of a stream, unless it has failed before."""
+        """Record a call that its caller gave up; a stream may have failed before."""
         if isinstance(call, StreamReceiver):
             failed = call.error
             self.note_stream(call, outcome if failed is None else outcome_of(failed))
@@ -71,11 +71,11 @@ class CallEnds:
             self.note(call, outcome)
 
     def note_lost(self, call: CallFuture[Any] | StreamReceiver) -> None:
-        """The peer is lost."""
+        """Record a call whose peer is lost."""
         self.note_given_up(call, _LOST)
 
     def note_unsent(self, call: CallFuture[Any]) -> None:
-        """A call has ended that was never sent."""
+        """Record a call that has ended, and was never sent."""
         self.note(call, CANCELLED if call.cancelled() else outcome_of(call.failure))
 
 
@@ -91,7 +91,7 @@ class ServedEnds:
         self._streams = recorder.sent
 
     def note(self, inbound: InboundCall, outcome: str, items: int) -> None:
-        """A call has been answered, or given up; of a stream, after so many items."""
+        """Record a call that was answered or given up; a stream, with its items."""
         target = inbound.target
         name = "" if target is None else target.name
         if inbound.credit is None:

@@ -52,9 +52,9 @@ def when_done(future: Any, outcome_of: Callable[[], Any]) -> asyncio.Future[Any]
     finish = outcome_to(ours)
 
     def tell(result: Any, error: BaseException | None) -> None:
-        # Not as of a job: what the function waited for has been cancelled.
+        # Not as for a job: it is what the function waited for that was cancelled.
         if issubclass(type(error), asyncio.CancelledError) and not ours.done():
-            ours.set_exception(error)  # type: ignore[arg-type]  # it is none of None
+            ours.set_exception(error)  # type: ignore[arg-type]  # it is not None
         else:
             finish(result, error)
 

@@ -2,7 +2,7 @@
 
 A name travels once: its number stands for it from then on.  The peer relies on that
 from the moment it sends the first request, so the name is kept whatever else is wrong
-with that request; whether the function can be had is asked each time until it can.
+with that request; the function is looked up with each request until it is found.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class NamedFunctions:
             self._names[number] = name
 
     def find(self, target: Any) -> Target | None:
-        """Return what a number, or a number with a name, stands for; None: neither.
+        """Return what a number, or a number with a name, stands for; None for others.
 
         Raises:
             MalformedError: the number has never been named.
-            DecodeError: there is no such function here.
+            DecodeError: this worker has no function of that name.
             RejectedError: the policy does not allow it.
         """
         if type(target) is int:
@@ -75,7 +75,7 @@ class NamedFunctions:
         return found
 
     def name_of(self, target: Any) -> str:
-        """Return the name of what a request is for, as far as it tells; else ""."""
+        """Return the name of the target of a request, "" if it is not known."""
         name = self._names.get(target) if type(target) is int else None
         if _is_named(target):
             name = target[1]
@@ -87,6 +87,6 @@ def _is_named(target: Any) -> bool:
 
 
 def name_of_value(function: Any) -> str:
-    """Return what to call a function that arrived as a value, or is a method."""
+    """Return a name for a function that arrived as a value, or is a method."""
     name = getattr(function, "__qualname__", None)
     return name if type(name) is str else type(function).__qualname__

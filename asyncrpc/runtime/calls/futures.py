@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LOOK_S: Final = 1.0  # how often a thread sees whether the loop it waits for is there
+LOOK_S: Final = 1.0  # how often a waiting thread checks that its loop is open
 
 
 @dataclass(slots=True)
@@ -58,8 +58,8 @@ class CallFuture(asyncio.Future[T], Generic[T]):
     """The result of a call that has been started.
 
     Await it on the worker's event loop, or `wait()` for it in a thread.  Cancelling it
-    cancels the function on the callee.  One that fails and is never awaited is logged
-    when it is collected, with the place of the call.
+    cancels the function on the callee.  A call that fails and is never awaited is
+    logged when it is collected, with the place of the call.
 
     Attributes:
         function: name of the function that was called.
@@ -132,10 +132,10 @@ class CallFuture(asyncio.Future[T], Generic[T]):
             False if the call has ended already.
 
         Raises:
-            UsageError: it belongs to the process that this one was forked from.
+            UsageError: the call belongs to the process that this one was forked from.
 
-        Thread safety: from any thread; from another than the event loop's it is
-        cancelled soon.
+        Thread safety: from any thread; outside the event loop's thread, the call is
+        cancelled soon after.
         """
         if self.done():
             return False
@@ -178,8 +178,8 @@ class CallFuture(asyncio.Future[T], Generic[T]):
     def failure(self) -> BaseException | None:
         """Internal: return what it failed with, if it is done.
 
-        Unlike `exception()` this does not count as taking it: an error that nobody else
-        takes is still logged.
+        Unlike `exception()`, this does not count as retrieval: an error that is never
+        retrieved is still logged.
         """
         found: BaseException | None = self._exception
         return None if self.cancelled() else found
@@ -246,7 +246,7 @@ def wait_on_loop(
 
     Args:
         loop: what this thread waits for.
-        wait: waits for so many seconds at most; says whether it has happened.
+        wait: waits for at most so many seconds; returns whether it has happened.
         timeout_s: seconds in all; None is no limit.
 
     Returns:
@@ -266,7 +266,7 @@ def wait_on_loop(
 
 
 def loop_closed() -> ClosedError:
-    """Return the error of a thread that waits for a loop which is no more."""
+    """Return the error of a thread that waits for a closed loop."""
     return ClosedError(
         "the event loop was closed before this ended; end workers and the threads that"
         " wait for their calls first"
@@ -279,7 +279,7 @@ def refuse_on_loop(
     """Raise if this thread runs an event loop, which `what` would stop.
 
     Raises:
-        UsageError: this thread runs one.
+        UsageError: this thread runs an event loop.
     """
     running = running_loop()
     if running is not None and (loop is None or running is loop):

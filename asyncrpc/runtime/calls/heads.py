@@ -2,7 +2,7 @@
 
 The caller (`SentHeads`) gives a number to each function with the first request for it;
 from then on the number is sent.  The callee (`ReceivedHeads`) keeps what each number
-stands for, and knows heads that say no more than that by their bytes.
+stands for, and knows heads that hold only a number by their bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SentHeads:
     __slots__ = ("_given", "_sent")
 
     def __init__(self) -> None:
-        # The number of each function, and the head that says no more than that.
+        # The number of each function, and the head that holds only the number.
         self._sent: dict[str, tuple[int, bytes]] = {}
         self._given = 0
 
@@ -49,7 +49,7 @@ class SentHeads:
             target: its name.
             meta: what travels beside the arguments.
             may_come_late: whether later requests may overtake it, or it may be given
-                up: then it gives its function no number, on which they would rely.
+                up: then its function gets no number, since they would rely on it.
         """
         if may_come_late or len(self._sent) >= NAMES_MAX:
             return pack_head([[0, target], meta])
@@ -62,7 +62,7 @@ class SentHeads:
         return head
 
     def forget(self, target: str | list[Any] | None) -> None:
-        """Name a function anew: the request that named it may not have been written."""
+        """Forget a function's number: its request may not have been written."""
         if type(target) is str:
             self._sent.pop(target, None)
 
@@ -72,7 +72,7 @@ class ReceivedHeads:
 
     Attributes:
         functions: what the peer's numbers stand for.
-        known: what heads that say no more than a number mean: as `read` returns it.
+        known: what `read` returns for heads that hold only a number.
     """
 
     __slots__ = ("functions", "known")

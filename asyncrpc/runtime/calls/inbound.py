@@ -94,7 +94,7 @@ class AnswersCalls(Protocol):
     caller: str
 
     def answer(self, inbound: InboundCall, value: Any) -> None:
-        """Send a function's result, or keep it where it is to stay."""
+        """Send a function's result, or keep it if it stays here."""
 
     def answer_error(
         self,
@@ -104,10 +104,10 @@ class AnswersCalls(Protocol):
         items: int = 0,
         outcome: Outcome = Outcome.EXECUTED,
     ) -> None:
-        """Send a function's exception, or keep it for those that fetch the value."""
+        """Send a function's exception, or keep it for workers that fetch the value."""
 
     def forget(self, inbound: InboundCall, *, items: int = 0) -> None:
-        """Send no answer: the caller has gone; of a stream, after so many items."""
+        """Send no answer: the caller has gone; a stream has sent `items` items."""
 
     def send_item(self, inbound: InboundCall, serial: int, value: Any) -> int:
         """Send one item of a stream; return the bytes of its buffers."""
@@ -123,7 +123,7 @@ class HeldCredit(Protocol):
     """The share of a call in its worker's budget for large requests."""
 
     def hold(self) -> None:
-        """Something more uses what was received; `let_go` is to follow."""
+        """Count one more user of what was received; `let_go` must follow."""
 
     def let_go(self) -> None:
         """Let go of it."""
@@ -142,11 +142,11 @@ class InboundCall:
         began_s: when its function began; at first, when it came.
         is_cancelled: whether the caller no longer wants the result.
         rref_id: of the value that it makes, if that stays here.
-        wanted: the value that it is for, until that is there.
+        wanted: the value whose method it calls, if that was not made when it came.
         shown: what a profiler shows of it, until it ends.
         span: what a trace shows of it.
         said: what its function says of itself, for `note_of` of the worker.
-        claim: of a large request: what it holds of the worker's inbound bytes.
+        claim: what a large request holds of the worker's inbound bytes.
     """
 
     __slots__ = (
@@ -223,7 +223,7 @@ class InboundCall:
 
     @property
     def device_map_back(self) -> DeviceMap | None:
-        """Where results go, by what came with the call; None: where they were."""
+        """The device map of the results, from that of the call; None without one."""
         if DEVICES not in self.meta:
             return None
         return DeviceMap.from_wire(self.meta[DEVICES]).inverse()
@@ -240,7 +240,7 @@ class InboundCall:
 
     @property
     def label(self) -> str:
-        """See `RunningCall`; from what `CallServed` tells, it is made again."""
+        """See `RunningCall`; a `CallServed` has all that makes it again."""
         return call_label(self.call_id, self.responder.caller)
 
     def run(self, target: Target, args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -273,7 +273,7 @@ class InboundCall:
         return is_short(args, self.host.limits.on_loop_bytes_max)
 
     def cancel(self) -> None:
-        """The caller no longer wants the result.
+        """Cancel the call: the caller no longer wants the result.
 
         A task is cancelled; a thread cannot be, but can ask (`asyncrpc.cancelled`).
         """
@@ -418,7 +418,7 @@ class InboundCall:
             self.responder.answer(self, result)
 
     def expire(self) -> None:
-        """The deadline has passed: stop the function; the caller knows already."""
+        """Stop the function at the deadline; the caller knows already."""
         self.watch = None
         error = DeadlineExceededError(
             function=self.function_name,
@@ -431,7 +431,7 @@ class InboundCall:
 
 
 async def _holding(claim: HeldCredit, coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run a function that uses what a claim is held for."""
+    """Run a function, and hold its claim until it ends."""
     claim.hold()
     try:
         await coroutine

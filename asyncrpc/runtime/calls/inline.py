@@ -38,7 +38,7 @@ _NUMBERS: Final = frozenset({int, float, bool})
 
 
 def is_listed(function: Any) -> bool:
-    """Tell whether a function is one of torch's that are cheap on small tensors."""
+    """Return whether a function is one of torch's that are cheap on small tensors."""
     try:
         return function in _CHEAP
     except TypeError:  # callable, but not hashable
@@ -46,7 +46,7 @@ def is_listed(function: Any) -> bool:
 
 
 def is_short(args: Sequence[Any], bytes_max: int) -> bool:
-    """Tell whether a listed function takes only microseconds for these arguments."""
+    """Return whether a listed function takes only microseconds for these arguments."""
     shape = None
     for part in args:
         if type(part) is torch.Tensor:

@@ -66,11 +66,11 @@ class DeviceCopies(Protocol):
         copies: Iterable[Copy],
         done: Callable[[AsyncRpcError | None], None],
     ) -> None:
-        """Copy tensors to the host, then say so, or what went wrong."""
+        """Copy tensors to the host, then call `done` with None, or with the error."""
 
 
 class SharedPlaces(Protocol):
-    """Memory of peers that this worker uses no more.
+    """Memory of peers that this worker no longer uses.
 
     Attributes:
         dead: places that have not been given back yet.
@@ -100,7 +100,7 @@ class DefersMessages(Protocol):
 def unreadable(error: BaseException) -> AsyncRpcError:
     """Return the error about a message whose content could not be read.
 
-    The message is at fault, and no other: it is answered, and the connection stays.
+    Only this message is at fault: it is answered, and the connection stays.
     """
     if isinstance(error, AsyncRpcError) and not isinstance(error, RemoteProtocolError):
         return error
@@ -111,7 +111,7 @@ def unreadable(error: BaseException) -> AsyncRpcError:
 
 
 def unsendable(error: BaseException) -> AsyncRpcError:
-    """Return the error about what a function gave, and could not be encoded."""
+    """Return the error about a result or item that could not be encoded."""
     if not isinstance(error, AsyncRpcError):
         problem = f"cannot be sent: {words_of(error)}"
         unsendable = EncodeError(problem, outcome=Outcome.EXECUTED)
@@ -122,7 +122,7 @@ def unsendable(error: BaseException) -> AsyncRpcError:
     return error
 
 
-def may_be_overtaken(encoded: Encoded) -> bool:
+def may_be_deferred(encoded: Encoded) -> bool:
     """Return whether a message waits for memory or devices, here or at the peer."""
     return bool(encoded.shared or encoded.copies or is_staged(encoded.control))
 
@@ -157,7 +157,7 @@ class MessageCodec:
             places: are given back before a message is written.
             refer: makes the peer map the shared memory that a message refers to.
             devices: fill the buffers of tensors on devices.
-            deferred: makes the messages that wait for that.
+            deferred: makes the messages that wait for devices.
         """
         self._link = link
         self._loop = parts.loop
@@ -242,7 +242,7 @@ class MessageCodec:
     ) -> tuple[Encoded, Pins | None, dict[str, Any] | None]:
         """Encode for one of several peers, or take what was encoded for another.
 
-        References are counted per receiver: with one in it, nothing is in common.
+        References are counted per receiver, so arguments with one are never common.
         """
         if device_map is not None and device_map.takes_host:
             value = list(common.value)
@@ -274,7 +274,7 @@ class MessageCodec:
     def decode(
         self, control: bytes, buffers: list[memoryview], meta: Meta
     ) -> tuple[Any, Any]:
-        """Return a value and what it lent."""
+        """Return a value, and the loans that came with it."""
         on_gradient: OnGradient | None = None
         if meta:
             for propagator in self._propagators:

@@ -41,7 +41,7 @@ class Target:
     name: str
     function: Callable[..., Any]
     mode: Mode
-    is_listed: bool = False  # among those that may be `cheap`
+    is_listed: bool = False  # among the cheap ones; see `inline`
 
     @property
     def is_stream(self) -> bool:
@@ -91,8 +91,8 @@ def async_execution(function: F) -> F:
 
     The thread that ran the function is free while the future is pending: so a function
     may wait for other calls, of this caller or of others, without holding a thread.
-    The future is one of asyncrpc, asyncio, concurrent.futures or torch.futures.  A
-    coroutine function may be marked too; it would run the same without.
+    The future is one of asyncrpc, asyncio, concurrent.futures or torch.futures.  The
+    mark changes nothing for a coroutine function.
 
     Use it under `@staticmethod` and `@classmethod`:
     `@classmethod` above, `@async_execution` below.

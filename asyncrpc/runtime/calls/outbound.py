@@ -1,6 +1,6 @@
 """The calls of this worker to one peer; their answers are taken in `answers`.
 
-Everything here runs on the event loop, and nothing waits: who does, waits for a future.
+Everything here runs on the event loop, and nothing waits: callers wait for futures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from asyncrpc.runtime.calls.message_codec import (
     CODEC,
     NO_META,
     MessageCodec,
-    may_be_overtaken,
+    may_be_deferred,
 )
 from asyncrpc.runtime.calls.outbound_ports import (
     CallCredit,
@@ -110,7 +110,7 @@ class OutboundCalls:
         self._device_map = host.options.devices.map_to(peer.name)
         self._deadlines = Deadlines(host.loop, self._expire)
         self._is_plain = self._compression is None and self._device_map is None
-        # Asked for in every call.
+        # Used for every call.
         self._encode = messages.encode
         self._open = pending.open
         self._send = connection.send
@@ -163,7 +163,7 @@ class OutboundCalls:
         deadline: Deadline | None,
         meta: dict[str, Any] | None = None,
     ) -> None:
-        """Send a call whose arguments go to other peers, too; else as `start`."""
+        """Send a call whose arguments go to several peers; otherwise like `start`."""
         budget_ns = self._budget_ns(call.function, deadline)
         if self._host.tracer is not None:
             meta = with_span(meta, call.span)
@@ -183,7 +183,7 @@ class OutboundCalls:
         options: CallOptions,
         meta: dict[str, Any] | None,
     ) -> dict[str, Any] | None:
-        """Note the device map of a call, if it has one, and say it in its meta."""
+        """Note the device map of a call, if it has one, and add it to its meta."""
         device_map = self._device_map
         if options.device_map is not None:
             device_map = DeviceMap.parse(options.device_map)
@@ -376,11 +376,12 @@ class OutboundCalls:
     def tell(self, notice: Notice, *, at_once: bool = False) -> None:
         """Send a message to a part of the peer, with the next one or in the next turn.
 
-        One that may wait, as its class says, may do so for some milliseconds.
+        A notice whose class lets it wait may do so for some milliseconds.
 
         Args:
             notice: plain (numbers, text, lists): no tensors, no references.
-            at_once: it goes now: a peer sleeps for it, and the loop may compute next.
+            at_once: whether to send it now: a peer waits for it, and the loop may be
+                busy next.
         """
         control = self._codec.encode_plain(notice.pack())
         part = prefix(FrameKind.NOTICE, 0, head=notice.head, control=control)
@@ -488,21 +489,21 @@ class OutboundCalls:
     def _watch(
         self, call: CallFuture[Any], deadline: Deadline, meta: Meta | None
     ) -> None:
-        """Fail the call at its deadline; of a remote(), the owner fails the value."""
+        """Fail the call at its deadline; for a remote(), the owner fails the value."""
         call.allowed_s = deadline.allowed_s
         if not meta or "r" not in meta:
             call.watch = self._deadlines.watch(call, deadline)
 
     def _expire(self, call: CallFuture[Any]) -> None:
-        """The deadline of a call has passed: fail it, and tell the callee."""
+        """Fail a call whose deadline has passed, and tell the callee."""
         call.watch = None
         has_waited = call.call_id in self._credit.waiting
         self.cancel(call)
         if has_waited:
             error = never_sent(call.function, call.to, call.allowed_s)
             error.add_note(
-                f"its {call.request_bytes} bytes waited for room at {call.to!r}, which "
-                "takes in no more at once than its LimitOptions.inbound_bytes_max"
+                f"the request of {call.request_bytes} bytes was waiting for credit "
+                f"from {call.to!r}, whose limit is LimitOptions.inbound_bytes_max"
             )
             call.fail(error)
             return
@@ -544,7 +545,7 @@ class OutboundCalls:
         return self._heads.introduce(
             target,
             meta,
-            may_come_late=may_be_overtaken(encoded)
+            may_come_late=may_be_deferred(encoded)
             or encoded.payload_bytes > INLINE_BYTES_MAX
             or bool(meta and CODEC in meta),
         )

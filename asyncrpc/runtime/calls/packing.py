@@ -1,6 +1,6 @@
 """Requests whose payload is made smaller by a codec before they are sent.
 
-What is large is packed in a thread; until then the call has not been sent.
+Large payloads are packed in a thread; until then the call has not been sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from asyncrpc.serde import Copy, Encoded
 
 
 class FetchesCopies(Protocol):
-    """Devices, as far as what is sent from them goes."""
+    """Devices, as far as tensors that are sent from them go."""
 
     async def fetched(self, copies: Sequence[Copy]) -> None:
         """Wait until host memory has been filled."""
@@ -88,7 +88,7 @@ class RequestPacking:
         send: Callable[[Encoded], None],
         deadline: Deadline | None,
     ) -> None:
-        """Pack a call's arguments, then send it; whatever goes wrong, it fails."""
+        """Pack a call's arguments, then send it; any error fails the call."""
         try:
             async with self._host.unsent.waiting(call, deadline, "the call was sent"):
                 end_s = None if deadline is None else deadline.at_s

@@ -49,14 +49,14 @@ Deliver = Callable[[bytes, list[memoryview]], None]
 Done = Callable[[Any, BaseException | None], None]
 
 
-class Threads(Protocol):
+class Pool(Protocol):
     """Threads that run jobs."""
 
     def submit(self, job: Callable[[], Any], done: Done) -> None:
         """Run a job, then tell its outcome on the loop.
 
         Raises:
-            RejectedError: there are no threads any more.
+            RejectedError: the worker has no threads any more.
         """
 
 
@@ -77,7 +77,7 @@ class PreparationHost(Protocol):
     codec: Codec
 
     @property
-    def host_pool(self) -> Threads:
+    def host_pool(self) -> Pool:
         """Threads for work on host memory."""
 
     @property
@@ -149,11 +149,11 @@ class MessagePreparation:
         Args:
             host: what they are prepared with.
             limit: how many may wait for devices.
-            connection: that they come from.
+            connection: the connection that they come from.
             pending: the calls that answers are for.
             status: of the link; once it is lost, nothing is delivered.
             unread: takes messages that cannot be read.
-            read_head: takes note of what a request names that is not delivered.
+            read_head: takes note of the names in a request that is not delivered.
         """
         self._host = host
         self._codec = host.codec
@@ -177,7 +177,7 @@ class MessagePreparation:
         head: bytes,
         deliver: Deliver,
     ) -> None:
-        """Take a message; deliver it once it is prepared, or cannot be.
+        """Take a message; deliver it once its preparation has ended or failed.
 
         Args:
             kind: of the message.
@@ -185,12 +185,12 @@ class MessagePreparation:
             control: as it arrived.
             buffers: as they arrived.
             head: of the message.
-            deliver: is given the control part and the buffers as they were before they
-                were packed, and with the tensors for devices there (`serde.Staged`); if
-                that cannot be, a control part that says why.
+            deliver: called with the control part and the buffers, unpacked, and with
+                the tensors for devices there (`serde.Staged`); on failure, with a
+                control part that says why.
 
         Raises:
-            RemoteProtocolError: it is delivered at once, and should not have come.
+            RemoteProtocolError: the message was delivered at once, and was not allowed.
         """
         arrived_bytes = sum(buffer.nbytes for buffer in buffers)
         arrival = _PendingMessage(
@@ -209,14 +209,14 @@ class MessagePreparation:
             self._place(arrival, *_unpacked(parcel))
 
     def cancel(self, call_id: int) -> bool:
-        """Do not deliver a request, but take what it brings; say if there is one."""
+        """Drop a request, but give back its references; return whether it is here."""
         if call_id not in self._requests:
             return False
         self._cancelled.add(call_id)
         return True
 
     def _send_to_thread(self, parcel: PackedMessage, arrival: _PendingMessage) -> bool:
-        """Begin to unpack in a thread; say if that is worth it, and could be done."""
+        """Begin to unpack in a thread; return whether that was useful and possible."""
         if parcel.unpacked_bytes <= PACK_HERE_BYTES_MAX or self._count >= UNPACKING_MAX:
             return False
 
@@ -233,7 +233,7 @@ class MessagePreparation:
         return True
 
     def _note(self, arrival: _PendingMessage) -> None:
-        """A message is in threads from now on."""
+        """Record that a message is in threads from now on."""
         # Later the connection no longer knows what of this message it has copied.
         arrival.copied_bytes += self._connection.message_bytes_copied
         self._count += 1
@@ -286,7 +286,7 @@ class MessagePreparation:
         """Return the device map for the tensors of a message from the peer.
 
         Raises:
-            MalformedError: it says so, and what it says is no map.
+            MalformedError: the device map that came with the message is malformed.
         """
         if arrival.kind in (FrameKind.REQUEST, FrameKind.SERVICE):
             record = unpack_head(arrival.head)

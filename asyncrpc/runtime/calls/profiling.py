@@ -45,8 +45,8 @@ def show_function(
 ) -> Target:
     """Show a function that a peer has called; return what is run in its place.
 
-    If the profiler sees the thread of the event loop alone, the range is there, also of
-    functions that run in others.
+    If the profiler sees only the thread of the event loop, the range is in that thread,
+    also for functions that run in others.
 
     Args:
         inbound: the call.

@@ -53,7 +53,7 @@ def is_idempotent(function: Callable[..., Any]) -> bool:
 
 
 async def repeat(call: CallFuture[Any], make: Callable[[], CallFuture[Any]]) -> None:
-    """Make attempts until one says something final; complete `call` with that.
+    """Make attempts until one has a final outcome; complete `call` with that.
 
     Args:
         call: what the program waits for.

@@ -126,7 +126,7 @@ class RequestCredit(Protocol):
         """Return what a call that is now served holds; None if it is small."""
 
     def on_cancel(self, call_id: int, unsent_bytes: int) -> None:
-        """The peer gives up a request."""
+        """Take back the credit of a request that the peer gives up."""
 
 
 class RequestDispatcher:
@@ -169,7 +169,7 @@ class RequestDispatcher:
         self._responder = responder
         self._references = host.references
         self._functions = heads.functions
-        # Asked for in every request.
+        # Used for every request.
         self._heads = heads.known
         self._read_head = heads.read
         self._arriving = credit.arriving
@@ -191,7 +191,7 @@ class RequestDispatcher:
         """Accept a call, or refuse it.
 
         Raises:
-            MalformedError: no such message can come.
+            MalformedError: the request is malformed, repeats an id, or has no credit.
         """
         target, meta = self._heads.get(head) or self._read_head(head)
         now_s, deadline = self._now_s(), None
@@ -255,7 +255,7 @@ class RequestDispatcher:
         name = "the reference to the result of a request"
         wanted: RRefId = _REFERENCE.read_as(name, rref_id)
         references.expect(self._link, wanted)
-        inbound.rref_id = wanted  # not before: what is refused is no value that failed
+        inbound.rref_id = wanted  # not before: a refused value is not a failed one
 
     def _arguments(
         self, control: bytes, buffers: list[memoryview], meta: Meta
@@ -266,7 +266,7 @@ class RequestDispatcher:
             error.outcome = Outcome.NOT_EXECUTED
             raise
         if type(value) is not list or len(value) != 2:  # noqa: PLR2004
-            raise _no_arguments("it has none")
+            raise _no_arguments("they are missing")
         args, kwargs = value
         if type(args) is not list or type(kwargs) is not dict:
             raise _no_arguments("they are not a list and a map")
@@ -381,7 +381,10 @@ class RequestDispatcher:
     ) -> None:
         references = self._references
         if references is None or type(target) is not list:
-            raise MalformedError(f"a request for {target!r}, which nothing resolves")
+            raise MalformedError(
+                f"a request names the target {target!r}, which this worker cannot "
+                "resolve"
+            )
 
         def ready(function: Callable[..., Any] | RefusedFunction) -> None:
             if isinstance(function, RefusedFunction):
@@ -403,10 +406,10 @@ class RequestDispatcher:
         inbound.wanted = references.resolve(self._link, target, ready)
 
     def on_cancel(self, frame: Frame) -> None:
-        """The peer gives up a call.
+        """Cancel a call that the peer gives up.
 
         Raises:
-            MalformedError: no such message can come.
+            MalformedError: the peer gives back more credit than it had.
         """
         call_id = frame.call_id
         # A cancel may overtake its request, whose payload is still on its way.
@@ -423,10 +426,10 @@ class RequestDispatcher:
         self._credit.on_cancel(call_id, frame.aux)
 
     def on_stream_credit(self, frame: Frame) -> None:
-        """The consumer of a stream has taken so many items.
+        """Take the credit for items that the consumer of a stream has taken.
 
         Raises:
-            MalformedError: no such message can come.
+            MalformedError: the credit is less than 1 item.
         """
         if frame.aux <= 0:
             raise MalformedError(
@@ -445,10 +448,10 @@ class RequestDispatcher:
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        """Take a message for a part of this worker that answers.
+        """Take a request to a service of this worker.
 
         Raises:
-            MalformedError: no such message can come.
+            MalformedError: the head names no service, or the request repeats an id.
         """
         route = self._requests.get(head) or self._router.request(head)
         now_s = self._now_s()
@@ -474,10 +477,10 @@ class RequestDispatcher:
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        """Take a message for a part of this worker that does not answer.
+        """Take a notice to a service of this worker; it is not answered.
 
         Raises:
-            MalformedError: no such message can come.
+            MalformedError: the head names no service.
         """
         route = self._notices.get(head) or self._router.notice(head)
         try:

@@ -23,7 +23,7 @@ from asyncrpc.runtime.calls.error_encoder import ErrorEncoder, holds_device_tens
 from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.machine.calls import ServedCalls
 from asyncrpc.runtime.calls.message_codec import CODEC, MessageCodec, unsendable
-from asyncrpc.runtime.calls.preparation import PACK_HERE_BYTES_MAX, Threads
+from asyncrpc.runtime.calls.preparation import PACK_HERE_BYTES_MAX, Pool
 from asyncrpc.runtime.extensions import NOTE, Pins, References
 from asyncrpc.runtime.ports import MessageSender, PeerLink
 from asyncrpc.runtime.threads import ThreadPool
@@ -41,7 +41,7 @@ class FillsCopies(Protocol):
     def fill(
         self, copies: Iterable[Copy], done: Callable[[AsyncRpcError | None], None]
     ) -> None:
-        """Copy tensors to the host, then say so, or what went wrong."""
+        """Copy tensors to the host, then call `done` with None, or with the error."""
 
 
 class CountsServed(Protocol):
@@ -79,7 +79,7 @@ class ResponderHost(Protocol):
     recorder: FlightRecorder
 
     @property
-    def host_pool(self) -> Threads:
+    def host_pool(self) -> Pool:
         """Threads for work on host memory."""
 
     @property
@@ -99,7 +99,7 @@ class AnswersOver(MessageSender, Protocol):
 
 
 class Responder:
-    """Sends what the calls of one peer end with.
+    """Sends the answers to the calls of one peer.
 
     Attributes:
         caller: name of the peer.
@@ -132,14 +132,14 @@ class Responder:
         self._ends = ServedEnds(link.peer, host.recorder)
         self.caller = link.peer.name
         self.writable = connection.writable
-        # Asked for in every answer.
+        # Used for every answer.
         self._encode = messages.encode
         self._send = connection.send
         self._admission = host.admission
         self._on_served = host.admission.on_served
 
     def begin(self, inbound: InboundCall) -> None:
-        """A call is served from now on.
+        """Record that a call is served from now on.
 
         Raises:
             MalformedError: the peer uses an id twice.
@@ -153,7 +153,7 @@ class Responder:
             inbound.cancel()
 
     def answer(self, inbound: InboundCall, value: Any) -> None:
-        """Send a function's result, or keep it where it is to stay."""
+        """Send a function's result, or keep it if it stays here."""
         if self._served.get(inbound.call_id) is not inbound:
             return  # cancelled, expired or lost meanwhile
         references = self._references
@@ -224,13 +224,14 @@ class Responder:
         items: int = 0,
         outcome: Outcome = Outcome.EXECUTED,
     ) -> None:
-        """Send a function's exception, or keep it for those that fetch the value.
+        """Send a function's exception, or keep it for workers that fetch the value.
 
         Args:
             inbound: the call.
             error: what was raised.
             items: how many items a stream sent before.
-            outcome: whether the function ran; it has not if this worker refuses it.
+            outcome: whether the function ran; it did not if this worker refuses the
+                call.
         """
         if self._served.get(inbound.call_id) is not inbound:
             return
@@ -274,7 +275,7 @@ class Responder:
         self._send_answer(inbound, FrameKind.ERROR, encoded, meta, None, items, failed)
 
     def forget(self, inbound: InboundCall, *, items: int = 0) -> None:
-        """Send no answer: the caller has gone; of a stream, after so many items."""
+        """Send no answer: the caller has gone; a stream has sent `items` items."""
         if self._served.get(inbound.call_id) is inbound:
             self._give_up_value(inbound)
             self._end_served(inbound, CANCELLED, items)

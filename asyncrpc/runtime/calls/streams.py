@@ -1,9 +1,8 @@
 """Streams: the values of a generator on another worker, one by one, with credit.
 
 The producer runs ahead of its consumer by at most `LimitOptions.stream_items_max` items
-and about `stream_bytes_max` bytes; the consumer gives credit as it takes items.  What
-comes in which order, and how far a producer may run ahead, is decided in
-`machine.streams`.
+and about `stream_bytes_max` bytes; the consumer gives credit as it takes items.  The
+order of items, and how far a producer may run ahead, are decided in `machine.streams`.
 """
 
 from __future__ import annotations
@@ -61,13 +60,13 @@ class StreamProducer:
         return self._credit.outstanding
 
     def spend(self, nbytes: int) -> None:
-        """An item of `nbytes` bytes has been sent."""
+        """Count an item of `nbytes` bytes that has been sent."""
         self._credit.spend(nbytes)
         if not self._credit.has_room:
             self._room.clear()
 
     def grant(self, items: int) -> None:
-        """The consumer has taken `items` more items."""
+        """Count `items` more items that the consumer has taken."""
         self._credit.grant(items)
         if self._credit.has_room:
             self._room.set()
@@ -94,7 +93,7 @@ class StreamReceiver:
         request_bytes: of its buffers, if they are many: see `credit`.
         pins: what must live until the producer has answered.
         device_map: of the arguments; items come back by it.
-        error: that it has failed with.
+        error: the error that it has failed with.
         note: what came beside the items, or the end, last; None: nothing did.
         outcome_if_lost: what can be said of the generator if the link is lost.
     """
@@ -146,18 +145,18 @@ class StreamReceiver:
         self._arrived.set()
 
     def on_end(self, items: int) -> None:
-        """The generator has returned, after so many items."""
+        """Take the end of the stream: the generator returned after `items` items."""
         self._order.end = items
         self._arrived.set()
 
     def on_error(self, error: BaseException, items: int) -> None:
-        """The stream has failed, after so many items."""
+        """Fail the stream after `items` items."""
         self._order.end = items
         self.error = error
         self._arrived.set()
 
     def fail(self, error: BaseException) -> None:
-        """The stream has failed before its first item."""
+        """Fail the stream before its first item."""
         self.on_error(error, 0)
 
     @property
@@ -289,8 +288,8 @@ class _Steps:
     All steps have one context, so that what a step sets is there in the next one.  It
     is a copy of the call's, which the task that waits may not have left yet.
 
-    No asynchronous generator: one ends, and says so in words of its own, when what it
-    steps raises GeneratorExit.
+    It is not an asynchronous generator: such a one ends with an error of its own if the
+    generator that it steps raises GeneratorExit.
     """
 
     __slots__ = (

@@ -32,7 +32,7 @@ class Targets:
         """Return what a peer may call by this name.
 
         Raises:
-            DecodeError: there is no such function here.
+            DecodeError: this worker has no function of that name.
             RejectedError: the policy does not allow it.
         """
         found = self._by_name.get(name)

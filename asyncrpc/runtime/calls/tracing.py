@@ -1,6 +1,6 @@
 """Calls in traces: a span at the caller, and one at the callee.
 
-What a span is, a `CallTracer` knows; here is when it begins and ends.  While a worker
+A `CallTracer` knows what a span is; this module begins and ends spans.  While a worker
 has no tracer, a call costs two looks at an attribute at each end.
 """
 
@@ -54,7 +54,7 @@ def _end_with(span: CallSpan, call: CallFuture[Any]) -> None:
 
 
 def end_unsent(call: CallFuture[Any], error: BaseException) -> None:
-    """End the span of a call, if it has one, that raises before it is sent."""
+    """End the span, if any, of a call that raises before it is sent."""
     if call.span is not None:
         call.span.failed(error)
         call.span.end(outcome_of(error))
@@ -92,7 +92,7 @@ def trace_function(
 def stream_trace(
     tracer: CallTracer | None, function: str, to: str
 ) -> AbstractContextManager[StreamTrace | None]:
-    """Return a context around a stream at its consumer; None is in it without a tracer.
+    """Return a context for a stream at its consumer; it gives None without a tracer.
 
     Args:
         tracer: shows the stream; None: nothing does.
@@ -105,7 +105,7 @@ def stream_trace(
 def generation_trace(
     tracer: CallTracer | None, name: str
 ) -> AbstractContextManager[StreamTrace | None]:
-    """Return a context around items that are made here; likewise.
+    """Return a context for items that are made here; it gives None without a tracer.
 
     Args:
         tracer: shows them; None: nothing does.

@@ -19,21 +19,21 @@ from asyncrpc.runtime.devices.names import DeviceName
 from asyncrpc.runtime.devices.streams import carried_mark
 from asyncrpc.serde import Copy
 
-_cuda: Any = torch.cuda  # torch says nothing of its types
+_cuda: Any = torch.cuda  # torch does not annotate it
 
 
 class Backend:
     """A type of device whose tensors are complete when an operation returns.
 
-    Also of what torch can be told of: TorchTPU's `tpu`, and any other device that
-    takes the place of `PrivateUse1`.
+    Also for types that are registered with torch: TorchTPU's `tpu`, and any other
+    device that takes the place of `PrivateUse1`.
 
     Attributes:
         type: as torch names it.
-        threads: how many copies go on at once, per device that is not exclusive.
-        is_exclusive: whether only one thread may use the device at a time, for whatever
-            it does.
-        spoilt: dtypes that it takes, and does not give back as they were.
+        threads: how many copies run at once, per device that is not exclusive.
+        is_exclusive: whether only one thread may use the device at a time, for any
+            purpose.
+        spoilt: dtypes that it accepts, but does not preserve.
     """
 
     threads = 2
@@ -59,11 +59,14 @@ class Backend:
         )
 
     def mark(self, device: torch.device) -> Any:
-        """Return a mark for when tensors are ready, as of now; None if they are."""
+        """Return a mark that the device reaches once all tensors of now are ready.
+
+        None: they are ready already.
+        """
         _ = device
 
     def reach(self, mark: Any) -> None:
-        """Wait for what `mark` has returned."""
+        """Wait until the device has reached a mark."""
 
     def to_host(self, copies: Sequence[Copy]) -> None:
         """Fill the targets; complete when this returns."""
@@ -77,22 +80,22 @@ class Backend:
         """Return copies of host tensors on a device; ready for the receiver.
 
         Raises:
-            TypeError: it does not hold a dtype.
+            TypeError: the device does not support a dtype.
         """
         for tensor in tensors:
             if tensor.dtype in self.spoilt:
-                raise TypeError(f"{self.type} does not keep {tensor.dtype}")
+                raise TypeError(f"{self.type} does not preserve {tensor.dtype}")
         placed = [tensor.to(f"{self.type}:{index}") for tensor in tensors]
         for tensor in placed:
             if tensor.is_cpu:  # torch_xla leaves quantized ones where they are
-                raise TypeError(f"{self.type} does not take {tensor.dtype}")
+                raise TypeError(f"{self.type} does not support {tensor.dtype}")
         return placed
 
     def choose(self, index: int) -> None:
         """Make a device the default of this thread."""
 
     def settle(self, index: int) -> None:
-        """Prepare to release a device: leave nothing that others could stumble over."""
+        """Prepare to release a device: leave no work that could disturb others."""
 
     def write(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Fill tensors on a device from those of the host; complete on return."""
@@ -103,10 +106,10 @@ class Backend:
     # --- memory that processes share, of types that have it --------------------------
 
     def export(self, storage: torch.UntypedStorage) -> list[Any]:
-        """Return what another process of this host opens a storage by, once.
+        """Return a handle by which another process can open a storage, once.
 
         Raises:
-            RuntimeError: it cannot.
+            RuntimeError: the device's memory cannot be shared between processes.
         """
         return list(getattr(torch, self.type).export_storage(storage))
 
@@ -114,7 +117,7 @@ class Backend:
         """Return a storage over memory of another process.
 
         Raises:
-            RuntimeError, OSError, TypeError, ValueError: it cannot be opened.
+            RuntimeError, OSError, TypeError, ValueError: the memory cannot be opened.
         """
         found: torch.UntypedStorage = getattr(torch, self.type).open_storage(
             handle, index, nbytes
@@ -122,13 +125,13 @@ class Backend:
         return found
 
     def end(self, handle: list[Any]) -> None:
-        """The process that has opened it has let go, or has ended."""
+        """The process that opened exported memory has let go of it, or has ended."""
 
 
 class Cuda(Backend):
     """CUDA: copies on a stream of their own, which waits for the program's.
 
-    Received tensors belong to the default stream, as those that a program makes; a
+    Received tensors belong to the default stream, like those that a program makes; a
     program that uses them on another stream must do what torch asks for
     (`record_stream`).
     """
@@ -158,11 +161,11 @@ class Cuda(Backend):
         )
 
     def mark(self, device: torch.device) -> Any:
-        """Return events after what streams have been given so far.
+        """Return events behind the work that streams have been given so far.
 
-        They are the default stream, on which functions run and what arrives is; the one
-        that is current here, which may be of a coroutine that waits meanwhile; and that
-        of the thread in which a call was made.
+        The streams are the default one, on which functions run and received tensors
+        are; the current one here, which may be that of a waiting coroutine; and that of
+        the thread in which a call was made.
         """
         default, current = _cuda.default_stream(device), _cuda.current_stream(device)
         events = [default.record_event()]
@@ -210,7 +213,7 @@ class Cuda(Backend):
             self._fill([(target, source)], target.device.index)
 
     def export(self, storage: torch.UntypedStorage) -> list[Any]:
-        """Return torch's handles, and the process, in which they are of no use."""
+        """Return this process's id and torch's handles, which it cannot open itself."""
         shared: Any = storage
         return [os.getpid(), *shared._share_cuda_()]
 
@@ -240,7 +243,7 @@ class Cuda(Backend):
         self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], index: int
     ) -> None:
         side = self._stream(index)
-        # Their memory may have been something else's, whose last use is on its way.
+        # Their memory may have had another use, which may still be under way.
         side.wait_stream(_cuda.default_stream(index))
         with torch.no_grad(), _cuda.stream(side):
             for target, source in pairs:
@@ -253,8 +256,8 @@ class Tpu(Backend):
 
     def count(self) -> int:
         """Return how many TPUs this process has."""
-        # It counts the devices of PCI, of which there may be none: under the plugin of
-        # a CPU, say, it has one all the same.
+        # It counts PCI devices, and may find 0: with the plugin of a CPU, for example,
+        # there is one device all the same.
         module = getattr(torch, "tpu", None)
         return 0 if module is None else max(int(torch.accelerator.device_count()), 1)
 
@@ -280,15 +283,15 @@ class Xla(Backend):
         xla: Any = sys.modules.get("torch_xla")
         if xla is None or index == getattr(self._of_thread, "index", 0):
             return
-        if index < self.count():  # a worker that lacks it is about to be told so
+        if index < self.count():  # else the worker is about to raise that it lacks it
             xla._XLAC._xla_set_default_device(f"xla:{index}")  # noqa: SLF001
             self._of_thread.index = index
 
     def settle(self, index: int) -> None:
         """Begin to compute all that is pending on a device.
 
-        Even to ask a tensor for its shape is not safe while another thread does this,
-        and after it, it is.
+        While another thread does this, not even the shape of a tensor may be read;
+        afterwards it may.
         """
         xla = sys.modules.get("torch_xla")
         if xla is not None:
@@ -300,7 +303,7 @@ _BUILT_IN: dict[str, type[Backend]] = {"cuda": Cuda, "tpu": Tpu, "xla": Xla}
 
 
 def backend_of(type_: str) -> Backend:
-    """Return what knows a type of device."""
+    """Return the backend of a type of device."""
     return _BUILT_IN.get(type_, Backend)(type_)
 
 
@@ -339,7 +342,7 @@ class DeviceLockHooks:
 def is_loaded(type_: str) -> bool:
     """Return whether this process can use devices of a type, without importing it.
 
-    A peer's message must not be what makes a process import an accelerator's runtime.
+    A peer's message must not make a process import an accelerator's runtime.
     """
     if type_ == "xla":
         return "torch_xla" in sys.modules

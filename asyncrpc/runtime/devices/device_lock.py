@@ -1,7 +1,7 @@
 """The lock of devices that only one thread may use at a time.
 
 torch_xla keeps the graph of what is still to be computed per device, for all threads:
-two that touch one device at once crash the process; two with a device each do not
+two threads that use one device at once crash the process; two with a device each do not
 (torch_xla 2.9, PJRT on the CPU, 4 of 4 runs; with one device for both 0 of 4).  The
 devices are the process's, and so is their lock: there is one queue for every worker in
 it, and for the program's own threads.
@@ -51,7 +51,7 @@ class DeviceLock:
         _QUEUE.enter(self)
 
     def release(self) -> None:
-        """Let others have them."""
+        """Release the devices."""
         _QUEUE.leave(self)
 
     def __enter__(self) -> None:
@@ -85,7 +85,7 @@ class _LockQueue:
     def ahead_of(self, ident: int) -> list[int]:
         entries = tuple(
             self._entries
-        )  # without the lock: somebody may hold it for long
+        )  # without the lock: another thread may hold it for long
         mine = [at for at, (*_, whose) in enumerate(entries) if whose == ident]
         if not mine:
             return []
@@ -120,15 +120,15 @@ def lock(device: str | None = None) -> Iterator[None]:
     """Hold an exclusive device in a thread of the program's own.
 
     Functions that run for calls hold it already, as does what `asyncrpc.devices.run`
-    runs.  Nothing else moves meanwhile, copies for calls among
-    it: be brief, and wait for no call.
+    runs.  Meanwhile nothing else uses the device, not even copies for
+    calls: be brief, and do not wait for calls.
 
     Args:
         device: such as `"xla:0"`; None: all exclusive ones.
 
     Raises:
-        UsageError: called on an event loop, which it could stop: use
-            `asyncrpc.devices.run`.  Or `device` is not a device.
+        UsageError: called on an event loop, which it could block: use
+            `asyncrpc.devices.run`; or `device` is not a device.
 
     Example:
         >>> with asyncrpc.devices.lock():
@@ -137,8 +137,8 @@ def lock(device: str | None = None) -> Iterator[None]:
     with suppress(RuntimeError):
         asyncio.get_running_loop()
         raise UsageError(
-            "waiting for a device would stop the event loop; run what needs it "
-            "by `await asyncrpc.devices.run(function)`"
+            "waiting for a device would block the event loop; use "
+            "`await asyncrpc.devices.run(function)`"
         )
     with DeviceLock(() if device is None else (DeviceName.parse(device),)):
         yield

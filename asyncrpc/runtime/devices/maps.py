@@ -1,7 +1,7 @@
 """Device maps: where a caller's tensors go at the callee, and back.
 
 A map holds for the arguments of a call; results come back by its inverse, so it must
-not send two devices to one.  A device that is not in it keeps its name.
+not map two devices to one.  A device that is not in it keeps its name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 from asyncrpc.errors import MalformedError, UsageError
 from asyncrpc.runtime.devices.names import CPU, DeviceName
 
-DEVICES: Final = "d"  # in the meta of a request: its map, if that is of any use
+DEVICES: Final = "d"  # in the meta of a request: its map, if it has one
 ENTRIES_MAX: Final = 256
 ANY: Final = "*"  # on the wire: every device that has no entry of its own
 
@@ -36,11 +36,11 @@ class DeviceMap:
 
         Args:
             given: from a device to a device, each as `DeviceName.parse` takes it.
-            what: how errors call it.
+            what: the name of the map in errors.
 
         Raises:
             UsageError: a name is not that of a device, or two devices map to one, so
-                that results could not come back.
+                that results could not be mapped back.
 
         Source: torch's TensorPipeRpcBackendOptions.set_device_map.
         """
@@ -49,20 +49,21 @@ class DeviceMap:
             at = ANY if one == ANY else DeviceName.parse(one).whole
             to = DeviceName.parse(other).whole
             if pairs.get(at, to) != to:
-                raise UsageError(f"{what} sends {at} to {pairs[at]} and to {to}")
+                raise UsageError(f"{what} maps {at} to both {pairs[at]} and {to}")
             pairs[at] = to
         if len(set(pairs.values())) < len(pairs):
             all_to = list(pairs.values())
             to = next(to for to in all_to if all_to.count(to) > 1)
             those = " and ".join(at for at in pairs if pairs[at] == to)
             raise UsageError(
-                f"{what} sends {those} to {to}: results on {to} could not come back"
+                f"{what} maps both {those} to {to}, so results on {to} could not be "
+                "mapped back; map each device to a different one"
             )
         return cls(pairs)
 
     @classmethod
     def from_wire(cls, value: Any) -> DeviceMap:
-        """Read what `wire` gave; trusts nothing.
+        """Read the `wire` of a peer's map, unchecked.
 
         Raises:
             MalformedError: `value` is not a map.
@@ -83,14 +84,14 @@ class DeviceMap:
         return self._pairs
 
     def target(self, device: str) -> str:
-        """Return where tensors of a device go: by its name, if the map is silent."""
+        """Return where tensors of a device go: to the same name, if not in the map."""
         found = self._pairs.get(device)
         if found is None:
             found = device if device == CPU else self._pairs.get(ANY, device)
         return found
 
     def inverse(self) -> DeviceMap:
-        """Return the map of the way back; nothing comes back to every other device."""
+        """Return the map of the way back; `"*"` has no inverse."""
         return DeviceMap({to: at for at, to in self._pairs.items() if at != ANY})
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
 """Names of devices: `"cuda:1"`, read by our own rules.
 
-torch reads only the types that it has been told of, and takes `"tpu:1"` for `"tpu:0"`
-where there is one device; here a name is a name, and whether the device exists is asked
-of its backend.
+torch reads only the types that are registered with it, and takes `"tpu:1"` for
+`"tpu:0"` where there is one device; here a name is kept as it is, and its backend knows
+whether the device exists.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class DeviceName:
 
     Attributes:
         type: as torch names it: `cpu`, `cuda`, `xla`, `tpu`.
-        index: from 0; None: all of the type, or the first, as the place has it.
+        index: from 0; None: all of the type, or the first, depending on the use.
     """
 
     type: str
     index: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no type of device, and no index.
+        """Validate the fields.
 
         Raises:
-            UsageError: it names the argument.
+            UsageError: the type or the index is not valid; the message names it.
         """
         if not isinstance(self.type, str) or not _TYPE.fullmatch(self.type):
             raise wrong("type", "a type of device, such as 'cuda'", self.type)
@@ -52,7 +52,7 @@ class DeviceName:
         Raises:
             UsageError: the text has none of these forms.
 
-        Source: torch.device, which takes these too.
+        Source: torch.device, which takes these forms.
         """
         if type(name) is int and 0 <= name <= INDEX_MAX:
             return cls("cuda", name)
@@ -65,7 +65,7 @@ class DeviceName:
             )
         index = None if found["index"] is None else int(found["index"])
         if found["type"] == CPU and index:
-            raise UsageError(f"there is only one cpu, not {text!r}")
+            raise UsageError(f"device must be 'cpu' or 'cpu:0', not {text!r}")
         return cls(found["type"], None if found["type"] == CPU else index)
 
     @property
@@ -75,7 +75,7 @@ class DeviceName:
 
     @property
     def whole(self) -> str:
-        """Its name with an index, as tensors have it; 0 if it has none."""
+        """Its name with an index, as tensors have it; 0 without an index."""
         return CPU if self.is_cpu else f"{self.type}:{self.index or 0}"
 
     def __str__(self) -> str:

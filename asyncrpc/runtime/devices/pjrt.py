@@ -26,9 +26,9 @@ logger = logging.getLogger("asyncrpc")
 
 VARIABLE: Final = "PJRT_DEVICE"
 SCHEME: Final = "xla://"
-MASTER_PORT: Final = 12355  # torch_xla's, where MASTER_PORT does not say another
+MASTER_PORT: Final = 12355  # torch_xla's, unless MASTER_PORT names another
 _PLUGINS: Final = "torch_xla.plugins"  # entry points, as torch_xla reads them
-# Since torch_xla 2.9 types of GPU are plugins' business.
+# Since torch_xla 2.9 plugins bring the types of GPU.
 _BUILT_IN: Final = ("CPU", "TPU", "NEURON")
 
 
@@ -37,7 +37,7 @@ class Choice(NamedTuple):
 
     Attributes:
         name: as `PJRT_DEVICE` has it.
-        because: why, for the log.
+        because: the reason, for the log.
     """
 
     name: str
@@ -71,7 +71,8 @@ def choose(
         has_tpu: whether this host has a TPU, and what drives it.
 
     Raises:
-        UsageError: `PJRT_DEVICE` names what cannot be had.
+        UsageError: `PJRT_DEVICE` names a device that is not available; or it is
+            unset, and several plugins are installed.
     """
     wanted = environ.get(VARIABLE, "").upper()
     known = {name.upper(): name for name in plugins}
@@ -82,7 +83,7 @@ def choose(
             return Choice(wanted, f"{VARIABLE} says so")
         if wanted in {"CUDA", "GPU"}:
             raise UsageError(
-                f"{VARIABLE}={wanted}: torch_xla 2.9 has no CUDA any more, and no "
+                f"{VARIABLE}={wanted}: torch_xla 2.9 no longer supports CUDA, and no "
                 "plugin for it is installed; use tensors on cuda devices, without XLA"
             )
         names = ", ".join([*_BUILT_IN, *known.values()])
@@ -95,7 +96,7 @@ def choose(
     if known:
         names = ", ".join(known.values())
         raise UsageError(
-            f"several plugins are installed ({names}): say which by {VARIABLE}"
+            f"several plugins are installed ({names}): choose one with {VARIABLE}"
         )
     return Choice("CPU", "there is neither a TPU nor a plugin")
 
@@ -129,10 +130,10 @@ def place(environ: Mapping[str, str] = os.environ) -> ProcessPosition:
     Under torchrun, `asyncrpc run`, srun or mpirun the environment says all of
     processes, and each of its replicas, if they are threads of it, has a place among
     them.  Else each replica that the runtime knows has one: a process, or on TPU v2 and
-    v3 a thread.  What speaks of pods or nodes is not asked: the runtime knows better.
+    v3 a thread.  Variables of pods or nodes are not read: the runtime knows better.
 
     Raises:
-        UsageError: the environment says a part of it only, or contradicts itself.
+        UsageError: the environment has only a part of it, or contradicts itself.
     """
     found = resolve(environ, launcher_pid=LAUNCHER_PID)
     if found.is_started:
@@ -144,8 +145,8 @@ def place(environ: Mapping[str, str] = os.environ) -> ProcessPosition:
         if missing:
             names = " and ".join(sorted(missing))
             raise UsageError(
-                f"{SCHEME} found {', '.join(said)} of the environment, and no {names}: "
-                "torchrun sets all of them"
+                f"{SCHEME} found {', '.join(said)} in the environment, but no "
+                f"{names}: torchrun sets all of them"
             )
         return _started_place(found)
     set_up()
@@ -177,7 +178,7 @@ def check_installed() -> None:
     """Raise if torch_xla is not installed, without importing it.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: torch_xla is not installed.
     """
     if importlib.util.find_spec("torch_xla") is None:
         module("torch_xla")
@@ -187,7 +188,7 @@ def module(name: str) -> Any:
     """Return a module of torch_xla.
 
     Raises:
-        UsageError: it cannot be imported.
+        UsageError: the module cannot be imported.
     """
     try:
         return importlib.import_module(name)

@@ -1,8 +1,9 @@
 """The devices of one worker: copies to the host and from it, in threads.
 
-A message with tensors on devices is encoded at once, over host memory that is filled
-meanwhile; it leaves when that is done.  One that comes for devices is read when its
-tensors are there.  Both look to the rest of the runtime like a message that is large.
+A message with tensors on devices is encoded at once, over host memory that is still
+being filled; it is sent when the memory is filled.  A received message with tensors for
+devices is read when they are there.  To the rest of the runtime both are like large
+messages.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Devices:
         self._counts: dict[str, int] = {}
         self._declared = declared
 
-    # --- which there are -------------------------------------------------------------
+    # --- the devices -----------------------------------------------------------------
 
     async def start(self) -> None:
         """Find the devices that the options name.
@@ -77,7 +78,7 @@ class Devices:
             UsageError: one of them does not exist.
 
         Cancellation:
-            The thread that looks goes on.
+            The thread that counts devices goes on.
         """
         for name in self._declared or ():
             backend = self._backend(name.type)
@@ -86,7 +87,8 @@ class Devices:
                 if self._absence(backend, name.index or 0):
                     here = ", ".join(map(str, self._found()))
                     raise UsageError(
-                        f"DeviceOptions.names has {name}, but this process has {here}"
+                        f"DeviceOptions.names lists {name}, which this process does "
+                        f"not have; it has {here}"
                     )
 
     def _found(self) -> list[DeviceName]:
@@ -107,7 +109,7 @@ class Devices:
         To be called in a thread of the worker: it may have to ask the device.
 
         Raises:
-            UsageError: it is not a device, or not one of this worker.
+            UsageError: `name` is not a device, or not a device of this worker.
         """
         device = DeviceName.parse(name)
         if device.is_cpu:
@@ -140,7 +142,7 @@ class Devices:
         return found
 
     def _counted(self, backend: Backend) -> Callable[[], None]:
-        """Return what finds out how many devices there are, in a thread of theirs."""
+        """Return a function that counts the devices of a type in one of its threads."""
 
         def count() -> None:
             if backend.type not in self._counts:
@@ -149,7 +151,7 @@ class Devices:
         return count
 
     def _absence(self, backend: Backend, index: int) -> str:
-        """Say why a device cannot be had; nothing if it can."""
+        """Return why a device is not available; empty if it is."""
         count = self._counts.get(backend.type, 0)
         if index < count:
             return ""
@@ -173,12 +175,12 @@ class Devices:
     # --- memory that processes share -------------------------------------------------
 
     def marks(self, devices: Iterable[torch.device]) -> list[tuple[torch.device, Any]]:
-        """Return what says when tensors of devices are as they are meant to be now."""
+        """Return marks that devices reach once all tensors of now are ready."""
         found = ((one, self._backend(one.type).mark(one)) for one in set(devices))
         return [pair for pair in found if pair[1] is not None]
 
     async def reach(self, marks: Sequence[tuple[torch.device, Any]]) -> None:
-        """Wait for what `marks` has returned.
+        """Wait until the devices have reached their marks.
 
         Cancellation:
             The threads go on.
@@ -188,10 +190,10 @@ class Devices:
             await self._run(partial(backend.reach, mark), backend, device.index)
 
     async def export(self, storage: torch.UntypedStorage) -> list[Any]:
-        """Return what another process of this host opens a storage by, once.
+        """Return a handle by which another process can open a storage, once.
 
         Raises:
-            EncodeError: there is no such thing.
+            EncodeError: the device's memory cannot be shared between processes.
 
         Cancellation:
             The thread goes on.
@@ -214,7 +216,8 @@ class Devices:
         """Return a storage over memory of another process.
 
         Raises:
-            DecodeError: this worker does not have the device, or cannot open it.
+            DecodeError: this worker does not have the device, or cannot open the
+                memory.
 
         Cancellation:
             The thread goes on.
@@ -236,7 +239,7 @@ class Devices:
         return storage
 
     def end(self, device: torch.device, handle: list[Any]) -> None:
-        """The process that has opened a storage of ours uses it no more."""
+        """The process that opened one of our storages no longer uses it."""
         self._backend(device.type).end(handle)
 
     async def _run(
@@ -247,7 +250,7 @@ class Devices:
     # --- to the host -----------------------------------------------------------------
 
     def to_host(self, tensor: torch.Tensor) -> Copy:
-        """Return where a tensor's bytes are to go; see `serde.Stager`."""
+        """Return the copy to make of a tensor's bytes; see `serde.Stager`."""
         device = tensor.device
         if not self._is_allowed(DeviceName(device.type, device.index)):
             raise EncodeError(
@@ -259,7 +262,7 @@ class Devices:
         if tensor.dtype in backend.spoilt:
             raise EncodeError(
                 f"a tensor of {tensor.dtype} on {device} cannot be sent: "
-                f"{device.type} does not keep that dtype",
+                f"{device.type} does not preserve that dtype",
                 outcome=Outcome.NOT_EXECUTED,
             )
         return Copy(tensor, backend.empty(tensor), backend.mark(tensor.device))
@@ -270,7 +273,7 @@ class Devices:
 
     def _undeclared(self, type_: str) -> str:
         if self._declared is None:
-            return f'a worker that uses it has DeviceOptions(names=("{type_}",))'
+            return f'declare it with DeviceOptions(names=("{type_}",))'
         mine = ", ".join(map(str, self._declared)) or "none"
         return f"its DeviceOptions.names are {mine}"
 
@@ -290,7 +293,7 @@ class Devices:
     def fill(
         self, copies: Iterable[Copy], done: Callable[[AsyncRpcError | None], None]
     ) -> None:
-        """Copy tensors to the host, then say so, or what went wrong."""
+        """Copy tensors to the host, then call `done`, with the error if any."""
         groups: dict[tuple[str, int], list[Copy]] = {}
         for copy in copies:
             device = copy.source.device
@@ -317,7 +320,7 @@ class Devices:
             done(None, error)
 
     async def copies_of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return tensors in host memory: copies, or those that are there already.
+        """Return tensors in host memory: copies of those on devices, the others as is.
 
         Raises:
             EncodeError: a tensor cannot leave its device.
@@ -427,7 +430,7 @@ class Devices:
 
 
 class _Together:
-    """Counts what has to end; tells once, of the first error if there is one."""
+    """Counts jobs; calls back once all have ended, with the first error if any."""
 
     def __init__(
         self, count: int, done: Callable[[BaseException | None], None]
@@ -451,7 +454,7 @@ def _put(
         return backend.to_device(tensors, index)
     except (RuntimeError, TypeError, ValueError) as error:
         what = ", ".join(sorted({_described(tensor) for tensor in tensors})[:4])
-        # Of what torch says, which may be pages.
+        # The first sentence: torch's text may be pages long.
         why = str(error).partition("\n")[0].partition(". ")[0]
         raise DecodeError(
             f"{what} could not be put on {backend.type}:{index}: {why}"

@@ -1,9 +1,9 @@
 """The order of a device's streams, where threads and tasks hand work over.
 
-torch knows a current stream for each thread.  What a program computes on another stream
-than the default one is ready when that stream has done it, which only the thread that
-uses it can say: a call that is made in a thread, or before its peer is connected, is
-encoded later, elsewhere.  Only CUDA has streams.
+torch knows a current stream for each thread.  Results that a program computes on
+another stream than the default one are ready when that stream has computed them, which
+only the thread that uses it can tell: a call that is made in a thread, or before its
+peer is connected, is encoded later, elsewhere.  Only CUDA has streams.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 
 StreamMarks: TypeAlias = dict[torch.device, Any]  # events
 
-_cuda: Any = torch.cuda  # torch says nothing of its types
+_cuda: Any = torch.cuda  # torch does not annotate it
 _carried: ContextVar[StreamMarks | None] = ContextVar("stream_marks", default=None)
 
 
 def marks_here() -> StreamMarks | None:
-    """Return when what this thread has begun is ready, on devices where that matters.
+    """Return events behind the work of this thread, for devices where that matters.
 
     None: only default streams are current in this thread, or CUDA is not in use.
     """
@@ -35,7 +35,7 @@ def marks_here() -> StreamMarks | None:
 
 
 def take_marks(marks: StreamMarks | None) -> None:
-    """Let what is encoded in this context leave no sooner than the marks say.
+    """Send tensors that are encoded in this context only once the marks are reached.
 
     Args:
         marks: of `marks_here` in the thread, or at the time, of a call.
@@ -45,15 +45,15 @@ def take_marks(marks: StreamMarks | None) -> None:
 
 
 def carried_mark(device: torch.device) -> Any:
-    """Return the mark for a device that this context has taken; None: there is none."""
+    """Return the mark for a device that this context has taken; None: it has none."""
     marks = _carried.get()
     return None if marks is None else marks.get(device)
 
 
 def order_default_streams() -> None:
-    """Make default streams do what comes after what this thread's streams were given.
+    """Make default streams wait for the work that this thread's streams were given.
 
-    Nothing waits but the streams themselves.
+    Only the streams wait.
     """
     if not _cuda.is_initialized():
         return

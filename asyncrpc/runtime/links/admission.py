@@ -28,7 +28,7 @@ from asyncrpc.wire.messages import Hello
 
 logger = logging.getLogger("asyncrpc")
 
-# A flood of strangers must not become a flood of lines.
+# A flood of strangers must not become a flood of log lines.
 LOGGED_EVERY_S: Final = 1.0
 
 
@@ -54,7 +54,7 @@ class Stranger(Protocol):
 
 
 class Admission:
-    """The strangers at one worker's door."""
+    """The connections of one worker that have not introduced themselves."""
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class Admission:
         handshakes_max: int,
         timeout_s: float,
     ) -> None:
-        """Open the door.
+        """Prepare.
 
         Args:
-            identity: whose door it is.
+            identity: of the worker.
             loop: has the timers.
-            counters: count who was refused.
+            counters: count what was refused.
             handshakes_max: how many may wait at a time.
             timeout_s: seconds that each has to introduce itself.
         """
@@ -100,12 +100,12 @@ class Admission:
         unproved = (one for one in self._waiting if not one.has_proved)
         self._drop(
             next(unproved, newest),
-            f"{len(self._waiting)} connections have not authenticated, and there are "
-            "more; see LimitOptions.handshakes_max",
+            f"{len(self._waiting)} connections have not authenticated, and "
+            "more arrive; see LimitOptions.handshakes_max",
         )
 
     def _expire(self, connection: Stranger) -> None:
-        if connection.opened.done():  # just in time: `_settle` comes in this turn
+        if connection.opened.done():  # just in time: `_settle` runs in this turn
             return
         self._drop(
             connection,
@@ -149,8 +149,8 @@ def check_listen_address(address: Address, *, is_guarded: bool) -> None:
     """Refuse to serve strangers.
 
     Raises:
-        UsageError: the address can be reached by others, who need neither a secret nor
-            a certificate.
+        UsageError: others can reach the address, and need neither a secret nor a
+            certificate.
     """
     if address.scheme == "tcp" and not is_guarded:
         raise UsageError(

@@ -43,13 +43,13 @@ class Poller(Protocol):
     """Keeps the loop awake while an answer is about to come."""
 
     def read(self) -> None:
-        """Something has come."""
+        """Bytes have arrived."""
 
     def wait(self, *, is_for_answer: bool) -> None:
-        """Something is awaited from now on: an answer, or whatever comes next."""
+        """Wait for an answer from now on, or for whatever arrives next."""
 
 
-def keep_nothing(parts: Parts) -> None:
+def discard_parts(parts: Parts) -> None:
     """Keep nothing: the connection does not outlive its transport."""
 
 
@@ -58,7 +58,7 @@ class ByteStream:
 
     Attributes:
         transport: takes the bytes; None before there is one, and after the end.
-        keep: takes the parts of every write, which may have to be sent again.
+        keep: takes the parts of every write, in case they must be sent again.
         room: set while the transport has room; also after the end.
         awaited: calls that have not been answered; not empty: polling goes on.
     """
@@ -89,7 +89,7 @@ class ByteStream:
             poller: polls for what comes after a write, if the worker wants that.
         """
         self.transport: Transport | None = None
-        self.keep: Callable[[Parts], None] = keep_nothing
+        self.keep: Callable[[Parts], None] = discard_parts
         self.room = asyncio.Event()
         self.room.set()
         self.awaited: Mapping[int, object] = {}
@@ -128,10 +128,9 @@ class ByteStream:
             self.transport.send(parts)
 
     def write_apart(self, message: bytes) -> None:
-        """Write a message that nobody waits for: the loop does not poll after it.
+        """Write a message after which the loop does not poll, such as a sign of life.
 
-        Signs of life are such: polling for what follows them would keep a worker awake
-        that has nothing to do.
+        Polling for what follows it would keep an idle worker awake.
         """
         if self._turn is not None:
             self._turn.append(message)
@@ -139,7 +138,7 @@ class ByteStream:
             self.write_now(*self._take_ahead(), message)
 
     def write_uncounted(self, *parts: bytes) -> None:
-        """Write what belongs to the transport, and is not sent again over another."""
+        """Write bytes that belong to the transport: they are never sent again."""
         if self.transport is not None:
             self.transport.send(parts)
 
@@ -163,8 +162,8 @@ class ByteStream:
 
         Args:
             part: the message.
-            for_s: it is written without one after so many seconds; None: once
-                `write_ahead` is called.
+            for_s: seconds after which it is written anyway; None: when `write_ahead` is
+                called.
         """
         if self._turn is not None:
             self._turn.append(part)
@@ -189,7 +188,7 @@ class ByteStream:
         self.write_ahead()
 
     def _take_ahead(self) -> list[bytes]:
-        """Return what is written before the next message, and wait for it no longer."""
+        """Return the messages that wait for the next one, and stop their timer."""
         ahead, self._ahead = self._ahead, []
         self._hold_no_longer()
         return ahead
@@ -200,7 +199,7 @@ class ByteStream:
         return bool(self._ahead)
 
     def write_ahead(self) -> None:
-        """Write what could wait."""
+        """Write the messages that wait for another one."""
         self._is_ahead_due = False
         if self._ahead:
             self.write(())
@@ -228,7 +227,7 @@ class ByteStream:
 
     @property
     def scheme(self) -> str:
-        """Return the transport's scheme; empty if there is none."""
+        """Return the transport's scheme; empty without a transport."""
         return self.transport.scheme if self.transport is not None else ""
 
     @property
@@ -243,7 +242,7 @@ class ByteStream:
             self.transport.use_marks(marks)
 
     def pause_reading(self) -> None:
-        """Take no more for now."""
+        """Stop reading for now."""
         self._is_reading_paused = True
         if self.transport is not None:
             self.transport.pause_reading()
@@ -273,7 +272,7 @@ class ByteStream:
             transport.send(first)
 
     def take_transport(self) -> Transport | None:
-        """Return the transport, and have none from now on."""
+        """Return the transport, and forget it."""
         transport, self.transport = self.transport, None
         return transport
 

@@ -72,24 +72,25 @@ class Connection:
     """One connection to one peer, from the first byte on.
 
     Attributes:
-        role: which end this is; a guest that comes for another one turns it.
+        role: which end this is; a guest that dials for another guest becomes the
+            acceptor.
         state: how far it has come.
         peer: the peer's HELLO, once it is in.
         reads: how often something has been read.
-        address: where it was dialed, if it was.
-        bytes_gathered: of buffers sent, those copied together before.
+        address: the address that was dialed; None at the end that was dialed.
+        bytes_gathered: bytes of buffers that were copied together to be sent.
         opened: done once the peer's HELLO is in; fails if the connection ends before.
         ended: done when the connection has ended.
         on_made, on_lost: called when there is a transport, and when it has ended.
         on_broken: called when the transport has broken; None: its end is the
             connection's.
-        peer_closed: why the peer ends in order, once it has said so.
+        peer_closed: the reason of the peer for an orderly end, once it has sent it.
         ack_through: the connection that carries our ACKs: itself, or for a lane the
             connection that it belongs to.
         stream, outgoing: what it writes, and messages that are not written yet.
         pump: gives chunks of payloads to this connection, or its lanes.
         payloads: the ways by which large payloads leave.
-        incoming: those that arrive.
+        incoming: payloads that arrive.
         join, drop, submit: see `ByteStream`, `OutgoingMessages` and `PayloadRoutes`.
         claim, release_claim, forget_transfer, watch_requests, stand_in: see `incoming`.
         acknowledge, break_off, adopt, settled, mended: see `Resumption`.
@@ -208,7 +209,7 @@ class Connection:
             self._fail_aloud(MalformedError(told))
 
     def connection_lost(self, error: TransportError | None, /) -> None:
-        """Wait for another transport, or tell whoever waits for this one."""
+        """Wait for another transport, or end the connection."""
         if not self._resumption.lose(error):
             self._finish(error)
 
@@ -264,7 +265,7 @@ class Connection:
             reader: takes them.
             control: the connection that the lane belongs to.
             on_writable: called when the transport has room again.
-            marks: when it has.
+            marks: water marks, which say when it has room.
         """
         self.ack_through = control
         self._reader = reader
@@ -279,17 +280,17 @@ class Connection:
             self.opened.set_result(self.peer)
 
     async def until_open(self) -> Hello:
-        """Wait for the peer's HELLO, and what is made of it.
+        """Wait until the peer's HELLO has been handled; return it.
 
         Raises:
-            TransportError: the connection has ended before.
+            TransportError: the connection ended first.
 
         Cancellation:
             The connection is aborted, unless it is open: then it may be in use before
-            whoever waits here has its turn.
+            this task runs again.
         """
         try:
-            return await self.opened  # who dials has a limit; `_finish` fails it
+            return await self.opened  # the dialer has a limit; `_finish` fails it
         except asyncio.CancelledError:
             refused = self.peer is not None and self.peer.verdict
             if refused or self.state is not ConnectionState.OPEN:
@@ -319,7 +320,7 @@ class Connection:
             aux: of the header.
             head: routing.
             control: the value.
-            buffers: the payload: not to change until it is written.
+            buffers: the payload, which must not change until it is written.
             on_sent: called once the message has been handed to the transport whole,
                 or has been dropped.
         """
@@ -387,7 +388,7 @@ class Connection:
 
     @property
     def lanes(self) -> Lanes | None:
-        """What takes large payloads, in both directions, once it has been prepared."""
+        """The carrier of large payloads, in both directions, once prepared."""
         return self.payloads.lanes
 
     def prepare_lanes(self, make: Callable[[Arrivals], Lanes]) -> None:
@@ -406,10 +407,10 @@ class Connection:
 
     @property
     def message_bytes_copied(self) -> int:
-        """Of the received ones, those of the message that is being handed on."""
+        """Of the received bytes, those of the message that is being handed on."""
         return self._reader.message_bytes_copied
 
-    # --- who is there ----------------------------------------------------------------
+    # --- the other end ---------------------------------------------------------------
 
     @property
     def has_proved(self) -> bool:
@@ -418,7 +419,7 @@ class Connection:
 
     @property
     def credentials(self) -> PeerCredentials | None:
-        """Who is at the other end, where the kernel vouches for it."""
+        """The process at the other end, where the kernel vouches for it."""
         return self.stream.credentials
 
     @property
@@ -433,13 +434,13 @@ class Connection:
 
     @property
     def token(self) -> int:
-        """What names this connection at both ends."""
+        """The number that names this connection at both ends."""
         relayed = self.peer.token if self.peer and self.role is Role.ACCEPTOR else 0
         return relayed or self._handshake.token
 
     @property
     def ticket(self) -> bytes:
-        """The ticket of the token by which the peer came; empty if it came by none."""
+        """The ticket of the peer's token; empty if it came without a token."""
         return self._handshake.ticket if self.role is Role.ACCEPTOR else b""
 
     # --- outliving the transport -----------------------------------------------------
@@ -477,22 +478,22 @@ class Connection:
 
     def _send_ack(self, received: int, *, can_wait: bool) -> None:
         control = self.ack_through
-        if control is not self:  # of a lane: of much, which the peer keeps
+        if control is not self:  # of a lane: its peer keeps much
             control.join(prefix(FrameKind.ACK, self.token, aux=received))
             return
         write = self.stream.hold if can_wait else self.stream.join
         write(prefix(FrameKind.ACK, 0, aux=received))
 
     def on_ack(self, received: int) -> None:
-        """The peer has read so many bytes of ours.
+        """The peer has read so many of our bytes.
 
         Raises:
-            MalformedError: it has not been sent so many.
+            MalformedError: `received` exceeds the number of bytes sent.
         """
         self._resumption.unacknowledged.acknowledge(received)
 
     def release_transport(self) -> Transport:
-        """Give the transport away: this connection was only to bring it."""
+        """Give the transport away: this connection only had to bring it."""
         transport = self.stream.take_transport()
         if transport is None or self.peer is None:
             raise ConnectionLostError("the connection ended before it could resume")
@@ -512,7 +513,7 @@ class Connection:
         self.stream.abort()
 
     def _fail_aloud(self, error: AsyncRpcError) -> None:
-        """Abort because of what the peer sent, and tell it, if that can still be."""
+        """Abort because of what the peer sent, and tell it, if still possible."""
         if self.on_broken is not None:
             self._say_close(f"it could not take what this worker sent: {error}")
         self.fail(error)
@@ -539,7 +540,7 @@ class Connection:
             self.end(ConnectionLostError(self.peer_closed))
 
     def end(self, error: AsyncRpcError) -> None:
-        """End the connection at once; whoever waits is told before this returns."""
+        """End the connection at once; waiters are told before this returns."""
         if self._cause is None:
             self._cause = error
         self._resumption.on(ResumeEvent.CLOSE)
@@ -551,7 +552,7 @@ class Connection:
         self._finish(None)
 
     def _finish(self, error: TransportError | None) -> None:
-        """Tell whoever waits: the connection has ended for good."""
+        """Tell all waiters: the connection has ended for good."""
         if self.state is ConnectionState.CLOSED:
             return
         self.state = ConnectionState.CLOSED
@@ -561,7 +562,7 @@ class Connection:
         cause = self._cause or error
         if not self.opened.done():
             self.opened.set_exception(cause or _closed_early(self.where))
-            self.opened.exception()  # an acceptor's is awaited by nobody
+            self.opened.exception()  # no task awaits that of an acceptor
         if not self.ended.done():
             self.ended.set_result(None)
         if self.on_lost is not None:

@@ -1,4 +1,4 @@
-"""The connections of one worker: how they are made, whom they trust, how they end."""
+"""The connections of one worker: how they begin, whom they trust, how they end."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class ConnectionSettings:
     """What all connections of a worker have in common.
 
     Attributes:
-        secret: that both ends must prove to know; None if there is none.
+        secret: that both ends must prove to know; None: there is no secret.
         limits: of what is read.
         make_buffer: returns memory for so many bytes of a payload.
-        random_bytes: returns so many bytes that nobody can foresee.
+        random_bytes: returns so many unpredictable bytes.
         spinner: polls for what comes after a write, if the worker wants that.
-        tokens: those that let in who does not know the secret.
+        tokens: admit workers that do not know the secret.
     """
 
     secret: bytes | None
@@ -40,7 +40,7 @@ class ConnectionSettings:
 
 
 class Connections:
-    """Makes the connections of one worker, and knows those that are there.
+    """Makes the connections of one worker, and knows the live ones.
 
     Attributes:
         is_closing: whether no further connection is wanted.
@@ -63,7 +63,7 @@ class Connections:
 
     @property
     def live(self) -> Collection[Connection]:
-        """Those that have a transport and have not ended."""
+        """The connections that have a transport and have not ended."""
         return self._live.keys()
 
     def make(
@@ -112,7 +112,7 @@ class Connections:
             self.on_lost(connection, error)
 
     def is_trusted(self, connection: HandshakeConnection) -> bool:
-        """Check whom the kernel says the peer is, where no secret vouches for it."""
+        """Check the peer's user, as the kernel states it, where there is no secret."""
         credentials = connection.credentials
         if self._settings.secret or credentials is None:
             return True
@@ -127,7 +127,7 @@ class Connections:
         return False
 
     def refuse(self, connection: HandshakeConnection, verdict: str) -> None:
-        """Tell who dials why it is not taken, and end."""
+        """Tell the dialer why it is refused, and end."""
         connection.hello(self._identity.hello(verdict=verdict))
         connection.open_to(SILENT)
         connection.close()

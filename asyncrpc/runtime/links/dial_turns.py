@@ -5,7 +5,7 @@ of these handshakes and end none within its time; so would 128 workers of one ho
 `machine.dial_window` says how many there may be.  The time of a dial counts from its
 turn.
 
-Of those that wait the next one by name, after the worker's own, has the next turn: if
+Of the waiting peers, the next one by name after the worker's own has the next turn: if
 all workers call all, in whichever order, each is dialed by a few at a time.
 
 A host that is gone answers nothing, which costs nothing either: a dial that has not
@@ -30,8 +30,8 @@ class DialTurn:
     """The turn of one dial.
 
     Attributes:
-        is_held: whether it has come, and has not ended.
-        is_over: whether nobody waits for it any more.
+        is_held: whether it has begun, and has not ended.
+        is_over: whether it has ended, or is not waited for any more.
     """
 
     def __init__(self, turns: DialTurns, wakes: asyncio.Event) -> None:
@@ -42,7 +42,7 @@ class DialTurn:
         self._began_s = 0.0
 
     def begin(self) -> None:
-        """It has come."""
+        """Begin the dial: its turn has come."""
         self.is_held = True
         self._began_s = asyncio.get_running_loop().time()
         self._wakes.set()
@@ -52,7 +52,7 @@ class DialTurn:
         self._turns.on_answered(asyncio.get_running_loop().time() - self._began_s)
 
     def end(self) -> None:
-        """Let the next dial begin, or do not wait any more.  Idempotent."""
+        """Let the next dial begin, or stop waiting.  Idempotent."""
         self.is_over = True
         if self.is_held:
             self.is_held = False
@@ -90,7 +90,7 @@ class DialTurns:
 
         Args:
             name: of the peer.
-            wakes: set when the turn comes.  Whoever else sets it lets the block begin
+            wakes: set when the turn comes.  If anything else sets it, the block begins
                 without a turn.
 
         Cancellation:

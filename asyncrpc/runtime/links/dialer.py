@@ -1,4 +1,4 @@
-"""Dials a peer until there is a link to it, or none can be had.
+"""Dials a peer until there is a link to it, or the dial fails.
 
 `machine.dialing` decides; here is one step for each of its states.
 """
@@ -69,7 +69,7 @@ class Dialer(Generic[LinkT]):
         """Prepare.
 
         Args:
-            identity: who dials.
+            identity: of the worker that dials.
             counters: count the handshakes that fail.
             routes: the ways to peers.
             handshakes: makes connections.
@@ -88,10 +88,10 @@ class Dialer(Generic[LinkT]):
 
         Args:
             entry: of the peer.
-            group: knows whether the peer is elsewhere now; None if nothing does.
+            group: knows whether the peer is elsewhere now; None: there is no group.
 
         Raises:
-            WorkerLostError: it cannot be reached; nothing was sent.
+            WorkerLostError: the peer cannot be reached; nothing was sent.
             AuthenticationError: the secrets differ.
 
         Cancellation:
@@ -120,7 +120,7 @@ class Dialer(Generic[LinkT]):
     ) -> bool:
         """Dial one address after the other, until the peer itself answers.
 
-        An address may lead to somebody else: every host has the same docker0.
+        An address may lead to another worker: every host has the same docker0.
         """
         addresses = self._routes.to(entry.member)
         if not addresses and self.ask_to_dial is not None and gateway_of(entry.member):
@@ -154,7 +154,7 @@ class Dialer(Generic[LinkT]):
         """Connect to one of the addresses that are left.
 
         Raises:
-            TransportError: to none of them; or none is left.
+            TransportError: no address accepted a connection, or no address is left.
         """
         if failed and not left:
             raise _listed(failed)
@@ -245,7 +245,7 @@ class _Dial(Generic[LinkT]):
             attempts.on(await self._step())
         if self._entry.link is not None:
             return self._entry.link
-        # Not kept beside: it keeps the frames that it has passed, and they this object.
+        # Not also kept here: the error keeps its frames, and they keep this object.
         error, self._error = self._error, None
         raise self._unreachable(error) from error
 
@@ -312,7 +312,7 @@ class _Dial(Generic[LinkT]):
         connection = self._entry.machine.connection
         assert connection is not None  # no other task dials
         is_settled = await self._settles_in(self._routes.timeout_s)
-        if not is_settled and not connection.is_broken:  # else others decide its end
+        if not is_settled and not connection.is_broken:  # else others end it
             connection.end(
                 ConnectionLostError("the peer that dialed it does not use it")
             )
@@ -335,11 +335,11 @@ class _Dial(Generic[LinkT]):
         return True
 
     async def _ask(self) -> DialEvent:
-        """Return whether an attempt that failed need not have been the last."""
+        """Ask whether another attempt may succeed after one that failed."""
         may_go_on = self._has_news()
         if not may_go_on and self._group is not None:
             may_go_on = await self._group.refresh(self._dialled.name)
-        may_go_on = may_go_on or self._has_news()  # come while others were asked
+        may_go_on = may_go_on or self._has_news()  # arrived while others were asked
         return DialEvent.MOVED if may_go_on else DialEvent.NOT_MOVED
 
     def _has_news(self) -> bool:

@@ -66,13 +66,14 @@ class DirectorySettings:
 
     Attributes:
         connect_timeout_s: seconds that a dial may take.
-        handshake_timeout_s: seconds that whoever dials may take to introduce itself.
-        handshakes_max: how many may be about to.
+        handshake_timeout_s: seconds that a dialer may take to introduce itself.
+        handshakes_max: connections that may wait for that at a time.
         heartbeat_s: seconds after which a silent peer is asked whether it is there.
         lost_after_s: seconds after which a silent peer is lost.
         bulk_lanes: how many lanes a connection has; None: as many as help.
-        secret: proves who this worker is to the sidecars of peers; None: nothing does.
-        tokens: those that it has issued.
+        secret: proves who this worker is to the sidecars of peers; None: there is
+            no secret.
+        tokens: those that this worker has issued.
     """
 
     connect_timeout_s: float
@@ -95,7 +96,7 @@ class Directory(Generic[LinkT]):
         reconnector: resumes broken connections.
         lane_dialer: opens lanes.
         relay: passes on the connections of guests.
-        observers: those who only look.
+        observers: connections of observers.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Directory(Generic[LinkT]):
             connections: makes them.
             connectors: by scheme; they may come later.
             make_link: makes a link to a peer over a connection.
-            peers: told who is lost, and who is back.
+            peers: told which peers are lost, and which are back.
             sidecar: lets peers see that this worker runs.
         """
         self._identity = identity
@@ -138,9 +139,9 @@ class Directory(Generic[LinkT]):
         self._met = self._table.met
         self._links: dict[ResumableConnection, LinkT] = {}
         self._by_incarnation: dict[Incarnation, LinkT] = {}
-        # Who dialed before `serve`; bounded by `LimitOptions.handshakes_max`.
+        # Connections accepted before `serve`; bounded by `LimitOptions.handshakes_max`.
         self._early: list[tuple[LinkConnection, Hello]] | None = []
-        # Those that were given up and may be back: a partition that has healed.
+        # Peers that were given up and may be back: a partition that has healed.
         self._lost: dict[Incarnation, None] = {}
         self.connections = connections
         self.connections.on_lost = self._on_lost
@@ -186,16 +187,16 @@ class Directory(Generic[LinkT]):
         )
 
     def begin(self, group: GroupRecords, *on_link: Callable[[LinkT], None]) -> None:
-        """Go on with those parts of the worker that rely on this one.
+        """Begin, with the parts of the worker that rely on this one.
 
         Args:
-            group: says who may be spoken to.
+            group: says which workers may be spoken to.
             *on_link: called with each link that is made, in this order.
         """
         self._group = group
         self._on_link = on_link
 
-    # --- who there is ----------------------------------------------------------------
+    # --- the known workers -----------------------------------------------------------
 
     def add(self, members: Iterable[Member]) -> None:
         """Add workers."""
@@ -220,10 +221,10 @@ class Directory(Generic[LinkT]):
         return self._table.member(to)
 
     def find(self, to: str | int) -> PeerEntry[LinkT]:
-        """Return the entry of a worker by name or rank; make it if it is the first use.
+        """Return the entry of a worker by name or rank; make it at the first use.
 
         Raises:
-            As of `member`.
+            See `member`.
         """
         return self._table.find(to)
 
@@ -235,7 +236,7 @@ class Directory(Generic[LinkT]):
         """Return the open link to a worker; None if there is none yet.
 
         Raises:
-            UnknownWorkerError: there is no worker of the name.
+            UnknownWorkerError: no worker has this name.
         """
         entry = self._met(name)
         if entry is None:
@@ -258,25 +259,25 @@ class Directory(Generic[LinkT]):
         """Return the link to a worker by name or rank, connecting if need be.
 
         Raises:
-            WorkerLostError: it cannot be reached; nothing was sent.
+            WorkerLostError: the worker cannot be reached; nothing was sent.
             UnknownWorkerError: no worker has this name.
             AuthenticationError: the secrets differ.
 
         Cancellation:
-            As of `connect`.
+            See `connect`.
         """
         entry = self.find(to)
         return entry.link or await self.connect(entry)
 
     async def connect(self, entry: PeerEntry[LinkT]) -> LinkT:
-        """Return the link to a worker, making the connection if there is none.
+        """Return the link to a worker, making a connection if needed.
 
         Raises:
-            WorkerLostError: it cannot be reached; nothing was sent.
+            WorkerLostError: the worker cannot be reached; nothing was sent.
             AuthenticationError: the secrets differ.
 
         Cancellation:
-            The dial goes on for others who wait for it, and for the next call.
+            The dial goes on for other tasks that wait for it, and for the next call.
         """
         link = await self._connect(entry)
         while link.is_lost:  # in the turn in which its dial ended: nothing was sent
@@ -313,7 +314,7 @@ class Directory(Generic[LinkT]):
                 raise self._closed() from None  # not cancelled itself
             raise
         except AsyncRpcError as error:
-            # One for each who waits: an error keeps the frames that it has passed, and
+            # A copy for each waiter: an error keeps the frames that it has passed, and
             # with them what their callers hold.  So it has no name here, either.
             raise rebuild(type(error), error.args, dict(vars(error))) from (
                 error.__cause__
@@ -361,20 +362,20 @@ class Directory(Generic[LinkT]):
 
     @property
     def early_dials(self) -> int:
-        """How many wait for this worker to have started."""
+        """The number of connections that wait until this worker has started."""
         return len(self._early or ())
 
     @property
     def early_joiners(self) -> list[str]:
-        """Who asks to be taken in while this worker itself is starting."""
+        """Names of the workers that ask to join while this worker is starting."""
         early = self._early or ()
         return sorted({hello.name for _, hello in early if not hello.expects})
 
     def serve(self) -> None:
         """Accept the connections that were dialed while this worker was starting.
 
-        The first to know of everyone may call the last, whose functions must find a
-        worker that knows everyone too.
+        The first worker that knows all others may call the last one, whose functions
+        must find a worker that knows all others as well.
         """
         early, self._early = self._early or [], None
         for connection, hello in early:
@@ -382,7 +383,7 @@ class Directory(Generic[LinkT]):
                 self._on_offer(connection, hello)
 
     def _on_offer(self, connection: LinkConnection, hello: Hello) -> None:
-        """A worker dials us, or an observer, who may look at a start as well."""
+        """A worker dials us, or an observer, which may also look at a start."""
         if self._early is not None and not hello.observes:
             self._early.append((connection, hello))
             return
@@ -402,7 +403,7 @@ class Directory(Generic[LinkT]):
             self.take_offer(connection, hello)
 
     def take_offer(self, connection: LinkConnection, hello: Hello) -> None:
-        """A worker that may be spoken to dials this one, or for a guest its gateway."""
+        """A worker that may be spoken to dials this one; for a guest, its gateway."""
         if hello.lane:
             self.lane_dialer.on_offer(connection, hello)
             return
@@ -550,7 +551,7 @@ class Directory(Generic[LinkT]):
         if broken:
             entry.set_broken(link)
         else:
-            entry.on_first(link)  # only who holds a connection resumes it
+            entry.on_first(link)  # only a holder of the connection resumes it
             entry.set_link(link)
 
     def _note(self, peer: WorkerId, change: str, reason: str = "") -> None:
@@ -558,7 +559,7 @@ class Directory(Generic[LinkT]):
         recorder.links.record((recorder.now_s(), peer, change, reason))
 
     async def close_lanes(self, timeout_s: float) -> None:
-        """Send what large payloads are left, then end the lanes.
+        """Send the large payloads that are left, then end the lanes.
 
         Args:
             timeout_s: seconds; lanes that take longer are left as they are.

@@ -15,7 +15,7 @@ DISCONNECTED_BYTES_MAX: Final = 64 << 20
 
 
 class Discard:
-    """The handler of a transport that has been replaced: whatever comes is dropped."""
+    """The handler of a transport that has been replaced: what arrives is dropped."""
 
     def __init__(self) -> None:
         self._scratch = memoryview(bytearray(1 << 10))
@@ -41,7 +41,7 @@ class Discard:
 
 
 class DisconnectedTransport(Transport):
-    """Takes what is sent while there is no other transport.
+    """Takes the bytes that are sent while there is no other transport.
 
     It only counts: the connection keeps everything that has not been acknowledged.
     """

@@ -17,8 +17,8 @@ class PeerEntry(Generic[LinkT]):
 
     Attributes:
         member: what is known of it.
-        link: to it; None if there is none, if its connection is broken, or if the peer
-            has dialed it and not yet shown that it is open there too.
+        link: to it; None without one, if its connection is broken, or if the peer has
+            dialed it and not yet shown that it is open there as well.
         broken: the link whose connection is broken: calls wait for its end or its
             return.
         machine: decides which of several connections survives.
@@ -44,7 +44,7 @@ class PeerEntry(Generic[LinkT]):
         self.link, self.broken = None, link
 
     def on_first(self, link: LinkT) -> None:
-        """Something has come over a connection that the peer has dialed."""
+        """A message has arrived over a connection that the peer has dialed."""
         link.is_proven = True
         if self.machine.on_proven(link.connection):
             self.set_link(link)
@@ -59,7 +59,7 @@ class PeerEntry(Generic[LinkT]):
         """The dial has ended."""
         self.dial = None
         if not task.cancelled():
-            task.exception()  # marks it as read: perhaps no task waits any more
+            task.exception()  # marks it as read: perhaps no task waits for it
 
 
 class FirstMessage(Generic[LinkT]):

@@ -1,7 +1,7 @@
-"""What has become of a peer's process, as far as it can be found out.
+"""What has become of a peer's process, as far as this worker can find out.
 
 A process of this host is seen from the kernel and from its heartbeat record; for one of
-another host its sidecar is asked.  Where both are, `Hello.watch` says; see `sidecar`.
+another host its sidecar is asked.  Where both are, `Hello.sidecar` says; see `sidecar`.
 What is concluded from the evidence, `machine.detector` decides.
 """
 
@@ -16,9 +16,9 @@ from typing import Final
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.links.heartbeat import find_here, now_ns
 from asyncrpc.runtime.links.machine.detector import Evidence
+from asyncrpc.sidecar import pulse, query
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.endpoints import Resolver
-from asyncrpc.watch import pulse, query
 from asyncrpc.wire.messages import Hello
 
 SIDECARS_MAX: Final = 8  # addresses of one sidecar that are asked
@@ -50,28 +50,32 @@ async def evidence_of(
         UNKNOWN if it cannot be found out, UNREACHABLE if the sidecar does not answer.
 
     Cancellation:
-        Nothing is left of it.
+        The sidecar is not asked any longer.
     """
     found = _seen(hello, credentials_pid)
     if found is not Evidence.UNKNOWN:
         return found
     return await evidence_at(
-        hello.watch, hello.incarnation, secret=secret, timeout_s=timeout_s
+        hello.sidecar, hello.incarnation, secret=secret, timeout_s=timeout_s
     )
 
 
 async def evidence_at(
-    watch: Iterable[str], incarnation: int, *, secret: bytes | None, timeout_s: float
+    addresses: Iterable[str],
+    incarnation: int,
+    *,
+    secret: bytes | None,
+    timeout_s: float,
 ) -> Evidence:
     """Ask the sidecar of a worker of another host, at the worker's own port.
 
     Args:
-        watch: the worker's addresses, or those of its HELLO.
+        addresses: the worker's, or `Hello.sidecar`.
         incarnation: of the worker.
-        secret: as of `evidence_of`, as are time, answer and cancellation.
-        timeout_s: likewise.
+        secret: as of `evidence_of`, as are the result and cancellation.
+        timeout_s: as of `evidence_of`.
     """
-    sidecars = [one for one in map(_tcp_address, watch) if one is not None]
+    sidecars = [one for one in map(_tcp_address, addresses) if one is not None]
     if not sidecars:
         return Evidence.UNKNOWN
     return await _told(incarnation, sidecars[:SIDECARS_MAX], secret, timeout_s)

@@ -1,7 +1,7 @@
 """The heartbeat record of a worker, and where peers of its host find it.
 
 Its event loop writes into it twice a second, for as long as it runs.  See
-`asyncrpc.watch.pulse` for what is in it; `Hello.watch` says where it is:
+`asyncrpc.sidecar.pulse` for what is in it; `Hello.sidecar` says where it is:
 
     pulse://PID/STARTED/NAMESPACE/DESCRIPTOR
 """
@@ -19,7 +19,7 @@ from typing import Final
 from asyncrpc.clock import NS_PER_S, Clock
 from asyncrpc.ids import Incarnation
 from asyncrpc.runtime.host import HOST_ID
-from asyncrpc.watch import pulse
+from asyncrpc.sidecar import pulse
 from asyncrpc.wire.messages import Hello
 
 _SCHEME: Final = "pulse://"
@@ -80,12 +80,12 @@ def find_here(hello: Hello) -> PulseAddress | None:
     # network and files, does not matter here.
     if hello.host_id.partition("/")[0] != HOST_ID.partition("/")[0]:
         return None
-    address = PulseAddress.find(hello.watch)
+    address = PulseAddress.find(hello.sidecar)
     return address if address is not None and address.is_here else None
 
 
 class HeartbeatRecord:
-    """Written by the event loop of this worker for as long as that runs."""
+    """The record that the event loop of this worker writes for as long as it runs."""
 
     def __init__(
         self, incarnation: Incarnation, loop: asyncio.AbstractEventLoop
@@ -97,7 +97,7 @@ class HeartbeatRecord:
             loop: of the worker.
 
         Raises:
-            OSError: this kernel has nothing of the kind.
+            OSError: the system does not support such a record.
         """
         self._loop = loop
         pid = os.getpid()
@@ -115,7 +115,7 @@ class HeartbeatRecord:
         except BaseException:
             os.close(self.descriptor)
             raise
-        # An array of numbers: each is written as a whole, whatever is read meanwhile.
+        # An array of numbers: each is written as a whole, so a reader never sees half.
         self._numbers = memoryview(self._memory).cast("Q")
         self.address = PulseAddress(
             pid, record.started, record.namespace, self.descriptor
@@ -132,7 +132,7 @@ class HeartbeatRecord:
         self._timer = self._loop.call_later(pulse.TICK_S, self._tick)
 
     def close(self) -> None:
-        """Stop, and take it away."""
+        """Stop, and remove the record."""
         self._timer.cancel()
         self._numbers.release()
         self._memory.close()

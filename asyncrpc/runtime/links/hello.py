@@ -20,10 +20,10 @@ class HelloSink:
         self._has_come = False
 
     def on_message(self, kind: int, *rest: Any) -> None:
-        """Take it.
+        """Take the HELLO.
 
         Raises:
-            MalformedError: it is something else, or the second one.
+            MalformedError: the frame is not a HELLO, or is a second HELLO.
         """
         if kind != FrameKind.HELLO or self._has_come:
             raise MalformedError(f"a {FrameKind(kind).name} came before the HELLO")
@@ -33,5 +33,5 @@ class HelloSink:
         self._on_hello(hello)
 
     def on_transfer_dropped(self, kind: int, call_id: int) -> None:
-        """No transfer can have begun before the HELLO."""
+        """Refuse it: no transfer can have begun before the HELLO."""
         raise MalformedError(f"a DROP of {kind} {call_id} came before the HELLO")

@@ -44,7 +44,7 @@ class LaneDialer:
         """Prepare.
 
         Args:
-            identity: who dials.
+            identity: of the worker that dials.
             scheduler: runs the dials.
             routes: the ways to peers.
             handshakes: makes connections.
@@ -95,8 +95,8 @@ class LaneDialer:
         """Open one more lane of a connection that this side has dialed.
 
         Raises:
-            TransportError: it cannot be opened, or the peer has refused it.
-            TimeoutError: it took too long.
+            TransportError: the lane cannot be opened, or the peer has refused it.
+            TimeoutError: opening the lane took too long.
 
         Cancellation:
             A lane that is not open yet is given up.

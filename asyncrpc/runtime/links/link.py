@@ -57,7 +57,7 @@ class SharedRegions(Protocol):
     """Memory that a worker shares with its peers."""
 
     def refer(self, link: Link, encoded: Encoded) -> None:
-        """Make sure that a message is read only when the peer has what it refers to."""
+        """Make sure that a message is read only when the peer has the memory."""
 
 
 class SharedMemory(Protocol):
@@ -72,14 +72,14 @@ class SharedMemory(Protocol):
         """Memory that is referred to in messages."""
 
     def take_back_from(self, link: Link, location: int) -> None:
-        """A peer uses a place of ours no more."""
+        """A peer no longer uses one of our places."""
 
 
 class LinkHost(AnswerHost, OutboundHost, RequestHost, ResponderHost, Protocol):
     """What a worker gives the parts of its links.
 
     Attributes:
-        inbound_credit: what it takes in of large requests, over all peers.
+        inbound_credit: limits the large requests that it takes in, over all peers.
     """
 
     inbound_credit: InboundCredit
@@ -122,13 +122,8 @@ class Link:
         credit: large requests, in both directions.
         ends: notes how our calls end.
         calls: calls and messages to the peer.
-        start: see `OutboundCalls`, as of all that follow.
-        start_common: likewise.
-        start_stream: likewise.
-        ask: likewise.
-        tell: likewise.
-        send_credit: likewise.
-        cancel: likewise.
+        start, start_common, start_stream, ask, tell: see `OutboundCalls`.
+        send_credit, cancel: see `OutboundCalls`.
         defer: see `DeferredMessages`.
     """
 

@@ -25,7 +25,7 @@ from asyncrpc.runtime.ports import Scheduler
 from asyncrpc.wire.frames import FrameKind, prefix
 from asyncrpc.wire.messages import Hello
 
-EVIDENCE_S: Final = 2.0  # how long another host may take to answer for one of its own
+EVIDENCE_S: Final = 2.0  # for another host to answer about a process of its own
 # Less than this is not acknowledged by itself: or ACKs would be answered by ACKs.
 NEWS_BYTES: Final = 1 << 10
 _PING: Final = prefix(FrameKind.PING)
@@ -39,11 +39,11 @@ class ShowsWorker(Protocol):
     """Lets peers see that this worker runs."""
 
     def on_peer(self, hello: Hello) -> None:
-        """There is a peer; it may be on another host."""
+        """There is a new peer, which may be on another host."""
 
 
 class _Judged:
-    """A link, and what is thought of its peer."""
+    """A link, and the judgement of its peer."""
 
     def __init__(self, connection: LinkConnection, detector: Detector) -> None:
         self.connection = connection

@@ -1,8 +1,8 @@
-"""Observers: connections of those who only look, such as `asyncrpc why`.
+"""Observers: connections of programs that only look, such as `asyncrpc why`.
 
-An observer proves who it is as a worker does, and is no member: nobody is told of it,
-no call goes to it, and none comes from it.  It may ask what routes are marked for; the
-questions and answers are plain data, so nothing of it is ever unpickled.
+An observer authenticates as a worker does, and is not a member: no worker is told of
+it, and no call goes to it or comes from it.  It may send the requests whose routes
+allow it; questions and answers are plain data, so nothing of it is ever unpickled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ QUESTIONS_MAX: Final = 16  # of one observer at a time
 
 
 class Observers:
-    """Those who look at one worker.
+    """The observers of one worker.
 
     Attributes:
         router: has the routes of the worker's services.
@@ -50,7 +50,7 @@ class Observers:
     def refusal(self, connection: HandshakeConnection) -> str:
         """Return why an observer is not let in; empty if it is."""
         if connection.ticket:
-            return "a token lets a worker join, and nobody observe; use the secret"
+            return "a token lets a worker join, but not observe; use the secret"
         if len(self._open) >= OBSERVERS_MAX:
             return (
                 f"{OBSERVERS_MAX} observers are connected, the limit; try again later"
@@ -100,10 +100,10 @@ class _ObserverLink:
         control: bytes,
         buffers: Sequence[memoryview],
     ) -> None:
-        """Take a question, or the word that one is given up.
+        """Take a question, or the cancellation of one.
 
         Raises:
-            MalformedError: no observer sends that.
+            MalformedError: the message is not a question, or too many are open.
         """
         if kind == FrameKind.CANCEL:
             if call_id in self._answering:
@@ -119,7 +119,7 @@ class _ObserverLink:
         task.add_done_callback(lambda _: self._answering.pop(call_id, None))
 
     def on_transfer_dropped(self, kind: int, _call_id: int) -> None:
-        """No observer sends what could be dropped.
+        """Refuse it: an observer sends nothing that could be dropped.
 
         Raises:
             MalformedError: always.
@@ -128,7 +128,7 @@ class _ObserverLink:
 
     async def _answer(self, route: Route, call_id: int, value: Any) -> None:
         kind, answer = FrameKind.RESPONSE, None
-        asker: Any = self  # of which handlers for observers see no more than `peer`
+        asker: Any = self  # of which handlers for observers see only `peer`
         try:
             answer = await _handler_of(route)(asker, value)
         except AsyncRpcError as error:
@@ -148,7 +148,7 @@ def _handler_of(route: Route) -> Callable[[Any, Any], Any]:
     """Return what answers an observer's question.
 
     Raises:
-        RejectedError: nothing does.
+        RejectedError: observers may not send this request.
     """
     if not route.is_for_observers:
         raise RejectedError(
@@ -158,10 +158,10 @@ def _handler_of(route: Route) -> Callable[[Any, Any], Any]:
 
 
 def unpacked(control: bytes) -> Any:
-    """Return plain data that has come.
+    """Return plain data that has arrived.
 
     Raises:
-        MalformedError: it is none.
+        MalformedError: `control` cannot be unpacked.
     """
     try:
         return msgpack.unpackb(control, strict_map_key=False)

@@ -1,8 +1,8 @@
 """The workers that one worker knows, by name and by rank.
 
-Of a large group a worker talks to few.  Of the others it keeps the record alone, which
-all parts of the worker share; an entry, with what a connection needs, takes 1.1 KiB and
-is made when one is first wanted.
+A worker talks to few members of a large group.  Of the others it keeps only the record,
+which all parts of the worker share; an entry, with what a connection needs, takes
+1.1 KiB and is made when it is first wanted.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ LinkT = TypeVar("LinkT", bound=DirectoryLink)
 
 
 class PeerTable(Generic[LinkT]):
-    """Records of workers, and entries of those that were wanted.
+    """Records of workers, and entries of the workers that were wanted.
 
     Attributes:
-        met: returns the entry of a worker by name; None if none was wanted yet.  Each
-            call asks it: the dictionary's own method, without a frame around it.
+        met: returns the entry of a worker by name; None before it is wanted.  Each call
+            asks it: the dictionary's own method, without a frame around it.
     """
 
     def __init__(self, identity: Identity) -> None:
@@ -67,7 +67,7 @@ class PeerTable(Generic[LinkT]):
             del self._by_rank[member.rank]
 
     def get(self, name: str) -> Member | None:
-        """Return what is known of a worker; None if nothing is."""
+        """Return what is known of a worker; None if it is unknown."""
         entry = self._entries.get(name)
         return self._unmet.get(name) if entry is None else entry.member
 
@@ -84,10 +84,10 @@ class PeerTable(Generic[LinkT]):
         return found
 
     def find(self, to: str | int) -> PeerEntry[LinkT]:
-        """Return the entry of a worker by name or rank; make it if it is the first use.
+        """Return the entry of a worker by name or rank; make it at the first use.
 
         Raises:
-            As of `member`.
+            See `member`.
         """
         name = self._name_of(to)
         entry = self._entries.get(name)

@@ -1,7 +1,7 @@
 """What the parts of the directory need of connections, links and the group.
 
-`Connection`, `Link` and `MembershipService` are what stands behind these; a test puts
-something smaller there.
+`Connection`, `Link` and `MembershipService` implement these; a test uses something
+smaller.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HandshakeConnection(StreamHandler, Protocol):
         peer: the peer's HELLO, once it is in.
         opened: done once the connection is open.
         ended: done when it has ended.
-        address: where it was dialed, if it was.
+        address: the address that was dialed; None at the end that was dialed.
         role: which end it is.
     """
 
@@ -40,11 +40,11 @@ class HandshakeConnection(StreamHandler, Protocol):
 
     @property
     def token(self) -> int:
-        """Return its name at both ends."""
+        """Return the number that names it at both ends."""
 
     @property
     def ticket(self) -> bytes:
-        """The ticket of the token by which the peer came; empty if it came by none."""
+        """The ticket of the peer's token; empty if it came without a token."""
 
     @property
     def scheme(self) -> str:
@@ -69,7 +69,7 @@ class HandshakeConnection(StreamHandler, Protocol):
         """Hand all further messages to `sink`."""
 
     async def until_open(self) -> Hello:
-        """Wait for the peer's HELLO, and what is made of it."""
+        """Wait until the peer's HELLO has been handled; return it."""
 
     def fail(self, error: AsyncRpcError) -> None:
         """Abort the connection because of `error`."""
@@ -100,7 +100,7 @@ class ResumableConnection(HandshakeConnection, Protocol):
 
     @property
     def on_broken(self) -> object:
-        """Return what is called when its transport breaks; None if nothing is."""
+        """Return what is called when its transport breaks, or None."""
 
     @property
     def ack_through(self) -> ResumableConnection:
@@ -115,10 +115,10 @@ class ResumableConnection(HandshakeConnection, Protocol):
         """Wait until it is not broken: it goes on, or has ended."""
 
     def break_off(self, reason: str) -> None:
-        """Give up the transport, which brings nothing any more."""
+        """Give up the transport, over which nothing arrives any more."""
 
     def release_transport(self) -> Transport:
-        """Give the transport away: this connection was only to bring it."""
+        """Give the transport away: this connection only had to bring it."""
 
     def adopt(self, transport: Transport, received: int) -> None:
         """Go on over another transport."""
@@ -129,11 +129,11 @@ class PayloadLanes(Protocol):
 
     @property
     def lanes(self) -> Collection[object]:
-        """Return those that are open at both ends."""
+        """Return the lanes that are open at both ends."""
 
     @property
     def accepted(self) -> Collection[object]:
-        """Return those that the dialer has not shown to hold."""
+        """Return the lanes that the dialer has not confirmed."""
 
     def attach(self, connection: Any) -> None:
         """Take a connection as a lane; both HELLOs have arrived."""
@@ -162,14 +162,14 @@ class LinkStream(LaneStream, Protocol):
     awaited: Mapping[int, object]
 
     def write_apart(self, message: bytes) -> None:
-        """Write a message that nobody waits for."""
+        """Write a message after which the loop does not poll."""
 
 
 class LinkConnection(ControlConnection, ResumableConnection, Protocol):
     """A connection that calls go over.
 
     Attributes:
-        peer_closed: why the peer ends in order, once it has said so.
+        peer_closed: the reason of the peer for an orderly end, once it has sent it.
     """
 
     peer_closed: str | None
@@ -207,7 +207,7 @@ class Handshakes(Protocol):
 
     @property
     def live(self) -> Collection[LinkConnection]:
-        """Return those that have a transport and have not ended."""
+        """Return the connections that have a transport and have not ended."""
 
     def make(
         self,
@@ -218,10 +218,10 @@ class Handshakes(Protocol):
         """Make a connection that is ended with the others."""
 
     def is_trusted(self, connection: HandshakeConnection) -> bool:
-        """Check whom the kernel says the peer is, where no secret vouches for it."""
+        """Check the peer's user, as the kernel states it, where there is no secret."""
 
     def refuse(self, connection: HandshakeConnection, verdict: str) -> None:
-        """Tell who dials why it is not taken, and end."""
+        """Tell the dialer why it is refused, and end."""
 
 
 class PendingCallIds(Protocol):
@@ -269,10 +269,10 @@ class GroupRecords(Protocol):
     """The group's records, as far as the directory needs them."""
 
     def refusal(self, hello: Hello) -> str:
-        """Return why a worker that dials is not to be spoken to; empty if it is."""
+        """Return why a worker that dials is refused; empty if it is not."""
 
     def take_in(self, connection: HandshakeConnection, hello: Hello) -> None:
-        """A worker asks to be taken in."""
+        """A worker asks to join."""
 
     async def refresh(self, name: str) -> bool:
         """Ask others whether a worker is elsewhere now."""
@@ -299,5 +299,5 @@ class Silent:
 
 
 SILENT: Final = Silent()
-# Begins a verdict about joining that no member will think better of.
+# Begins a verdict about joining that no member will change.
 JOIN_REFUSED: Final = "refused: "

@@ -1,4 +1,4 @@
-"""Reconnects what has broken, or gives it up.
+"""Reconnects broken connections, or gives them up.
 
 `machine.reconnect` decides; here are the attempts themselves and their timers.  When to
 give up a peer that gives no answer is decided in `liveness`, which ends the control
@@ -82,10 +82,10 @@ class Broken:
     """A connection that has broken at least once, and what is done about it.
 
     Attributes:
-        connection: that one.
+        connection: the broken one.
         machine: decides.
         candidate: the connection that is about to bring another transport: it has said
-            how much has been read, so until it is answered nothing more may be.
+            how much has been read, so nothing more may be read until it is answered.
     """
 
     def __init__(self, connection: ResumableConnection) -> None:
@@ -122,13 +122,13 @@ class Reconnector:
         """Prepare.
 
         Args:
-            identity: who reconnects.
+            identity: of the worker that reconnects.
             scheduler: runs the attempts.
             counters: count the connections that go on.
             routes: the ways to peers.
             handshakes: makes connections.
             judge: knows whether peers are alive.
-            calls: has calls wait for a broken connection.
+            calls: makes calls wait for a broken connection.
             lost_after_s: seconds after which a lane is given up.
         """
         self._identity = identity
@@ -171,7 +171,7 @@ class Reconnector:
             "worker %r: the connection to %s broke (%s); it is resumed",
             self._identity.name,
             connection.where,
-            error or "it ended without a word",
+            error or "it ended without a reason",
         )
         self._judge.on_broken(connection)
         if connection.is_broken:  # else it was given up at once
@@ -265,7 +265,7 @@ class Reconnector:
     # --- the side that dialed --------------------------------------------------------
 
     async def _redial(self, broken: Broken) -> str:
-        """Try to resume a connection; return why it is lost, empty if it may not be."""
+        """Try to resume a connection; return why it is lost, empty if it may resume."""
         connection = broken.connection
         try:
             async with asyncio.timeout(self._routes.timeout_s):
@@ -277,7 +277,8 @@ class Reconnector:
             evidence = await self._judge.evidence(connection.ack_through)
             return reason_of_refusal(evidence, str(error))
         except AuthenticationError as error:
-            # A guest's token ends; secrets do not, whatever stands there meanwhile.
+            # A guest's token may have ended.  A secret does not end: another process
+            # may have taken the address for now.
             return "" if self._routes.gateway is None else str(error)
         except RemoteProtocolError as error:
             return str(error)
@@ -374,7 +375,7 @@ class Reconnector:
     # --- the side that was dialed ----------------------------------------------------
 
     async def _ask(self, broken: Broken) -> str:
-        """Return why a connection will not be resumed; empty if it may be."""
+        """Return why a connection will not be resumed; empty if it may yet resume."""
         connection = broken.connection
         evidence = await self._judge.evidence(connection.ack_through)
         advice = ADVICE[evidence]

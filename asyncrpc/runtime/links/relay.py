@@ -1,21 +1,21 @@
-"""The relay: guests, which nobody can dial, and the member that they came by.
+"""The relay: guests, which no member can dial, and the member that they joined by.
 
-A *guest* came from outside with a token, by a connection to one member, its *gateway*.
-It dials every member at the gateway's port, and its HELLO says which it wants: the
-gateway dials that member, passes on both HELLOs, and joins the two connections into
-one.  From then on it passes bytes on unread, so all that runs over connections runs
-here, too: streams, large payloads, resuming.
+A *guest* joined from outside with a token, by a connection to one member, its
+*gateway*. It dials every member at the gateway's port, and its HELLO says which it
+wants: the gateway dials that member, passes on both HELLOs, and joins the two
+connections into one.  From then on it passes bytes on unread, so all that runs over
+connections runs here, too: streams, large payloads, resuming.
 
 A member that wants to call a guest cannot dial it; it asks the gateway, which asks the
 guest to dial the member.  So all connections are the guest's own, to one port.
 
 A guest that dials another guest of the same gateway waits at the gateway, which asks
-the other to come for it: that one dials, too, and the two connections become one.  Who
-came is the acceptor from then on, as if it had been dialed.
+the other to come for it: that one dials as well, and the two connections become one.
+The guest that came is the acceptor from then on, as if it had been dialed.
 
-The gateway vouches for its guests: to members it proves the secret, to the guest that
-it knows the token.  It fills in what a guest cannot know: that it is reached by way of
-the gateway.
+The gateway vouches for its guests: to members it proves the secret, to the guest
+that it knows the token.  It fills in what a guest cannot know: that it is reached by
+way of the gateway.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from asyncrpc.wire.handshake import Role
 from asyncrpc.wire.messages import Hello
 
 SERVICE: Final = "relay"
-SOMEBODY: Final = "*"  # whom a guest dials that comes for another one
-SPLICES_MAX: Final = 4096  # connections that one gateway passes on
+SOMEBODY: Final = "*"  # expected by a guest that comes for another one
+SPLICES_MAX: Final = 4096  # connections that one gateway relays
 
 
 @message(SERVICE, "dial")
@@ -74,7 +74,7 @@ class _WaitingGuest:
     """A guest that has dialed another one, and waits for it to come."""
 
     connection: LinkConnection
-    hello: Hello  # for who comes
+    hello: Hello  # for the guest that comes
     come: asyncio.Future[None]
 
 
@@ -103,7 +103,7 @@ class RelayPeers(Protocol):
 
 
 class Relay:
-    """Passes on the connections of guests; a `Service` for those who call them.
+    """Passes on the connections of guests; a `Service` for the workers that call them.
 
     Attributes:
         splices: what is passed on, and by which tickets its ends have come.
@@ -126,7 +126,7 @@ class Relay:
             scheduler: runs what takes time.
             peers: the workers it knows.
             handshakes: makes connections.
-            tokens: those that it has issued.
+            tokens: those that the worker has issued.
         """
         self._identity = identity
         self._scheduler = scheduler
@@ -149,7 +149,7 @@ class Relay:
             hello,
             addresses=(f"relay://{self._identity.name}",),
             host_id=f"behind {self._identity.name}",
-            watch=(),
+            sidecar=(),
             token=0,
         )
         connection.peer = known
@@ -184,20 +184,25 @@ class Relay:
         """Dial a member for a guest; the answer joins the two connections.
 
         Raises:
-            AsyncRpcError: it cannot be reached, or is a guest of another gateway.
-            TimeoutError: likewise.
+            AsyncRpcError: the member cannot be reached, or is a guest of another
+                gateway.
+            TimeoutError: the member does not answer in time.
         """
         if self._peers.known_incarnation(hello.expects) is None:
             raise UnknownWorkerError(hello.expects, ())
         member = self._peers.member(hello.expects)
         if len(self.splices) + len(self._waiting) >= SPLICES_MAX:
-            raise ConnectError(f"the gateway passes on {SPLICES_MAX} connections")
+            raise ConnectError(
+                f"the gateway already relays {SPLICES_MAX} connections, its limit; try "
+                "again later"
+            )
         passed_on = replace(hello, token=guest.token)
         if gateway := gateway_of(member):
             if gateway != self._identity.name:
                 raise ConnectError(
-                    f"it came from outside by {gateway!r}, and guests reach guests of "
-                    "their own gateway alone; let both join by the same member"
+                    f"it joined through gateway {gateway!r}; guests of different "
+                    "gateways cannot reach each other: let both join through the same "
+                    "member"
                 )
             await self._call_guest(guest, passed_on)
             return
@@ -220,12 +225,12 @@ class Relay:
         """Ask a guest to come for another one, and wait until it has.
 
         Raises:
-            ConnectError: there is no connection to it, or the one that waits has ended.
-            TimeoutError: it does not come.
+            ConnectError: the gateway has no connection to it.
+            TimeoutError: it does not come in time.
         """
         link = self._peers.link_to(hello.expects)
         if link is None:
-            raise ConnectError("it came from outside, and has no connection to here")
+            raise ConnectError("it is a guest that is not connected to its gateway")
         loop = self._scheduler.loop
         waiting = _WaitingGuest(guest, hello, loop.create_future())
         self._waiting[hello.token] = waiting
@@ -298,10 +303,10 @@ class Relay:
             self._scheduler.start_task(self._come(asked.token))
 
     async def _come(self, token: int) -> None:
-        """Dial the gateway; who waits there has dialed this worker then."""
+        """Dial the gateway, which joins this connection and the waiting guest's."""
 
         def on_proved(connection: LinkConnection) -> None:
-            # Whom it is for, the token says; it is not for the gateway itself.
+            # The token says which guest it is for; it is not for the gateway itself.
             ours = self._identity.hello(expects=SOMEBODY)
             connection.hello(replace(ours, token=token))
 
@@ -321,10 +326,10 @@ class Relay:
             async with asyncio.timeout(routes.timeout_s):
                 dialled = await routes.connect(list(routes.gateway or ()), make)
                 await dialled.handler.until_open()
-        except (AsyncRpcError, TimeoutError):  # who waits finds out by itself
+        except (AsyncRpcError, TimeoutError):  # the waiting guest finds out by itself
             return
 
-    # --- who wants to call a guest ---------------------------------------------------
+    # --- the caller of a guest -------------------------------------------------------
 
     async def ask_to_dial(self, guest: Member) -> None:
         """Ask a guest to dial this worker.
@@ -337,7 +342,7 @@ class Relay:
         """
         gateway = gateway_of(guest)
         if gateway == self._identity.name:
-            raise ConnectError("it came from outside, and has no connection to here")
+            raise ConnectError("it is a guest that is not connected to its gateway")
         try:
             link = await self._peers.open_link(gateway)
         except AsyncRpcError as error:
@@ -360,7 +365,7 @@ class Relay:
             link = None
             if self._peers.known_incarnation(asked.guest) is not None:
                 link = self._peers.link_to(asked.guest)
-            if link is not None:  # else it is gone: who asks finds out by itself
+            if link is not None:  # else it is gone: the asker finds out by itself
                 link.tell(asked)
             return
         incarnation = Incarnation(asked.incarnation)
@@ -372,7 +377,7 @@ class Relay:
     async def _dial_back(self, name: str) -> None:
         try:
             await self._peers.open_link(name)
-        except AsyncRpcError:  # who asked for it asks again, or gives up
+        except AsyncRpcError:  # the asker asks again, or gives up
             return
 
     # --- life ------------------------------------------------------------------------

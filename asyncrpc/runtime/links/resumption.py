@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from asyncrpc.errors import AsyncRpcError, ConnectionLostError, TransportError
-from asyncrpc.runtime.links.byte_stream import ByteStream, keep_nothing
+from asyncrpc.runtime.links.byte_stream import ByteStream, discard_parts
 from asyncrpc.runtime.links.disconnected import Discard, DisconnectedTransport
 from asyncrpc.transport.abc import StreamHandler, Transport
 from asyncrpc.wire.resume import (
@@ -117,7 +117,7 @@ class Resumption:
         return True
 
     def break_off(self, reason: str) -> None:
-        """Give up a transport that brings nothing any more, but not the connection.
+        """Give up a transport over which nothing arrives, but not the connection.
 
         The peer may have no sign of it: the side that dialed dials again.
         """
@@ -135,7 +135,7 @@ class Resumption:
         """Wait for another transport."""
         was = self._stream.transport
         assert was is not None  # as the state says
-        assert self._on_broken is not None  # likewise
+        assert self._on_broken is not None  # as the state says
         self._stream.transport = DisconnectedTransport(self._handler, was, self._fail)
         self._stream.room.clear()
         self.mended.clear()
@@ -151,8 +151,8 @@ class Resumption:
             received: how many bytes of ours the peer has read.
 
         Raises:
-            ConnectionLostError: the connection does not wait for one.
-            MalformedError: the peer cannot have read so many.
+            ConnectionLostError: the connection does not wait for a transport.
+            MalformedError: `received` exceeds the number of bytes sent.
         """
         if not self.is_broken:
             raise ConnectionLostError("the connection ends, and cannot be resumed")
@@ -176,5 +176,5 @@ class Resumption:
         """Forget everything: the connection has ended for good."""
         self.on(ResumeEvent.END)
         self.unacknowledged.clear()
-        self._stream.keep = keep_nothing
+        self._stream.keep = discard_parts
         self.mended.set()

@@ -24,8 +24,8 @@ RACE_SHARE: Final = 0.8  # of the time of a dial: for connecting
 NETWORKS_MAX: Final = 64  # that are remembered because they led to a worker
 _PREFERENCE: Final = {"mem": 0, "uds": 1, "tcp": 2, "relay": 3}
 _HOW_TO_LISTEN: Final = (
-    "without a secret a worker listens for its own host alone: give all workers the "
-    "same, by ASYNCRPC_SECRET_FILE or Options(secret=...), or let them use TLS"
+    "without a secret a worker listens for its own host only: give all workers the "
+    "same secret, in ASYNCRPC_SECRET_FILE or Options(secret=...), or let them use TLS"
 )
 
 
@@ -40,7 +40,7 @@ def open_connectors(
         doors: what else is served by the ports of TCP.
 
     Raises:
-        UsageError: there are no such certificates.
+        UsageError: a file of the certificates cannot be used.
     """
     if network is not None:
         return {network.scheme: network}
@@ -59,7 +59,8 @@ def default_addresses(sockets: Path, *, is_guarded: bool) -> list[str]:
 
     Args:
         sockets: a directory of its own for Unix sockets.
-        is_guarded: whether strangers are kept away; then at every interface, too.
+        is_guarded: whether connections must authenticate; then it listens at every
+            interface as well.
     """
     where = [f"uds://{sockets / 'worker'}"]
     if is_guarded:
@@ -69,7 +70,7 @@ def default_addresses(sockets: Path, *, is_guarded: bool) -> list[str]:
 
 
 def gateway_of(member: Member) -> str:
-    """Return the worker by whose connections another is reached; empty if none is."""
+    """Return the gateway through which a worker is reached; empty if it has none."""
     prefix = "relay://"
     found = (one for one in member.addresses if one.startswith(prefix))
     return next(found, "").removeprefix(prefix)
@@ -79,7 +80,7 @@ class Routes:
     """The ways of one worker to the others.
 
     A host with two networks publishes an address of each, and one of them may be dead.
-    The first dial finds that out, by a race; the network that worked is tried first
+    The first dial finds out which, by a race; the network that worked is tried first
     from then on, for every peer that has an address in it.
 
     Attributes:

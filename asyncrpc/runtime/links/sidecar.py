@@ -1,16 +1,16 @@
 """The liveness sidecar: lets peers see whether this worker runs, even if it is busy.
 
-Peers of this host see it from the kernel and from our *heartbeat record*, which the
-event loop writes twice a second; those of other hosts ask at its port.  There the
+Peers on this host see it from the kernel and from our *heartbeat record*, which the
+event loop writes twice a second; peers on other hosts ask at its port.  There the
 worker itself answers, or else the *sidecar process*, which lives on when this one
-stands still or has died (`asyncrpc.watch`).  `Hello.watch` says where both are:
+stands still or has died (`asyncrpc.sidecar`).  `Hello.sidecar` says where both are:
 
-    pulse://PID/STARTED/NAMESPACE/DESCRIPTOR    see `asyncrpc.watch.pulse`
-    tcp://HOST:PORT                             see `asyncrpc.watch.query`
+    pulse://PID/STARTED/NAMESPACE/DESCRIPTOR    see `asyncrpc.sidecar.pulse`
+    tcp://HOST:PORT                             see `asyncrpc.sidecar.query`
 
 What a peer concludes from them is in `evidence`.
 
-Only Linux tells all this.  Elsewhere, and in a simulation, there is no evidence.
+Only Linux provides all this.  Elsewhere, and in a simulation, there is no evidence.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from asyncrpc.runtime.links.heartbeat import (
     find_here,
     is_supported,
 )
-from asyncrpc.runtime.links.sidecar_process import SidecarProcess, Watched
+from asyncrpc.runtime.links.sidecar_answers import SidecarAnswers
+from asyncrpc.runtime.links.sidecar_process import SidecarProcess, SidecarResources
 from asyncrpc.runtime.links.sidecar_process import (
     is_supported as process_is_supported,
 )
-from asyncrpc.runtime.links.watch_answers import WatchAnswers
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import Identity, Scheduler
+from asyncrpc.sidecar import query
 from asyncrpc.transport.abc import StreamHandler
 from asyncrpc.transport.handover import Handover, port_name
 from asyncrpc.transport.tcp import TcpListener
-from asyncrpc.watch import query
 from asyncrpc.wire.messages import Hello
 
 logger = logging.getLogger("asyncrpc")
@@ -57,11 +57,11 @@ class Listening:
 
 
 class Sidecar:
-    """Lets peers see that one worker runs: its record, and a process beside it.
+    """Lets peers see that one worker runs: its record, and its sidecar process.
 
     Attributes:
-        addresses: for `Hello.watch`.
-        process: it, where there may be one.
+        addresses: for `Hello.sidecar`.
+        process: the sidecar process; None where there is none.
         doors: what the worker's listening sockets must lead to; see `transport.doors`.
     """
 
@@ -75,7 +75,7 @@ class Sidecar:
         self._identity = identity
         self._options = options
         self._record: HeartbeatRecord | None = None
-        self._answers: WatchAnswers | None = None
+        self._answers: SidecarAnswers | None = None
         self.process: SidecarProcess | None = None
         self.addresses: tuple[str, ...] = ()
         self.doors: dict[bytes, Callable[[], StreamHandler]] = {}
@@ -99,10 +99,10 @@ class Sidecar:
             logger.debug("worker %r: no pulse: %s", self._identity.name, error)
             return
         self.addresses = (str(self._record.address),)
-        is_off = options.liveness.watch == "off" or not process_is_supported
+        is_off = options.liveness.sidecar == "off" or not process_is_supported
         if is_off or not listening.listeners:
             return
-        self._answers = WatchAnswers(loop, incarnation, secret)
+        self._answers = SidecarAnswers(loop, incarnation, secret)
         self.doors[query.ASKED] = self._answers.make
         self.addresses += listening.addresses
         ports = tuple(
@@ -111,14 +111,14 @@ class Sidecar:
             for port, descriptor in listener.descriptors
         )
         handover = Handover(loop, listening.adopt, scheduler.start_task)
-        watched = Watched(self._record.descriptor, ports, handover)
-        self.process = SidecarProcess(self._identity, loop, secret, watched)
-        if options.liveness.watch == "on":
+        resources = SidecarResources(self._record.descriptor, ports, handover)
+        self.process = SidecarProcess(self._identity, loop, secret, resources)
+        if options.liveness.sidecar == "on":
             self.process.start()
 
     @property
     def ticked_ns(self) -> int | None:
-        """When the event loop last ran; None if nothing writes that down.
+        """When the event loop last ran; None if there is no record.
 
         Thread safety: from any thread.
         """
@@ -130,12 +130,12 @@ class Sidecar:
             self.process.start()
 
     def release(self) -> None:
-        """End the process, which holds the listening sockets, too; it takes 1 ms."""
+        """End the process, which also has the listening sockets; it takes 1 ms."""
         if self.process is not None:
             self.process.close()
 
     def close(self) -> None:
-        """End what there is."""
+        """End the process, the answers and the record."""
         self.release()
         if self._answers is not None:
             self._answers.close()

@@ -1,11 +1,11 @@
-"""Starts and ends the process of a liveness sidecar; see `asyncrpc.watch`.
+"""Starts and ends the process of a liveness sidecar; see `asyncrpc.sidecar`.
 
 It has no port of its own: it listens at the worker's sockets, in the worker's place
-when that stands still.  So it may start later than who asks: queries wait in the
-kernel's queue meanwhile.
+when that stands still.  So it may start after a query: queries wait in the kernel's
+queue meanwhile.
 
-It is given away what it needs as open descriptors: a worker that stands still or dies
-at whatever moment leaves it with all of it.
+It is given all that it needs as open descriptors at its start: it has them at whatever
+moment the worker stands still or dies.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import asyncrpc.watch
+import asyncrpc.sidecar
 from asyncrpc.runtime.ports import Identity
+from asyncrpc.sidecar import query
 from asyncrpc.transport.handover import Handover
-from asyncrpc.watch import query
 
 logger = logging.getLogger("asyncrpc")
 
@@ -34,17 +34,17 @@ PROGRAM: Final = """\
 import sys
 package = sys.modules["asyncrpc"] = type(sys)("asyncrpc")
 package.__path__ = [sys.argv[1]]
-from asyncrpc.watch.process import main
+from asyncrpc.sidecar.process import main
 main(sys.argv[2:])
 """
-PACKAGE: Final = str(Path(asyncrpc.watch.__file__).parents[1])
+PACKAGE: Final = str(Path(asyncrpc.sidecar.__file__).parents[1])
 
 is_supported: Final = hasattr(os, "pidfd_open") and bool(sys.executable)
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """What a watch needs of a worker.
+class SidecarResources:
+    """What a sidecar process is given by its worker.
 
     Attributes:
         memory: descriptor of the worker's heartbeat record.
@@ -59,10 +59,10 @@ class Watched:
 
 
 class SidecarProcess:
-    """The process beside one worker, once it is started.
+    """The sidecar process of one worker, once it is started.
 
     Attributes:
-        pid: of the process; 0 while there is none.
+        pid: of the process; 0 while it does not run.
     """
 
     def __init__(
@@ -70,20 +70,20 @@ class SidecarProcess:
         identity: Identity,
         loop: asyncio.AbstractEventLoop,
         secret: bytes | None,
-        watched: Watched,
+        resources: SidecarResources,
     ) -> None:
         """Describe it.
 
         Args:
-            identity: of the worker that it watches.
+            identity: of the worker.
             loop: is told of its end.
             secret: the cluster's; it answers only peers that have it.
-            watched: what it is given.
+            resources: passed to the process.
         """
         self._identity = identity
         self._loop = loop
         self._secret = secret
-        self._watched = watched
+        self._resources = resources
         self._process: subprocess.Popen[bytes] | None = None
         self._exit = -1  # a descriptor that can be read once the process has ended
         self._is_over = False
@@ -107,14 +107,14 @@ class SidecarProcess:
             self._warn(f"could not be started: {error}")
         finally:
             os.close(own)
-            self._watched.handover.given()
+            self._resources.handover.given()
 
     def _spawn(self, own: int) -> subprocess.Popen[bytes]:
-        watched = self._watched
-        given = [watched.memory, own, watched.handover.descriptor]
-        names = [part for one in watched.listening for part in one]
-        # Not our output: whoever waits for its end would wait for this one, too.  Not
-        # our session: what is typed on a terminal means us.
+        resources = self._resources
+        given = [resources.memory, own, resources.handover.descriptor]
+        names = [part for one in resources.listening for part in one]
+        # Not our output: a process that waits for the end of our output would wait for
+        # this process as well.  Not our session: a terminal's keys are for us.
         command = [sys.executable, "-I", "-S", "-c", PROGRAM, PACKAGE]
         process = subprocess.Popen(  # noqa: S603  (nothing in it comes from outside)
             [*command, *map(str, given), *map(str, names)],
@@ -123,7 +123,7 @@ class SidecarProcess:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            pass_fds=[*given, *(one for _, one in watched.listening)],
+            pass_fds=[*given, *(one for _, one in resources.listening)],
             start_new_session=True,
         )
         assert process.stdin is not None
@@ -136,7 +136,7 @@ class SidecarProcess:
         self._warn(f"has ended with status {self._take_status()}")
 
     def _take_status(self) -> int:
-        """Wait for the end, which has come, so that nothing is left of the process."""
+        """Wait for the process, which has ended, so that nothing is left of it."""
         assert self._process is not None
         self._loop.remove_reader(self._exit)
         os.close(self._exit)
@@ -154,10 +154,10 @@ class SidecarProcess:
     def close(self) -> None:
         """End the process: it has nothing that would need an end in order."""
         self._is_over = True
-        self._watched.handover.close()
+        self._resources.handover.close()
         if self.pid:
-            # Not by its number: if others take the status of our children, that may
-            # be another's by now.
+            # Not by its number: if other code reaps our children, another process may
+            # have the number by now.
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._exit, signal.SIGKILL)
             self._take_status()

@@ -1,8 +1,8 @@
-"""Tokens: who may come from outside without the secret, how long, and by what name.
+"""Tokens: which workers may join from outside without the secret, and how long.
 
-A token is an id and a key, both random, which one member has issued and only that one
-knows: it alone admits whoever proves to know the key, and nothing has to be spread
-among the members for a token to end.  It ends with its time, when it is revoked, and
+A token is an id and a key, both random, which one member has issued and which only that
+member knows: it alone admits a worker that proves to know the key, and other members
+need not be told when a token ends.  It ends with its time, when it is revoked, and
 with the member.  The key never travels: it takes the place of the secret in the proofs
 of the handshake.
 """
@@ -28,7 +28,7 @@ PREFIX: Final = "asyncrpc-token-"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Token:
-    """What proves that its holder may come.
+    """The proof that its holder may join.
 
     Attributes:
         ticket: names it; sent in the clear.
@@ -51,7 +51,7 @@ class Token:
         """Read a token.
 
         Raises:
-            UsageError: the text is no token; the message does not show it.
+            UsageError: the text is not a token; the message does not show it.
         """
         packed = text.removeprefix(PREFIX)
         try:
@@ -71,7 +71,7 @@ class Token:
 @dataclass(slots=True)
 class _Issued:
     key: bytes
-    name: str  # of the only worker that may use it; empty until one has
+    name: str  # of the only worker that may use it; empty before its use
     timer: asyncio.TimerHandle
 
 
@@ -79,18 +79,18 @@ class Tokens:
     """The tokens that one worker has issued.
 
     Attributes:
-        own: that this worker came with itself; None if it did not.
+        own: the token that this worker joined with; None: it joined without one.
         on_end: called with the ticket of a token that has ended, and why.
     """
 
     def __init__(
         self, random_bytes: Callable[[int], bytes], own: Token | None = None
     ) -> None:
-        """Begin without any.
+        """Begin without issued tokens.
 
         Args:
-            random_bytes: returns so many bytes that nobody can foresee.
-            own: the token that this worker came with.
+            random_bytes: returns so many unpredictable bytes.
+            own: the token that this worker joined with.
         """
         self.own = own
         self.on_end: Callable[[bytes, str], None] | None = None
@@ -103,16 +103,17 @@ class Tokens:
         """Make a token that ends by itself.
 
         Raises:
-            UsageError: there are too many, or this worker is a guest itself.
+            UsageError: too many tokens are valid, or this worker is a guest itself.
         """
         if self.own is not None:
             raise UsageError(
-                "a worker that came with a token issues none; ask a member inside"
+                "a worker that joined with a token cannot issue tokens; ask a member "
+                "inside"
             )
         if len(self._issued) >= TOKENS_MAX:
             raise UsageError(
                 f"this worker has issued {TOKENS_MAX} tokens that have not ended; "
-                "revoke some by Worker.tokens.revoke()"
+                "revoke some with Worker.tokens.revoke()"
             )
         token = Token(self._random_bytes(TICKET_BYTES), self._random_bytes(KEY_BYTES))
         timer = loop.call_later(valid_s, self._end, token.ticket, "has expired")
@@ -142,7 +143,7 @@ class Tokens:
     def refusal(self, ticket: bytes, name: str) -> str:
         """Return why a worker may not use a token; empty if it may.
 
-        A token that was issued without a name is the first worker's that uses it.
+        A token that was issued without a name belongs to the first worker that uses it.
         """
         issued = self._issued.get(ticket)
         if issued is None:
@@ -175,15 +176,15 @@ class JoinTokens:
         member.  It need not be reachable: its connections go to this member's port
         alone, and this member passes them on.  It can do what any member can, so treat
         the token as you treat the secret.  When the token ends, so do the guest's
-        connections; it ends with this worker, too.
+        connections; it also ends with this worker.
 
         Args:
             valid_s: seconds after which the token ends.
-            name: of the only worker that may use it; None: the first that does.
+            name: of the only worker that may use it; None: the first worker that does.
 
         Raises:
             UsageError: an argument is of another kind; 1,024 tokens are valid; this
-                worker came with a token itself; or another event loop runs here.
+                worker joined with a token itself; or another event loop runs here.
             NotStartedError: this worker does not run.
 
         Example:
@@ -203,7 +204,7 @@ class JoinTokens:
             Whether it was valid.
 
         Raises:
-            UsageError: it is no token, or another event loop runs here.
+            UsageError: `token` is not a token, or another event loop runs here.
             NotStartedError: this worker does not run.
         """
         self._lifecycle.check_on_loop("Worker.tokens.revoke")

@@ -1,8 +1,8 @@
 """Changes of the membership, as a program sees them: an asynchronous iterator.
 
-A program that is slow gets fewer changes, not more: at `CHANGES_MAX` those of each
+A slow program gets fewer changes, not more: beyond `CHANGES_MAX`, the changes of each
 worker are combined into one, or dropped if they undo each other.  If that does not
-halve them, all are dropped, and the program is told to look at the whole list.
+halve their number, all are dropped, and the program is told to look at the whole list.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from asyncrpc.runtime.loops import check_loop
 from asyncrpc.runtime.membership.machine.membership import ChangeKind
 
 CHANGES_MAX: Final = 1024  # that a program has not taken
-COMBINED_MAX: Final = CHANGES_MAX // 2  # or they would be combined at every new one
+COMBINED_MAX: Final = CHANGES_MAX // 2  # else each new change would combine them again
 NO_WORKER: Final = WorkerInfo("", -1)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberChange:
-    """What has become of a member of the group.
+    """One change of a member of the group.
 
     Attributes:
         kind: `"joined"`, `"left"` (it said so), `"lost"` (it died, or cannot be
             reached), `"restarted"` (another process has its name now), `"back"` (it
             was not dead after all); or `"resync"`: changes were missed, look at
             `Worker.known_members`.
-        member: its name and rank; of `"resync"`, an empty name.
+        member: name and rank of the member; for `"resync"`, an empty name.
         incarnation: which life of the name it is; 0 if that is not known.
-        previous: of `"restarted"`, the life that is over; else 0.
+        previous: for `"restarted"`, the incarnation before; else 0.
     """
 
     kind: ChangeKind
@@ -48,10 +48,10 @@ _ENDS: Final = (ChangeKind.LEFT, ChangeKind.LOST)
 
 
 def combined(changes: Iterable[MemberChange]) -> list[MemberChange]:
-    """Return at most one change of each worker, and what asks to look at all.
+    """Return at most one change for each worker, and the last `"resync"`, if any.
 
-    Who was not there before and is not now is left out, as is a life that was there
-    before and is now.
+    A worker that was absent before and is absent now is left out, as is one whose life
+    is the same as before.
     """
     found: dict[str, MemberChange | None] = {}
     before: dict[str, tuple[bool, int]] = {}  # was it there, and as which life
@@ -80,7 +80,7 @@ def _before(change: MemberChange) -> tuple[bool, int]:
 
 
 def _as_one(before: tuple[bool, int], last: MemberChange) -> MemberChange | None:
-    """Return the change from what was before to what the last change made of it."""
+    """Return one change from the state before to the state after the last change."""
     was_there, life = before
     if last.kind in _ENDS:
         return (
@@ -93,11 +93,12 @@ def _as_one(before: tuple[bool, int], last: MemberChange) -> MemberChange | None
 
 
 class MemberChanges(AsyncIterator[MemberChange]):
-    """The changes from now on, one after the other; from `Worker.members_changed`.
+    """The changes from now on, one after the other; see `Worker.members_changed`.
 
-    It ends when the worker does.  At most 1,024 changes are kept for a program that
-    does not take them; then those of each worker are combined into one.  If they are of
-    more than 512 workers, one `"resync"` stands for them all.
+    The iteration ends when the worker ends.  At most 1,024 changes are kept for a
+    program that does not take them; beyond that, the changes of each worker are
+    combined into one.  If more than 512 are left, one `"resync"` stands for all of
+    them.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -111,15 +112,17 @@ class MemberChanges(AsyncIterator[MemberChange]):
         return self
 
     async def __anext__(self) -> MemberChange:
-        """Wait for the next change; cancelled, it has taken none.
+        """Wait for the next change; a cancelled wait takes none.
 
         Raises:
-            UsageError: another task waits for it, or this is not the worker's event
-                loop.
+            UsageError: another task waits for this iterator, or this is not the
+                worker's event loop.
         """
         check_loop("Worker.members_changed", self._loop, "the worker")
         if self._is_awaited:
-            raise UsageError("two tasks wait for one iterator of members; make two")
+            raise UsageError(
+                "another task waits for this iterator of members; make one for each"
+            )
         self._is_awaited = True
         try:
             while not self._waiting:

@@ -1,11 +1,11 @@
 """Comparison: repairs lost news, and finds members that died unnoticed.
 
-Every few seconds a worker compares what it knows with its successor on the ring, and
-looks for one that was lost just after it: so the parts of a group whose network was cut
-find each other again.
+Every few seconds a worker compares its records with those of its successor on the ring,
+and looks for a lost worker nearby: so the parts of a group whose network was cut find
+each other again.
 
 Nothing of this runs in the first `LivenessOptions.heartbeat_s` seconds, unless
-something happens or the program wants to know: a short program pays nothing.
+something happens or the program asks for changes: a short program pays nothing.
 
 Source: anti-entropy, as in Demers et al., "Epidemic algorithms for replicated database
 maintenance", PODC 1987.
@@ -53,14 +53,14 @@ class TakesRecords(Protocol):
         """Forget members that died long ago."""
 
     def on_succeeded(self, by: str, now_s: float) -> None:
-        """A member takes this worker for a former life of its name."""
+        """Record that a member takes this worker for a former life of its name."""
 
     def on_accepted(self) -> None:
         """Record that a member accepts this worker's identity."""
 
 
 class Comparison:
-    """Compares what one worker knows with what others know.
+    """Compares the records of one worker with those of others.
 
     Attributes:
         has_begun: whether it has compared at least once.
@@ -79,12 +79,12 @@ class Comparison:
         """Prepare.
 
         Args:
-            identity: who compares.
+            identity: of the worker.
             scheduler: has the timer, and runs the rounds.
-            peers: the ways to the others.
-            times: how often, and how long others are waited for.
-            table: what this worker knows.
-            records: takes what others know.
+            peers: the links to the others.
+            times: how often to compare, and how long to wait for others.
+            table: the records of this worker.
+            records: takes the records of others.
         """
         self.has_begun = False
         self._identity = identity
@@ -108,12 +108,12 @@ class Comparison:
         if self._is_active or self._is_closed or self._table.is_static:
             return
         self._is_active = True
-        # Not all in the same moment: each at its place in the first round.
+        # Not all workers at the same moment: each at its place in the first round.
         phase = place_of(self._identity.name) / CIRCLE
         self._schedule(self._times.heartbeat_s * (1 + phase))
 
     def close(self) -> None:
-        """Compare no more."""
+        """Stop comparing."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -163,14 +163,14 @@ class Comparison:
             self._unreached = ("", 0.0)
 
     async def _look_for(self, name: str) -> None:
-        """Try to reach a worker that was lost; if it is there, it will say so."""
+        """Try to reach a lost worker; if it lives, it refutes its loss."""
         try:
             await self._compare(await self._peers.open_link(name))
         except (AsyncRpcError, TimeoutError):
             return
 
     async def _compare(self, link: MemberLink) -> None:
-        """Exchange what one of the two workers does not know."""
+        """Exchange the records that one of the two workers lacks."""
         table = self._table
         limit_s = self._times.connect_timeout_s
         deadline = Deadline.after(limit_s, self._scheduler.loop.time())
@@ -185,7 +185,7 @@ class Comparison:
     # --- what others ask -------------------------------------------------------------
 
     async def on_sync(self, _: MemberLink, asked: CompareDigest) -> list[int] | None:
-        """Return the digests of this table's parts; None if the whole is the same."""
+        """Return the digests of this table's parts; None if the tables are the same."""
         self.activate()
         return None if asked.digest == self._table.digest else self._table.digests
 

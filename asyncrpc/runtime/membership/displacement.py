@@ -1,4 +1,4 @@
-"""Whether another worker has this one's name now: then no member speaks to it."""
+"""Displacement: another worker has this one's name, so all members refuse this one."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Displacement:
         """Prepare.
 
         Args:
-            identity: whose name it is.
-            scheduler: runs what looks.
+            identity: of the worker.
+            scheduler: runs the search.
             lost_after_s: seconds for which a member may be mistaken.
-            has_taken: looks whether another life answers at its addresses.
-            outlive: called with another life that is not there.
-            links: returns the links to others, which are closed if it has the name.
+            has_taken: finds out whether another life answers at its addresses.
+            outlive: called with the record of another life that does not answer.
+            links: returns the links to others, which displacement closes.
         """
         self.claim = NameClaim.UNDISPUTED
         self._identity = identity
@@ -65,7 +65,7 @@ class Displacement:
         return self.claim is NameClaim.DISPLACED
 
     def contest(self, record: Record) -> None:
-        """Find out whether a later life of the name is there."""
+        """Find out whether a later life of the name answers."""
         if self.claim is NameClaim.UNDISPUTED:
             self.claim = NameClaim.CONTESTED
             self._scheduler.start_task(self._contend(record))
@@ -82,9 +82,9 @@ class Displacement:
             self._outlive(record)
 
     def on_succeeded(self, by: str, now_s: float) -> None:
-        """A member takes this worker for a former life of its name.
+        """Record that a member takes this worker for a former life of its name.
 
-        It may not have heard yet which of two lives is the later.  The others tell it.
+        The member may not know yet which of two lives is the later; the others tell it.
         """
         if self._succeeded_s is None:
             self._succeeded_s = now_s
@@ -100,8 +100,8 @@ class Displacement:
             return
         self.claim = NameClaim.DISPLACED
         logger.error(
-            "worker %r: another worker (%s) has its name now; no member will speak "
-            "to this one any more: shut it down",
+            "worker %r: another worker (%s) has taken its name, so all members "
+            "refuse this one; shut it down",
             self._identity.name,
             where,
         )

@@ -1,7 +1,7 @@
 """Finds workers: which members to ask about a name.
 
-Any member can answer: those that this one is connected to, and those whose place on the
-ring comes after the name's, which got news of it early.
+Any member can answer.  A worker asks members that it is connected to, and those just
+after the name's place on the ring, which get news of the name early.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Finder:
         """Prepare.
 
         Args:
-            identity: who asks.
+            identity: of the worker that asks.
             scheduler: runs the questions.
-            peers: whom it knows.
-            take: is given the records that others answer with.
+            peers: the workers that it knows.
+            take: called with each record that another member returns.
         """
         self._identity = identity
         self._scheduler = scheduler
@@ -56,7 +56,7 @@ class Finder:
         """Ask others about a worker that this one does not know.
 
         Raises:
-            UnknownWorkerError: none of them knows it.
+            UnknownWorkerError: no member that was asked knows the worker.
 
         Cancellation:
             Nothing has changed.
@@ -71,10 +71,10 @@ class Finder:
             raise UnknownWorkerError(name, [one.name for one in table.records])
 
     async def refresh(self, table: Membership, name: str) -> bool:
-        """Ask connected members whether a worker is elsewhere now.
+        """Ask connected members whether a worker has moved.
 
         Returns:
-            Whether it is: a dial that has failed is worth another try.
+            Whether it has: then a failed dial is worth another try.
 
         Cancellation:
             Nothing has changed.
@@ -84,19 +84,19 @@ class Finder:
             return False
         peers = self._peers
         if before.is_placed and peers.known_incarnation(name) != before.incarnation:
-            peers.add([before.member])  # another one had introduced itself as this
+            peers.add([before.member])  # another worker had claimed the name
             return True
         await self._ask(name, self._linked(table, name)[:ASKED_MAX], REFRESH_S)
         after = table.get(name)
         return after is not None and after.is_alive and after.member != before.member
 
     def _linked(self, table: Membership, name: str) -> list[str]:
-        """Return the members that this worker has a link to, but one."""
+        """Return the members that this worker has a link to, except one."""
         linked = self.links()
         return [one for one in linked if one != name and one in table.alive]
 
     def _far(self, table: Membership, name: str) -> list[str]:
-        """Return the members after the place of a name, this worker left out."""
+        """Return the members after the place of a name, except this worker."""
         found, place = [], place_of(name)
         for _ in range(ASKED_MAX + 1):
             one = table.alive.after(place + 1)

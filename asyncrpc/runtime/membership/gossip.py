@@ -1,8 +1,8 @@
 """Gossip: which news to send to which members, many in one message.
 
-News to one worker are joined for a moment, so that fifty that leave at once cost it few
-messages.  A worker that cannot be told is passed over: the next one on the ring tells
-its part.  What gets lost all the same, comparing repairs.
+News for one worker is collected for a moment, so that fifty departures at once cost it
+few messages.  A worker that cannot be reached is passed over: the next one on the ring
+informs its part.  Comparison repairs what is lost all the same.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from asyncrpc.runtime.membership.messages import MemberNews, News
 from asyncrpc.runtime.membership.ports import Peers
 from asyncrpc.runtime.ports import Scheduler
 
-BATCH_S: Final = 0.02  # how long news wait for others
+BATCH_S: Final = 0.02  # how long news waits for more
 ITEMS_MAX: Final = 256  # in one message
-PASSED_MAX: Final = 4_096  # news that are remembered as passed on
+PASSED_MAX: Final = 4_096  # records that are remembered as passed on
 TRIES_MAX: Final = 3  # workers passed over, one after the other
 
 
@@ -42,7 +42,7 @@ class Rumor:
 
 
 class Gossip:
-    """The news that one worker has to send.
+    """The news that one worker sends.
 
     Attributes:
         sent: messages sent.
@@ -54,9 +54,9 @@ class Gossip:
         """Prepare.
 
         Args:
-            scheduler: runs what sends.
-            peers: the ways to the others.
-            wake: called when there are any; returns how long they wait, in seconds.
+            scheduler: runs the sending.
+            peers: the links to the others.
+            wake: called when there is news; returns how long it waits, in seconds.
         """
         self.sent = 0
         self._scheduler = scheduler
@@ -68,16 +68,16 @@ class Gossip:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, table: Membership) -> None:
-        """Tell whom this table names."""
+        """Inform the members of a table from now on."""
         self._table = table
 
     def announce(self, record: Record) -> None:
-        """Tell everyone."""
+        """Send a record to all members."""
         if self._table is not None:
             self.pass_on(record, place_of(self._table.me.name))
 
     def pass_on(self, record: Record, limit: int) -> None:
-        """Tell a part of the ring; once, however often this is heard."""
+        """Send a record to a part of the ring; once, however often it arrives."""
         table, key = self._table, (record.name, record.order)
         if table is None or table.is_static or key in self._passed:
             return
@@ -123,7 +123,7 @@ class Gossip:
             self.sent += 1
 
     def _go_past(self, name: str, items: Iterable[Rumor]) -> None:
-        """Tell the part of the ring of a worker that cannot be reached."""
+        """Inform the part of the ring that an unreachable worker was to inform."""
         table = self._table
         for item in items:
             if table is None or item.tries >= TRIES_MAX:

@@ -66,15 +66,15 @@ PAUSE_S: Final = 0.2  # between two rounds of asking
 SHOWN_MAX: Final = 8  # addresses in the text of an error
 
 
-# --- the worker that comes -----------------------------------------------------------
+# --- the new worker ------------------------------------------------------------------
 
 
 class _SilentError(TimeoutError):
-    """Whatever listens at an address has not answered as a worker does."""
+    """The process that listens at an address has not answered as a worker."""
 
 
 class _NotNowError(Exception):
-    """A member that could be reached has not taken the worker in, for now."""
+    """A member was reached, but has not admitted the worker for now."""
 
 
 class Joiner:
@@ -89,9 +89,9 @@ class Joiner:
         """Prepare.
 
         Args:
-            identity: who comes.
-            scheduler: has the time.
-            peers: takes note of members, and has the ways to them.
+            identity: of the new worker.
+            scheduler: has the clock, and runs tasks.
+            peers: records members, and connects to them.
         """
         self._identity = identity
         self._scheduler = scheduler
@@ -102,15 +102,14 @@ class Joiner:
     async def meet(
         self, rendezvous: Rendezvous, timeout_s: float
     ) -> tuple[Sequence[Member], list[Record] | None]:
-        """Meet all others, or be taken in by those that run.
+        """Meet all other workers, or be admitted to a running group.
 
         Returns:
-            The members that are there, and if they ran before this worker came, their
-            records.
+            The members, and their records if they ran before this worker came.
 
         Raises:
             UsageError: the name or the rank is taken, or the group is static.
-            RendezvousTimeoutError: some did not come, or none could be asked.
+            RendezvousTimeoutError: some workers did not come, or no member answered.
             AuthenticationError: the secrets differ.
 
         Cancellation:
@@ -179,7 +178,7 @@ class Joiner:
                     either = {proved, connection.ended}
                     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    connection.end(ClosedError("it was to find out who is there"))
+                    connection.end(ClosedError("it only checked who listens"))
         except (TransportError, TimeoutError):
             return False
         return proved.done()
@@ -200,16 +199,18 @@ class Joiner:
 
         Args:
             members: whom to ask.
-            timeout_s: seconds for it.
-            while_there: whether to give up as soon as none of them can be reached.
+            timeout_s: how long to try, in seconds.
+            while_there: whether to give up as soon as no member can be reached.
 
         Raises:
             UsageError: the name or the rank is taken, or the group is static.
-            RendezvousTimeoutError: none of them could be asked; it says why.
-            AuthenticationError: none of them takes this worker's token.
+            RendezvousTimeoutError: no member admitted this worker in time; the error
+                says why.
+            AuthenticationError: no member accepts this worker's token.
 
         Cancellation:
-            The group may have admitted the worker; it will find that it is gone.
+            The group may have admitted the worker; it notices later that the worker is
+            gone.
         """
         loop = self._scheduler.loop
         end_s = loop.time() + timeout_s
@@ -235,7 +236,7 @@ class Joiner:
                     raise _not_joined(problems, timeout_s, self._peers.early_joiners)
             if self._routes.gateway is not None and len(refused) == len(members):
                 raise refused[0]  # a token that has ended does not come back
-            if not others:  # the group had this one member, and it has ended
+            if not others:  # the only member had this name, and has ended
                 return []
             if while_there and not is_any_there:
                 raise _not_joined(problems, timeout_s, self._peers.early_joiners)
@@ -264,7 +265,7 @@ class Joiner:
 
         Raises:
             TransportError: no process answers.
-            TimeoutError: none refuses, either.
+            TimeoutError: the peer did not answer in time.
 
         Cancellation:
             The connection is closed.
@@ -274,7 +275,7 @@ class Joiner:
         return is_namesake and hello.incarnation == member.incarnation
 
     async def _ask(self, member: Member) -> Hello:
-        """Ask a member to take this worker in; return its answer."""
+        """Ask a member to admit this worker; return its answer."""
         usable = self._routes.to(member)
         if not usable:
             raise ConnectError("this worker cannot reach such an address")
@@ -288,8 +289,8 @@ class Joiner:
             if connection is None:
                 raise
             raise _SilentError(
-                "something listens there and has not answered as a worker that runs "
-                f"does, in {self._routes.timeout_s:g} s"
+                "a process listens there, but did not answer as a running worker "
+                f"within {self._routes.timeout_s:g} s"
             ) from error
         connection.close()
         return hello
@@ -306,7 +307,7 @@ class Joiner:
 
 
 def _event_of(members: Sequence[Member]) -> ArrivalEvent:
-    """Return what has happened at a rendezvous that returned these members."""
+    """Return the event of a rendezvous that returned these members."""
     if isinstance(members, OfferedGroup):
         return ArrivalEvent.OFFER
     if isinstance(members, RunningGroup):
@@ -317,34 +318,34 @@ def _event_of(members: Sequence[Member]) -> ArrivalEvent:
 def _not_joined(
     problems: dict[str, str], timeout_s: float, waiting: Sequence[str]
 ) -> RendezvousTimeoutError:
-    """Return the error of a worker that no member has taken in.
+    """Return the error of a worker that no member has admitted.
 
     Args:
-        problems: by address, why not.
-        timeout_s: seconds that it has tried.
-        waiting: who has asked this worker meanwhile to take it in.
+        problems: why each attempt failed, by address.
+        timeout_s: how long the worker has tried, in seconds.
+        waiting: workers that have meanwhile asked this one to admit them.
     """
     shown = [f"{place}: {why}" for place, why in problems.items()][:SHOWN_MAX]
-    advice = "is one of the addresses that of a worker that runs?"
+    advice = "check that a running worker listens at one of these addresses"
     if waiting:
         named = ", ".join(map(repr, waiting[:SHOWN_MAX]))
         advice = (
-            f"{named} asked this worker for the same, which does not run itself: by "
-            "join:// workers only come to one that runs; start one of them, or all, "
-            "with another rendezvous, such as tcp://host:port and a world size"
+            f"{named} asked this worker for admission, but this worker is not running "
+            "yet: join:// needs a running member. Start one of them, or all, with "
+            "another rendezvous, such as tcp://host:port and a world size"
         )
     return RendezvousTimeoutError(
-        f"no member took this worker in within {timeout_s:g} s ({'; '.join(shown)}); "
+        f"no member admitted this worker within {timeout_s:g} s ({'; '.join(shown)}); "
         f"{advice}",
         missing=tuple(problems),
     )
 
 
-# --- the member that takes it in -----------------------------------------------------
+# --- the member that admits it -------------------------------------------------------
 
 
 class JoinAdmission:
-    """Takes in workers that ask for it."""
+    """Admits workers that ask to join."""
 
     def __init__(
         self,
@@ -364,7 +365,7 @@ class JoinAdmission:
             scheduler: runs the answers.
             peers: the workers it knows.
             table: its records of the group.
-            times: how long workers are looked for.
+            times: how long to wait for workers.
             is_draining: returns whether the member is shutting down.
             carry_out: called with the effects.
         """
@@ -382,10 +383,10 @@ class JoinAdmission:
         self._table = table
 
     def take_in(self, connection: HandshakeConnection, hello: Hello) -> None:
-        """Answer a worker that asks to be taken in; it waits meanwhile.
+        """Answer a worker that asks to be admitted; it waits meanwhile.
 
-        Bounded as all that have not introduced themselves:
-        `LimitOptions.handshakes_max`, `connect_timeout_s`.
+        The limits are those of all workers that have not introduced themselves:
+        `LimitOptions.handshakes_max` and `connect_timeout_s`.
         """
         self._scheduler.start_task(self._answer(connection, hello))
 
@@ -420,7 +421,7 @@ class JoinAdmission:
         return why and f"{REFUSED}{why}"
 
     async def _contested(self, member: Member) -> str:
-        """Return which worker has a worker's name or rank; empty if none has."""
+        """Return which worker has the name or rank of a new one; empty if none has."""
         loop, table = self._scheduler.loop, self._table
         for what, record in self._in_its_way(member):
             try:
@@ -429,14 +430,14 @@ class JoinAdmission:
             except TimeoutError:
                 return f"{what} is taken by worker {record.name!r}, which may be alive"
             if is_alive:
-                return f"{REFUSED}{what} is taken by a worker that runs"
+                return f"{REFUSED}{what} is taken by a running worker"
             lost = table.lose(record.name, record.incarnation, loop.time())
             self._carry_out(lost)
         # Another may have come meanwhile.
-        return f"{member.name!r} is being taken in" if self._in_its_way(member) else ""
+        return f"{member.name!r} is being admitted" if self._in_its_way(member) else ""
 
     def _in_its_way(self, member: Member) -> list[tuple[str, Record]]:
-        """Return whom a worker would displace, if they live."""
+        """Return the workers that a new one would displace, if they live."""
         found = []
         named, ranked = self._table.get(member.name), self._table.holder_of(member.rank)
         if named is not None and named.incarnation != member.incarnation:
@@ -446,7 +447,7 @@ class JoinAdmission:
         return [(what, record) for what, record in found if record.is_placed]
 
     async def _probe(self, record: Record) -> bool:
-        """Return whether a worker lives; it is asked once, however many ask."""
+        """Return whether a worker lives; concurrent callers share one question."""
         if record.name == self._identity.name:
             return True
         probe = self._probes.get(record.name)

@@ -1,7 +1,7 @@
-"""Looks after the meeting point of a group: whoever comes back there finds the group.
+"""Looks after the meeting point of a group: a worker that comes back finds the group.
 
-`machine.keeping` decides; this looks, writes and waits.  Nothing runs before the first
-member is gone, nor where workers meet elsewhere than at a store of a run with a name.
+`machine.keeping` decides; this module looks, writes and waits.  Nothing runs before the
+first member is gone, nor if the workers do not meet at a store of a named run.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ class MeetingPoint(Protocol):
     """A `Rendezvous` where offers can be left.
 
     Attributes:
-        run: the name of the run whose workers meet there; empty: it has none, and
-            nobody can tell one run from another.
+        run: the name of the run whose workers meet there; empty if it has none, so that
+            runs cannot be told apart.
     """
 
     run: str
 
     async def look(self, limit_s: float) -> Finding:
-        """Return what is there; raise OSError if nobody listens."""
+        """Return what is there; raise OSError if no process listens."""
 
     async def offer(self, members: Sequence[Member]) -> bool:
-        """Write which members run, where it has looked last; return whether it did."""
+        """Write which members run, at the store last seen; return whether it worked."""
 
 
 class MeetingPointKeeper:
-    """What one member does about the meeting point of its group."""
+    """Looks after the meeting point of one member's group."""
 
     def __init__(self, identity: MemberIdentity, scheduler: Scheduler) -> None:
         """Prepare; `begin` says where it is.
@@ -121,8 +121,8 @@ class MeetingPointKeeper:
         event = judge(found, point.run, me, self._present)
         if event is KeepingEvent.TAKEN:
             logger.warning(
-                "worker %r: another process with this name has come to the meeting "
-                "point; this one tells nobody there any more that it runs",
+                "worker %r: another process with this name has registered at the "
+                "meeting point; this worker no longer updates it",
                 self._identity.name,
             )
         return event
@@ -132,7 +132,7 @@ class MeetingPointKeeper:
         if not await point.offer(offered):
             return KeepingEvent.ABSENT
         logger.info(
-            "worker %r: whoever comes to the meeting point finds %d members there",
+            "worker %r: the meeting point now lists %d members",
             self._identity.name,
             len(offered),
         )

@@ -19,13 +19,13 @@ _OF_TORCH: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class LaunchedStore(NamedTuple):
-    """Where a torch store is, and who asks for it.
+    """Where a torch store is, and the place of the process that asks for it.
 
     Attributes:
         url: `tcp://host:port`.
         rank: of this process.
         world_size: number of processes.
-        restart: how often the launcher has started them before.
+        restart: how often the launcher has started the processes before.
     """
 
     url: str
@@ -68,11 +68,11 @@ def find_store(
 
     Args:
         rank: as the program gives it; None leaves it to the launcher.
-        world_size: likewise.
-        environ: the variables.
+        world_size: number of processes; None leaves it to the launcher.
+        environ: the environment variables.
 
     Raises:
-        UsageError: something is missing, or two launchers disagree.
+        UsageError: a variable is missing, or two launchers disagree.
     """
     given = GivenPlace(rank, world_size)
     found = resolve(environ, given, launcher_pid=LAUNCHER_PID)

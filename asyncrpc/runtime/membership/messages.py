@@ -48,7 +48,7 @@ _FIELDS: Final = RecordSchema(MemberFields)
 
 
 class _MemberRecord(Kind):
-    """What a member is known by, as an array of its fields."""
+    """A record of a member, as an array of its fields."""
 
     shape = "record"
 
@@ -82,7 +82,7 @@ def fields_of(record: Record) -> list[Any]:
 
 
 def _record_of(value: Any) -> Record:
-    """Return a record that has come; raise UnfitError if it is none."""
+    """Return a record that has arrived; raise UnfitError if it is malformed."""
     one: MemberFields = _FIELDS.read_value(value)
     member = Member(
         one.name, one.rank, Incarnation(one.incarnation), one.addresses, one.host_id
@@ -98,12 +98,12 @@ MemberRecord: TypeAlias = Annotated[Record, _MemberRecord()]
 
 @message(SERVICE, "members")
 class AskMembers(Request[list[MemberRecord]]):
-    """Ask for the records of all but those who have left."""
+    """Ask for the records of all workers except those that have left."""
 
 
 @message(SERVICE, "find")
 class FindMember(Request[MemberRecord | None]):
-    """Ask for the record of a member by its name; None: it is not known."""
+    """Ask for the record of a member by its name; None if it is not known."""
 
     member: str
 
@@ -115,7 +115,7 @@ class PingMember(Request[None]):
 
 @message(SERVICE, "sync")
 class CompareDigest(Request[list[int] | None]):
-    """Ask for the digests of all parts; None: the digest of the whole is the same."""
+    """Ask for the digests of all parts; None if the digest of the whole is the same."""
 
     digest: int
 
@@ -125,8 +125,8 @@ class ExchangeRecords(Request[list[MemberRecord]]):
     """Ask for the records that the sender lacks, or has older.
 
     Attributes:
-        parts: those that differ.
-        records: of the sender, of those alive in these parts.
+        parts: the parts that differ.
+        records: the sender's records of live workers in these parts.
     """
 
     parts: list[Annotated[int, integer(0, BUCKETS, f"a part of {BUCKETS}")]]
@@ -134,7 +134,7 @@ class ExchangeRecords(Request[list[MemberRecord]]):
 
 
 class News(NamedTuple):
-    """One record, and who is to be told.
+    """One record, and the part of the ring to inform.
 
     Attributes:
         limit: the end of the part of the ring that the receiver informs; or
@@ -165,17 +165,17 @@ class _Separate(Array):
 
 @message(SERVICE, "news")
 class MemberNews(Notice):
-    """What has become of members.
+    """How members have changed.
 
     Attributes:
-        items: `News`; of those that have come `read_news` reads each.
+        items: each a `News`; the receiver reads each one by `read_news`.
     """
 
     items: Annotated[Iterable[Any], _Separate(kind_of(News), is_tuple=False)]
 
 
 def read_news(item: Any) -> News:
-    """Return one item of the news that have come.
+    """Return one item of the news that has arrived.
 
     Raises:
         MalformedError: a field is missing, or has the wrong type.

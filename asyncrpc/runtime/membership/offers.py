@@ -1,8 +1,8 @@
-"""What the workers of one run leave at a store for those that come back.
+"""What the workers of one run leave at a store for workers that come back.
 
-The run, so that nobody takes another program's store for that of its own group; the
-life of each rank that came last; and the offer: some members that run.  None of it is
-part of a meeting, nor of an attempt: it stays while the store does.
+The name of the run, so that no worker takes another program's store for that of its own
+group; the last incarnation of each rank that came; and the offer: some members that
+run.  None of it is part of a meeting or an attempt: it stays as long as the store.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OfferBoard:
         self._read = b""
 
     def arrive(self, store: Store, member: Member) -> None:
-        """Leave the run, if no other has, and this life."""
+        """Leave the name of the run, if no other worker has, and this incarnation."""
         store.compare_set(self._run_key, "", self.run)
         if self._is_ours(store):
             store.set(self._life_key, str(member.incarnation))
@@ -67,7 +67,7 @@ class OfferBoard:
         store.set(self._offer_key, packed)  # type: ignore[arg-type]
 
     def read(self, store: Store) -> OfferedGroup | None:
-        """Return the offer, unless none of its members answered just now."""
+        """Return the offer, unless its members were just now found not to answer."""
         if not store.check([self._offer_key]) or not self._is_ours(store):
             return None
         packed = store.get(self._offer_key)
@@ -95,5 +95,5 @@ def _members(packed: bytes) -> Sequence[Member]:
         return ()
     try:
         return [Member.decode(one) for one in msgpack.unpackb(packed)]
-    except (TypeError, ValueError) as error:  # what msgpack raises, too
+    except (TypeError, ValueError) as error:  # msgpack raises these as well
         raise MalformedError(f"the offer at the meeting point: {error}") from error

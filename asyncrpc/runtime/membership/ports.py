@@ -1,6 +1,6 @@
 """What the parts of the membership need of links and of known workers.
 
-`Link` and `Directory` are what stands behind these.
+`Link` and `Directory` implement these.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Peers(Protocol):
 
     @property
     def links(self) -> Sequence[MemberLink]:
-        """All that are open; to this worker itself, too, if it calls itself."""
+        """All open links; also the one to this worker itself, if it calls itself."""
 
     def member(self, to: str | int) -> Member:
         """Return a worker by name or rank; raises UnknownWorkerError."""
@@ -125,4 +125,4 @@ class JoiningPeers(Peers, Protocol):
 
     @property
     def early_joiners(self) -> list[str]:
-        """Who asks to be taken in while this worker itself is starting."""
+        """The workers that ask for admission while this worker itself is starting."""

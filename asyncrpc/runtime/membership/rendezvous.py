@@ -2,11 +2,11 @@
 
 Each worker publishes one record: its name, rank, incarnation and addresses.  The last
 one to arrive says so, the others wait for that message and read the records once;
-connections are made later, on demand.  After that the meeting place is not needed; the
-host of a store waits until all have read it.  If some do not come in time, the first
-worker to notice tells which; all fail alike.
+connections are made later, on demand.  After that the meeting place is not needed any
+more; the host of a store waits until all have read it.  If some do not come in time,
+the first worker to notice tells which; all fail alike.
 
-A worker that comes later, or again under its name, is taken in by any member: it is
+A worker that comes later, or again under its name, is admitted by any member: it is
 given the address of one (`JoinRendezvous`), or finds them all at the store.
 
 What `env://` finds, under each launcher, is decided in `asyncrpc.environment`.
@@ -52,17 +52,17 @@ __all__ = [
 ]
 
 JOIN: Final = "join://"
-_SCHEMES: Final = frozenset({"env", "tcp", "file"})  # of those with ranks
+_SCHEMES: Final = frozenset({"env", "tcp", "file"})  # of rendezvous with ranks
 
 
 @dataclass(slots=True)
 class StaticRendezvous:
-    """A list that every worker is given: names and where they listen."""
+    """A list that every worker is given: names, and the addresses where they listen."""
 
     addresses: Mapping[str, str | Sequence[str]]
 
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
-        """Return the list; whether anybody is there shows when he is called."""
+        """Return the list; only a call shows whether a worker is there."""
         if member.name not in self.addresses:
             raise UsageError(
                 f"worker {member.name!r} is not in the static list; it has: "
@@ -101,10 +101,10 @@ class JoinRendezvous:
     addresses: Sequence[str]
 
     def __post_init__(self) -> None:
-        """Refuse what is no address.
+        """Refuse values that are not addresses.
 
         Raises:
-            UsageError: it is empty, or one is no address.
+            UsageError: `addresses` is empty, or an item is not an address.
         """
         check_texts("addresses", self.addresses, at_least=1)
         for address in self.addresses:
@@ -136,10 +136,10 @@ class JoinRendezvous:
 
 
 def gateway_from(rendezvous: Rendezvous) -> tuple[Address, ...]:
-    """Return the addresses of the member that a guest joins by.
+    """Return the addresses of the member through which a guest joins.
 
     Raises:
-        UsageError: it is to meet the others in another way.
+        UsageError: the rendezvous is not a join:// address.
     """
     if not isinstance(rendezvous, JoinRendezvous):
         raise UsageError(
@@ -153,11 +153,11 @@ def _join_addresses(text: str) -> list[str]:
     """Read what follows `join://`: hosts and ports, paths, or whole addresses.
 
     Raises:
-        UsageError: nothing follows.
+        UsageError: no address follows `join://`.
     """
     found = [one.strip() for one in text[len(JOIN) :].split(",")]
     if not any(found):
-        raise wrong("rendezvous", "join://host:port, of a worker that runs", text)
+        raise wrong("rendezvous", "join://host:port of a running worker", text)
     return [
         one if "://" in one else f"uds://{one}" if one[:1] == "/" else f"tcp://{one}"
         for one in found
@@ -169,7 +169,7 @@ def _join_addresses(text: str) -> list[str]:
 class LocalRendezvous:
     """A meeting place inside one process; all workers get the same object.
 
-    Once all were there, later workers join those that run.
+    Once all have come, later workers join the running group.
     """
 
     world_size: int
@@ -177,10 +177,10 @@ class LocalRendezvous:
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def __post_init__(self) -> None:
-        """Refuse what is no number of workers.
+        """Refuse a world size that is not valid.
 
         Raises:
-            UsageError: `world_size` is no integer of at least 1.
+            UsageError: `world_size` is not an integer of at least 1.
         """
         check_count("world_size", self.world_size, at_least=1)
 
@@ -190,7 +190,8 @@ class LocalRendezvous:
         If they were all there before, return a `RunningGroup`.
 
         Raises:
-            RendezvousTimeoutError: some are missing; it names their ranks.
+            RendezvousTimeoutError: some workers are missing; the error names their
+                ranks.
             UsageError: the name or the rank is taken.
 
         Cancellation:
@@ -220,7 +221,7 @@ class LocalRendezvous:
         return tuple(sorted(set(range(self.world_size)) - present))
 
     async def publish(self, member: Member) -> None:
-        """Internal: put the record in place of that of the name's former life.
+        """Internal: replace the record of the name's former life.
 
         Raises:
             Nothing.
@@ -265,14 +266,14 @@ def open_rendezvous(
         where: `env://`, `tcp://host:port`, `file:///path`, `join://host:port,...`,
             `xla://`, a mapping from worker names to addresses, or a rendezvous.
         rank: of this worker; None takes it from the environment or the URL.
-        world_size: likewise.
+        world_size: number of workers; None takes it from there as well.
         environ: read by `env://`.
 
     Returns:
         The rendezvous, the rank and the world size.
 
     Raises:
-        UsageError: something is missing; the message says what and where to give it.
+        UsageError: a value is missing or wrong; the message says where to give it.
     """
     _check_place(rank, world_size)
     if isinstance(where, Mapping):
@@ -304,14 +305,14 @@ def open_rendezvous(
     rank = _rank_at(where, placement, given.rank)
     world_size = _known(placement, given.world_size, Field.WORLD_SIZE, "WORLD_SIZE")
     if not 0 <= rank < world_size:
-        raise UsageError(f"rank {rank} is not in a world of {world_size} workers")
+        raise UsageError(f"rank must be between 0 and {world_size - 1}, not {rank}")
     if url.scheme == "file":
         if not url.path:
             raise UsageError(f"{where!r} names no file; use file:///path")
         in_file = GivenStore.in_file(url.path, is_host=rank == 0)
         return StoreRendezvous(in_file, rank, world_size), rank, world_size
     host, port = _store_address(where, placement)
-    # A launcher may start all anew if one fails, and its store lives on.
+    # A launcher may start all workers anew if one fails, and its store lives on.
     place = TcpPlace(
         MeetingAddress(host, port),
         _hosting_of(rank, placement),
@@ -322,9 +323,9 @@ def open_rendezvous(
 
 
 def _of_xla(environ: Mapping[str, str]) -> LaunchPlacement:
-    """Return what a launcher says of the place beside rank, size and address.
+    """Return what a launcher says of the place besides rank, size and address.
 
-    Those count replicas and are known; how often all have been started is not.
+    Those count replicas and are known; the number of restarts is not.
     """
     found = resolve(environ, launcher_pid=LAUNCHER_PID)
     restart = found.values.get(Field.RESTART)
@@ -371,9 +372,9 @@ def _known(
 def _rank_at(where: str, placement: LaunchPlacement, given: int | None) -> int:
     if given is None and where.startswith("tcp:"):
         raise UsageError(
-            f"at {where} all workers of a start meet, each with a rank: pass rank=... "
-            "and world_size=...; to join a group that runs, which needs none, give the "
-            f"address of a member: {JOIN}host:port"
+            f"at {where} all workers start together and need ranks: pass rank=... and "
+            "world_size=...; to join a running group without a rank, use "
+            f"{JOIN}host:port of a member"
         )
     return _known(placement, given, Field.RANK, "RANK")
 

@@ -1,4 +1,4 @@
-"""Membership: which workers are in the group, as its members tell each other.
+"""Membership: which workers are in the group, by what its members tell each other.
 
 `machine.membership` decides what of the news counts.  This service carries the news:
 
@@ -7,12 +7,12 @@
 - by *comparing* every few seconds with the successor on the ring, which repairs lost
   news, and notices the death of a worker that no other speaks to.
 
-A worker looks for the lost ones just after it on the ring: so the parts of a group
+A worker also looks for lost workers just after it on the ring: so the parts of a group
 whose network was cut find each other again.
 
 Nothing of this runs in the first `LivenessOptions.heartbeat_s` seconds, unless
-something happens or the program wants to know: a short program pays nothing.  In a
-static group nothing of it runs at all.
+something happens or the program asks for changes: a short program pays nothing.  In a
+static group none of this runs.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ from asyncrpc.wire.messages import Hello
 
 logger = logging.getLogger("asyncrpc")
 
-# News wake a worker that has not begun to compare, but not at once: at the end of a
-# program all leave, and there is no member left to tell.
+# News wakes a worker that has not begun to compare, but not at once: at the end of a
+# program all workers leave, and no member is left to inform.
 WAKE_S: Final = 0.5
 LAST_DIAL_S: Final = 0.08  # for a worker that leaves without any connection
-NEWCOMER_S: Final = 1.0  # in which a worker that was taken in asks who there is
+NEWCOMER_S: Final = 1.0  # in which an admitted worker asks for the members
 
 
 class MembershipService:
@@ -113,13 +113,13 @@ class MembershipService:
         """Prepare; `enter` begins.
 
         Args:
-            identity: whose group it is.
-            scheduler: has the time, and runs what is asked of others.
+            identity: of the worker.
+            scheduler: has the clock, and runs questions to others.
             peers: the workers that this one knows, and the links to them.
             times: how often it compares, and how long it waits for others.
             is_static: whether the members of the group never change.
             is_draining: returns whether the worker shuts down.
-            on_peer_lost: tells all of the worker that a peer is gone.
+            on_peer_lost: tells all parts of the worker that a peer is gone.
             recorder: keeps the changes.
         """
         self._identity = identity
@@ -174,7 +174,7 @@ class MembershipService:
         """Meet the others, or join a running group.
 
         Raises:
-            RendezvousTimeoutError: the others did not come, or none admitted this
+            RendezvousTimeoutError: the others did not come, or no member admitted this
                 worker.
             UsageError: the name or the rank is taken.
 
@@ -221,7 +221,7 @@ class MembershipService:
         await self._announce_leave()
 
     async def _announce_leave(self) -> None:
-        """Tell connected members; one of them tells the others."""
+        """Inform connected members; one of them informs the others."""
         heir = self.table.successor
         record = self.table.leave(self._scheduler.loop.time())
         links = self._finder.links()
@@ -251,7 +251,7 @@ class MembershipService:
         """Ask others about a worker that this one does not know.
 
         Raises:
-            UnknownWorkerError: none of them knows it.
+            UnknownWorkerError: no member that was asked knows the worker.
 
         Cancellation:
             Nothing has changed.
@@ -272,16 +272,16 @@ class MembershipService:
     # --- what the directory asks and tells -------------------------------------------
 
     def refusal(self, hello: Hello) -> str:
-        """Return why a worker that dials is not to be spoken to; empty if it is."""
+        """Return why a worker that dials is refused; empty if it is not."""
         if self._displacement.has_happened:
             return "another worker has its name now"
         return self.table.refusal(hello.name, hello.incarnation)
 
     async def refresh(self, name: str) -> bool:
-        """Ask connected members whether a worker is elsewhere now.
+        """Ask connected members whether a worker has moved.
 
         Returns:
-            Whether it is: a dial that has failed is worth another try.
+            Whether it has: then a failed dial is worth another try.
 
         Cancellation:
             Nothing has changed.
@@ -291,11 +291,11 @@ class MembershipService:
         return await self._finder.refresh(self.table, name)
 
     def take_in(self, connection: HandshakeConnection, hello: Hello) -> None:
-        """A worker asks to be taken in."""
+        """Answer a worker that asks to be admitted."""
         self._admission.take_in(connection, hello)
 
     def on_link(self, link: MemberLink) -> None:
-        """A link has been opened; whatever is sent because of it comes later."""
+        """Take a link that was opened; messages that this causes are sent later."""
         hello = link.connection.peer
         if hello is None or link.peer.name == self._identity.name:
             return
@@ -333,7 +333,7 @@ class MembershipService:
         return self.table.get(asked.member)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
-        """Tell the others, unless they know better."""
+        """Tell the others of a loss, unless they know better."""
         now_s = self._scheduler.loop.time()
         if self._is_closed:
             return
@@ -341,7 +341,7 @@ class MembershipService:
         if known is None:
             self._guests_lost_s[peer.name] = now_s
         elif known.is_placed and known.incarnation != peer.incarnation:
-            # It had said that it was this worker, and was not, or is no more.
+            # The peer had said that it was this worker, and was not, or is no longer.
             self._note_in_directory(known, peer.incarnation)
         self.carry_out(self.table.lose(peer.name, peer.incarnation, now_s))
         self.forget_old(now_s)
@@ -390,7 +390,7 @@ class MembershipService:
                         self._displacement.contest(record)
 
     def _announce(self, record: Record) -> None:
-        """Tell everyone; of a worker that has just come, once it listens."""
+        """Inform all members; of a worker that has just come, once it listens."""
         is_newcomer = record.is_alive and record.name != self._identity.name
         if not is_newcomer:
             self.gossip.announce(record)
@@ -429,7 +429,7 @@ class MembershipService:
                 changes.put(MemberChange(kind, info, record.incarnation, previous))
 
     def _end_former(self, name: str, former: WorkerId) -> None:
-        """A worker has been restarted: whatever concerned its former life is over."""
+        """End all that concerned the former life of a restarted worker."""
         link = self._peers.link_of(former.incarnation)
         if link is not None:
             link.connection.end(ConnectionLostError("the worker has been restarted"))
@@ -443,7 +443,7 @@ class MembershipService:
             self._peers.add([record.member])
 
     def on_succeeded(self, by: str, now_s: float) -> None:
-        """A member takes this worker for a former life of its name."""
+        """Record that a member takes this worker for a former life of its name."""
         self._displacement.on_succeeded(by, now_s)
 
     def on_accepted(self) -> None:
@@ -458,9 +458,9 @@ class MembershipService:
         return [one for one in found if one is not None]
 
     def _wake(self) -> float:
-        """There are news: compare from now on.  Return how long the news wait."""
+        """Compare from now on, since there is news; return how long the news waits."""
         # A group that was joined has run for a while: others wait for what this worker
-        # passes on, and at every worker that waited, longer.
+        # passes on, and each worker that waits adds to the delay.
         is_awake = self.comparison.has_begun or self._came_late
         wait_s = BATCH_S if is_awake else WAKE_S
         self.comparison.activate()

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 KNOCK_S: Final = 0.1  # between attempts to find the host of a store
-# So long rank 0 may come later than another process at the address, and host the store.
+# Rank 0 may come so much later than another process at the address, and host the store.
 GRACE_S: Final = 2.0
-OPEN_S: Final = 5.0  # for torch to connect: its thread cannot be called off
+OPEN_S: Final = 5.0  # for torch to connect: its thread cannot be cancelled
 
 _now_s: Final = Clock().now_s
 
@@ -36,7 +36,7 @@ class Hosting(enum.Enum):
 
     NEVER = "another process is known to: the launcher, or rank 0 beside this one"
     AT_ONCE = "if the address is one of this host's; this is rank 0"
-    LATE = "likewise, if nobody listens there for a while"
+    LATE = "if the address is one of this host's, and no process listens for a while"
 
 
 class StorePlace(Protocol):
@@ -54,7 +54,7 @@ class StorePlace(Protocol):
         """Wait for the store; return what opens it within so many seconds."""
 
     async def visit(self, limit_s: float) -> Callable[[float], Store]:
-        """Return what opens a store that is there now; raise OSError if none is."""
+        """Return what opens the store that is there now; raise OSError without one."""
 
     def apart(self, store: Store) -> Store:
         """Return the part of it in which the group of this attempt meets."""
@@ -106,10 +106,10 @@ class GivenStore:
 
 
 class TcpPlace:
-    """A store at a TCP address; whoever is there and gets the port hosts it.
+    """A store at a TCP address; the process there that gets the port hosts it.
 
     Rank 0 need not be at the address: srun and mpirun may have put it elsewhere.  But
-    where it is there, it is the host: torch's own process group expects that.
+    if it is there, it is the host: torch's own process group expects that.
 
     Attributes:
         is_host: whether this process hosts the store.
@@ -135,12 +135,12 @@ class TcpPlace:
         self._offered: Store | None = None
 
     async def find(self, end_s: float, timeout_s: float) -> Callable[[float], Store]:
-        """Wait until somebody listens; return what opens the store.
+        """Wait until a process listens; return what opens the store.
 
-        torch waits for that too, but in a thread that cannot be called off.
+        torch waits for that as well, but in a thread that cannot be cancelled.
 
         Raises:
-            RendezvousTimeoutError: nobody does; it says why.
+            RendezvousTimeoutError: no store answered in time; the error says why.
 
         Cancellation:
             Nothing is left of it.
@@ -165,7 +165,7 @@ class TcpPlace:
         """Return what opens a store that is there now; never host one.
 
         Raises:
-            OSError: nobody listens there.
+            OSError: no process listens there.
 
         Cancellation:
             Nothing is left of it.
@@ -190,8 +190,9 @@ class TcpPlace:
         if self._hosting is Hosting.NEVER or self._offered is not None:
             return False
         if self._hosting is Hosting.AT_ONCE:
-            # Nobody can be told from a name that leads here through another address,
-            # such as that of a service of Kubernetes; so the port is offered here, too.
+            # A name that leads here through another address, such as that of a
+            # Kubernetes service, looks like one where no process listens; so the port
+            # is offered here, too.
             return bool(found.local) or waited_s >= GRACE_S
         return found.is_here and waited_s >= GRACE_S
 
@@ -238,7 +239,7 @@ class TcpPlace:
         self._offered = None
 
     async def is_second(self) -> bool:
-        """Return whether another store, at the same name, comes before the own one.
+        """Return whether another store at the same name comes before this process's.
 
         A name of several hosts may show one of them first, and another later; each may
         have hosted a store when it saw itself alone.  Of those that listen, the one at
@@ -264,7 +265,7 @@ class TcpPlace:
         return True
 
     def give_way(self) -> None:
-        """Close the own store, and host no other unless the name is this host's."""
+        """Close the hosted store, and host no other unless the name is this host's."""
         self.close()
         self.is_host = False
         self._hosting = Hosting.LATE

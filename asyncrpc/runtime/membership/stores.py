@@ -46,16 +46,16 @@ T = TypeVar("T")
 PREFIX: Final = "asyncrpc/rpc"
 _WORD: Final = f"{PREFIX}/word"
 _ALL: Final = "all"
-_RUNNING: Final = "running"  # a group runs: who is there joins it, or meets again
+_RUNNING: Final = "running"  # a group runs: the workers join it, or meet again
 _POLL_S: Final = 0.02
-_POLLS_PER_LOOK: Final = 10  # at whether another process has taken this one's place
-_POLLS_PER_OFFER: Final = 3  # likewise, at whether members offer to take it in
-_POLLS_PER_ROLL: Final = 20  # likewise, at who is missing: for who looks at rank 0
+_POLLS_PER_LOOK: Final = 10  # between checks that no other process has this place
+_POLLS_PER_OFFER: Final = 3  # between looks for an offer
+_POLLS_PER_ROLL: Final = 20  # at rank 0, between looks for the missing ranks
 _FIRST_ROLL: Final = 5
 _POLL_MAX_S: Final = 0.1  # ten questions a second from each worker that waits long
 # Workers that came may take so long to learn that others did not.
 _LAST_WORD_S: Final = 1.0
-_OTHERS_S: Final = 1.0  # between looks whether another process hosts a store, too
+_OTHERS_S: Final = 1.0  # between checks whether another process hosts a store
 
 _now_s: Final = Clock().now_s
 
@@ -67,12 +67,12 @@ class _StoreLostError(Exception):
 class StoreRendezvous:
     """A meeting at a torch store.
 
-    One word ends the wait of all: that everyone is there, from the last to arrive; who
-    is missing, from the first whose time is up; or that a group runs already, from the
-    first that has found a member of it.
+    One word ends the wait of all: that all workers are there, from the last to arrive;
+    which ranks are missing, from the first whose time is up; or that a group runs
+    already, from the first that has found a member of it.
 
     Attributes:
-        run: the name of the run; empty: it has none, and no offers are made.
+        run: the name of the run; empty if it has none, so that no offers are made.
         missing: ranks that have not come, as rank 0 saw last; others do not look.
     """
 
@@ -96,7 +96,7 @@ class StoreRendezvous:
         self._store: Store | None = None
         self._visited: Store | None = None
         self.missing: tuple[int, ...] | None = None
-        self._readers = 0  # who reads the store to the end
+        self._readers = 0  # how many workers read the store to the end
         self._given_up = threading.Event()
         self._is_second = threading.Event()
         self._thread = ThreadPoolExecutor(1, f"asyncrpc-rendezvous-{rank}")
@@ -105,15 +105,16 @@ class StoreRendezvous:
         """Publish the record and wait for the word.
 
         If the word was given before, return a `RunningGroup`; if there is an offer,
-        return that.  A store at an address that is lost meanwhile is looked for again.
-        Called again, it goes on waiting until the time of the first call is over.
+        return that.  If a store at an address is lost meanwhile, look for it again.  A
+        further call goes on waiting until the time of the first call is over.
 
         Raises:
-            RendezvousTimeoutError: some are missing, or the store is; it says which.
+            RendezvousTimeoutError: some workers or the store are missing; the error
+                says which.
             UsageError: the name or the rank is taken.
 
         Cancellation:
-            The thread that waits is called off, and `leave` finds it free soon.  The
+            The waiting thread is told to stop, and is soon free for `leave`.  The
             record stays published.
         """
         if self._end_s is None:
@@ -143,7 +144,7 @@ class StoreRendezvous:
                 )
             if found is not None:
                 return found
-            # Who came here meanwhile loses the store, and looks for it again.
+            # Workers that came here meanwhile lose the store, and look for it again.
             self._store = None
             self._is_second.clear()
             assert isinstance(self._place, TcpPlace)
@@ -151,7 +152,7 @@ class StoreRendezvous:
 
     @asynccontextmanager
     async def _looking_for_others(self) -> AsyncIterator[None]:
-        """Find out, while the block waits, whether the own store is to be given up."""
+        """Find out, while the block waits, whether to give up this process's store."""
         place = self._place
         if not isinstance(place, TcpPlace) or not place.is_host:
             yield
@@ -171,7 +172,7 @@ class StoreRendezvous:
             await asyncio.wait([looking])
 
     async def claim(self, member: Member) -> bool:
-        """Give the word that a group runs; return whether it is a word like that.
+        """Give the word that a group runs; return whether the word now says so.
 
         Cancellation:
             The word may be given or not.
@@ -184,10 +185,10 @@ class StoreRendezvous:
         self._board.refuse()
 
     async def look(self, limit_s: float) -> Finding:
-        """Return what is left at the store that is there now.
+        """Return what workers have left at the store that is there now.
 
         Raises:
-            OSError: nobody listens there, or it is not a store.
+            OSError: no process listens there, or it does not serve a store.
 
         Cancellation:
             Nothing has changed.
@@ -207,7 +208,7 @@ class StoreRendezvous:
         return await self._in_thread(self._offer, members)
 
     async def leave(self, timeout_s: float) -> None:
-        """Wait until everyone has read, then let go of the store."""
+        """Wait until all workers have read the store, then let go of it."""
         try:
             await self._in_thread(self._await_readers, timeout_s)
         finally:
@@ -253,7 +254,7 @@ class StoreRendezvous:
         """Meet in the present round, and in the next ones if need be.
 
         Returns:
-            The missing ranks; or the group that runs; None if this is the second store.
+            The missing ranks; or the running group; None if this is the second store.
         """
         missing: list[int] | OfferedGroup | None = None
         while missing is None and not self._is_second.is_set():
@@ -270,9 +271,9 @@ class StoreRendezvous:
         return missing
 
     async def publish(self, member: Member) -> None:
-        """Publish the record in place of that of the name's former life.
+        """Replace the published record of the name's former life.
 
-        It is no failure if the store has gone meanwhile: it is not needed any more.
+        A store that has gone meanwhile is not an error: it is not needed any more.
 
         Cancellation:
             The record may be there or not.
@@ -282,8 +283,8 @@ class StoreRendezvous:
     def _round_in(self, base: Store) -> Store:
         """Return the part of a store in which workers meet now.
 
-        Those of a round in which a group was found that runs, and whose members have
-        all gone before they took them in, meet again in the next one.
+        If a round found a running group, and its members have all gone before they
+        admitted the workers of the round, these meet again in the next round.
         """
         apart = self._place.apart(base)
         if self._board is None:
@@ -355,8 +356,8 @@ class StoreRendezvous:
         if former.name == member.name:
             return True
         raise UsageError(
-            f"rank {self.rank} of the group that met at this store is worker "
-            f"{former.name!r}, not {member.name!r}; a worker that is new joins by "
+            f"rank {self.rank} of this group is worker {former.name!r}, not "
+            f"{member.name!r}; a new worker joins with "
             'rendezvous="join://host:port" of any member'
         )
 
@@ -375,7 +376,8 @@ class StoreRendezvous:
         elif store.compare_set(rank, "", own) != own.encode():
             raise UsageError(f"two workers of this group have rank {self.rank}")
         store.set(f"{PREFIX}/member/{self.rank}", member.encode())  # type: ignore[arg-type]
-        # Who published twice has counted twice; so the last ones look, too.
+        # A worker that published twice has counted twice; so the last ones check the
+        # keys.
         if store.add(f"{PREFIX}/joined", 1) >= self.world_size and store.check(keys):
             store.compare_set(_WORD, "", _ALL)
 
@@ -384,11 +386,11 @@ class StoreRendezvous:
     ) -> list[int] | OfferedGroup | None:
         """Return the missing ranks, as all workers are told.
 
-        The store's own wait would print a warning each time it is called off.
+        The store's own wait would print a warning each time that it is interrupted.
 
         Returns:
-            None: a group runs, says the word, and an offer says which; or the own store
-            is to be given up.
+            None: the word says that a group runs, and an offer says which; or this
+            process's store must be given up.
         """
         pause_s = _POLL_S / 10
         for polls in itertools.count(1):
@@ -413,13 +415,13 @@ class StoreRendezvous:
         return self._give_word(store)
 
     def _check_place(self, store: Store, member: Member) -> None:
-        """Raise if another process has come under this name and rank."""
+        """Raise UsageError if another process has come under this name and rank."""
         holder = store.get(f"{PREFIX}/rank/{self.rank}").decode()
         if holder != str(member.incarnation):
             raise _not_unique(member.name)
 
     def _give_word(self, store: Store) -> list[int] | None:
-        """Say who is missing, unless the word has been given just now."""
+        """Say which ranks are missing, unless the word has been given just now."""
         word = ",".join(map(str, self._absent_from(store))) or _ALL
         return _missing_in(store.compare_set(_WORD, "", word))
 
@@ -428,7 +430,7 @@ class StoreRendezvous:
         return [one for one in ranks if not store.check([f"{PREFIX}/member/{one}"])]
 
     def _await_readers(self, timeout_s: float) -> None:
-        """Keep a store alive that this worker hosts until all have read it."""
+        """Keep a store that this worker hosts until all have read it."""
         store = self._store
         if store is None or not self._place.is_host:
             return

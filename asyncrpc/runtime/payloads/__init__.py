@@ -1,1 +1,1 @@
-"""The bytes of tensors on their way: lanes, shared memory, where they land."""
+"""The bytes of tensors on their way: lanes, shared memory, received memory."""

@@ -113,7 +113,7 @@ class SharedDevices(Protocol):
         """Record that another process no longer uses an exported storage."""
 
 
-class Threads(Protocol):
+class Pool(Protocol):
     """Threads for functions."""
 
     def submit(
@@ -146,7 +146,7 @@ class RegionsHost(Scheduler, Protocol):
         """The worker's devices."""
 
     @property
-    def pool(self) -> Threads:
+    def pool(self) -> Pool:
         """Threads for functions."""
 
     def run_on_host(self, job: Callable[[], T]) -> asyncio.Future[T]:
@@ -234,9 +234,9 @@ class Regions:
         mover = self._memory.mover_of(link)
         if mover is None or mover.is_refused:
             raise EncodeError(
-                f"a tensor marked by asyncrpc.share cannot be sent to "
-                f"{link.peer.name!r} over {link.connection.scheme or 'no connection'}: "
-                "there is no memory that both can use; send tensor.clone()",
+                "a tensor marked by asyncrpc.share cannot be sent to "
+                f"{link.peer.name!r}: the two workers share no memory (connection: "
+                f"{link.connection.scheme or 'none'}); send tensor.clone()",
                 outcome=Outcome.NOT_EXECUTED,
             )
         try:

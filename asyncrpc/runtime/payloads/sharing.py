@@ -367,7 +367,7 @@ class Sharing:
             await self._map(link, asked)
             refusal = ""
         except (AsyncRpcError, OSError, TimeoutError) as error:
-            refusal = str(error) or "its descriptor has not come"
+            refusal = str(error) or "its descriptor has not arrived"
         if not link.is_lost:
             link.tell(SlabAttached(asked.slab, refusal))
 
@@ -383,7 +383,7 @@ class Sharing:
         if slab in borrowed.slabs:
             raise MalformedError(f"slab {slab} was passed twice")
         descriptor = await self.inbox.claim(asked.token)
-        if self._borrowed.get(link) is not borrowed:  # nobody would unmap it
+        if self._borrowed.get(link) is not borrowed:  # nothing would unmap it
             os.close(descriptor)
             raise _rejected("the connection has ended")
         made = Slab.attach(descriptor, asked.size_bytes)
@@ -409,7 +409,7 @@ class Sharing:
             raise MalformedError(f"slab {wrong[0]} was never passed")
 
     def _unmap(self, known: dict[int, Slab], slab: int) -> bool:
-        """Let go of a peer's slab; return whether there was one.
+        """Let go of a peer's slab; return whether it was mapped.
 
         It stays mapped for as long as anything refers to it, a frame included.
         """

@@ -18,7 +18,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
@@ -39,7 +39,7 @@ from asyncrpc.runtime.calls.context import effective_deadline
 from asyncrpc.runtime.calls.futures import CallFuture, call_site
 from asyncrpc.runtime.calls.tracing import end_unsent
 from asyncrpc.runtime.devices.streams import marks_here, take_marks
-from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions
+from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, with_options
 from asyncrpc.runtime.peers.peer import Peer
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ class GroupCall(AsyncIterator[GroupReply[T]], Generic[T]):
         self.futures: Mapping[str, CallFuture[T]] = MappingProxyType(
             {future.to: future for future in futures}
         )
-        self._arrived: deque[CallFuture[T]] = deque()  # and not been taken
-        self._missing = len(futures)  # have not been taken
+        self._arrived: deque[CallFuture[T]] = deque()  # and not taken
+        self._missing = len(futures)  # not taken
         self._news = asyncio.Event()
         for future in futures:
             future.add_done_callback(self._on_done)
@@ -173,17 +173,18 @@ class PeerGroup:
         """Return this group with other options for the calls made through it.
 
         Args:
-            **options: fields of `CallOptions`: `timeout_s` (seconds, for all the calls
-                of a fan-out together), `codec`; those left out stay as they are.
+            **options: `timeout_s` (seconds, for all the calls of a fan-out together),
+                `codec` and `device_map`; an option that is left out stays as it is.
+                See `Peer.using`.
 
         Raises:
-            TypeError: there is no such option.
-            UsageError: `out` is given: several results cannot land in one tensor.
+            UsageError: there is no such option, or its value is not valid; or `out` is
+                given, but several results cannot be received into one tensor.
 
         Example:
             >>> await worker.group(["a", "b"]).using(timeout_s=2.0).call(step, batch)
         """
-        chosen = replace(self._options, **options)
+        chosen = with_options(self._options, options)
         if chosen.out is not None:
             raise UsageError("`out` is for one result; call the peers one by one")
         return PeerGroup(self._calls, self.names, chosen)
@@ -224,7 +225,7 @@ class PeerGroup:
             group has no results.
 
         Raises:
-            EncodeError: an argument cannot be sent.  Nothing was.
+            EncodeError: an argument cannot be sent.  Nothing was sent.
             UnknownWorkerError: a peer has gone from the directory.  Nothing was sent.
             NotStartedError: this worker does not run.
             UsageError: called in another thread than the event loop's.
@@ -265,11 +266,11 @@ class PeerGroup:
 
 def group_of(calls: CallStarter, peers: Iterable[str | int | Peer]) -> PeerGroup:
     """Return the group of these peers; see `Worker.group`."""
-    given = listed("peers", peers, "names, ranks or peers in a list")
+    given = listed("peers", peers, "a list of names, ranks or peers")
     names = [_name_of(calls, peer) for peer in given]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UsageError(f"a group has each worker once; twice in it: {twice}")
+        raise UsageError(f"peers must name each worker once; repeated: {twice}")
     return PeerGroup(calls, names)
 
 
@@ -280,7 +281,7 @@ def _name_of(calls: CallStarter, peer: str | int | Peer) -> str:
     if peer._calls is not calls or peer._options != PLAIN:  # noqa: SLF001
         raise UsageError(
             f"{peer!r} is a peer of another worker, or has options of its own; make "
-            "groups of names, and give options by `group.using(...)`"
+            "groups of names, and set options with `group.using(...)`"
         )
     return peer.name
 
@@ -312,8 +313,8 @@ class _FanOut:
         """Send to connected peers, and begin to connect to the others.
 
         Raises:
-            EncodeError: an argument cannot travel; nothing was sent.
-            UnknownWorkerError: likewise.
+            EncodeError: an argument cannot be sent; nothing was sent.
+            UnknownWorkerError: a peer is not known; nothing was sent.
         """
         entries = [self._calls.directory.find(future.to) for future in futures]
         absent, is_sent = [], False

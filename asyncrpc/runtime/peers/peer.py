@@ -9,7 +9,6 @@ from collections.abc import (
     Callable,
     Iterator,
 )
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from asyncrpc.errors import UsageError
@@ -17,7 +16,7 @@ from asyncrpc.runtime.calls import streams
 from asyncrpc.runtime.calls.context import effective_deadline
 from asyncrpc.runtime.calls.current_task import task_here
 from asyncrpc.runtime.calls.tracing import stream_trace, with_span
-from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions
+from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, with_options
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.peers.starter import CallStarter
@@ -40,16 +39,16 @@ class Peer:
     ) -> None:
         self._calls = calls
         self._options = options
-        self._on_stream = on_stream  # told of what a stream is received by
+        self._on_stream = on_stream  # given the receiver of a stream
         self.name = name
 
     def using(self, **options: Any) -> Peer:
         """Return this peer with other options for the calls made through it.
 
         Args:
-            **options: fields of `CallOptions`; those left out stay as they are.
-                `timeout_s`: seconds.
-                `out`: a tensor of the result's shape and dtype, in host memory, which
+            **options: `timeout_s`, `out`, `codec`, `device_map` and `idempotent`; an
+                option that is left out stays as it is.  `timeout_s`: seconds.  `out`: a
+                tensor of the result's shape and dtype, in host memory, which
                     the result is received into and which the call returns.  If it is
                     contiguous, the bytes arrive there straight from the socket;
                     otherwise, or if the result's order differs or it comes through
@@ -59,21 +58,23 @@ class Peer:
                     written to.
                 `codec`: makes payloads smaller, in both directions: `"lz4"`, `"zstd"`
                     (lossless), `"fp16"`, `"bf16"`, `"int8"` (for float tensors), one of
-                    each as `"bf16+zstd"`; `"bf16"` refuses tensors that it would harm,
-                    `"bf16+keep"` sends them as they are; `""` is none.
+                    each, such as `"bf16+zstd"`; `"bf16"` refuses tensors that it would
+                    harm, `"bf16+keep"` sends them as they are; `""`: no codec.
+                `device_map`: from devices of this worker to devices of the peer, where
+                    the arguments' tensors go; results come back by the inverse map.
                 `idempotent`: whether the function may run twice: then a `call` whose
                     worker is lost is made again; see `asyncrpc.idempotent`.
 
         Raises:
-            TypeError: there is no such option.
-            UsageError: there is no such codec, or its package is not installed.
+            UsageError: there is no such option; there is no such codec, or its package
+                is not installed; or a value has the wrong type.
 
         Example:
             >>> await worker.peer("ps").using(timeout_s=2.0).call(step, batch)
             >>> rows = torch.empty(1000, 64)
             >>> await worker.peer("ps").using(out=rows).call(read_rows, 1000)
         """
-        return Peer(self._calls, self.name, replace(self._options, **options))
+        return Peer(self._calls, self.name, with_options(self._options, options))
 
     @overload
     async def call(
@@ -96,22 +97,21 @@ class Peer:
             *args: its arguments.  Tensors of any shape, dtype and strides; numbers,
                 text, containers, numpy arrays; references.  Anything else is pickled,
                 which the policy `STRICT` refuses.
-            **kwargs: likewise.
+            **kwargs: its keyword arguments; as `*args`.
 
         Returns:
             What `function` returned.  Tensors keep shape and dtype.
 
         Raises:
             RemoteError: `function` raised; also an instance of the class that it
-                raised, where that class can be had here.
+                raised, where this worker has that class.
             DeadlineExceededError: the enclosing `asyncrpc.deadline` (seconds) passed.
                 The peer knows the deadline too, and stops at it.
             WorkerLostError: the peer is gone; `outcome` says whether a retry is safe.
-            EncodeError: an argument cannot be sent.  Nothing was.
-            UsageError: nothing can be received into `out`, see `using`; nothing was
-                sent.
+            EncodeError: an argument cannot be sent.  Nothing was sent.
+            UsageError: `out` cannot receive a result, see `using`.  Nothing was sent.
             OutMismatchError: the result does not fit into `out`.
-            RejectedError: the peer does not take the call; it was not run.
+            RejectedError: the peer refused the call; it was not run.
 
         Cancellation:
             The peer is told and a coroutine there is cancelled; a thread cannot be.
@@ -142,9 +142,9 @@ class Peer:
             An `RRef` to the result, before the function has run.
 
         Raises:
-            EncodeError: an argument cannot be sent, and the peer is connected; if it is
-                not yet, the reference raises it.
-            UsageError: this peer has an `out`, and no result comes.
+            EncodeError: an argument cannot be sent, and the peer is connected; if the
+                peer is not connected yet, using the reference raises it.
+            UsageError: this peer has an `out`, but no result is sent back.
 
         Source: torch.distributed.rpc.remote.
         """
@@ -193,8 +193,8 @@ class Peer:
             WorkerLostError: the peer is gone.
             DeadlineExceededError: the enclosing deadline passed, or `timeout_s` of
                 `using`, which limits the whole stream.
-            RejectedError: `function` is no generator.
-            UsageError: this peer has an `out`, and there are many items.
+            RejectedError: `function` is not a generator function.
+            UsageError: this peer has an `out`, which cannot receive many items.
 
         Cancellation:
             The generator is closed; this does not wait for it.
@@ -243,7 +243,9 @@ class Peer:
 
     def _refuse_out(self, what: str, instead: str) -> None:
         if self._options.out is not None:
-            raise UsageError(f"`{what}` receives no result into out=; use {instead}")
+            raise UsageError(
+                f"`{what}` cannot receive a result into out=; use {instead}"
+            )
 
     def __repr__(self) -> str:
         return f"<Peer {self.name!r} of {self._calls.name!r}>"

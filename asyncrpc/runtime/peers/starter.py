@@ -58,11 +58,11 @@ _NAMED: Final = frozenset({types.FunctionType, types.BuiltinFunctionType, type})
 KNOWN_MAX: Final = 4096  # programs call tens of functions
 
 
-class Links(Protocol):
+class Directory(Protocol):
     """Makes links to peers."""
 
     def link_to(self, name: str) -> Link | None:
-        """Return the open link to a worker; None if there is none."""
+        """Return the open link to a worker; None without one."""
 
     def member(self, to: str | int) -> Member:
         """Return what is known of a worker, by its name or rank."""
@@ -71,22 +71,23 @@ class Links(Protocol):
         """Return the entry of a worker, by its name or rank."""
 
     async def connect(self, entry: PeerEntry[Link]) -> Link:
-        """Return the link to a worker, making the connection if there is none."""
+        """Return the link to a worker, making a connection if needed."""
 
 
 class CallStarter:
     """Starts the calls of one worker.
 
     Attributes:
-        unsent: calls that have been started and wait.
-        shows_calls: to a profiler; a facade does it in its callers' threads.
+        unsent: calls that have been started and not sent.
+        shows_calls: whether it shows calls to a profiler; a facade shows its own, in
+            its callers' threads.
         references: makes what `remote` returns; None: there are no references.
         thread_states: what travels with a call because of the thread that makes it.
-        tracer: shows calls in traces; None: nothing does.
+        tracer: shows calls in traces; None: calls are not traced.
     """
 
     loop: asyncio.AbstractEventLoop  # this and those below from `open` on
-    directory: Links
+    directory: Directory
     recorder: FlightRecorder
     now_s: Callable[[], float]
 
@@ -113,7 +114,9 @@ class CallStarter:
         """
         refuse_to_pickle()
 
-    def open(self, tasks: Tasks, directory: Links, recorder: FlightRecorder) -> None:
+    def open(
+        self, tasks: Tasks, directory: Directory, recorder: FlightRecorder
+    ) -> None:
         """Begin: the worker has an event loop."""
         self.recorder = recorder
         self.now_s = recorder.now_s
@@ -127,7 +130,7 @@ class CallStarter:
         """Return the open link to a worker, connecting if necessary.
 
         Raises:
-            WorkerLostError: it cannot be reached.
+            WorkerLostError: the worker cannot be reached.
             UnknownWorkerError: no worker has this name.
         """
         entry = self.directory.find(to)
@@ -144,7 +147,7 @@ class CallStarter:
         A callable without a name (a bound method, a partial) travels as a value.
 
         Raises:
-            EncodeError: neither can be sent.
+            EncodeError: `function` is a function that cannot be found by its name.
         """
         form, value = describe_callable(self.functions, function)
         if form == "name":
@@ -163,14 +166,15 @@ class CallStarter:
     ) -> CallFuture[Any]:
         """Start a call and return its future; see `Peer.call`.
 
-        May be called from any thread.  On the loop's own, and connected, the request
-        is written before this returns, and an argument that cannot travel raises here.
+        May be called from any thread.  On the loop's own thread, with the peer
+        connected, the request is written before this returns, and an argument that
+        cannot be sent raises here.
 
         Raises:
-            EncodeError: as said.
+            EncodeError: an argument cannot be sent.
             UnknownWorkerError: there is no worker `to`.
             NotStartedError: this worker does not run.
-            UsageError: nothing can be received into `options.out`.
+            UsageError: `options.out` cannot receive a result.
         """
         kwargs = kwargs or {}
         if options is not PLAIN and options.idempotent:
@@ -296,10 +300,10 @@ class CallStarter:
 
         Args:
             call: its future.
-            target: as for `Link.start`, likewise the others.
+            target: as for `Link.start`.
             values: arguments and keyword arguments.
             timeout_s: seconds.
-            meta: what travels beside them, `meta_here()` included; None: that alone.
+            meta: the metadata, including `meta_here()`; None: `meta_here()` alone.
             on_link: called with the link before the call is sent; what it raises is
                 raised, or fails the call if the link had to be waited for.
         """
@@ -391,12 +395,12 @@ class CallStarter:
         deadline: Deadline | None,
         turn: AbstractAsyncContextManager[Any] = AT_ONCE,
     ) -> None:
-        """Connect to a call's peer, then `start` it; whatever goes wrong, it fails.
+        """Connect to a call's peer, then `start` it; any error fails the call.
 
         Args:
             call: its future.
             start: writes the request.
-            deadline: for the connection, too.
+            deadline: covers the connection as well.
             turn: held while connecting.
         """
         try:
@@ -416,7 +420,7 @@ class CallStarter:
                 ).note_unsent(call)
 
     def meta_here(self) -> dict[str, Any]:
-        """Return what travels with a call because this thread makes it."""
+        """Return the metadata of a call that belongs to the thread that makes it."""
         return {
             state.key: found
             for state in self.thread_states

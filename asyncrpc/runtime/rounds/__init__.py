@@ -1,1 +1,1 @@
-"""Rounds: one way of "everyone has come", for barriers, rendezvous and the end."""
+"""Rounds: all members come, for a barrier, a rendezvous or the end of the group."""

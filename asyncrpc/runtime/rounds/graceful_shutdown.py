@@ -141,7 +141,7 @@ class GracefulShutdown:
         finally:
             self._links.clear()
         left_s = drain_timeout_s if limit_s is None else limit_s - now_s()
-        # Not by the time that it is now: a timer may be a little early.
+        # Not by the present time: a timer may be a little early.
         is_late = end_s is not None and limit_s == end_s and not self._is_over
         return self._report(is_late, max(left_s, 0.0))
 

@@ -1,6 +1,6 @@
 """The messages of rounds; docs/reference/wire-protocol.md has them all.
 
-Words travel unchanged, except for payloads.  These are cut into pieces of
+Messages travel unchanged, except for payloads.  These are cut into pieces of
 `PIECE_BYTES`, at most `PIECES_MAX` in one message.  So a message stays small, and each
 piece short enough to be inline in the message's value.
 """
@@ -232,7 +232,7 @@ def check_part(part: PayloadPart, members: int) -> None:
         members: number of members of the series.
 
     Raises:
-        MalformedError: its index, number of parts or pieces are out of range.
+        MalformedError: the part's index, number of parts or pieces are out of range.
     """
     most = members * (payload_bytes_max(members) + _PAYLOAD_OVERHEAD)
     if not (

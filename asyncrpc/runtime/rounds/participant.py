@@ -123,8 +123,8 @@ class RoundParticipant:
                 await self.turns.take(self.series.key.any_label)
         except TimeoutError:
             raise BarrierTimeoutError(
-                f"{series.key.any_label}: after {timeout_s:g} s this call still waited "
-                "for its turn: another call of this worker waits in a round of it",
+                f"{series.key.any_label}: an earlier call of this worker was still "
+                f"waiting after {timeout_s:g} s, so this call did not begin",
                 number=series.number,
                 missing=(),
             ) from None
@@ -146,8 +146,8 @@ class RoundParticipant:
         except TimeoutError:
             absence = self._absence()
             error = BarrierTimeoutError(
-                f"{self.label}: in {timeout_s:g} s {absence}; it has failed for all "
-                "members, and the next one can be used",
+                f"{self.label}: within {timeout_s:g} s {absence}; the round has failed "
+                "for all members, and the next one can be used",
                 number=self.series.number,
                 missing=tuple(map(self._service.name_of, self.series.missing)),
             )
@@ -259,7 +259,7 @@ class RoundParticipant:
             self._abort(what)
 
     def _abort(self, what: str) -> None:
-        """Join a round only to give it up."""
+        """Join the next round only to give it up."""
         problem = f"{self._me} gave up {self.series.key.any_label}: it {what}"[
             :PROBLEM_CHARS_MAX
         ]
@@ -319,7 +319,7 @@ class RoundParticipant:
             return "all members came, but their payloads did not arrive in time"
         listed = ", ".join(map(self._machine.who, missing[:LISTED_MAX]))
         more = len(missing) - LISTED_MAX
-        return f"these did not come: {listed}" + (
+        return f"these members did not come: {listed}" + (
             f" and {more} more" if more > 0 else ""
         )
 

@@ -1,12 +1,12 @@
-"""A worker inside an aiohttp application: it lives and ends with the application.
+"""A worker inside an aiohttp application, which starts and ends with the application.
 
-The worker shares the application's event loop, takes no signal handlers, and is found
-under a typed key, so one application, and one process, may hold several.
+The worker shares the application's event loop, installs no signal handlers, and is
+stored under a typed key, so an application or process may hold several.
 
 Start the application with `handler_cancellation=True` (`web.run_app`, `AppRunner`):
 then a client that disconnects cancels its handler, and with it the calls that the
 handler awaits, on every worker that they have reached.  Without it, aiohttp lets a
-handler run on although its client is gone.
+handler continue although its client is gone.
 
 Source: https://docs.aiohttp.org/en/stable/web_advanced.html, "Cleanup Context" and
 "Web Handler Cancellation".
@@ -45,6 +45,7 @@ from asyncrpc.serving.request_deadline import request_deadline
 logger = logging.getLogger("asyncrpc")
 
 WORKER: Final = web.AppKey("asyncrpc_worker", Worker)
+"""The key of an application's worker, unless another key is given."""
 
 # Of `Worker` or of a class derived from it: an AppKey is invariant in its type.
 WorkerKey: TypeAlias = web.AppKey[Any]
@@ -54,22 +55,22 @@ CleanupContext: TypeAlias = Callable[[web.Application], AsyncIterator[None]]
 def worker_context(worker: WorkerSource, *, key: WorkerKey = WORKER) -> CleanupContext:
     """Return a context that starts a worker with an application, and ends it with it.
 
-    Append it to `app.cleanup_ctx`.  The startup hooks that follow find the worker under
-    `app[key]`, and as the current worker, the last one started if there are several;
-    so do the tasks they start.  At the end, aiohttp stops listening and waits for its
+    Append it to `app.cleanup_ctx`.  Later startup hooks, and tasks that they start,
+    find the worker under `app[key]`, and as the current worker; of several workers, the
+    last one started is current.  At the end, aiohttp stops listening and waits for its
     handlers; then the worker drains (`Options.drain_timeout_s`).
 
     Args:
-        worker: one that has not been started; or a function that makes one, for an
+        worker: a worker that has not been started; or a function that makes one, for an
             application that is set up more than once; or a running worker, which is
             left running.
-        key: the application keeps the worker under it.
+        key: the key under which the application stores the worker.
 
     Returns:
         A function for `app.cleanup_ctx`.
 
     Raises:
-        UsageError: an argument is of another kind.  When the application starts:
+        UsageError: an argument has the wrong type.  When the application starts:
             `worker` did not return a Worker, or another worker is under `key`.
         RendezvousTimeoutError: when the application starts: not every worker of the
             group appeared.
@@ -87,8 +88,8 @@ def worker_context(worker: WorkerSource, *, key: WorkerKey = WORKER) -> CleanupC
     async def context(app: web.Application) -> AsyncIterator[None]:
         if app.get(key) is not None and not app[key].is_closed:
             raise UsageError(
-                f"the application has worker {app[key].name!r} under this key already; "
-                "give each of several workers its own web.AppKey"
+                f"the application already has worker {app[key].name!r} under this key; "
+                "give each worker its own web.AppKey"
             )
         app[key] = chosen = worker_of(worker)
         async with running(chosen):
@@ -108,8 +109,8 @@ def middleware(
     """Return a middleware: handlers have a current worker, a deadline, mapped errors.
 
     Inside a handler `asyncrpc.rpc_async`, `remote` and `autograd` act on the worker.
-    What it answers, as JSON `{"error": class, "message": text}`, where the handler has
-    not begun a response of its own:
+    If the handler has not begun its response, the middleware answers these errors, as
+    JSON `{"error": class, "message": text}`:
 
     - 400: the header of the deadline is not a number of milliseconds;
     - 504: the deadline passed (`DeadlineExceededError`, or `timeout_s` itself);
@@ -120,25 +121,26 @@ def middleware(
     span, in the trace that its header `traceparent` names, unless a span is current:
     then another middleware has made one.
 
-    Every other error passes on, so a function that raised gives aiohttp's 500.
-    The texts name functions and workers: keep them from clients that must not know.
+    All other errors are passed on, so a function that raised gives aiohttp's 500.  The
+    texts name functions and workers: hide them from clients that must not see these
+    names.
 
     Args:
         timeout_s: seconds that a request may take; every call made for it inherits the
-            rest.  It holds for websockets and streams too.  None: no limit.
-        retry_after_s: seconds after which a client may try again what does not say
-            when; rounded up.
+            remaining time.  It also limits websockets and streams.  None: no limit.
+        retry_after_s: seconds after which a client may try again if the error does not
+            tell; rounded up.
         deadline_header: name of the header by which a client shortens `timeout_s`:
-            whole milliseconds.  None: it cannot.
-        overloaded_status: of HTTP, for `OverloadedError`: 503, or 429 for clients and
-            proxies that know that one better.
+            whole milliseconds.  None: a client cannot.
+        overloaded_status: HTTP status for `OverloadedError`: 503, or 429 for clients
+            and proxies that handle it better.
         key: of the worker, in this application or one that it is mounted in.
 
     Returns:
         A middleware for `web.Application(middlewares=[...])`.
 
     Raises:
-        UsageError: an argument is of another kind, or out of its range.
+        UsageError: an argument has the wrong type, or is out of range.
 
     Cancellation:
         The handler's calls are cancelled where they run.
@@ -162,7 +164,7 @@ def middleware(
                 error, is_over=loop.time() >= end_s, is_closed=worker.is_closed
             )
             if answer is None or request.writer.output_size:
-                raise  # not ours, or too late: the client has half a response
+                raise  # not for us, or too late: the client has half a response
             logger.warning("%s %s: %s", request.method, request.path, error)
             return web.Response(
                 text=answer.body, status=answer.status, headers=answer.headers
@@ -181,5 +183,5 @@ def middleware(
 
 
 def check_key(name: str, key: object) -> None:
-    """Raise UsageError unless an argument is what an application keeps workers by."""
+    """Raise UsageError unless an argument is a key of an application."""
     check_kind(name, key, web.AppKey, "a web.AppKey")

@@ -1,11 +1,11 @@
 """Health of the workers of an aiohttp application, for load balancers and people.
 
-`/healthz` says that the event loop answers: restart the process if it does not.
-`/readyz` says whether requests should come here: not before every worker runs, and not
-once one has begun to shut down.  Whether the peers are well is not asked: a lost peer
-is no reason to take this process away.
+`/healthz` tells that the event loop answers: restart the process if it does not.
+`/readyz` tells whether requests should be sent here: not before every worker runs, and
+not once one has begun to shut down.  The state of the peers does not count: a lost peer
+is not a reason to take this process out of service.
 
-A program that is no web application answers the checks by `serve_health`.
+A program that is not a web application answers the checks by `serve_health`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def health_routes(
         Two routes.
 
     Raises:
-        UsageError: an argument is of another kind.
+        UsageError: an argument has the wrong type.
     """
     for number, key in enumerate(keys):
         check_key(f"keys[{number}]", key)
@@ -79,19 +79,19 @@ async def serve_health(
     lives.
 
     Args:
-        *workers: those that must be ready; at least one, started or not.
-        port: to listen at; 0: one that is free.
+        *workers: the workers that must be ready; at least one, started or not.
+        port: to listen at; 0: a free one.
         host: address of the interface to listen at; an empty string: all of them.
 
     Returns:
         A context with the port.
 
     Raises:
-        UsageError: an argument is of another kind, nobody can listen at the port, or no
-            event loop runs here.
+        UsageError: an argument has the wrong type, the port cannot be listened at, or
+            no event loop runs here.
 
     Cancellation:
-        Nothing listens any more.
+        The port is closed.
 
     Example:
         >>> worker = Worker("trainer0")
@@ -105,8 +105,7 @@ async def serve_health(
     for number, worker in enumerate(workers):
         check_kind(f"workers[{number}]", worker, Worker, "a Worker")
     app = web.Application()
-    # No keys of the application for them: a thread that is not the main one cannot
-    # make an `AppKey`.
+    # The workers get no keys: an `AppKey` can only be made in the main thread.
     app.add_routes(_routes(lambda _: workers, "/healthz", "/readyz"))
     async with listening("serve_health", app, host, port) as taken:
         yield taken

@@ -44,7 +44,7 @@ from asyncrpc.serving.socket_exchange import (
 )
 
 HEARTBEAT_S: Final = 20.0  # as uvicorn's
-MESSAGE_BYTES_MAX: Final = 4 << 20  # aiohttp's own
+MESSAGE_BYTES_MAX: Final = 4 << 20  # aiohttp's default
 LAST_EVENT_ID: Final = "Last-Event-ID"
 
 
@@ -60,12 +60,12 @@ async def sse_response(
 ) -> web.StreamResponse:
     """Answer a request by a stream, as server-sent events.
 
-    Each item is the data of an event; a `ServerSentEvent` says more of it.  An item is
-    written before the next one is asked for, so a client that does not read holds
-    back its own generator, on whichever worker that runs, and nobody else's.
+    Each item is the data of an event; a `ServerSentEvent` also sets its other fields.
+    An item is written before the next one is requested, so a client that does not read
+    delays only its own generator, on whichever worker that runs.
 
     A stream that fails before anything was sent raises, so that `middleware` answers.
-    After that, the error is an event `error` with the data `{"error": class,
+    A later error is sent as an event `error` with the data `{"error": class,
     "message": text}`, and the stream ends.
 
     Args:
@@ -73,20 +73,20 @@ async def sse_response(
         stream: items, such as `Peer.stream(...)` returns; or a function that returns
             them, given the `Last-Event-ID` of the client, empty if it sent none.
         encode: makes the text of an item's data; JSON by default.
-        end_event: type of an event after a stream that was complete.  A browser comes
-            again when a stream ends, unless its script closes it: by this event it
-            knows.  Empty: none is sent.
+        end_event: type of an event after a complete stream.  A browser connects again
+            when a stream ends, unless its script closes it: this event tells the script
+            to do so.  Empty: none is sent.
         keep_alive_s: seconds of silence after which a comment is sent, so that proxies
             do not close the connection; None: never.
-        begin_within_s: seconds after which the response begins although there is no
-            item yet; before that, an error has a status of its own.
-        headers: of the response, beside those of a stream of events.
+        begin_within_s: seconds after which the response begins even without an item;
+            an earlier error is answered with its own status.
+        headers: of the response, in addition to those of an event stream.
 
     Returns:
         The response, which has been sent.
 
     Raises:
-        UsageError: an argument is of another kind, or out of its range; or no event
+        UsageError: an argument has the wrong type, or is out of range; or no event
             loop runs here.
         Exception: the stream raised before anything was sent.
 
@@ -107,7 +107,7 @@ async def sse_response(
     response = web.StreamResponse(headers=sse.HEADERS)
     response.headers.update(sse.checked_headers(headers))
     sender = EventSender(_AiohttpEvents(request, response), options)
-    with contextlib.suppress(ClientLeftError):  # nobody is there to be told
+    with contextlib.suppress(ClientLeftError):  # no answer can be sent
         if request.method == "HEAD":
             await sender.send_head()
         else:
@@ -128,20 +128,20 @@ async def websocket_response(
 ) -> web.WebSocketResponse:
     """Accept a websocket, and answer it by a stream.
 
-    An item is written before the next one is asked for, so a client that does not read
-    holds back its own generator, and nobody else's.  When the stream ends, the
+    An item is written before the next one is requested, so a client that does not read
+    delays only its own generator.  When the stream ends, the
     websocket is closed with code 1000; when it fails, with the code of its error: 4504
     (the deadline passed), 1013 (try again later), or 1011.
 
     Args:
         request: of the client.
-        stream: items, such as `Peer.stream(...)` returns, while messages of the client
-            are not looked at; or a function that returns them, given an asynchronous
-            iterator of the messages, `str` or `bytes`.
+        stream: items, such as `Peer.stream(...)` returns, if the messages of the client
+            are ignored; or a function that returns them, given an asynchronous iterator
+            of the messages, `str` or `bytes`.
         encode: makes a message of an item: text of `str`, binary data of `bytes`.  By
-            default bytes go as they are, all else as JSON.
-        messages_max: messages of the client that wait to be looked at; when there are
-            as many, no more are read.
+            default bytes are sent unchanged, everything else as JSON.
+        messages_max: unread messages of the client; with this many, no more are
+            received.
         protocols: subprotocols that the server speaks, the best one first.
         message_bytes_max: bytes of a message of the client; a larger one closes the
             websocket with code 1009.
@@ -152,7 +152,7 @@ async def websocket_response(
         The response, which has been sent and closed.
 
     Raises:
-        UsageError: an argument is of another kind, or out of its range.
+        UsageError: an argument has the wrong type, or is out of range.
 
     Cancellation:
         The stream is closed: its generator's `finally` runs, wherever that is.
@@ -178,7 +178,7 @@ async def websocket_response(
     named = ",".join(request.headers.getall("Sec-WebSocket-Protocol", []))
     offered = [one.strip() for one in named.split(",")]
     response = StreamingWebSocket(
-        protocols=protocols_for(offered, protocols),  # or the client would choose
+        protocols=protocols_for(offered, protocols),  # else the client would choose
         max_msg_size=message_bytes_max,
         heartbeat=heartbeat_s,
     )
@@ -193,11 +193,11 @@ async def websocket_response(
 
 
 class StreamingWebSocket(web.WebSocketResponse):
-    """A websocket that knows what it was closed with here.
+    """A websocket that remembers the code with which this side closed it.
 
     Attributes:
-        own_close_code: that; None: the client has closed it, or has left.  `close_code`
-            is what the client has sent, also if that answers ours.
+        own_close_code: this code; None: the client has closed it, or has left.
+            `close_code` is the client's code, even if that answers ours.
     """
 
     own_close_code: int | None = None

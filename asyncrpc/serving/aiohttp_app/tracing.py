@@ -1,4 +1,4 @@
-"""Requests to an application in traces, where nothing else shows them."""
+"""Spans of requests to an application, where no other middleware makes them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ R = TypeVar("R", bound=web.StreamResponse)
 async def traced(
     tracer: CallTracer, request: web.Request, answer: Callable[[], Awaitable[R]]
 ) -> R:
-    """Answer a request in a span that calls of its handler belong to.
+    """Answer a request in a span, to which its handler's calls belong.
 
     Args:
         tracer: of the application's worker.
-        request: begins the span; the headers of trace contexts name its parent.
+        request: begins the span; its trace context headers name the parent.
         answer: handles the request.
 
     Cancellation:
@@ -45,11 +45,11 @@ async def traced(
 
 
 def _only(request: web.Request, name: str) -> str:
-    """Return a header that may come once; empty if it comes more often."""
+    """Return a header that may occur only once; empty if it occurs more often."""
     found = request.headers.getall(name, [])
     return found[0] if len(found) == 1 else ""
 
 
 def _all(request: web.Request, name: str) -> str:
-    """Return a header whose parts may come as several."""
+    """Return a header that may occur several times, joined."""
     return ",".join(request.headers.getall(name, []))

@@ -1,12 +1,12 @@
 """Workers inside ASGI applications: FastAPI, Starlette, and any other.
 
-app = FastAPI(lifespan=asgi.lifespan(make_worker))
-app.add_middleware(asgi.WorkerMiddleware, timeout_s=2.0)
-app.add_route("/healthz", health := asgi.health_app())
-app.add_route("/readyz", health)
+    app = FastAPI(lifespan=asgi.lifespan(make_worker))
+    app.add_middleware(asgi.WorkerMiddleware, timeout_s=2.0)
+    app.add_route("/healthz", health := asgi.health_app())
+    app.add_route("/readyz", health)
 
-It depends on no framework and on no server.  What it answers is what the door of
-aiohttp, `asyncrpc.serving`, answers.
+It depends on no framework and no server.  Its answers are the same as those of
+`asyncrpc.serving` for aiohttp.
 """
 
 from asyncrpc.serving.asgi.health import health_app

@@ -25,11 +25,11 @@ def health_app(
 
     Mount it (`app.mount("/health", ...)`: the paths follow that prefix), or give it to
     `app.add_route(path, ...)` of Starlette or FastAPI at each of the two paths.  Both
-    checks answer GET and HEAD; what they say is that of `serving.health_routes`.
+    checks answer GET and HEAD, in the same way as `serving.health_routes`.
 
     Args:
-        *keys: of the workers that must be ready, in the state of the lifespan; if none
-            is given: the one that `lifespan` starts.
+        *keys: of the workers that must be ready, in the state of the lifespan; without
+            keys: the worker that `lifespan` starts.
         live: path of the check that the process lives.
         ready: path of the check that it takes requests.
 
@@ -37,7 +37,7 @@ def health_app(
         An application of ASGI 3.
 
     Raises:
-        UsageError: an argument is of another kind.
+        UsageError: an argument has the wrong type.
 
     Example:
         >>> health = asgi.health_app()
@@ -52,10 +52,10 @@ def health_app(
 
 
 class HealthApplication:
-    """Answers the two checks; no function: frameworks take those for handlers."""
+    """Answers the two checks; a class, as frameworks take functions for handlers."""
 
     def __init__(self, keys: tuple[str, ...], live: str, ready: str) -> None:
-        """Describe it.
+        """Describe the checks.
 
         Args:
             keys: of the workers that must be ready.
@@ -86,7 +86,7 @@ class HealthApplication:
         headers = {"Content-Type": "application/json; charset=utf-8"}
         if status == _NOT_ALLOWED:
             headers["Allow"] = "GET, HEAD"
-        # A server sends no body to HEAD, and the length of the one to GET.
+        # For HEAD, a server sends the length of the body but not the body.
         await send_response(send, status, headers, json.dumps(body).encode(), prefix="")
 
     def _answer(self, scope: AsgiScope) -> tuple[int, object]:

@@ -38,23 +38,23 @@ Lifespan: TypeAlias = Callable[[Any], AbstractAsyncContextManager[dict[str, Any]
 def lifespan(worker: WorkerSource, *, key: str = WORKER_KEY) -> Lifespan:
     """Return a lifespan that starts a worker with an application, and ends it with it.
 
-    For `FastAPI(lifespan=...)` and `Starlette(lifespan=...)`, or inside a lifespan of
-    your own.  Its state has the worker; `WorkerMiddleware` finds it there.  At the end
-    the server waits for its requests; then the worker drains
+    Use it in `FastAPI(lifespan=...)` and `Starlette(lifespan=...)`, or inside your own
+    lifespan.  `WorkerMiddleware` finds the worker in its state.  At the end the server
+    waits for its requests; then the worker drains
     (`Options.drain_timeout_s`).
 
     Args:
-        worker: one that has not been started; or a function that makes one, for an
+        worker: a worker that has not been started; or a function that makes one, for an
             application that is set up more than once; or a running worker, which is
             left running.
-        key: of the worker in the state, where an application has several.
+        key: of the worker in the state, if an application has several.
 
     Returns:
         A function of the application that returns an asynchronous context manager,
         whose value is the state.
 
     Raises:
-        UsageError: an argument is of another kind.  When the application starts:
+        UsageError: an argument has the wrong type.  When the application starts:
             `worker` did not return a Worker.
         RendezvousTimeoutError: when the application starts: not every worker of the
             group appeared.
@@ -87,12 +87,12 @@ async def run_lifespan(
     worker: Worker,
     connection: tuple[AsgiScope, AsgiReceive, AsgiSend],
 ) -> None:
-    """Be the lifespan of an application, and of a worker around it.
+    """Run the lifespan of an application, and of a worker around it.
 
     Args:
-        app: may have a lifespan of its own.
-        worker: starts before it, and ends after it.
-        connection: what the server calls the middleware with.
+        app: may have its own lifespan.
+        worker: starts before the application, and ends after it.
+        connection: the arguments with which the server calls the middleware.
 
     Cancellation:
         The worker ends.

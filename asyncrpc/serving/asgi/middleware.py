@@ -1,4 +1,4 @@
-"""The middleware of the ASGI door: for FastAPI, Starlette and any other application.
+"""The middleware for ASGI: FastAPI, Starlette and any other application.
 
 It is plain ASGI: it wraps an application, and depends on no framework and no server.
 
@@ -53,8 +53,8 @@ class WorkerMiddleware:
     """An application whose handlers have a current worker, a deadline, mapped errors.
 
     Inside a handler `asyncrpc.rpc_async`, `remote` and `autograd` act on the worker.
-    What it answers, as JSON `{"error": class, "message": text}`, where the handler has
-    not begun a response of its own:
+    If the handler has not begun its response, the middleware answers these errors, as
+    JSON `{"error": class, "message": text}`:
 
     - 400: the header of the deadline is not a number of milliseconds;
     - 504: the deadline passed (`DeadlineExceededError`, or `timeout_s` itself);
@@ -62,19 +62,20 @@ class WorkerMiddleware:
       `OwnerLostError`, or this application's worker has ended.
 
     A websocket that is not accepted yet is refused with the same response, if the
-    server can; one that is, is closed with code 4504, 1013, or 1011 for other errors.
+    server supports it; an accepted websocket is closed with code 4504, 1013, or 1011
+    for other errors.
 
     When the client leaves, the handler is cancelled, and with it the calls that it
     awaits, on every worker that they have reached.  A websocket's handler that waits
-    for a message is told by it instead.  What a handler does after its response is
-    complete goes on.
+    for a message gets the disconnect message instead.  A handler whose response is
+    complete is not cancelled.
 
-    If the worker is traced (`asyncrpc.observability.trace_calls`), each request, and
-    each websocket, has a span, in the trace that its header `traceparent` names, unless
+    If the worker is traced (`asyncrpc.observability.trace_calls`), each request and
+    each websocket has a span, in the trace that its header `traceparent` names, unless
     a span is current.
 
-    Every other error passes on.  The texts name functions and workers: keep them from
-    clients that must not know.
+    All other errors are passed on.  The texts name functions and workers: hide them
+    from clients that must not see these names.
 
     Example:
         >>> app = FastAPI(lifespan=asgi.lifespan(make_worker))
@@ -98,23 +99,25 @@ class WorkerMiddleware:
 
         Args:
             app: of ASGI 3.
-            worker: is started before the application and ended after it, also where
-                that has no lifespan: one that has not been started; or a function that
-                makes one; or a running worker, which is left running.  None: the
-                lifespan of the application starts it, by `lifespan(...)`.
+            worker: a worker that has not been started, or a function that makes one: it
+                is started before the application and ended after it, even if the
+                application has no lifespan.  Or a running worker, which is left
+                running.  None: the lifespan of the application starts the worker, by
+                `lifespan(...)`.
             timeout_s: seconds that a request may take; every call made for it inherits
-                the rest.  It holds for websockets and streams too.  None: no limit.
-            retry_after_s: seconds after which a client may try again what does not say
-                when; rounded up.
+                the remaining time.  It also limits websockets and streams.  None: no
+                limit.
+            retry_after_s: seconds after which a client may try again if the error does
+                not tell; rounded up.
             deadline_header: name of the header by which a client shortens `timeout_s`:
-                whole milliseconds.  None: it cannot.
-            overloaded_status: of HTTP, for `OverloadedError`: 503, or 429 for clients
-                and proxies that know that one better.
+                whole milliseconds.  None: a client cannot.
+            overloaded_status: HTTP status for `OverloadedError`: 503, or 429 for
+                clients and proxies that handle it better.
             handler_cancellation: whether a handler is cancelled when its client leaves.
             key: of the worker in the state of the lifespan.
 
         Raises:
-            UsageError: an argument is of another kind, or out of its range.
+            UsageError: an argument has the wrong type, or is out of range.
         """
         check_callable("app", app)
         if worker is not None:
@@ -142,7 +145,7 @@ class WorkerMiddleware:
 
         Raises:
             UsageError: no worker was started for the application.
-            Exception: what the application raised, and is not answered.
+            Exception: an error of the application that is not answered.
 
         Cancellation:
             The handler's calls are cancelled where they run.
@@ -210,7 +213,7 @@ class WorkerMiddleware:
             raise UsageError(
                 f"the application has no worker under {self._key!r} in the state of "
                 "its lifespan: give it lifespan=asgi.lifespan(make_worker), or give "
-                "the worker to WorkerMiddleware, which has to be the outermost one"
+                "the worker to WorkerMiddleware, which must be the outermost middleware"
             )
         return worker
 
@@ -218,7 +221,7 @@ class WorkerMiddleware:
 async def _send_answer(
     scope: AsgiScope, watched: WatchedConnection, answer: ErrorAnswer | None
 ) -> bool:
-    """Answer an error, if there is a way; return whether it is settled by that."""
+    """Answer an error, if possible; return whether that settles it."""
     connection, send = watched.connection, watched.send
     if connection.has_left:
         return answer is not None
@@ -228,7 +231,7 @@ async def _send_answer(
         await send({"type": "websocket.close", **closing})
         return answer is not None
     if answer is None or connection.state is not AsgiState.WAITING:
-        return False  # not ours, or too late: the client has half a response
+        return False  # not for us, or too late: the client has half a response
     if connection.is_websocket and _DENIAL not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": answer.close_code})
         return True

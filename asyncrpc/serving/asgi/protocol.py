@@ -18,9 +18,9 @@ AsgiApplication: TypeAlias = Callable[
     [AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]
 ]
 
-# In the state of the lifespan, of which each request has a copy: a worker.
+# Key of the worker in the state of the lifespan, of which each request has a copy.
 WORKER_KEY = "asyncrpc_worker"
-# In a scope: somebody watches already whether the client leaves.
+# Key in a scope: a middleware already watches whether the client leaves.
 WATCHED_KEY = "asyncrpc.watched"
 
 
@@ -31,7 +31,7 @@ def check_state_key(name: str, key: object) -> None:
 
 
 def header_values(scope: AsgiScope, name: str) -> list[str]:
-    """Return what all headers of a name hold."""
+    """Return the values of all headers of a name."""
     wanted = name.lower().encode("latin-1")
     return [value.decode("latin-1") for key, value in scope["headers"] if key == wanted]
 
@@ -44,7 +44,7 @@ async def send_response(
     Args:
         send: to the server.
         status: of HTTP.
-        headers: but for the length.
+        headers: without the length.
         body: of the response.
         prefix: of the types of messages: `""`, or `websocket.` to refuse a websocket.
     """

@@ -46,11 +46,11 @@ _LAST_EVENT_ID = "last-event-id"
 
 
 class WebSocketLike(Protocol):
-    """A websocket as an application of ASGI has it; Starlette's `WebSocket` is one."""
+    """A websocket of an ASGI application, such as Starlette's `WebSocket`."""
 
     @property
     def scope(self) -> Any:
-        """Of the connection."""
+        """The scope of the connection."""
 
     async def receive(self) -> AsgiMessage:
         """Return the next message of the server."""
@@ -69,7 +69,7 @@ class AsgiWebSocket:
     """
 
     def __init__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        """Describe it by what the application was called with.
+        """Wrap the arguments with which the application was called.
 
         Args:
             scope: of the connection.
@@ -77,7 +77,7 @@ class AsgiWebSocket:
             send: of the server.
 
         Raises:
-            UsageError: an argument is of another kind.
+            UsageError: an argument has the wrong type.
         """
         if not isinstance(scope, Mapping) or scope.get("type") != "websocket":
             raise wrong("scope", "the scope of a websocket", scope)
@@ -94,7 +94,7 @@ class AsgiWebSocket:
             Exception: what the server raises.
 
         Cancellation:
-            As the server has it.
+            As the server defines.
         """
         return await self._receive()
 
@@ -156,7 +156,7 @@ class EventStreamApplication:
         channel = _AsgiEvents(send, self.raw_headers)
         sender = EventSender(channel, self._options)
         async with _until_left(scope, receive):
-            with suppress(ClientLeftError):  # nobody is there to be told
+            with suppress(ClientLeftError):  # no answer can be sent
                 if scope["method"] == "HEAD":
                     await sender.send_head()
                 else:
@@ -176,19 +176,19 @@ def sse_response(
 ) -> Any:
     """Return a response that sends a stream as server-sent events.
 
-    What it sends is that of `serving.sse_response`: each item is the data of an event,
-    is written before the next one is asked for, and an error is an event `error`, or
+    It sends the same as `serving.sse_response`: each item is the data of an event, and
+    is written before the next item is requested.  An error is an event `error`, or is
     raised if it comes before anything was sent.
 
     Args:
         stream: items, such as `Peer.stream(...)` returns; or a function that returns
             them, given the `Last-Event-ID` of the client, empty if it sent none.
         encode: makes the text of an item's data; JSON by default.
-        end_event: type of an event after a stream that was complete; empty: none.
+        end_event: type of an event after a complete stream; empty: none.
         keep_alive_s: seconds of silence after which a comment is sent; None: never.
-        begin_within_s: seconds after which the response begins although there is no
-            item yet; before that, an error has a status of its own.
-        headers: of the response, beside those of a stream of events.
+        begin_within_s: seconds after which the response begins even without an item;
+            an earlier error is answered with its own status.
+        headers: of the response, in addition to those of an event stream.
 
     Returns:
         A `starlette.responses.Response` where Starlette is installed: return it from a
@@ -196,7 +196,7 @@ def sse_response(
         `await response(scope, receive, send)`.
 
     Raises:
-        UsageError: an argument is of another kind, or out of its range.
+        UsageError: an argument has the wrong type, or is out of range.
 
     Example:
         >>> @app.get("/tokens")
@@ -214,7 +214,7 @@ def sse_response(
         from asyncrpc.serving.asgi.starlette_response import (  # noqa: PLC0415
             StarletteResponse,
         )
-    except ImportError:  # without Starlette no handler of it is there to return it
+    except ImportError:  # without Starlette no handler needs to return its class
         return application
     return StarletteResponse(application)
 
@@ -227,24 +227,24 @@ async def websocket_response(
     messages_max: int = MESSAGES_MAX,
     protocols: Sequence[str] = (),
 ) -> None:
-    """Accept a websocket, unless it has been, and answer it by a stream.
+    """Accept a websocket, unless it is accepted already, and answer it by a stream.
 
-    It does what `serving.websocket_response` does.  Pings, and the largest message that
-    a client may send, are options of the server.
+    It works like `serving.websocket_response`.  Pings, and the largest message that a
+    client may send, are options of the server.
 
     Args:
         websocket: Starlette's or FastAPI's, or an `AsgiWebSocket`.
-        stream: items, such as `Peer.stream(...)` returns, while messages of the client
-            are not looked at; or a function that returns them, given an asynchronous
-            iterator of the messages, `str` or `bytes`.
+        stream: items, such as `Peer.stream(...)` returns, if the messages of the client
+            are ignored; or a function that returns them, given an asynchronous iterator
+            of the messages, `str` or `bytes`.
         encode: makes a message of an item: text of `str`, binary data of `bytes`.  By
-            default bytes go as they are, all else as JSON.
-        messages_max: messages of the client that wait to be looked at; when there are
-            as many, no more are read.
+            default bytes are sent unchanged, everything else as JSON.
+        messages_max: unread messages of the client; with this many, no more are
+            received.
         protocols: subprotocols that the application speaks, the best one first.
 
     Raises:
-        UsageError: an argument is of another kind, or out of its range.
+        UsageError: an argument has the wrong type, or is out of range.
 
     Cancellation:
         The stream is closed: its generator's `finally` runs, wherever that is.
@@ -257,7 +257,7 @@ async def websocket_response(
     Source: RFC 6455.
     """
     if not all(hasattr(type(websocket), name) for name in ("receive", "send")):
-        raise wrong("websocket", "a websocket of ASGI, or of Starlette", websocket)
+        raise wrong("websocket", "a websocket of ASGI or Starlette", websocket)
     loop_for("websocket_response")
     check_source("stream", stream)
     check_callable("encode", encode)
@@ -305,7 +305,7 @@ class _AsgiSocket:
         self._websocket = websocket
 
     async def accepted(self, protocols: Sequence[str]) -> bool:
-        """Accept it; return whether its client is there."""
+        """Accept the websocket; return whether its client is still there."""
         state = getattr(self._websocket, "application_state", None)
         if getattr(state, "name", "") == "CONNECTED":
             return True  # the handler has accepted it
@@ -345,7 +345,7 @@ class _AsgiSocket:
 
 
 def _says_left(error: Exception) -> bool:
-    """Return whether an error of a server, or of Starlette, says that it has left."""
+    """Return whether an error of a server or Starlette means that the client left."""
     return isinstance(error, OSError) or type(error).__name__ == "WebSocketDisconnect"
 
 
@@ -362,5 +362,5 @@ async def _until_left(scope: AsgiScope, receive: AsgiReceive) -> AsyncIterator[N
 
 async def _watch(receive: AsgiReceive, client: ClientScope) -> None:
     while (await receive())["type"] != "http.disconnect":
-        pass  # of the body, which nobody reads any more
+        pass  # parts of the body, which are no longer read
     client.leave()

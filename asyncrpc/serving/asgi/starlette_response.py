@@ -1,6 +1,6 @@
 """A response that handlers of Starlette and FastAPI can return.
 
-FastAPI takes what is no `starlette.responses.Response` for a value to be made JSON of.
+FastAPI turns any value that is not a `starlette.responses.Response` into JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StarletteResponse(Response):
     """A response whose body an ASGI application sends."""
 
     def __init__(self, application: ResponseApplication) -> None:
-        """Describe it; what is made of its headers, the application sends.
+        """Wrap an application, which also sends the headers set here.
 
         Args:
             application: sends the response.
@@ -49,7 +49,7 @@ class StarletteResponse(Response):
             send: of ASGI.
 
         Cancellation:
-            As of the application.
+            As for the application.
         """
         await self._application(scope, receive, send)
         if self.background is not None:

@@ -1,4 +1,4 @@
-"""Requests and websockets in traces, where nothing else shows them."""
+"""Spans of requests and websockets, where no other middleware makes them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from asyncrpc.serving.machine.error_answers import FAILED_CLOSURES
 async def traced(
     tracer: CallTracer, scope: AsgiScope, connection: AsgiConnection
 ) -> AsyncIterator[None]:
-    """Show a request, or a websocket, in a span that calls of its handler belong to.
+    """Make a span of a request or websocket, to which its handler's calls belong.
 
     Args:
         tracer: of the application's worker.
-        scope: of the request; its headers of trace contexts name the span's parent.
+        scope: of the request; its trace context headers name the span's parent.
         connection: knows how the request is answered.
 
     Cancellation:
@@ -30,15 +30,15 @@ async def traced(
         parents[0] if len(parents) == 1 else "",
         ",".join(header_values(scope, "tracestate")),
     )
-    # A websocket's request has no method in ASGI: by HTTP/1.1 it is GET (RFC 6455), by
-    # HTTP/2 CONNECT (RFC 8441).
+    # ASGI gives no method for a websocket: in HTTP/1.1 it is GET (RFC 6455), in HTTP/2
+    # CONNECT (RFC 8441).
     opening = "CONNECT" if scope.get("http_version", "") == "2" else "GET"
     method = scope.get("method", opening)
     with tracer.request(method, "", scope["path"], parent) as span:
         try:
             yield
         finally:
-            # A framework notes the route that it has found in the same scope.
+            # A framework stores the route that it has found in the same scope.
             route = getattr(scope.get("route"), "path", "")
             if isinstance(route, str) and route:
                 span.routed(route)

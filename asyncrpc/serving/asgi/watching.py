@@ -17,14 +17,14 @@ from asyncrpc.serving.client_scope import ClientScope, beside
 
 
 class WatchedConnection:
-    """What an application is given in place of a server's `receive` and `send`.
+    """Replaces a server's `receive` and `send` for the application.
 
     Attributes:
-        connection: what has come, and what has been answered.
+        connection: the state of the connection.
     """
 
     def __init__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        """Watch nothing yet.
+        """Prepare to watch.
 
         Args:
             scope: of the connection.
@@ -42,7 +42,7 @@ class WatchedConnection:
         """Cancel the block when the client leaves; it ends as if it had returned.
 
         Args:
-            cancels: False: it is only noted that the client has left.
+            cancels: whether to cancel; False: only note that the client has left.
         """
         client = ClientScope()
         leave = client.leave if cancels else lambda: None
@@ -84,12 +84,12 @@ class WatchedConnection:
                 if self.connection.received(await self._receive()):
                     leave()
                 self._notify()
-        except Exception as error:  # noqa: BLE001  (the application is given it)
+        except Exception as error:  # noqa: BLE001  (raised in the application)
             self._failure = error
             self._notify()
 
     async def _wait(self) -> None:
-        """Wait until something changes; any number of tasks may."""
+        """Wait for a change; any number of tasks may wait."""
         await self._changed.wait()
 
     def _notify(self) -> None:

@@ -1,4 +1,4 @@
-"""What every queue of requests asks of one that has just come."""
+"""Checks that every queue makes on a new request."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def entered_loop(
 
     Args:
         what: name of its class.
-        loop: that it was entered on; None: it was not.
-        is_closing: whether it takes no more.
+        loop: the loop that it was entered on; None: it was not entered.
+        is_closing: whether it takes no more requests.
 
     Raises:
-        NotStartedError: it has not been entered.
+        NotStartedError: the batcher has not been entered.
         UsageError: another event loop runs here, or none.
-        RejectedError: it takes no more.
+        RejectedError: the queue is closed.
     """
     if loop is None:
         raise NotStartedError(f"the {what} has not been entered; use `async with`")
@@ -40,25 +40,25 @@ def entered_loop(
 
 
 def tracer_in(context: Context) -> CallTracer | None:
-    """Return what shows the calls of the current worker in traces; None: nothing does.
+    """Return the tracer of the current worker; None: its calls are not traced.
 
     Args:
-        context: in which a queue was entered.
+        context: in which the queue was entered.
     """
     worker = context.get(current_worker_var)
     return None if worker is None else worker.parts.tracer
 
 
 def deadline_here(queue: ServiceQueue[Any], name: str, now_s: float) -> Deadline | None:
-    """Return the deadline that a request comes with; None: it has no limit.
+    """Return the deadline of a new request; None: it has no limit.
 
     Args:
-        queue: counts those that come too late.
-        name: of what they wait for, in errors.
+        queue: counts the requests that come too late.
+        name: of the called function, in errors.
         now_s: the time.
 
     Raises:
-        DeadlineExceededError: it has passed.
+        DeadlineExceededError: the deadline has passed.
     """
     deadline = deadline_var.get()
     if deadline is not None and deadline.at_s <= now_s:

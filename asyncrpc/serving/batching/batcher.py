@@ -1,11 +1,11 @@
 """Many small requests in one remote call.
 
-A request waits until a batch is full or the oldest of it has waited long enough; while
-as many batches run as may, the next one gathers, so batches grow with the load.  Which
-requests go together, and which may not wait, `machine.batches` decides.
+A request waits until a batch is full or its oldest request has waited long enough.
+While the maximum of batches runs, the next one gathers requests, so batches grow with
+the load.  `machine.batches` decides which requests go together, and which may wait.
 
-Invariants: every request gets one answer or one error, never another's; a batch works
-as long as anybody waits for it, and no longer.
+Invariants: every request gets one answer or one error, never another's; a batch runs
+only as long as some request waits for it.
 
 Source: E. Crankshaw et al., "Clipper: A Low-Latency Online Prediction Serving System",
 NSDI 2017, section 4.3 (delayed batching).
@@ -65,14 +65,14 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-@dataclass(slots=True, eq=False)  # a member is itself, whatever its item equals
+@dataclass(slots=True, eq=False)  # compared by identity: items may be equal
 class _BatchItem(Generic[A, B]):
     """One request."""
 
     item: A
     answer: asyncio.Future[B]
     deadline: Deadline | None
-    trace: Any = None  # of whom asks, as the tracer of its worker tells it
+    trace: Any = None  # of the caller, from its worker's tracer
     batch: _Batch[A, B] | None = None
 
     def fail(self, error: BaseException) -> None:
@@ -86,7 +86,7 @@ class _Batch(Generic[A, B]):
 
     members: Sequence[_BatchItem[A, B]]
     task: asyncio.Task[None] | None = None
-    is_typical: bool = False  # it has ended as most do: its time tells something
+    is_typical: bool = False  # it has ended normally: its time counts
 
     def cancel_if_unwanted(self) -> None:
         if self.task and all(member.answer.done() for member in self.members):
@@ -97,8 +97,8 @@ class Batcher(Generic[A, B]):
     """A function of many items, called with one item at a time.
 
     An asynchronous context manager; in an application, enter it after the worker.  The
-    function runs in the context in which the batcher was entered, so with the worker
-    that was current there; its deadline is the latest of its members'.
+    function runs in the context in which the batcher was entered, with the worker that
+    was current there; the deadline of a batch is the latest one of its items.
 
     Example:
         >>> async def predict(rows: list[torch.Tensor]) -> torch.Tensor:
@@ -130,35 +130,35 @@ class Batcher(Generic[A, B]):
         Args:
             function: gets 1 to `max_size` items and returns as many answers, in order;
                 a tensor `(items, ...)` counts as its rows.  An exception in the place
-                of an answer is raised to the caller of that item alone.
+                of an answer is raised only to the caller of that item.
             max_size: items in a batch.
             max_wait_s: seconds that an item waits for others while nothing else holds
                 it back; 0 sends it at once.
-            waiting_max: items that may wait; more are rejected, or take the places of
-                items of a lower priority, or of the client with the most.
+            waiting_max: items that may wait; more are rejected, or replace items of a
+                lower priority, or of the client with the most items.
             batches_max: batches that may run at the same time.
-            max_bytes: of all items in a batch; None: without a limit.
+            max_bytes: of all items in a batch; None: no limit.
             size_of: returns the bytes of an item; by default those of its tensors,
                 arrays and byte strings.
             bucket: returns what items of one batch have in common, such as their shape;
                 None: all go together.
-            max_queue_age_s: seconds that an item may wait in all.  One that would wait
-                longer, by the measured rate, is rejected at once; one that has, by more
-                than the time of a batch, is then.  The time of a batch is a good
-                choice: what is answered takes about twice as long as it would alone, at
-                most.  None: no limit.
-            standing_queue_age_s: the same while the queue has not been empty for
-                `max_queue_age_s`: short, so that it is long for bursts alone.
-            overflow: which item is rejected when too much waits: the "newest" one, at
-                once, or the "oldest" one, of the client with the most, so that what is
-                served has waited the least.
-            priority_step_s: each step of priority is a head start of so many seconds.
-            warm_up: batches that the function is called with before any request, to
-                compile what it needs; nobody gets their answers.
+            max_queue_age_s: seconds that an item may wait in total.  An item that would
+                wait longer, by the measured rate, is rejected at once; one that has
+                waited longer, by more than the time of a batch, is rejected then.  The
+                time of a batch is a good choice: an answered item then takes at most
+                about twice as long as it would alone.  None: no limit.
+            standing_queue_age_s: the same limit while the queue has not been empty for
+                `max_queue_age_s`; if it is short, only bursts may wait for long.
+            overflow: which item is rejected when too many wait: the "newest" one, at
+                once, or the "oldest" one, of the client with the most items, so that
+                the served items have waited the least.
+            priority_step_s: seconds of head start that each step of priority gives.
+            warm_up: batches that the function is called with before any request, such
+                as to compile; their answers are dropped.
             name: in errors and metrics; by default that of the function.
 
         Raises:
-            UsageError: an argument is of another kind, or out of its range.
+            UsageError: an argument has the wrong type, or is out of range.
         """
         check_callable("function", function)
         check_count("max_size", max_size, at_least=1)
@@ -219,10 +219,10 @@ class Batcher(Generic[A, B]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Answer what has come, and take no more; at once if the block raised.
+        """Answer the waiting items, and take no more; if the block raised, abort.
 
         Cancellation:
-            What runs is cancelled and its members are given a `RejectedError`.
+            Running batches are cancelled, and their items get a `RejectedError`.
         """
         self._is_closing = True
         try:
@@ -241,24 +241,25 @@ class Batcher(Generic[A, B]):
 
         Args:
             item: goes into a batch with others.
-            priority: the higher, the sooner it goes: each step is a head start of
+            priority: a higher one goes sooner: each step is a head start of
                 `priority_step_s`.
-            client: whose item it is; clients of one priority have equal shares.
+            client: the owner of the item; clients of one priority have equal shares.
 
         Returns:
             The answer at the item's place.
 
         Raises:
-            OverloadedError: too many items wait, or it would wait too long, or has; its
-                `retry_after_s` says when there should be room.
-            DeadlineExceededError: the deadline passed while it waited: it did not run.
+            OverloadedError: too many items wait, or this one would wait or has waited
+                too long; its `retry_after_s` says when there should be room.
+            DeadlineExceededError: the deadline passed while the item waited; it did not
+                run.
             RejectedError: the batcher has been closed.
-            UsageError: an argument is of another kind; or the item is larger than
+            UsageError: an argument has the wrong type; or the item is larger than
                 `max_bytes`; or the function returned more or fewer answers than it got
-                items; or this is another event loop than the one it was entered on.
+                items; or the batcher was entered on another event loop.
             NotStartedError: the batcher has not been entered.
-            Exception: what the function raised; every member of the batch gets it.  Or
-                what it returned in the place of an answer: then this item alone.
+            Exception: what the function raised, for every item of the batch; or what it
+                returned in the place of an answer, only for that item.
 
         Cancellation:
             The item leaves its batch; the others stay.  A batch whose requests have all
@@ -282,7 +283,7 @@ class Batcher(Generic[A, B]):
     def stats(self) -> QueueStats:
         """Return what waits, what runs, and what has happened so far.
 
-        Thread safety: from any thread, the figures may be of moments that differ.
+        Thread safety: from any thread, but the figures may be of different moments.
         """
         running = sum(len(one.members) for one in tuple(self._running.values()))
         now_s = 0.0 if self._loop is None else self._loop.time()
@@ -328,7 +329,7 @@ class Batcher(Generic[A, B]):
         """Return the bytes of an item, if they are limited.
 
         Raises:
-            UsageError: they are more than a batch may have.
+            UsageError: the item is larger than a batch may be.
         """
         most = self._batch.max_bytes
         if most is None:
@@ -345,12 +346,12 @@ class Batcher(Generic[A, B]):
     def _leave(self, request: QueuedRequest[_BatchItem[A, B]]) -> None:
         member = request.what
         self._queue.remove(request)
-        if member.answer.cancelled():  # else its end came in the same turn
+        if member.answer.cancelled():  # else it ended in the same loop iteration
             self._ends.left += 1
         if member.batch is not None:
             member.batch.cancel_if_unwanted()
         if member.answer.done() and not member.answer.cancelled():
-            member.answer.exception()  # it came in the same turn: mark it as read
+            member.answer.exception()  # mark it as read
 
     def _drop(
         self,
@@ -372,10 +373,10 @@ class Batcher(Generic[A, B]):
     # --- batches ---------------------------------------------------------------------
 
     def _pump(self, due_s: float = 0.0) -> None:
-        """Drop and start what is due; set the clock for what will be.
+        """Drop and start what is due; set the timer for what is due next.
 
         Args:
-            due_s: the time that the clock was set for.
+            due_s: the time that the timer was set for.
         """
         assert self._loop is not None
         now_s = max(self._loop.time(), due_s)
@@ -390,8 +391,8 @@ class Batcher(Generic[A, B]):
         batch = _Batch(members)
         for member in members:
             member.batch = batch
-        # In a context of its own: the request that completes a batch must not lend it
-        # its deadline, or its autograd context.
+        # In a separate context: the batch must not inherit the deadline or autograd
+        # context of the request that completes it.
         task = self._loop.create_task(self._run(batch), context=self._context.copy())
         batch.task = task
         self._running[task] = batch
@@ -408,7 +409,7 @@ class Batcher(Generic[A, B]):
                 _check_count(answers, len(batch.members))
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001  (theirs who asked)
+        except BaseException as error:  # noqa: BLE001  (raised in the callers)
             self._fail(batch.members, settable(error))
         else:
             batch.is_typical = True
@@ -429,7 +430,7 @@ class Batcher(Generic[A, B]):
                 member.answer.set_result(answer)
 
     def _fail(self, members: Sequence[_BatchItem[A, B]], error: BaseException) -> None:
-        """Tell those that have not been answered."""
+        """Raise an error in the callers that have not been answered."""
         for member in members:
             if not member.answer.done():
                 self._ends.failed += 1
@@ -437,7 +438,7 @@ class Batcher(Generic[A, B]):
 
     @property
     def _tracer(self) -> CallTracer | None:
-        """What shows the calls of its worker in traces; None: nothing does."""
+        """The tracer of the worker; None: its calls are not traced."""
         return tracer_in(self._context)
 
     def _shown(
@@ -463,7 +464,7 @@ class Batcher(Generic[A, B]):
         self._pump()
 
     async def _abort(self) -> None:
-        """End what is left, and wait for it."""
+        """End all remaining requests and batches, and wait for the batches."""
         for request in tuple(self._queue.waiting):
             self._queue.remove(request)
             self._fail([request.what], refusals.closed("batcher"))
@@ -475,7 +476,7 @@ class Batcher(Generic[A, B]):
 
 
 def _latest(members: Sequence[_BatchItem[Any, Any]]) -> Deadline | None:
-    """Return the deadline after which no request waits; None if one has no limit."""
+    """Return the latest deadline of some requests; None if one has no limit."""
     limits = [member.deadline for member in members if member.deadline is not None]
     return max(limits) if len(limits) == len(members) else None
 

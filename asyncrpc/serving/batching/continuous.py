@@ -1,6 +1,6 @@
 """Sequences that a model generates together; each enters and leaves between two steps.
 
-What the model does and when, `sequence_driver` knows.
+`sequence_driver` drives the model.
 
 Source: see `machine.sequences`.
 """
@@ -61,8 +61,8 @@ R = TypeVar("R")
 S = TypeVar("S")
 T = TypeVar("T")
 
-ITEMS_MAX: Final = 16  # of a step each: the model is not stopped by a slow turn
-PAUSE_MAX_S: Final = 60.0  # longer than a network is slow; then memory is freed
+ITEMS_MAX: Final = 16  # one a step: a short delay of the loop does not stop the model
+PAUSE_MAX_S: Final = 60.0  # longer than a slow network takes; then memory is freed
 
 
 class ContinuousBatcher(Generic[R, S, T]):
@@ -73,9 +73,9 @@ class ContinuousBatcher(Generic[R, S, T]):
     when it is over, or when its consumer goes.  The model's functions run in the
     context in which the batcher was entered.
 
-    Memory is reserved for the longest that a sequence can become, so none is ever put
-    out for another.  A consumer that does not take its items pauses its own sequence,
-    which keeps its memory and gives up its slot.
+    Memory is reserved for the greatest length that a sequence can have, so no sequence
+    is ever evicted for another.  A consumer that does not take its items pauses its own
+    sequence, which keeps its memory and gives up its slot.
 
     Example:
         >>> async with ContinuousBatcher(Model(), slots=16) as batcher:
@@ -109,36 +109,36 @@ class ContinuousBatcher(Generic[R, S, T]):
         Args:
             model: makes the steps; see `SequenceModel`.
             slots: sequences in a step.
-            memory_max: of all sequences that the model has the state of, in the unit
-                of `memory_of`, such as tokens in its cache; None: no limit.
-            memory_of: returns what the sequence of a request takes at most: of a
-                language model, the tokens of the prompt and all that may follow.
-            inside_max: sequences that the model has the state of, paused ones
-                included; None: twice the slots.
-            entering_max: sequences that enter between two steps: while they do, the
-                others wait; None: as many as there are slots.
-            items_max: items of a sequence that may wait for its consumer; then it is
-                paused.
-            pause_max_s: seconds that a sequence is paused; then it is given up, and its
-                consumer gets a `RejectedError`.
-            waiting_max: requests that may wait; more are rejected, or take the places
-                of requests of a lower priority, or of the client with the most.
-            max_queue_age_s: seconds that a request may wait in all; one that would wait
-                longer, by the measured rate, is rejected.  None: no limit.
-            standing_queue_age_s: the same while the queue has not been empty for
+            memory_max: of all sequences whose state the model has, in the unit of
+                `memory_of`, such as tokens in its cache; None: no limit.
+            memory_of: returns the most memory that the sequence of a request can take:
+                for a language model, the tokens of the prompt and all that may follow.
+            inside_max: sequences whose state the model has, including paused ones;
+                None: twice the slots.
+            entering_max: sequences that enter between two steps, while the others wait;
+                None: as many as there are slots.
+            items_max: items of a sequence that may wait for its consumer; with this
+                many, it is paused.
+            pause_max_s: seconds that a sequence may be paused; then it is given up, and
+                its consumer gets a `RejectedError`.
+            waiting_max: requests that may wait; more are rejected, or replace requests
+                of a lower priority, or of the client with the most requests.
+            max_queue_age_s: seconds that a request may wait in total; one that would
+                wait longer, by the measured rate, is rejected.  None: no limit.
+            standing_queue_age_s: the same limit while the queue has not been empty for
                 `max_queue_age_s`.
-            overflow: which request is rejected when too much waits: the "newest" one,
-                at once, or the "oldest" one, of the client with the most, so that what
-                is served has waited the least.
-            priority_step_s: each step of priority is a head start of so many seconds.
+            overflow: which request is rejected when too many wait: the "newest" one,
+                at once, or the "oldest" one, of the client with the most requests, so
+                that the served requests have waited the least.
+            priority_step_s: seconds of head start that each step of priority gives.
             warm_up: requests that are run before any other, those of one inner list
                 together, for 32 steps or until they end.
-            in_thread: whether plain functions of the model run in a thread; else they
-                block the event loop.
+            in_thread: whether plain functions of the model run in a thread; otherwise
+                they block the event loop.
             name: in errors and metrics; by default that of the model's class.
 
         Raises:
-            UsageError: an argument is of another kind, or out of its range.
+            UsageError: an argument has the wrong type, or is out of range.
         """
         check_model(model)
         check_count("slots", slots, at_least=1)
@@ -195,7 +195,7 @@ class ContinuousBatcher(Generic[R, S, T]):
         """Warm up, then be ready for requests on this loop.
 
         Raises:
-            UsageError: no event loop runs here, or it has been entered before.
+            UsageError: no event loop runs here, or the batcher was entered before.
             Exception: what the model raised while it was warmed up.
 
         Cancellation:
@@ -227,7 +227,7 @@ class ContinuousBatcher(Generic[R, S, T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End what has come, and take no more; at once if the block raised.
+        """Finish all requests, and take no more; if the block raised, abort.
 
         Cancellation:
             All sequences leave, and their consumers get a `RejectedError`.
@@ -248,27 +248,27 @@ class ContinuousBatcher(Generic[R, S, T]):
     ) -> AsyncGenerator[T, None]:
         """Yield the items of one sequence.
 
-        Close the generator (`contextlib.aclosing`) where a loop over it may be left:
-        the sequence leaves before the next step.  A stream of another worker does so.
+        Close the generator (`contextlib.aclosing`) if a loop over it may be left early:
+        the sequence then leaves before the next step.  A remote stream does so itself.
 
         Args:
-            request: what the model's `enter` gets.
-            priority: the higher, the sooner it enters: each step is a head start of
+            request: the argument of the model's `enter`.
+            priority: a higher one enters sooner: each step is a head start of
                 `priority_step_s`.
-            client: whose request it is; clients of one priority have equal shares.
+            client: the owner of the request; clients of one priority have equal shares.
 
         Yields:
             The items, in order.
 
         Raises:
-            OverloadedError: too many requests wait, or it would wait too long, or has;
-                its `retry_after_s` says when there should be room.
+            OverloadedError: too many requests wait, or this one would wait or has
+                waited too long; its `retry_after_s` says when there should be room.
             DeadlineExceededError: the deadline passed.
             RejectedError: the batcher is closed, or the items were not taken for
                 `pause_max_s`.
-            UsageError: an argument is of another kind, or the sequence takes more than
-                `memory_max`; or this is another event loop than the one it was entered
-                on; or the model returned something else than a `SequenceModel` does.
+            UsageError: an argument has the wrong type, or the sequence takes more than
+                `memory_max`; or the batcher was entered on another event loop; or the
+                model returned something else than a `SequenceModel` must.
             NotStartedError: the batcher has not been entered.
             Exception: what the model raised, or returned for this sequence.
 
@@ -292,7 +292,7 @@ class ContinuousBatcher(Generic[R, S, T]):
     def stats(self) -> GenerationStats:
         """Return what waits, what runs, and what has happened so far.
 
-        Thread safety: from any thread, the figures may be of moments that differ.
+        Thread safety: from any thread, but the figures may be of different moments.
         """
         driver = self._driver
         schedule, steps = driver.schedule, driver.steps
@@ -340,7 +340,7 @@ class ContinuousBatcher(Generic[R, S, T]):
             async with asyncio.timeout_at(deadline.at_s) as scope:
                 return await generation.take()
         except TimeoutError:
-            if not scope.expired():  # it is the model's own
+            if not scope.expired():  # the error is the model's own
                 raise
         raise self._driver.cut_off(generation, deadline)
 
@@ -352,10 +352,10 @@ class ContinuousBatcher(Generic[R, S, T]):
             generation.span.noted("asyncrpc.generation.first_item_s", first_s)
 
     def _memory(self, request: R) -> int:
-        """Return what the sequence of a request takes at most.
+        """Return the most memory that the sequence of a request takes.
 
         Raises:
-            UsageError: it is more than there is.
+            UsageError: this is more than `memory_max`.
         """
         if self._memory_of is None or self._memory_max is None:
             return 0

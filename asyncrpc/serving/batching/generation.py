@@ -1,4 +1,4 @@
-"""One request for a sequence: the items that its consumer has not taken yet."""
+"""One request for a sequence, with the items that its consumer has not taken yet."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Generation(Generic[R, T]):
     """One request, from its arrival until its consumer has the last item.
 
     Attributes:
-        request: what the model gets.
+        request: the argument of the model's `enter`.
         deadline: of the request.
-        sequence: where it is in the model.
-        queued: where it waits for that; set by who makes it.
-        span: what a trace shows of it, if one does; likewise.
-        state: of the model, while it is inside.
-        paused_s: when its consumer fell behind, if it is.
-        is_over: no item will come any more.
-        taken: number of items that its consumer has.
+        sequence: its place in the model.
+        queued: its place in the queue before the model; set by the creator.
+        span: its span in a trace, if there is one; set by the creator.
+        state: the model's state of it, while it is inside.
+        paused_s: when its consumer fell behind, if it is behind.
+        is_over: no further item will come.
+        taken: number of items that its consumer has taken.
     """
 
     __slots__ = (
@@ -47,12 +47,12 @@ class Generation(Generic[R, T]):
         memory: int,
         items_max: int,
     ) -> None:
-        """Wait for a model.
+        """Begin without items.
 
         Args:
-            request: what the model gets.
+            request: the argument of the model's `enter`.
             deadline: of the request.
-            memory: that its sequence takes at most.
+            memory: the most that its sequence takes.
             items_max: items that may wait for the consumer.
         """
         self.request = request
@@ -71,7 +71,7 @@ class Generation(Generic[R, T]):
 
     @property
     def is_behind(self) -> bool:
-        """Return whether as many items wait as may."""
+        """Return whether the maximum of items waits."""
         return len(self._items) >= self._items_max
 
     def put(self, items: Iterable[T]) -> None:
@@ -80,14 +80,14 @@ class Generation(Generic[R, T]):
         self._arrived.set()
 
     def end(self, error: BaseException | None = None) -> None:
-        """No item will come any more; an error is raised after those that have."""
+        """End the items; an error is raised after those that have arrived."""
         if not self.is_over:
             self.is_over = True
             self._error = error
             self._arrived.set()
 
     def forget(self) -> None:
-        """Its consumer has gone."""
+        """Drop the items: the consumer has gone."""
         self.is_over = True
         self._items.clear()
 
@@ -95,7 +95,7 @@ class Generation(Generic[R, T]):
         """Return the next item, or `END`.
 
         Raises:
-            BaseException: what ended the sequence.
+            BaseException: the error that ended the sequence.
 
         Cancellation:
             No item is lost.

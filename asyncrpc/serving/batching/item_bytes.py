@@ -7,14 +7,14 @@ from typing import Any, Final
 
 import torch
 
-_DEPTH_MAX: Final = 8  # containers in containers; what is deeper does not count
+_DEPTH_MAX: Final = 8  # nested containers; deeper items do not count
 
 
 def bytes_of(item: Any, *, depth: int = _DEPTH_MAX) -> int:
     """Return the bytes of the tensors, arrays and byte strings in an item.
 
     It looks into lists, tuples and dicts.  Everything else counts as 0: it is small
-    beside what a model computes on, or unknown.
+    compared with a model's data, or its size is unknown.
     """
     if isinstance(item, torch.Tensor):
         return item.numel() * item.element_size()

@@ -1,7 +1,7 @@
 """A bounded number of blocks that run at once, and a bounded queue before them.
 
-For handlers that need no batch: which of them wait, and which may not, is decided as in
-a `Batcher` whose batches have one item.
+It is for handlers that need no batch.  Which of them may wait is decided as in a
+`Batcher` whose batches have one item.
 
 Source: see `machine.overload`.
 """
@@ -45,7 +45,7 @@ from asyncrpc.serving.batching.statistics import (
 )
 from asyncrpc.serving.batching.wake_timer import WakeTimer
 
-_NO_CONTEXT: Final = contextvars.Context()  # the queue is nobody's
+_NO_CONTEXT: Final = contextvars.Context()  # the timer inherits no caller's context
 
 
 @dataclass(slots=True, eq=False)
@@ -84,20 +84,20 @@ class Limiter:
 
         Args:
             running_max: blocks that may run at the same time.
-            waiting_max: blocks that may wait; more are rejected, or take the places of
-                blocks of a lower priority, or of the client with the most.
-            max_queue_age_s: seconds that a block may wait in all; one that would wait
+            waiting_max: blocks that may wait; more are rejected, or replace blocks of a
+                lower priority, or of the client with the most blocks.
+            max_queue_age_s: seconds that a block may wait in total; one that would wait
                 longer, by the measured rate, is rejected.  None: no limit.
-            standing_queue_age_s: the same while the queue has not been empty for
+            standing_queue_age_s: the same limit while the queue has not been empty for
                 `max_queue_age_s`.
-            overflow: which block is rejected when too much waits: the "newest" one, at
-                once, or the "oldest" one, of the client with the most, so that what is
-                served has waited the least.
-            priority_step_s: each step of priority is a head start of so many seconds.
+            overflow: which block is rejected when too many wait: the "newest" one, at
+                once, or the "oldest" one, of the client with the most blocks, so that
+                the served blocks have waited the least.
+            priority_step_s: seconds of head start that each step of priority gives.
             name: in errors and metrics.
 
         Raises:
-            UsageError: an argument is of another kind, or out of its range.
+            UsageError: an argument has the wrong type, or is out of range.
         """
         check_count("running_max", running_max, at_least=1)
         check_queue(waiting_max, max_queue_age_s, standing_queue_age_s, priority_step_s)
@@ -125,15 +125,15 @@ class Limiter:
         """Run a block when it is its turn.
 
         Args:
-            priority: the higher, the sooner: each step is a head start of
+            priority: a higher one goes sooner: each step is a head start of
                 `priority_step_s`.
-            client: whose block it is; clients of one priority have equal shares.
+            client: the owner of the block; clients of one priority have equal shares.
 
         Raises:
-            OverloadedError: too many wait, or it would wait too long, or has; its
-                `retry_after_s` says when there should be room.
-            DeadlineExceededError: the deadline passed while it waited.
-            UsageError: an argument is of another kind, or the limiter belongs to
+            OverloadedError: too many blocks wait, or this one would wait or has waited
+                too long; its `retry_after_s` says when there should be room.
+            DeadlineExceededError: the deadline passed while the block waited.
+            UsageError: an argument has the wrong type, or the limiter belongs to
                 another event loop.
 
         Cancellation:
@@ -159,14 +159,14 @@ class Limiter:
     def stats(self) -> QueueStats:
         """Return what waits, what runs, and what has happened so far.
 
-        Thread safety: from any thread, the figures may be of moments that differ.
+        Thread safety: from any thread, but the figures may be of different moments.
         """
         queue = self._queue
         now_s = 0.0 if self._loop is None else self._loop.time()
         return stats_of(queue, self._ends, queue.rate.running, now_s)
 
     async def _enter(self, priority: int, client: Hashable) -> _Entrant:
-        """Wait for a turn; whoever gets it ends it."""
+        """Wait for a turn; the caller must end it."""
         loop = loop_for("a Limiter")
         if self._loop is None:
             self._loop = loop
@@ -190,7 +190,7 @@ class Limiter:
             self._drop(evicted, DropReason.EVICTED, now_s)
         self._pump()
         try:
-            await entrant.turn  # whoever ends lets the next one in; or it is dropped
+            await entrant.turn  # an ending turn lets it in; or it is dropped
         except asyncio.CancelledError:
             self._give_up(request)
             raise
@@ -200,20 +200,20 @@ class Limiter:
         turn = request.what.turn
         self._queue.remove(request)
         self._queue.rate.drop(request.what)  # if its turn came in the same moment
-        # Or it was dropped in that moment, which has been counted, and is read so.
+        # If it was dropped at that moment, that has been counted; this reads the error.
         if turn.cancelled() or turn.exception() is None:
             self._ends.left += 1
         self._pump()
 
     def _pump(self, due_s: float = 0.0) -> None:
-        """Drop what is due to be, and let in as many as may run."""
+        """Drop the blocks that are due, and let in as many as may run."""
         now_s = max(self._now_s(), due_s)
         queue = self._queue
         for request, reason in queue.drop_due(now_s):
             self._drop(request, reason, now_s)
         while queue.waiting and queue.rate.has_place:
             (request,) = queue.take(None, 1, None)
-            if not request.what.turn.done():  # else it is about to give up its place
+            if not request.what.turn.done():  # else its caller is about to give up
                 queue.rate.begin(request.what, now_s)
                 request.what.turn.set_result(None)
         self._timer.set(queue.drops_at_s, _NO_CONTEXT)

@@ -1,4 +1,4 @@
-"""Where the functions of a model run: on the loop, or in one thread that is theirs."""
+"""Runs the functions of a model: on the loop, or in a thread of their own."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, Final
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.threads import ThreadPool, outcome_to, uncancelled
 
-_END_S: Final = 5.0  # the thread has nothing to do when it is told to end
+_END_S: Final = 5.0  # ample: the thread is idle when it is told to end
 
 
 class ModelThread:
     """Calls the functions of a model, one at a time.
 
-    A worker whose devices only one thread may use lends its own threads, with the lock
-    of the devices.
+    A worker whose devices only one thread may use lends its own threads, with the
+    device lock.
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class ModelThread:
         *,
         in_thread: bool,
     ) -> None:
-        """Describe it; the thread starts with the first call.
+        """Describe the thread; it starts with the first call.
 
         Args:
             name: of the thread.
-            loop: of who calls.
+            loop: of the caller.
             context: that functions run in, each in a copy.
             in_thread: whether plain functions run in a thread.
         """
@@ -59,12 +59,12 @@ class ModelThread:
         *,
         late: Callable[[Any], None] | None = None,
     ) -> Any:
-        """Return what a function returns; if that can be awaited, what comes of it.
+        """Return the result of a function, awaited if it is awaitable.
 
         Args:
             function: plain, or a coroutine function.
-            argument: for it.
-            late: gets the result that a thread has after the cancellation.
+            argument: of the function.
+            late: gets the result of a thread that ends after the cancellation.
 
         Raises:
             Exception: what the function raised.
@@ -76,7 +76,7 @@ class ModelThread:
         is_plain = not inspect.iscoroutinefunction(function)
         try:
             if self._pool is None or not is_plain:
-                await asyncio.sleep(0)  # others get a turn, however quick the steps
+                await asyncio.sleep(0)  # let other tasks run, however quick the steps
                 result = context.run(function, argument)
             else:
                 job = partial(context.run, function, argument)
@@ -93,7 +93,7 @@ class ModelThread:
     async def _in_thread(
         self, job: Callable[[], Any], late: Callable[[Any], None] | None
     ) -> Any:
-        assert self._pool is not None  # the caller has looked
+        assert self._pool is not None  # the caller has checked
         ended: asyncio.Future[Any] = self._loop.create_future()
         self._pool.submit(job, outcome_to(ended))
         try:

@@ -1,4 +1,4 @@
-"""Arguments that all queues of requests have, and their defaults."""
+"""Arguments that all queues of requests share, and their defaults."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from asyncrpc.arguments import (
 from asyncrpc.errors import UsageError
 
 WAITING_MAX: Final = 1024  # about a second of load for a batch of 32 in 30 ms
-PRIORITY_STEP_S: Final = 1.0  # what is less important waits for a second more
+PRIORITY_STEP_S: Final = 1.0  # a less important request waits a second longer
 Overflow: TypeAlias = Literal["newest", "oldest"]
 OVERFLOWS: Final = ("newest", "oldest")
-PRIORITY_MAX: Final = 100  # more levels than programs tell apart; each one is looked at
+PRIORITY_MAX: Final = 100  # more levels than programs need; each level costs time
 NAME_CHARACTERS_MAX: Final = 100
 
 
@@ -29,7 +29,7 @@ def check_queue(
     standing_queue_age_s: Any,
     priority_step_s: object,
 ) -> None:
-    """Raise UsageError unless these describe a queue."""
+    """Raise UsageError unless these are valid options of a queue."""
     check_count("waiting_max", waiting_max, at_least=1)
     check_duration("priority_step_s", priority_step_s)
     if max_queue_age_s is not None:
@@ -39,19 +39,19 @@ def check_queue(
     check_age("standing_queue_age_s", standing_queue_age_s)
     if max_queue_age_s is None or standing_queue_age_s > max_queue_age_s:
         raise UsageError(
-            "standing_queue_age_s must be at most max_queue_age_s, which must be given,"
-            f" not {standing_queue_age_s:g} beside {max_queue_age_s}"
+            f"standing_queue_age_s ({standing_queue_age_s:g}) needs max_queue_age_s and"
+            f" must not exceed it ({max_queue_age_s})"
         )
 
 
 def check_age(name: str, value: Any) -> None:
-    """Raise UsageError unless an argument is finite seconds above 0."""
+    """Raise UsageError unless an argument is a finite number of seconds above 0."""
     check_duration(name, value)
     check_above(name, value, 0)
 
 
 def check_request(priority: object, client: object) -> None:
-    """Raise UsageError unless these describe a request."""
+    """Raise UsageError unless these are valid options of a request."""
     if type(priority) is not int or not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
         wanted = f"an integer between {-PRIORITY_MAX} and {PRIORITY_MAX}"
         raise wrong("priority", wanted, priority)
@@ -63,7 +63,7 @@ def hashable(name: str, value: Any) -> Hashable:
     """Return a value that can be a key.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: value is not hashable.
     """
     try:
         hash(value)
@@ -74,7 +74,7 @@ def hashable(name: str, value: Any) -> Hashable:
 
 
 def name_of(function: object) -> str:
-    """Return the name of what is called, for people."""
+    """Return the name of a function, for people."""
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
@@ -82,7 +82,7 @@ def chosen_name(name: object, function: object) -> str:
     """Return the name that was given, or that of the function.
 
     Raises:
-        UsageError: the name is no string, or empty, or too long.
+        UsageError: the name is not a string, or is empty or too long.
     """
     if name is None:
         return name_of(function)[:NAME_CHARACTERS_MAX]
@@ -91,10 +91,10 @@ def chosen_name(name: object, function: object) -> str:
 
 
 def batches_of(name: str, value: Iterable[Any], size_max: int) -> list[list[Any]]:
-    """Return batches that were given for warming up.
+    """Return the batches that were given for warming up.
 
     Raises:
-        UsageError: one is empty, or has too many items, or is no sequence.
+        UsageError: a batch is empty, has too many items, or is not a sequence.
     """
     wanted = "batches: sequences of items"
     found = [

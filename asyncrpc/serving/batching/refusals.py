@@ -22,24 +22,24 @@ from asyncrpc.serving.batching.machine.overload import (
 T = TypeVar("T")
 
 _WORDS: Final = {
-    DropReason.TOO_OLD: "it waited {age_s:.3g} s, and may not longer (max_queue_age_s)",
-    DropReason.EVICTED: "too many requests wait, and it gave way to another: of a "
+    DropReason.TOO_OLD: "it waited {age_s:.3g} s, longer than max_queue_age_s allows",
+    DropReason.EVICTED: "too many requests wait, and another one took its place: of a "
     "higher priority, of a client that has less than its share, or newer",
 }
 
 
 def closed(what: str, outcome: Outcome = Outcome.NOT_EXECUTED) -> RejectedError:
-    """Return the error of a request for something that takes no more."""
+    """Return the error of a request to a closed batcher or limiter."""
     return RejectedError(f"the {what} is closed", outcome=outcome)
 
 
 def admitted(
     queue: ServiceQueue[T], request: QueuedRequest[T], now_s: float
 ) -> QueuedRequest[T] | None:
-    """Let a request wait; return the one that has given way to it.
+    """Let a request wait; return the request that it has displaced.
 
     Raises:
-        OverloadedError: it must not wait.
+        OverloadedError: the request must not wait.
     """
     found = queue.offer(request, now_s)
     if isinstance(found, QueueRefusal):
@@ -73,7 +73,7 @@ def dropped(
     Args:
         reason: why.
         deadline: of the request.
-        name: of what it waited for.
+        name: of the called function.
         age_s: how long it waited.
         retry_after_s: after which time there should be room.
     """

@@ -1,8 +1,8 @@
 """Drives a model that makes steps with several sequences.
 
-One task lets sequences leave, lets others enter, makes a step, and hands the items to
-their consumers, again and again.  Which sequences take part, `machine.sequences`
-decides; which requests go next, `machine.overload`.
+In a loop, one task lets sequences leave, lets others enter, makes a step, and hands the
+items to their consumers.  `machine.sequences` decides which sequences take part, and
+`machine.overload` which requests go next.
 
 Invariants: the model's functions never run at the same time; `leave` is called once for
 each state that `enter` made; a consumer gets its own items, each once and in order,
@@ -54,9 +54,9 @@ class SequenceDriver(Generic[R, S, T]):
         queue: requests that wait to enter.
         schedule: the sequences inside.
         ends: how requests have ended.
-        steps: how fast steps are.
-        items: number of items that were generated.
-        is_closing: no request comes any more.
+        steps: how fast the steps are.
+        items: number of items generated.
+        is_closing: whether no further request will come.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class SequenceDriver(Generic[R, S, T]):
         *,
         pause_max_s: float,
     ) -> None:
-        """Describe it.
+        """Describe the driver.
 
         Args:
             name: in errors.
             model: makes the steps.
             queue: requests that wait to enter.
-            schedule: has nothing inside.
-            pause_max_s: seconds that a sequence is paused; then it is given up.
+            schedule: without sequences.
+            pause_max_s: seconds that a sequence may be paused; then it is given up.
         """
         self.queue = queue
         self.schedule = schedule
@@ -94,7 +94,7 @@ class SequenceDriver(Generic[R, S, T]):
         """Let a request wait.
 
         Raises:
-            OverloadedError: too many wait, or it would wait too long.
+            OverloadedError: too many requests wait, or this one would wait too long.
         """
         evicted = refusals.admitted(self.queue, generation.queued, now_s)
         if evicted is not None:
@@ -102,19 +102,19 @@ class SequenceDriver(Generic[R, S, T]):
         self._wanted.set()
 
     def close(self) -> None:
-        """Let no more requests come; `work` ends with those that have."""
+        """Take no more requests; `work` ends after those that have come."""
         self.is_closing = True
         self._wanted.set()
 
     def resume(self, generation: Generation[R, T]) -> None:
-        """Its consumer has taken an item."""
+        """Note that the consumer has taken an item."""
         is_paused = generation.sequence.state is SequenceState.PAUSED
         if is_paused and not generation.is_behind:
             self.schedule.on_taken(generation.sequence)
             self._wanted.set()
 
     def leave(self, generation: Generation[R, T]) -> None:
-        """Its consumer has the end, or has gone."""
+        """Note that the consumer has reached the end, or has gone."""
         if not generation.is_over:
             self.ends.left += 1
         generation.forget()
@@ -160,7 +160,7 @@ class SequenceDriver(Generic[R, S, T]):
     # --- the model -------------------------------------------------------------------
 
     async def work(self, thread: ModelThread) -> None:
-        """Drive the model until no request is left, and none will come.
+        """Drive the model until all requests have ended, and no more will come.
 
         Args:
             thread: calls its functions.
@@ -190,7 +190,7 @@ class SequenceDriver(Generic[R, S, T]):
         return bool(self.queue.waiting) or bool(self.schedule.inside)
 
     async def _wait(self) -> None:
-        """Wait for a request, for a consumer, or for the next time to look."""
+        """Wait for a request, for a consumer, or for the next due time."""
         times = [self.queue.drops_at_s]
         times += [self._ends_at_s(one.what) for one in self.schedule.paused]
         at_s = min((one for one in times if one is not None), default=None)
@@ -226,7 +226,7 @@ class SequenceDriver(Generic[R, S, T]):
         for sequence in self.schedule.leaving():
             generation = sequence.what
             state, generation.state = generation.state, None
-            self.schedule.on_left(sequence)  # first: it is called once
+            self.schedule.on_left(sequence)  # first, so that `leave` is called once
             self.queue.rate.drop(generation)
             try:
                 await self._thread.call(self._model.leave, state)
@@ -259,7 +259,7 @@ class SequenceDriver(Generic[R, S, T]):
                 late=lambda made: self._on_entered_late(entering, made),
             )
             _check_answers("enter", states, len(requests))
-        except Exception as error:  # noqa: BLE001  (theirs who asked)
+        except Exception as error:  # noqa: BLE001  (raised in the consumers)
             if len(entering) > 1 and not isinstance(error, UsageError):
                 for generation in entering:
                     await self._enter([generation])
@@ -267,7 +267,7 @@ class SequenceDriver(Generic[R, S, T]):
             states = [error] * len(entering)
         except BaseException:
             for generation in entering:
-                if generation.state is None:  # else it has entered by `late`
+                if generation.state is None:  # else it has entered late
                     self._refuse(generation, refusals.closed("batcher"))
             raise
         self._on_entered(entering, states)
@@ -282,13 +282,13 @@ class SequenceDriver(Generic[R, S, T]):
                 self.schedule.on_entered(generation.sequence)
 
     def _on_entered_late(self, entering: list[Generation[R, T]], states: Any) -> None:
-        """Take what a thread has made meanwhile, so that it leaves like the others."""
+        """Take states that a thread made after the cancellation, so that they leave."""
         with suppress(UsageError):
             _check_answers("enter", states, len(entering))
             self._on_entered(entering, states)
 
     def _refuse(self, generation: Generation[R, T], error: BaseException) -> None:
-        """The model has no state of a sequence that was about to enter."""
+        """Refuse a sequence that the model has made no state of."""
         self.schedule.on_refused(generation.sequence)
         self.queue.rate.drop(generation)
         self._fail(generation, error)
@@ -300,11 +300,11 @@ class SequenceDriver(Generic[R, S, T]):
         try:
             steps = await self._thread.call(self._model.step, states)
             _check_answers("step", steps, len(states))
-        except Exception as error:  # noqa: BLE001  (theirs who asked)
+        except Exception as error:  # noqa: BLE001  (raised in the consumers)
             steps = [error] * len(states)
         except BaseException:
             self.steps.drop(chosen_step)
-            for sequence in chosen:  # what it would have brought is lost
+            for sequence in chosen:  # the items of this step are lost
                 self.schedule.on_stepped(sequence, is_last=True, is_behind=False)
             raise
         for sequence, step in zip(chosen, steps, strict=True):
@@ -313,7 +313,7 @@ class SequenceDriver(Generic[R, S, T]):
         self.steps.end(chosen_step, items, self._now_s())
 
     def _on_stepped(self, sequence: ModelSequence[Generation[R, T]], step: Any) -> int:
-        """Hand over what a step has brought for one sequence; return its items."""
+        """Hand over the items of a step for one sequence; return their number."""
         generation, error = sequence.what, None
         items: list[T] = []
         is_last = True
@@ -337,11 +337,11 @@ class SequenceDriver(Generic[R, S, T]):
         return len(items)
 
     async def rehearse(self, requests: list[R], thread: ModelThread) -> None:
-        """Run requests whose items nobody gets, before there are any others.
+        """Run requests before all others, and drop their items.
 
         Raises:
-            UsageError: the model returned something else than it must.
-            Exception: what it raised.
+            UsageError: the model returned something else than a `SequenceModel` must.
+            Exception: what the model raised.
 
         Cancellation:
             The sequences have left.
@@ -382,7 +382,7 @@ class SequenceDriver(Generic[R, S, T]):
         self._close(generation)
 
     async def _end_all(self) -> None:
-        """End what is left, if anything is: the block of the batcher has raised."""
+        """End the remaining sequences, after the block of the batcher has raised."""
         self.is_closing = True
         for queued in tuple(self.queue.waiting):
             self._fail(queued.what, refusals.closed("batcher"))
@@ -397,7 +397,7 @@ class SequenceDriver(Generic[R, S, T]):
 
 
 def _check_answers(what: str, answers: Any, count: int) -> None:
-    """Raise UsageError unless a model has returned as much as it must."""
+    """Raise UsageError unless a model has returned as many answers as it must."""
     try:
         found = len(answers)
     except TypeError:
@@ -416,8 +416,8 @@ def _read_step(step: Any) -> tuple[list[Any], bool]:
     """Return the items of a step, and whether it was the last one.
 
     Raises:
-        UsageError: it is something else.
-        BaseException: the exception that stands in its place.
+        UsageError: it is not a pair of items and a flag.
+        BaseException: the exception in the place of the step.
     """
     if isinstance(step, BaseException):
         raise step

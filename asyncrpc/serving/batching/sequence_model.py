@@ -1,4 +1,4 @@
-"""What a model offers to have its sequences enter and leave between steps."""
+"""The interface of a model whose sequences enter and leave between steps."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ class SequenceModel(Protocol[R, S, T_co]):
     def enter(
         self, requests: list[R], /
     ) -> Sequence[S | BaseException] | Awaitable[Sequence[S | BaseException]]:
-        """Make the states of new sequences: of a language model, from its prompts.
+        """Make the states of new sequences; for a language model, from its prompts.
 
         Args:
-            requests: what callers gave, at least one.
+            requests: of the callers, at least one.
 
         Returns:
-            The state of each, in order; an exception in the place of one fails that
-            request alone.
+            The state of each, in order; an exception in the place of one fails only
+            that request.
 
         Raises:
-            Exception: no state is left.  Each of several requests is tried again alone.
+            Exception: no state was made.  If there were several requests, each is tried
+                again alone.
         """
 
     def step(
@@ -62,10 +63,10 @@ class SequenceModel(Protocol[R, S, T_co]):
 
         Returns:
             For each, in order, its items of this step, which may be none, and whether
-            it was the last one.  An exception in its place fails that request alone.
+            it was the last one.  An exception in its place fails only that request.
 
         Raises:
-            Exception: all requests of the step get it.
+            Exception: it is raised for all requests of the step.
         """
 
     def leave(self, state: S, /) -> Awaitable[None] | None:

@@ -1,4 +1,4 @@
-"""What queues of requests tell of themselves, at one moment."""
+"""The figures of queues of requests, at one moment."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from asyncrpc.serving.batching.machine.overload import ServiceQueue
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """A queue of requests, and what has happened to those that came.
+    """A queue of requests, and how its requests have ended.
 
-    Every request that came is in one of `waiting`, `running`, `answered`, `failed`,
+    Every request is counted in one of `waiting`, `running`, `answered`, `failed`,
     `left`, `refused`, `expired`, `shed` or `evicted`.
 
     Attributes:
@@ -23,16 +23,16 @@ class QueueStats:
         oldest_s: seconds that the oldest of these has waited.
         running: requests that run.
         turns: batches, sequences or blocks that have ended.
-        turn_s: mean seconds that one of these took lately.
-        turn_requests: mean requests in one lately.
-        capacity_per_s: requests a second that can be done, by these; 0: not known yet.
+        turn_s: mean seconds that a turn took recently.
+        turn_requests: mean number of requests in a turn recently.
+        capacity_per_s: requests per second that these allow; 0: not known yet.
         answered: requests that were answered.
-        failed: requests that got an error of the program's.
+        failed: requests that got an error of the program.
         left: requests whose callers went away.
-        refused: requests that were not let in: too much waits.
+        refused: requests that were not let in, as too many were waiting.
         expired: requests whose deadlines passed while they waited.
         shed: requests that waited too long.
-        evicted: requests that gave way to others in a full queue.
+        evicted: requests that were displaced by others in a full queue.
     """
 
     waiting: int
@@ -53,16 +53,16 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class GenerationStats:
-    """A batcher of sequences, and what has happened to the requests that came.
+    """A batcher of sequences, and how its requests have ended.
 
     Attributes:
-        requests: that wait or run, and how they ended; a turn is a whole sequence.
+        requests: waiting, running and ended ones; a turn is a whole sequence.
         paused: sequences whose consumers are behind.
-        memory_held: that all sequences inside take at most.
-        steps: that have been made.
-        step_s: mean seconds of a step lately.
-        items: that were generated.
-        items_per_s: that are generated while the model works, by the last steps.
+        memory_held: the most that all sequences inside take.
+        steps: number of steps made.
+        step_s: mean seconds of a step recently.
+        items: number of items generated.
+        items_per_s: items per second while the model works, by the last steps.
     """
 
     requests: QueueStats
@@ -76,11 +76,11 @@ class GenerationStats:
 
 @dataclass(slots=True)
 class EndCounts:
-    """How requests have ended that were let in.
+    """How the requests that were let in have ended.
 
     Attributes:
-        answered: with what they asked for.
-        failed: with an error of the program's.
+        answered: they got their answer.
+        failed: they got an error of the program.
         left: their callers went away.
     """
 
@@ -92,7 +92,7 @@ class EndCounts:
 def stats_of(
     queue: ServiceQueue[Any], ends: EndCounts, running: int, now_s: float
 ) -> QueueStats:
-    """Return what is known of a queue now."""
+    """Return the figures of a queue now."""
     rate, counts = queue.rate, queue.counts
     return QueueStats(
         waiting=len(queue.waiting),
@@ -122,15 +122,15 @@ def figures_of(stats: QueueStats | GenerationStats) -> Mapping[str, float]:
 def show(
     name: str, read: Callable[[], Mapping[str, float]], context: contextvars.Context
 ) -> Callable[[], None]:
-    """Show the figures of a queue among the metrics of the worker that is current.
+    """Show the figures of a queue among the metrics of the current worker.
 
     Args:
-        name: of the queue; if another one has it, a number follows.
-        read: returns the figures, from any thread.
-        context: in which the worker is current; without one, nothing is shown.
+        name: of the queue; a number is appended if another queue has it.
+        read: returns the figures; called from any thread.
+        context: in which the worker is current; without a worker nothing is shown.
 
     Returns:
-        What ends it.
+        A function that ends this.
     """
     worker = context.get(current_worker_var)
     if worker is None:
@@ -149,4 +149,4 @@ def _hide(queues: dict[str, Any], name: str) -> None:
 
 
 def _nothing() -> None:
-    """Nothing is shown."""
+    """Do nothing: no figures are shown."""

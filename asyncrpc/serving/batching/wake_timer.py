@@ -1,4 +1,4 @@
-"""One timer, set again whenever what it waits for changes."""
+"""One timer, which is set again whenever the next due time changes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Callable
 
 
 class WakeTimer:
-    """Calls a function at the time that it was set for last."""
+    """Calls a function at the time for which it was last set."""
 
     def __init__(self, wake: Callable[[float], None]) -> None:
-        """Describe it.
+        """Prepare the timer.
 
         Args:
-            wake: called with that time: a loop's own clock may show a little less, as
+            wake: called with that time: the loop's clock may show a little less, as
                 uvloop rounds to milliseconds.
         """
         self._wake = wake
         self._timer: asyncio.Handle | None = None
-        self._at_s = 0.0  # uvloop's handle of a time that has come does not know it
+        self._at_s = 0.0  # kept here: a fired handle of uvloop does not know its time
 
     def set(self, at_s: float | None, context: contextvars.Context) -> None:
-        """Wake at a time of the loop that runs here, and not at an earlier set one.
+        """Wake at a time of the running loop; this replaces the time set before.
 
         Args:
             at_s: when; None: never.

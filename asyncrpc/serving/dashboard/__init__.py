@@ -1,9 +1,9 @@
 """A dashboard of a group: its workers, calls, training and hangs, as a page.
 
-It only looks.  A page asks again and again, by server-sent events; one look is shared
-by all who look, and nobody is asked while no browser is there.
+It only looks.  A page is updated by server-sent events; all browsers share one look,
+and no worker is asked while no browser is connected.
 
-    machine/       what is decided: who may look, rows and their order, in slices
+    machine/       decisions: access, rows and their order, in slices
     views          what each view asks the group for
     look           one look for all browsers
     streams        server-sent events

@@ -1,4 +1,4 @@
-"""Lets browsers and programs look that may: by a session, a token, or from loopback."""
+"""Grants access to browsers and programs: by a session, a token, or from loopback."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ COOKIE: Final = "asyncrpc_dashboard"
 LOGIN_BYTES_MAX: Final = 4096
 _FORWARDED: Final = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
 _LOCAL_ONLY: Final = (
-    "this group has no secret, so its dashboard is for this host alone: give it a "
-    "token, or come from loopback, by its name localhost, without a proxy"
+    "this group has no secret, so its dashboard is only for this host: give it a "
+    "token, or connect from loopback, by the name localhost, without a proxy"
 )
 _now_s: Final = Clock().now_s
 
@@ -35,7 +35,7 @@ class Access:
         """Begin without sessions.
 
         Args:
-            gate: knows what proves that somebody may look.
+            gate: knows which proofs give access.
         """
         self._gate = gate
         self._nonces = NonceMint(os.urandom)
@@ -43,7 +43,7 @@ class Access:
         self._attempts = Attempts()
 
     def session_of(self, request: web.Request) -> str | None:
-        """Return whose a request is: of a session, or an address; None: of nobody."""
+        """Return the owner of a request: a session or an address; None: no access."""
         if self._gate.takes == "nothing":
             return f"at {request.remote}" if _is_local(request) else None
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
@@ -62,14 +62,14 @@ class Access:
         return None
 
     def is_open(self, session: str) -> bool:
-        """Return whether a session that was open is so still."""
+        """Return whether a session is still open."""
         is_of_browser = not session.startswith(("at ", "program at "))
         return not is_of_browser or self._sessions.use(session, _now_s())
 
     # --- requests --------------------------------------------------------------------
 
     async def state(self, request: web.Request) -> web.Response:
-        """Say whether a browser is signed in, and what it needs to be."""
+        """Return whether a browser is signed in, and how it can sign in."""
         takes = self._gate.takes
         is_in = self.session_of(request) is not None
         why = None if is_in or takes != "nothing" else _LOCAL_ONLY
@@ -96,14 +96,14 @@ class Access:
             )
         given = await _content(request)
         if given is None:
-            return _refusal(400, "signing in takes a JSON object of strings")
+            return _refusal(400, "to sign in, send a JSON object of strings")
         if not self._is_right(given, now_s):
             self._attempts.on_failure(address, now_s)
-            return _refusal(403, f"that is not the {self._name}, or it came too late")
+            return _refusal(403, f"this is not the {self._name}, or it came too late")
         key = self._sessions.open(now_s)
         response = web.json_response({"signed_in": True})
-        # Without a path, so that it is the directory of this request as the browser
-        # sees it: the prefix of the application, whatever a proxy makes of it.
+        # Without a path, the cookie is for the directory of this request as the browser
+        # sees it: the prefix of the application, even behind a proxy that changes it.
         response.set_cookie(
             COOKIE,
             key,
@@ -123,7 +123,7 @@ class Access:
         if "token" in given:
             return self._gate.is_token(given["token"].strip())
         nonce = given.get("nonce", "")
-        # Used up in any case: it is good for one attempt.
+        # Used up in any case: a nonce is valid for one attempt.
         is_good = self._nonces.use(nonce, now_s)
         return self._gate.is_proof(nonce, given.get("proof", "")) and is_good
 
@@ -136,7 +136,7 @@ class Access:
 
 
 def refused(gate: Gate) -> web.Response:
-    """Return the answer to a request of nobody."""
+    """Return the answer to a request without access."""
     if gate.takes == "nothing":
         return _refusal(401, _LOCAL_ONLY)
     return _refusal(401, "sign in, or send the token as 'Authorization: Bearer TOKEN'")
@@ -149,7 +149,7 @@ def _refusal(
 
 
 async def _content(request: web.Request) -> dict[str, str] | None:
-    """Return what a browser has sent to sign in; None if it is something else."""
+    """Return the data with which a browser signs in; None if they are invalid."""
     if request.content_type != "application/json":
         return None
     body = bytearray()
@@ -168,9 +168,9 @@ async def _content(request: web.Request) -> dict[str, str] | None:
 
 
 def _is_local(request: web.Request) -> bool:
-    """Return whether a request comes from this host, and from no page of another.
+    """Return whether a request comes from this host, and not from a foreign page.
 
-    A page of a stranger whose name leads here sends that name as the host.
+    A foreign page whose name resolves to this host sends that name as the host.
     """
     if any(name in request.headers for name in _FORWARDED):
         return False

@@ -1,7 +1,7 @@
 """The application: the page, its files, and the looks as JSON and as events.
 
-It knows neither where it is mounted nor what a proxy makes of its paths: all links of
-the page are relative, and so is the one redirect.
+It does not know where it is mounted, or how a proxy changes its paths: all links of the
+page are relative, and so is the one redirect.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class DashboardApplication:
     def __init__(
         self, gate: Gate, open_views: OpenViews, close_views: CloseViews, every_s: float
     ) -> None:
-        """Describe it.
+        """Describe the application.
 
         Args:
-            gate: knows who may look.
-            open_views: returns the views; each time the same.
-            close_views: ends what goes on for them.
+            gate: decides on access.
+            open_views: returns the views; the same ones each time.
+            close_views: ends the tasks of the views.
             every_s: seconds between two looks.
         """
         self._gate = gate
@@ -87,7 +87,7 @@ class DashboardApplication:
         await self._close_views()
 
     async def _to_directory(self, request: web.Request) -> web.StreamResponse:
-        """Lead to the same path with a slash, which links are relative to."""
+        """Redirect to the same path with a slash, to which links are relative."""
         last = request.path.rpartition("/")[2]
         if not last:  # mounted at the root, where there is no path without a slash
             return await self._page(request)
@@ -125,8 +125,7 @@ class DashboardApplication:
             return refused(self._gate)
         view, query = await self._asked(request)
         look = await view.look_for(query)
-        # What it has looked at is nowhere else here: this frame lasts as long as the
-        # stream does.
+        # Keep no look in this frame, which lasts as long as the stream.
         follower = _Follower(
             look,
             await look.newest(),
@@ -142,7 +141,7 @@ class DashboardApplication:
         views = await self._open_views()
         view = views.get(request.match_info["view"])
         if view is None:
-            raise NotFoundError(f"there is no such view; there are {', '.join(views)}")
+            raise NotFoundError(f"unknown view; use one of {', '.join(views)}")
         query = read_query(
             request.query.items(), keys=view.keys, sort=view.sort, is_up=view.is_up
         )
@@ -151,7 +150,7 @@ class DashboardApplication:
     async def _answer(
         self, view: DashboardView, query: ViewQuery, seen: Seen[Any]
     ) -> str:
-        """Return what a query asks for of a look, as JSON."""
+        """Return the part of a look that a query asks for, as JSON."""
         heading = heading_of(
             view.name,
             taken_at_s=seen.taken_at_s,
@@ -179,7 +178,7 @@ class _Follower:
         self._number = first.number
 
     async def next(self) -> tuple[str, str]:
-        """Return the name and the JSON of the newest look, or of why there is none."""
+        """Return the name and the JSON of the newest look, or of its trouble."""
         seen = self._first or await self._look.after(self._number)
         self._first, self._number = None, seen.number
         if seen.digest is None:
@@ -196,7 +195,7 @@ async def _errors_as_json(
         return await handler(request)
     except NotFoundError as error:
         return web.json_response({"error": str(error)}, status=404)
-    except NotStartedError as error:  # of the program, not of who asks
+    except NotStartedError as error:  # a fault of the program, not of the client
         return web.json_response({"error": str(error)}, status=503)
     except UsageError as error:
         return web.json_response({"error": str(error)}, status=400)

@@ -29,7 +29,7 @@ class PageFiles:
         """Return a file.
 
         Raises:
-            HTTPNotFound: there is none of that name.
+            HTTPNotFound: there is no file of this name.
 
         Cancellation:
             Nothing is sent; the files may be read to the end.

@@ -1,7 +1,7 @@
 """One look at a group for all browsers that want it, and none if no browser does.
 
-Whoever wants a look waits for one that is newer than the last.  The first that waits
-sets a round off; the others share it.  Rounds begin `every_s` apart.
+A request waits for a look that is newer than its last.  The first waiting request
+starts a round; the others share it.  Rounds begin `every_s` apart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from asyncrpc.inspection.records import NoAnswer
 from asyncrpc.inspection.standing import Round
 from asyncrpc.runtime.tasks import Tasks
 
-LET_GO_MAX: Final = 50  # parts of a look, which have some dozens of values each
+LET_GO_MAX: Final = 50  # parts of a look, each with some dozens of values
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -25,7 +25,7 @@ D = TypeVar("D")
 
 
 class NotFoundError(Exception):
-    """Something that is asked for does not exist; the text is for people."""
+    """A requested thing does not exist; the text is for people."""
 
 
 class Seen(NamedTuple, Generic[D]):
@@ -36,9 +36,9 @@ class Seen(NamedTuple, Generic[D]):
         taken_at_s: when it was complete, in seconds since 1970.
         took_s: seconds that it took.
         workers: how many members there are.
-        silent: what is known of those that have not answered, by name.
-        digest: what was made of the answers; None if there is trouble.
-        trouble: why nothing could be seen; empty: it could.
+        silent: why the others have not answered, by name.
+        digest: result made from the answers; None if there is trouble.
+        trouble: why the group could not be looked at; empty: no trouble.
     """
 
     number: int
@@ -51,12 +51,12 @@ class Seen(NamedTuple, Generic[D]):
 
 
 def no_parts(_: Any) -> list[Any]:
-    """Return that a digest is small."""
+    """Return no parts, for a digest that is small."""
     return []
 
 
 class SharedLook(Generic[R, D]):
-    """One kind of look, shared by all who want it."""
+    """One kind of look, shared by all requests for it."""
 
     def __init__(
         self,
@@ -72,10 +72,10 @@ class SharedLook(Generic[R, D]):
         Args:
             tasks: owns the rounds.
             ask: asks the group once.
-            digest: makes of a round, and of the time, what all views of it share.
-            every_s: seconds from the begin of a round to that of the next.
-            parts_of: returns the many parts of what was made, which are let go of
-                slice by slice when the next look is there.
+            digest: makes the shared result of a round, given the time and the round.
+            every_s: seconds from the beginning of a round to that of the next.
+            parts_of: returns the many parts of a digest, which are freed slice by slice
+                when the next look is there.
         """
         self._tasks = tasks
         self._ask = ask
@@ -87,10 +87,10 @@ class SharedLook(Generic[R, D]):
         self._began_s = -every_s
 
     async def newest(self) -> Seen[D]:
-        """Return the last look, or a new one if that is older than the period.
+        """Return the last look, or a new one if the last is older than the period.
 
         Cancellation:
-            A round that has begun goes on for others.
+            A round that has begun continues for other requests.
         """
         now_s = self._tasks.loop.time()
         if self._seen is not None and now_s - self._began_s < self._every_s:
@@ -98,17 +98,17 @@ class SharedLook(Generic[R, D]):
         return await self.after(0 if self._seen is None else self._seen.number)
 
     async def after(self, number: int) -> Seen[D]:
-        """Return a look that is newer than another one, by its number.
+        """Return a look with a higher number than another one.
 
         Cancellation:
-            A round that has begun goes on for others.
+            A round that has begun continues for other requests.
         """
         while self._seen is None or self._seen.number <= number:
             if self._round is None or self._round.done():
                 self._round = self._tasks.start_task(self._look())
             await asyncio.wait((self._round,))
             if self._round.done() and not self._round.cancelled():
-                self._round.result()  # what went wrong here goes to who asked
+                self._round.result()  # raises an error of the round here
         return self._seen
 
     async def _look(self) -> None:
@@ -137,7 +137,7 @@ class SharedLook(Generic[R, D]):
 
 
 async def in_slices(work: Slices[T]) -> T:
-    """Do work slice by slice; others run between two.
+    """Do work slice by slice; other tasks run between two slices.
 
     Cancellation:
         The rest is not done.

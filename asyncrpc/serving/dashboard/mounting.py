@@ -33,7 +33,7 @@ from asyncrpc.serving.tokens import check_token
 EVERY_S: Final = 2.0
 EVERY_MIN_S: Final = 0.1
 AFTER_S: Final = 10.0
-_END_S: Final = 1.0  # for what goes on at the end
+_END_S: Final = 1.0  # for the tasks that are running at the end
 
 
 def dashboard(
@@ -43,30 +43,31 @@ def dashboard(
     every_s: float = EVERY_S,
     after_s: float = AFTER_S,
 ) -> web.Application:
-    """Return an application that shows the group of a worker to who may look.
+    """Return an application that shows the group of a worker.
 
     Mount it at any path, `app.add_subapp("/dashboard", serving.dashboard(worker))`; it
-    may be behind a proxy that adds or strips a prefix.  It has no part in the group but
-    to ask, over the links of the worker, while a browser looks.
+    may be behind a proxy that adds or strips a prefix.  It only asks the group, over
+    the links of the worker, while a browser is connected.
 
-    Who knows the secret of the group, or the token, may look: the browser proves it
-    without sending it where it can (HTTPS, or localhost), and takes only the token
-    where it cannot; a program sends the token, as `Authorization: Bearer TOKEN`.
-    Without both, only browsers of this host are let in.
+    Viewers sign in with the group's secret or the token.  Over HTTPS or on localhost,
+    the browser proves that it knows one of them without sending it; otherwise it
+    accepts only the token.  A program sends the token, as `Authorization: Bearer
+    TOKEN`.  If there is neither secret nor token, only browsers of this host are let
+    in.
 
     Args:
         worker: of this process, on the event loop of the application, running or not
             yet.
-        token: that lets somebody look: at least 16 characters of ASCII, as
-            `secrets.token_urlsafe()` makes; not the secret of the group.
+        token: gives access: at least 16 ASCII characters, as from
+            `secrets.token_urlsafe()`; not the secret of the group.
         every_s: seconds between two looks, of at least 0.1.
         after_s: seconds after which a wait counts as too long.
 
     Returns:
-        An application for `add_subapp`, or to be run by itself.
+        An application for `add_subapp`, or to run by itself.
 
     Raises:
-        UsageError: an argument is of another kind, or out of its range.
+        UsageError: an argument has the wrong type, or is out of range.
 
     Example:
         >>> app.add_subapp("/dashboard", serving.dashboard(worker))
@@ -100,14 +101,14 @@ def observing_dashboard(
     """Return the application of `dashboard` for an observer.
 
     Args:
-        observer: that asks.
+        observer: asks the workers.
         address: of any worker.
-        token: as of `dashboard`, like all that follow.
-        every_s: likewise.
-        after_s: likewise.
+        token: as for `dashboard`.
+        every_s: as for `dashboard`.
+        after_s: as for `dashboard`.
 
     Raises:
-        UsageError: an argument is of another kind, or out of its range.
+        UsageError: an argument has the wrong type, or is out of range.
     """
     gate = _gate(token, observer.secret)
     _check_times(every_s, after_s)
@@ -167,11 +168,11 @@ class _OpenedViews:
         self._views: dict[str, DashboardView] = {}
 
     async def get(self) -> dict[str, DashboardView]:
-        """Return them.
+        """Return the views.
 
         Raises:
             NotStartedError: the worker does not run.
-            UsageError: it runs on another event loop.
+            UsageError: the worker runs on another event loop.
         """
         if self._context is None:
             questions, tasks = self._make_questions(), Tasks(loop_for("dashboard"))
@@ -180,7 +181,7 @@ class _OpenedViews:
         return self._views
 
     async def close(self) -> None:
-        """End what goes on for them."""
+        """End the tasks of the views."""
         context, self._context = self._context, None
         if context is not None:
             await context.tasks.cancel(_END_S)

@@ -1,9 +1,9 @@
-"""Server-sent events: each look to each browser that has the stream open.
+"""Server-sent events: sends each look to each browser that has the stream open.
 
-A browser that reads slowly holds up nobody and collects nothing: when it has read one
-look, it is sent the newest.  A stream ends with its client, with its session, and with
-the application; and if its client has read nothing for `STALLED_S`, whose network is
-gone, say.
+A browser that reads slowly delays no other and accumulates nothing: after it has read
+one look, it is sent the newest.  A stream ends with its client, with its session, and
+with the application; also if its client has read nothing for `STALLED_S`, such as after
+its network has failed.
 
 Source: the HTML standard, "Server-sent events".
 """
@@ -30,14 +30,14 @@ NextEvent: TypeAlias = Callable[[], Awaitable[tuple[str, str]]]
 STREAMS_MAX: Final = 64
 STREAMS_OF_ONE_MAX: Final = 12  # of one session
 STALLED_S: Final = 60.0  # that a client may take to read what was sent
-SILENT_S: Final = 15.0  # then a comment, so that proxies do not close the connection
+SILENT_S: Final = 15.0  # then a comment is sent, so that proxies keep the connection
 
 
 class EventStreams:
     """The streams that are open."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin without streams."""
         self._open: dict[asyncio.Timeout, str] = {}
         self._is_closed = False
 
@@ -62,7 +62,7 @@ class EventStreams:
 
         Args:
             request: of the client.
-            session: whose it is.
+            session: of the client.
             next_event: waits for the name and the data of the newest event, as JSON.
             is_open: returns whether the session is open.
 
@@ -89,7 +89,7 @@ class EventStreams:
             del self._open[end]
 
     def close(self, session: str | None = None) -> None:
-        """End the streams of a session; of all, and let no other begin."""
+        """End the streams of a session; without one, end all and allow no new ones."""
         self._is_closed = self._is_closed or session is None
         now_s = asyncio.get_running_loop().time()
         for end, other in self._open.items():
@@ -111,14 +111,14 @@ async def _send_all(
 
 
 def _drop_unread(request: web.Request) -> None:
-    """Close a connection whose client reads nothing: its answer would never end."""
+    """Close a connection whose client does not read: its answer would never end."""
     transport = request.transport
     if transport is not None and transport.get_write_buffer_size():
         transport.abort()
 
 
 async def _within(next_event: NextEvent, limit_s: float) -> tuple[str, str] | None:
-    """Return the next event; None if there is none for so many seconds."""
+    """Return the next event; None if there is none within `limit_s`."""
     try:
         async with asyncio.timeout(limit_s) as limit:
             return await next_event()

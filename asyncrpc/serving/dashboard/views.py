@@ -49,9 +49,9 @@ from asyncrpc.serving.dashboard.machine.query import ViewQuery
 
 T = TypeVar("T")
 
-# Rows that all workers are asked for together; each is asked for its share.
+# Rows requested from all workers together; each is asked for its share.
 ROWS_MAX: Final = 20_000
-SNAPSHOTS_AT_ONCE: Final = 2  # to read one takes a millisecond or more
+SNAPSHOTS_AT_ONCE: Final = 2  # reading one takes a millisecond or more
 SHARE_MIN: Final = 10
 SHARE_MAX: Final = 500
 
@@ -65,34 +65,34 @@ class DashboardView(Protocol):
 
     @property
     def keys(self) -> Collection[str]:
-        """Return by which keys its rows can be sorted."""
+        """Return the keys by which its rows can be sorted."""
 
     @property
     def sort(self) -> str:
-        """Return by which they are."""
+        """Return the key by which they are sorted by default."""
 
     @property
     def is_up(self) -> bool:
-        """Return whether the least is first then."""
+        """Return whether the least row is first by default."""
 
     async def look_for(self, query: ViewQuery) -> SharedLook[Any, Any]:
         """Return the look that a query needs.
 
         Raises:
-            UsageError: the query lacks something.
-            NotFoundError: it asks for a worker that does not exist.
+            UsageError: a parameter is missing from the query.
+            NotFoundError: the query asks for a worker that does not exist.
         """
 
     def show(self, seen: Seen[Any], query: ViewQuery) -> Slices[dict[str, Any]]:
-        """Return what a query asks for of a look, in slices."""
+        """Return the part of a look that a query asks for, in slices."""
 
 
 class ViewContext(NamedTuple):
-    """What views are made with.
+    """What all views share.
 
     Attributes:
         questions: carries questions to the group.
-        tasks: owns what goes on.
+        tasks: owns the tasks of the views.
         every_s: seconds between two looks.
         after_s: seconds after which a wait counts as too long.
     """
@@ -104,12 +104,12 @@ class ViewContext(NamedTuple):
 
 
 def same(_: Member, answer: T) -> T:
-    """Return an answer as it is."""
+    """Return an answer unchanged."""
     return answer
 
 
 def sharing(request: type[Request[T]], share_max: int = SHARE_MAX) -> Question[T]:
-    """Return what asks each member for its share of the rows."""
+    """Return a question that asks each member for its share of the rows."""
 
     def ask(questions: GroupQuestions, member: Member, size: int) -> Any:
         share = max(SHARE_MIN, min(share_max, ROWS_MAX // max(1, size)))
@@ -122,12 +122,12 @@ def sharing(request: type[Request[T]], share_max: int = SHARE_MAX) -> Question[T
 
 
 class OverviewDigest(NamedTuple):
-    """What all who see the overview share.
+    """The result of a look that all viewers of the overview share.
 
     Attributes:
         rows: of all workers.
-        links: of those that have answered, by name.
-        totals: of all.
+        links: of the workers that have answered, by name.
+        totals: over all workers.
     """
 
     rows: list[Row]
@@ -204,12 +204,12 @@ class OverviewView:
 
 
 class ListingDigest(NamedTuple):
-    """What all who see a list share.
+    """The result of a look that all viewers of a list share.
 
     Attributes:
-        rows: all.
-        left_out: how many nobody has told of.
-        more: beside the rows.
+        rows: all of them.
+        left_out: how many rows the workers left out.
+        more: further content of the view.
     """
 
     rows: list[Row]
@@ -345,7 +345,7 @@ def _look(
 
 
 class HangsView:
-    """Why the group does not go on; a `DashboardView`."""
+    """Why the group is stuck; a `DashboardView`."""
 
     name = "hangs"
     keys = ()

@@ -1,4 +1,4 @@
-"""The view of one worker: all about it, from four questions to it alone."""
+"""The view of one worker, from four questions that only this worker is asked."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class WorkerView:
 
         Args:
             context: of all views.
-            overview: knows how the group is.
+            overview: knows the state of the group.
         """
         self._context = context
         self._overview = overview
@@ -86,7 +86,7 @@ class WorkerView:
         members = {name: member}
         told: dict[str, WorkerTold] = {}
         silent = dict(group.silent)
-        if name in silent:  # it has been asked a moment ago, and looked at closely
+        if name in silent:  # it was asked a moment ago, and found silent
             return Round(group.workers, members, told, silent, {})
         try:
             told[name] = await self._all_of(member)

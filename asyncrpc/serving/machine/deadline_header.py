@@ -1,7 +1,7 @@
-"""The time that a client, or the proxy before it, gives a request by a header.
+"""The time that a client or a proxy allows a request, by a header.
 
-The header holds whole milliseconds from when the request came.  A client may shorten
-the time that the server allows, and never lengthens it.
+The header holds whole milliseconds from the arrival of the request.  A client can only
+shorten the time that the server allows.
 
 Source: Envoy's `x-envoy-expected-rq-timeout-ms`, which it sets so that the upstream
 host can stop early; the Connect protocol's `Connect-Timeout-Ms` has the same form.
@@ -18,11 +18,11 @@ _SHOWN_CHARACTERS: Final = 40
 
 
 class BadDeadlineError(ValueError):
-    """The header is not what it must be; the text is for the client."""
+    """The header is invalid; the text is for the client."""
 
 
 class NoTimeLeftError(TimeoutError):
-    """The request may take no time at all, so it is not begun."""
+    """The request may take no time, so it is not begun."""
 
 
 def time_allowed_s(
@@ -37,7 +37,7 @@ def time_allowed_s(
 
     Raises:
         BadDeadlineError: the header comes more than once, or is not a number.
-        NoTimeLeftError: the request may take no time.
+        NoTimeLeftError: the time allowed is 0.
     """
     allowed_s = timeout_s
     if values:
@@ -50,7 +50,9 @@ def time_allowed_s(
 
 def _read(name: str, values: Sequence[str]) -> float:
     if len(values) > 1:
-        raise BadDeadlineError(f"the header {name} came {len(values)} times; send one")
+        raise BadDeadlineError(
+            f"the header {name} was sent {len(values)} times; send it once"
+        )
     text = values[0].strip()
     if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
         raise BadDeadlineError(

@@ -1,7 +1,7 @@
-"""Which error gets which answer, over HTTP, in a stream of events, and by a websocket.
+"""Which error gets which answer, over HTTP, in an event stream, and by a websocket.
 
-The one contract of all doors: an aiohttp application and an ASGI application answer
-the same error with the same status, headers and body.
+aiohttp and ASGI applications answer the same error with the same status, headers and
+body.
 
 Source: RFC 9110 for the statuses and `Retry-After`; the registry of RFC 6455 for close
 codes, where 1013 is "try again later"; 4000 to 4999 are free for applications.
@@ -28,18 +28,18 @@ from asyncrpc.errors import (
 
 RETRY_AFTER_S: Final = 1.0
 OVERLOADED_STATUS: Final = 503
-_RETRY_AFTER_MAX_S: Final = 3600.0  # more is no estimate of a load
+_RETRY_AFTER_MAX_S: Final = 3600.0  # more is not a credible estimate
 NORMAL_CLOSURE: Final = 1000
 INTERNAL_ERROR: Final = 1011
 TRY_AGAIN_LATER: Final = 1013
 DEADLINE_PASSED: Final = 4504
 BAD_REQUEST: Final = 4400
-# Of an answer whose status would be 500 or more.
+# Close codes of answers whose status would be 500 or more.
 FAILED_CLOSURES: Final = frozenset({INTERNAL_ERROR, TRY_AGAIN_LATER, DEADLINE_PASSED})
 REASON_BYTES_MAX: Final = 123  # of a close frame: 125 without the code
 
-# What a client may try again.  An error that came from a worker further on is of a
-# class made at run time, so the client is told the name of the kind.
+# Errors after which a client may try again.  An error from another worker may be of a
+# class made at run time, so the client is told the name of the class listed here.
 _UNAVAILABLE: Final[tuple[type[AsyncRpcError], ...]] = (
     RejectedError,
     WorkerLostError,
@@ -49,15 +49,14 @@ _UNAVAILABLE: Final[tuple[type[AsyncRpcError], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
-    """What a client is told of an error.
+    """The answer of a server to an error.
 
     Attributes:
         status: of HTTP.
         error: name of the error's class.
         message: its text.
         close_code: of a websocket.
-        retry_after_s: seconds after which the client may come again; None: it is not
-            told.
+        retry_after_s: seconds after which the client may try again; None: not told.
     """
 
     status: int
@@ -68,12 +67,12 @@ class ErrorAnswer:
 
     @property
     def body(self) -> str:
-        """The JSON that is sent, as the body of a response or the data of an event."""
+        """The JSON that is sent as the body of a response or the data of an event."""
         return json.dumps({"error": self.error, "message": self.message})
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of the response, but for its length."""
+        """The headers of the response, without its length."""
         found = {"Content-Type": "application/json; charset=utf-8"}
         if self.retry_after_s is not None:
             found["Retry-After"] = str(math.ceil(self.retry_after_s))
@@ -81,7 +80,7 @@ class ErrorAnswer:
 
     @property
     def reason(self) -> str:
-        """The reason of a close frame, as long as fits."""
+        """The reason of a close frame, cut to the allowed length."""
         text = f"{self.error}: {self.message}"
         if self.retry_after_s is not None:
             text = f"{self.error}: retry after {self.headers['Retry-After']} s: "
@@ -90,9 +89,9 @@ class ErrorAnswer:
         return whole[:REASON_BYTES_MAX].decode("utf-8", "ignore")
 
 
-# Of an error that is not the client's to know.
+# For an error that the client must not see.
 INTERNAL: Final = ErrorAnswer(
-    500, "InternalError", "the server failed; its log says how", INTERNAL_ERROR
+    500, "InternalError", "the server failed; see its log", INTERNAL_ERROR
 )
 
 
@@ -105,7 +104,7 @@ def is_overloaded_status(value: object) -> bool:
 
 
 def bad_request(message: str) -> ErrorAnswer:
-    """Return the answer to a request that is wrong."""
+    """Return the answer to an invalid request."""
     return ErrorAnswer(400, "BadRequest", message, BAD_REQUEST)
 
 
@@ -117,13 +116,13 @@ def answer_to(
     retry_after_s: float = RETRY_AFTER_S,
     overloaded_status: int = OVERLOADED_STATUS,
 ) -> ErrorAnswer | None:
-    """Return what a client is told of an error; None: this is for others to decide.
+    """Return the answer to an error; None: it is not answered here.
 
     Args:
-        error: that a handler, or a stream, raised.
+        error: raised by a handler or a stream.
         is_over: whether the deadline of the request has passed.
         is_closed: whether the worker of the application has ended.
-        retry_after_s: seconds for what may be tried again and does not say when.
+        retry_after_s: seconds for a retry, if the error does not tell.
         overloaded_status: of an `OverloadedError`.
     """
     if isinstance(error, DeadlineExceededError):
@@ -148,8 +147,8 @@ def _too_late(message: str) -> ErrorAnswer:
 
 
 def _told_s(error: OverloadedError, otherwise_s: float) -> float:
-    """Return the seconds after which an error says that one may come again."""
-    # What came from another worker has the attributes that were sent, unchecked.
+    """Return the seconds after which, by an error, a client may try again."""
+    # The attributes of an error from another worker are unchecked.
     told_s = getattr(error, "retry_after_s", None)
     if not is_seconds(told_s):
         return otherwise_s

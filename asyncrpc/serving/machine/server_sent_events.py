@@ -1,7 +1,7 @@
 """Server-sent events as bytes.
 
-Invariants: what is encoded is UTF-8 whatever the text; a line break in the data never
-ends the event; a field of one line never holds a line break.
+Invariants: the encoding is UTF-8 for any text; a line break in the data never ends the
+event; a field of one line never holds a line break.
 
 Source: the HTML standard, "Server-sent events", section "Parsing an event stream".
 """
@@ -23,7 +23,7 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
     "X-Accel-Buffering": "no",  # nginx: pass it on at once
 }
-COMMENT: Final = b":\n\n"  # nothing for the browser; proxies see that the stream lives
+COMMENT: Final = b":\n\n"  # browsers ignore it; proxies see that the stream is alive
 _LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")  # and no other, unlike `splitlines`
 
 Encode = Callable[[Any], str]
@@ -31,15 +31,15 @@ Encode = Callable[[Any], str]
 
 @dataclass(frozen=True, slots=True)
 class ServerSentEvent:
-    """An event of a stream, where its data alone are not enough.
+    """An event of a stream with more fields than its data.
 
     Attributes:
         data: any value; `encode` of the response makes its text.
-        event: its type; a browser calls the listeners for it.  Empty: `message`.
-        id: its place in the stream; a browser that comes again sends the last one as
-            `Last-Event-ID`.  Empty: it has none.
-        retry_s: seconds after which a browser that lost the stream comes again; None:
-            as before.
+        event: its type; a browser calls the listeners of this type.  Empty: `message`.
+        id: its position in the stream; a browser that connects again sends the last one
+            as `Last-Event-ID`.  Empty: no position.
+        retry_s: seconds after which a browser that lost the stream connects again;
+            None: unchanged.
     """
 
     data: Any = None
@@ -48,10 +48,10 @@ class ServerSentEvent:
     retry_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what would break the stream.
+        """Refuse fields that would break the stream.
 
         Raises:
-            UsageError: a field is of another kind, or has a line break.
+            UsageError: a field has the wrong type, or has a line break.
         """
         check_line("event", self.event)
         check_line("id", self.id)
@@ -70,7 +70,7 @@ def checked_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
     """Return the headers that a program adds to a response.
 
     Raises:
-        UsageError: they are no map of text to text, or hold a line break.
+        UsageError: they are not a map of text to text, or hold a line break.
     """
     if headers is None:
         return {}
@@ -78,12 +78,13 @@ def checked_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
     for pair in headers.items():
         for text in pair:
             if not isinstance(text, str) or not text.isprintable() or not text:
-                raise wrong("headers", "a map of printable text to such text", headers)
+                wanted = "a map of printable text to printable text"
+                raise wrong("headers", wanted, headers)
     return headers
 
 
 def check_period(name: str, value: object) -> None:
-    """Raise UsageError unless an argument is seconds above 0, or None for never."""
+    """Raise UsageError unless an argument is a number of seconds above 0, or None."""
     if value is not None:
         check_duration(name, value)
         if not value:
@@ -94,7 +95,7 @@ def as_json(value: Any) -> str:
     """Return a value as JSON, for `encode`.
 
     Raises:
-        UsageError: JSON has no such value.
+        UsageError: the value cannot be written as JSON.
     """
     try:
         return json.dumps(
@@ -108,10 +109,10 @@ def as_json(value: Any) -> str:
 
 
 def encoded(item: Any, encode: Encode = as_json) -> bytes:
-    """Return an item of a stream as it is sent: a `ServerSentEvent`, or its data.
+    """Return the bytes of an item: a `ServerSentEvent`, or the data of an event.
 
     Raises:
-        UsageError: `encode` returned no text.
+        UsageError: `encode` did not return a string.
     """
     event = item if isinstance(item, ServerSentEvent) else ServerSentEvent(item)
     text = encode(event.data)

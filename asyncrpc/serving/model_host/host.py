@@ -2,10 +2,10 @@
 
 A web server starts several workers, each of which imports the application.  None of
 them can own a model that all share: each may be killed or reloaded at any time.  So the
-model has a process of its own, which the first web worker starts and all attach to.
+model has its own process, which the first web worker starts and to which all attach.
 
 Each web worker has one asyncrpc worker for its whole life; model processes come and go.
-What is to be done, and when, is decided in `machine.attachment`.
+`machine.attachment` decides what to do, and when.
 """
 
 from __future__ import annotations
@@ -61,21 +61,21 @@ logger = logging.getLogger("asyncrpc")
 T = TypeVar("T")
 
 LINGER_S: Final = 10.0  # longer than a reload takes
-START_TIMEOUT_S: Final = 300.0  # weights of some GiB from a slow disk
+START_TIMEOUT_S: Final = 300.0  # enough to load some GiB from a slow disk
 NAME_CHARACTERS_MAX: Final = 64  # it is in the name of a directory, and in errors
-VERSION_CHARACTERS_MAX: Final = 1024  # it travels with each web worker that comes
-POLL_S: Final = 0.05  # no event tells that a process of others listens, or has ended
+VERSION_CHARACTERS_MAX: Final = 1024  # each web worker sends it
+POLL_S: Final = 0.05  # no event tells that a foreign process listens, or has ended
 
 
 class ModelHostStatus(NamedTuple):
-    """How a web worker stands to its model process.
+    """The state of a web worker's attachment to the model process.
 
     Attributes:
-        state: `"ready"`, or what is being done until it is: `"seeking"`, `"starting"`,
+        state: `"ready"`, or the step on the way there: `"seeking"`, `"starting"`,
             `"loading"`, `"leaving"`, `"resting"`, `"tripped"`; or `"closed"`.
-        generation: which process it is; empty: none is known.
+        generation: identifies the process; empty: none is known.
         losses: how often the process was lost, or could not make its model.
-        problem: how the last time; empty: never.
+        problem: the cause of the last loss; empty: there was no loss.
     """
 
     state: str
@@ -92,7 +92,7 @@ class ModelHost:
     `linger_s` seconds after the last one has left.  If it crashes, one of the web
     workers starts it again, and all attach anew.
 
-    Tensors of requests and answers go through memory that the processes share.
+    Tensors of requests and answers travel through shared memory.
 
     Example:
         >>> @asynccontextmanager
@@ -104,7 +104,7 @@ class ModelHost:
         ...     model = request.app.state.host.model
         ...     return await model.rpc_async().predict(rows)
 
-    Source: the pattern of one model process behind web workers that are forked: Clipper
+    Source: the pattern of one model process behind forked web workers: Clipper
     (Crankshaw et al., NSDI 2017) has one per model, in a container.
     """
 
@@ -128,16 +128,16 @@ class ModelHost:
                 entered there, and left when the process ends.
             name: of the model's worker.  Web workers that give the same name, function,
                 file and interpreter share the model.
-            version: anything that names the code and the weights.  A process of another
-                version is replaced, as is one that has imported a file that has changed
-                since.
+            version: any text that identifies the code and the weights.  A process of
+                another version is replaced, as is one that has imported a file that
+                has changed since.
             linger_s: seconds that the process waits for web workers once all have left.
             start_timeout_s: seconds to wait for the model at the start; None: no limit.
-            options: of the model's worker and of this one, but for secret and
-                addresses; those of the web worker that starts the process count.
+            options: of the model's worker and of this one, except secret and addresses;
+                the model's worker uses those of the web worker that starts the process.
 
         Raises:
-            UsageError: an argument is of another kind, or out of its range; or no
+            UsageError: an argument has the wrong type, or is out of range; or no
                 process can import the function.
         """
         self._function = name_of_function(make_model)
@@ -172,9 +172,9 @@ class ModelHost:
             RemoteError: the function raised, in the model's process; the error has the
                 traceback, and is an instance of the class that was raised as well.
             ProcessFailedError: the process cannot be started, or dies again and again.
-            RendezvousTimeoutError: `start_timeout_s` passed before there was a model.
+            RendezvousTimeoutError: `start_timeout_s` passed before the model was ready.
             UsageError: the host was entered before, no private directory can be made,
-                or there is no such module.
+                or the function's module does not exist.
 
         Cancellation:
             The web worker leaves; the process ends if no other uses it.
@@ -215,7 +215,7 @@ class ModelHost:
         await self._close(None if error is None else 0.0)
 
     def _prepare(self) -> tuple[ModelSlot, HostOrder]:
-        """Find the slot; it blocks this thread."""
+        """Find the slot; blocks this thread."""
         main = main_for(self._function)
         slot = ModelSlot.of(self._name, self._function, file_of(self._function))
         return slot, HostOrder(
@@ -231,7 +231,7 @@ class ModelHost:
         )
 
     async def _started(self) -> None:
-        """Wait for the model at the start; what would fail again fails at once."""
+        """Wait for the model at the start; raise at once if waiting cannot help."""
         assert self._task is not None
         try:
             async with asyncio.timeout(self._start_timeout_s):
@@ -244,7 +244,7 @@ class ModelHost:
                 )
         except TimeoutError:
             raise RendezvousTimeoutError(
-                f"model {self._name!r} was not there within {self._start_timeout_s:g} "
+                f"model {self._name!r} was not ready within {self._start_timeout_s:g} "
                 f"s (start_timeout_s): {self._doing()}",
                 missing=[self._name],
             ) from None
@@ -253,7 +253,7 @@ class ModelHost:
             raise self._failure
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
-        """Wait for a change of the state, or the end of the task that makes them."""
+        """Wait until the state is as wanted, or the task that changes it has ended."""
         assert self._task is not None
         while not is_so():
             if self._task.done():
@@ -272,7 +272,7 @@ class ModelHost:
         self._machine.advance(AttachmentEvent.CLOSED)
         self._changed.set()
         try:
-            if self._note is not None:  # it answers nobody who looks from now on
+            if self._note is not None:  # the worker no longer answers observers
                 await asyncio.to_thread(self._note.remove)
         finally:
             await self._leave(drain_timeout_s)
@@ -280,7 +280,7 @@ class ModelHost:
     async def _leave(self, drain_timeout_s: float | None) -> None:
         assert self._worker is not None
         try:
-            # Calls in flight end first: the process must not take us for gone.
+            # Calls in flight end first: the process must still see this web worker.
             await self._worker.shutdown(drain_timeout_s=drain_timeout_s)
         finally:
             self._model = None
@@ -304,7 +304,7 @@ class ModelHost:
 
     @property
     def model(self) -> RRef[Any]:
-        """A reference to the model.  Ask for it anew for each request.
+        """A reference to the model.  Read it anew for each request.
 
         Raises:
             RejectedError: the model's process is not ready; the text says why.  Nothing
@@ -321,15 +321,15 @@ class ModelHost:
         """The worker of the model's process, to call functions there.
 
         Raises:
-            RejectedError: as of `model`.
-            NotStartedError: likewise.
+            RejectedError: as for `model`.
+            NotStartedError: the host has not been entered.
         """
         _ = self.model
         return self.worker.peer(self._name)
 
     @property
     def status(self) -> ModelHostStatus:
-        """How this web worker stands to the model's process."""
+        """The state of this web worker's attachment to the model's process."""
         machine = self._machine
         return ModelHostStatus(
             machine.state.name.lower(),
@@ -376,15 +376,15 @@ class ModelHost:
         return NotStartedError(f"this web worker has left model {self._name!r}")
 
     def _doing(self) -> str:
-        """Say what is being done, and why."""
+        """Return what is being done in words, and why."""
         machine = self._machine
         problem = f"; before that {machine.problem}" if machine.problem else ""
         return f"{_DOING[machine.state]}{problem}"
 
-    # --- what the machine says -------------------------------------------------------
+    # --- what the machine decides ----------------------------------------------------
 
     async def _run(self, slot: ModelSlot, order: HostOrder) -> None:
-        """Do what the state says, until this web worker leaves."""
+        """Act on the state until this web worker leaves."""
         while self._machine.state is not AttachmentState.CLOSED:
             try:
                 await self._step(slot, order)
@@ -427,7 +427,7 @@ class ModelHost:
         if not seen.is_held:
             self._lose(*self._died("before it listened"))
         elif seen.note is None or seen.note.generation == self._generation:
-            await asyncio.sleep(POLL_S)  # it is being started, or has not ended yet
+            await asyncio.sleep(POLL_S)  # the process is starting, or still ending
         elif seen.note.is_ending:
             self._generation = seen.note.generation
             self._machine.advance(AttachmentEvent.ENDING)
@@ -445,11 +445,11 @@ class ModelHost:
         try:
             async with contextlib.aclosing(peer.stream(attach, self._version)) as news:
                 async for word, told in news:
-                    if word == ENDING:  # also if it has not taken this web worker in
+                    if word == ENDING:  # even if it has not accepted this web worker
                         self._generation = seen.note.generation
                     self._on_news(word, told)
         except AuthenticationError as error:
-            problem = "the secret of its directory was replaced: restart this program"
+            problem = "the secret in its directory was replaced: restart this program"
             self._lose(error, problem)
         except AsyncRpcError as error:
             if isinstance(error, RemoteError) and error.outcome is Outcome.EXECUTED:
@@ -457,8 +457,7 @@ class ModelHost:
                 return
             still = await asyncio.to_thread(slot.look)
             if self._machine.state is AttachmentState.STARTING and still.is_held:
-                # It did not take this web worker in: it is ending, or busy with its
-                # imports.
+                # It did not accept this web worker: it is ending, or busy importing.
                 await asyncio.sleep(POLL_S)
                 return
             self._lose(*self._died(f"(pid {pid}): {error}"))
@@ -466,7 +465,7 @@ class ModelHost:
             self._model = None
 
     async def _hang_up(self) -> None:
-        """End the link to a process before this one: calls would go there still."""
+        """End the link to the previous process, which would still get calls."""
         link = self.worker.parts.directory.link_to(self._name)
         if link is not None:
             link.connection.close("another process has the model now")
@@ -488,7 +487,7 @@ class ModelHost:
         self._changed.set()
 
     async def _until_gone(self, slot: ModelSlot) -> None:
-        """Wait for the end of a process that ends in order."""
+        """Wait until a process that is shutting down has ended."""
         seen = await asyncio.to_thread(slot.look)
         is_another = seen.note is not None and seen.note.generation != self._generation
         if is_another or not seen.is_held:
@@ -520,14 +519,14 @@ def _process_failed(problem: str) -> ProcessFailedError:
 
 
 _DOING: Final = {
-    AttachmentState.SEEKING: "its process is looked for",
+    AttachmentState.SEEKING: "its process is being looked for",
     AttachmentState.STARTING: "its process is being started",
     AttachmentState.LOADING: "its process is making the model",
     AttachmentState.READY: "its process is ready",
-    AttachmentState.LEAVING: "its process is ending, and another one will be started",
+    AttachmentState.LEAVING: "its process is ending, and another will be started",
     AttachmentState.RESTING: "its process is about to be started again",
     AttachmentState.TRIPPED: (
-        "its process was lost too often, and is started again after a while"
+        "its process was lost too often, and will be started again after a while"
     ),
     AttachmentState.CLOSED: "this web worker has left it",
 }

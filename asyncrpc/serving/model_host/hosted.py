@@ -1,8 +1,8 @@
 """The model in its process: made once, and lent to the web workers that attach.
 
-A web worker attaches by a stream.  Its items say how far the model is; it lasts until
-the web worker leaves or is lost, or the process ends.  So who is attached is known by
-what every stream knows anyway: when its consumer is gone.
+A web worker attaches by a stream.  Its items tell the state of the model; it lasts
+until the web worker leaves or is lost, or the process ends.  So the end of the stream
+tells that its web worker is gone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger("asyncrpc")
 
 SERVICE: Final = "model_host"
 
-# What a web worker is told: the word, and what belongs to it.
+# News for a web worker: the kind, and its value.
 HostNews: TypeAlias = tuple[str, Any]
 LOADING: Final = "loading"  # the generation of the process
 READY: Final = "ready"  # a reference to the model
@@ -47,11 +47,11 @@ ENDING: Final = "ending"  # why
 
 
 class HostedModel:
-    """The model of one process, and who uses it; a `Service` of the process's worker.
+    """The model of one process, and its users; a `Service` of the process's worker.
 
     Attributes:
         occupancy: decides how long the process lives.
-        changed: set when the occupancy has to be looked at again.
+        changed: set when the occupancy must be checked again.
     """
 
     name = SERVICE
@@ -60,7 +60,7 @@ class HostedModel:
         """Prepare; `make` begins.
 
         Args:
-            order: what the process was told.
+            order: the order by which the process was started.
             lock: the locked file of its slot; -1 once another process has the slot.
         """
         self._order = order
@@ -78,14 +78,14 @@ class HostedModel:
 
     @property
     def routes(self) -> Iterable[Route]:
-        """It takes no messages: web workers call a function."""
+        """No routes: web workers call a function instead."""
         return ()
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Do nothing: the streams of the peer end by themselves."""
 
     async def close(self) -> None:
-        """Do nothing: `hold` lets go of the model."""
+        """Do nothing: `hold` releases the model."""
 
     @property
     def is_stuck(self) -> bool:
@@ -94,22 +94,22 @@ class HostedModel:
 
     @property
     def is_made(self) -> bool:
-        """Whether there is a model to let go of."""
+        """Whether there is a model to release."""
         return self._made.done() and self._made.exception() is None
 
     # --- the model -------------------------------------------------------------------
 
     async def hold(self, release: asyncio.Event) -> None:
-        """Make the model, and let go of it when `release` is set.
+        """Make the model, and release it when `release` is set.
 
         Cancellation:
-            The model is let go of; a thread that makes it goes on.
+            The model is released; a thread that makes it continues.
         """
         try:
             async with contextlib.AsyncExitStack() as stack:
                 model = await self._make(stack)
-                # What is there lasts: a look for cycles need not go through all of it,
-                # for 0.1 s, while requests wait.
+                # The objects made so far stay: the collector need not search them for
+                # cycles, for 0.1 s, while requests wait.
                 gc.collect()
                 gc.freeze()
                 self._made.set_result(RRef(model))
@@ -123,7 +123,7 @@ class HostedModel:
             self._fail(error)
 
     async def _make(self, stack: contextlib.AsyncExitStack) -> Any:
-        """Return what the function makes: a value, awaited or entered if it can be."""
+        """Return the result of the function, awaited or entered if possible."""
         function = await self._in_thread(lambda: resolve(self._order))
         if inspect.iscoroutinefunction(function):
             made = await function()
@@ -138,7 +138,7 @@ class HostedModel:
         return made
 
     def _fail(self, error: BaseException) -> None:
-        """The model could not be made: tell all who ask, for a while."""
+        """Note that the model could not be made; for a while, tell all web workers."""
         self._is_loading_in_thread = False
         logger.error(
             "model %r: %s() raised",
@@ -146,7 +146,7 @@ class HostedModel:
             self._order.function,
             exc_info=error,
         )
-        if not isinstance(error, Exception):  # SystemExit, say, would end the loop
+        if not isinstance(error, Exception):  # such as SystemExit, which ends the loop
             text = f"{self._order.function}() raised {type(error).__name__}: {error}"
             error, cause = RuntimeError(text), error
             error.__cause__ = cause
@@ -157,7 +157,7 @@ class HostedModel:
         self.changed.set()
 
     async def _in_thread(self, job: Callable[[], Any]) -> Any:
-        """Run a job in a thread of its own, which does not keep the process alive."""
+        """Run a job in a new thread that does not keep the process alive."""
         done: asyncio.Future[Any] = self._loop.create_future()
         finish = outcome_to(done)
         context = contextvars.copy_context()  # has the current worker
@@ -166,7 +166,7 @@ class HostedModel:
             result, problem = None, None
             try:
                 result = context.run(job)
-            except BaseException as error:  # noqa: BLE001  (who awaits it gets it)
+            except BaseException as error:  # noqa: BLE001  (raised in the awaiter)
                 problem = error
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(finish, result, problem)
@@ -174,7 +174,7 @@ class HostedModel:
         threading.Thread(target=run, name="asyncrpc-model", daemon=True).start()
         return await done
 
-    # --- who uses it -----------------------------------------------------------------
+    # --- its users -------------------------------------------------------------------
 
     async def attach(self, version: str) -> AsyncIterator[HostNews]:
         """Lend the model to a web worker, as long as it consumes this.
@@ -200,7 +200,7 @@ class HostedModel:
             self.changed.set()
 
     async def _model(self) -> RRef[Any]:
-        """Return the model, or raise why there is none, each time the same."""
+        """Return the model, or raise the error of the function that makes it."""
         await asyncio.wait([self._made])
         error = self._made.exception()
         if error is not None:  # without the frames of those it was raised to before
@@ -211,14 +211,14 @@ class HostedModel:
         """Return why a web worker needs another process; empty if it does not."""
         ours = self._order.version
         if version != ours:
-            return f"it has version {ours!r}, and version {version!r} is wanted"
+            return f"it has version {ours!r}, but version {version!r} is wanted"
         if self._sources is None:
             return ""
         changed = await self._in_thread(self._sources.changed)
         return f"{changed} has changed since it was started" if changed else ""
 
     def _retire(self, why: str) -> None:
-        """Leave the slot to a process with newer code."""
+        """Give the slot to a process with newer code."""
         self._why = why
         self.occupancy.advance(OccupancyEvent.OUTDATED)
         if self.occupancy.state is OccupancyState.RETIRED and self._lock >= 0:
@@ -228,7 +228,7 @@ class HostedModel:
         self.changed.set()
 
     def end(self, why: str) -> None:
-        """End because a signal has come."""
+        """End the process, after a signal."""
         self._why = why
         self.occupancy.advance(OccupancyEvent.TOLD_TO_END)
         self.changed.set()
@@ -238,21 +238,21 @@ class HostedModel:
         self._why = self._why or "no web worker has used it for a while"
         self._ended.set()
 
-    # --- its place -------------------------------------------------------------------
+    # --- its slot --------------------------------------------------------------------
 
     def tell(self, note: SlotNote) -> None:
-        """Write the note, unless another process has the slot; it blocks the thread."""
+        """Write the note, unless another process has the slot; blocks this thread."""
         if self._lock >= 0:
             with contextlib.suppress(OSError):
                 self._slot.write_note(note)
 
     def untell(self) -> None:
-        """Remove the note; the kernel frees the slot when the memory is free, too."""
+        """Remove the note; the kernel frees the slot together with the memory."""
         if self._lock >= 0:
             self._slot.remove_note()
 
     def keep_fresh(self) -> None:
-        """Keep the slot from being taken for garbage; it blocks this thread."""
+        """Protect the slot from cleaners of temporary files; blocks this thread."""
         if self._lock >= 0:
             with contextlib.suppress(OSError):
                 self._slot.keep_fresh()

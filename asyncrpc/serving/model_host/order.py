@@ -1,4 +1,4 @@
-"""What a model process is told by the web worker that starts it."""
+"""The order that a model process gets from the web worker that starts it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _MAIN_KEYS: Final = ("init_main_from_path", "init_main_from_name")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOrder:
-    """What a model process needs to begin.
+    """The data that a model process needs to start.
 
     Attributes:
         name: of its worker.
-        function: that makes the model, as `module:qualname`.
-        version: that the web worker asks for.
-        generation: which process it is.
+        function: the function that makes the model, as `module:qualname`.
+        version: the version that the web worker wants.
+        generation: identifies the process.
         linger_s: seconds that it waits for web workers once all have left.
         folder: of its slot.
         options: of its worker, without the secret.
         main: how to import the main module of the web worker, if the function is there.
-        secret: of the slot; kept out of every text.
+        secret: of the slot; not shown in any text.
     """
 
     name: str
@@ -57,7 +57,7 @@ def name_of_function(function: Callable[[], Any] | str) -> str:
     """Return the name by which another process imports a function.
 
     Raises:
-        UsageError: it has none.
+        UsageError: the function has no such name.
     """
     if not isinstance(function, str):
         if not callable(function):
@@ -82,13 +82,13 @@ _WANTED: Final = (
 
 
 def file_of(function: str) -> str:
-    """Return the file of the module in which a function is; it blocks this thread.
+    """Return the file of the module in which a function is; blocks this thread.
 
     Args:
         function: as `name_of_function` returns it.
 
     Raises:
-        UsageError: there is no such module.
+        UsageError: the module does not exist.
     """
     name = function.partition(":")[0]
     module = sys.modules.get(name)
@@ -100,8 +100,8 @@ def file_of(function: str) -> str:
         raise UsageError(f"make_model: {function!r}: {error}") from error
     if found is None:
         raise UsageError(
-            f"make_model: {function!r}: there is no module {name!r}; it is looked for "
-            "where this program imports from (sys.path)"
+            f"make_model: {function!r}: there is no module {name!r} in the import path "
+            "of this program (sys.path)"
         )
     return found.origin or ""
 
@@ -110,8 +110,8 @@ def main_for(function: str) -> Mapping[str, str]:
     """Return how to import the main module, if a function is there; else nothing.
 
     Raises:
-        UsageError: it is in a main module that cannot be imported, as of an interactive
-            program.
+        UsageError: the function is in a main module that cannot be imported, such as
+            that of an interactive program.
 
     Source: multiprocessing does the same with the method `spawn`.
     """
@@ -128,7 +128,7 @@ def main_for(function: str) -> Mapping[str, str]:
 
 
 def resolve(order: HostOrder) -> Callable[[], Any]:
-    """Import the function of an order; it blocks this thread.
+    """Import the function of an order; blocks this thread.
 
     Raises:
         UsageError: the module has no such function.

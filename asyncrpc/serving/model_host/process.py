@@ -1,4 +1,4 @@
-"""The model process: a worker, a model, and nobody who owns them.
+"""The model process: a worker and a model, without a parent process.
 
 It begins with a lock that it inherits, listens, makes the model, and ends when the
 machine in `machine.occupancy` says so.
@@ -29,7 +29,7 @@ from asyncrpc.serving.model_host.machine.occupancy import OccupancyState
 from asyncrpc.serving.model_host.order import HostOrder
 from asyncrpc.serving.model_host.slot import SlotNote
 
-FRESH_S: Final = 3600.0  # cleaners of temporary directories count days
+FRESH_S: Final = 3600.0  # cleaners of temporary directories wait for days
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -37,16 +37,16 @@ def main(told: BinaryIO, lock: int) -> None:
     """Run the process.
 
     Args:
-        told: the order comes by it.
+        told: pipe from which the order is read.
         lock: the locked file of the slot, which is inherited.
     """
-    order: HostOrder = pickle.load(told)  # noqa: S301  (of who started us)
+    order: HostOrder = pickle.load(told)  # noqa: S301  (from our starter)
     _let_go_of(told)
     _keep_to_this_process(lock)
     sys.argv[:] = [order.function]
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe would hold back kilobytes
+    if isinstance(sys.stdout, io.TextIOWrapper):  # to a pipe, kilobytes are buffered
         sys.stdout.reconfigure(line_buffering=True)
-    faulthandler.enable()  # a crash of native code says where, at least
+    faulthandler.enable()  # shows where native code crashes
     is_stuck = run(_serve(order, lock))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -61,7 +61,7 @@ def _let_go_of(told: BinaryIO) -> None:
 
 
 def _keep_to_this_process(lock: int) -> None:
-    """Let no process that the model starts hold the lock when this one has died."""
+    """Keep processes that the model starts from holding the lock after this one."""
     os.set_inheritable(lock, False)  # noqa: FBT003  (positional only)
     os.register_at_fork(after_in_child=lambda: _close(lock))
 
@@ -92,7 +92,7 @@ async def _serve(order: HostOrder, lock: int) -> bool:
         async with worker:
             note = _note_of(order, worker.addresses)
             await asyncio.to_thread(for_verbs.write, worker.addresses)
-            await asyncio.to_thread(hosted.keep_fresh)  # the last one may have died
+            await asyncio.to_thread(hosted.keep_fresh)  # the previous one may have died
             await asyncio.to_thread(hosted.tell, note)
             holding = loop.create_task(hosted.hold(released), name="asyncrpc model")
             await _until_ending(hosted)
@@ -144,7 +144,7 @@ def options_with(given: Options, secret: bytes, sockets: SocketDirectory) -> Opt
     """Return options of a worker that only processes of this user can reach.
 
     Args:
-        given: what else is wanted.
+        given: all other options.
         secret: of the slot.
         sockets: where it listens.
     """

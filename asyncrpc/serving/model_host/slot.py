@@ -2,19 +2,19 @@
 
     lock        locked by the process that has been started, from before its first
                 instruction to its end; the kernel unlocks it
-    note.json   who it is, and where it listens; written once it does
-    secret      that it and its web workers prove to know, mode 0600
-    workers/    a note of its worker, and of that of each web worker, by which
-                `asyncrpc status` and the other verbs find them
+    note.json   its identity, and where it listens; written once it listens
+    secret      proved by the process and its web workers; mode 0600
+    workers/    notes of its worker and of the workers of its web workers, by which
+                `asyncrpc status` and the other commands find them
 
-The lock decides who starts the process, and tells a dead one from a live one: numbers
-of processes are used again.  Who takes the lock passes it on, still locked, to the
-process that it starts.  So there is no moment in which a second could be started, even
-if the first web worker is killed in the middle.
+The lock decides which web worker starts the process, and tells a dead process from a
+live one, as process ids are reused.  The web worker that takes the lock passes it on,
+still locked, to the process that it starts.  So a second process can never be started,
+even if the first web worker is killed in between.
 
-A slot belongs to a name, a function, the file that it is in, an interpreter and a host:
-two applications of one user do not meet in it by accident.  The directory stays when
-the process has ended: its web workers may wait for the next one, and know the secret.
+A slot belongs to a name, a function and its file, an interpreter and a host, so that
+two applications of one user do not share it by accident.  The directory stays when the
+process has ended: its web workers may wait for the next one, and know the secret.
 
 Everything here blocks the calling thread.
 """
@@ -41,29 +41,29 @@ from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.run_places import make_place, places, read_own, write_own
 from asyncrpc.runtime.secret_file import read_secret
 
-FOLDER: Final = "models"  # of all slots, in the place of the user's runs
-_STEM_MAX: Final = 16  # people look for it in a listing
+FOLDER: Final = "models"  # of all slots, in the directory of the user's runs
+_STEM_MAX: Final = 16  # for people, in a listing
 _KEY_CHARACTERS: Final = 12
 _SECRET_BYTES: Final = 32
-_TRIES: Final = 16  # of a lock that is replaced meanwhile
+_TRIES: Final = 16  # to lock a file that is replaced meanwhile
 _PRIVATE_FILE: Final = 0o600
 _PRIVATE_DIRECTORY: Final = 0o700
 
 
 @dataclass(frozen=True, slots=True)
 class SlotNote:
-    """What a model process tells of itself.
+    """The note of a model process.
 
     Attributes:
-        generation: which process it is; drawn anew for each.
-        pid: of it, for people.
+        generation: identifies the process; drawn anew for each.
+        pid: of the process, for people.
         addresses: where it listens.
-        function: that makes the model.
+        function: the function that makes the model.
         folder: where it was started.
         host: name of the host.
         host_id: of the host and its namespaces; see `asyncrpc.runtime.host`.
-        began_s: when, in seconds since 1970.
-        is_ending: whether it takes no more web workers.
+        began_s: when it began, in seconds since 1970.
+        is_ending: whether it accepts no more web workers.
     """
 
     generation: str
@@ -102,10 +102,10 @@ def read_slot_note(text: bytes | None) -> SlotNote | None:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What was seen of a slot.
+    """The observed state of a slot.
 
     Attributes:
-        is_held: whether a process has it, or is being started in it.
+        is_held: whether a process has the slot, or is being started in it.
         note: of that process; None: it does not listen yet.
     """
 
@@ -121,7 +121,7 @@ class ModelSlot:
     """
 
     def __init__(self, path: Path) -> None:
-        """Describe it.
+        """Describe the slot.
 
         Args:
             path: of the directory.
@@ -136,16 +136,16 @@ class ModelSlot:
         file: str,
         environ: Mapping[str, str] = os.environ,
     ) -> Self:
-        """Return the slot of a model; make its directory if it is not there.
+        """Return the slot of a model; make its directory if it does not exist.
 
         Args:
             name: of the model.
-            function: that makes it.
+            function: the function that makes it.
             file: in which the function is.
-            environ: may name another place.
+            environ: may name another parent directory.
 
         Raises:
-            UsageError: no directory can be made.
+            UsageError: the directory cannot be made.
         """
         place = make_place(places(environ, os.geteuid(), Path(tempfile.gettempdir())))
         told = [name, function, file, sys.prefix, HOST_ID]
@@ -157,15 +157,15 @@ class ModelSlot:
         except OSError as error:
             raise UsageError(
                 f"cannot make {str(slot.path)!r}: {error.strerror or error}; "
-                "ASYNCRPC_RUN_DIR names another place"
+                "set ASYNCRPC_RUN_DIR to another directory"
             ) from error
         return slot
 
     def make(self) -> None:
-        """Make the directory, unless it is there.
+        """Make the directory, unless it exists.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the directory cannot be made.
         """
         for path in (self.path, self.path / NOTES):
             path.mkdir(mode=_PRIVATE_DIRECTORY, parents=True, exist_ok=True)
@@ -186,7 +186,7 @@ class ModelSlot:
         The note of a process that has died is removed.
 
         Raises:
-            OSError: the file cannot be made or locked.
+            OSError: the lock file cannot be made or locked.
         """
         self.make()
         flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -201,7 +201,7 @@ class ModelSlot:
                 self._note_path.unlink(missing_ok=True)
                 return lock
             os.close(lock)  # it was removed, and perhaps made anew, in between
-        raise OSError(f"{self._lock_path} is removed all the time")
+        raise OSError(f"{self._lock_path} was removed during all {_TRIES} attempts")
 
     def _is_at_its_path(self, lock: int) -> bool:
         try:
@@ -210,14 +210,14 @@ class ModelSlot:
             return False
 
     def look(self) -> Sighting:
-        """Return what is to be seen, and change nothing."""
+        """Return the state of the slot, and change nothing."""
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             lock = os.open(self._lock_path, flags)
         except OSError:
             return Sighting(is_held=False, note=None)
         try:
-            # Whoever tries to take it just now looks again a moment later.
+            # A process that tries to take it at this moment tries again.
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return Sighting(is_held=True, note=self.note())
@@ -228,26 +228,26 @@ class ModelSlot:
     # --- the files -------------------------------------------------------------------
 
     def note(self) -> SlotNote | None:
-        """Return the note of the process that listens; None if there is none."""
+        """Return the note of the listening process; None if no process listens."""
         return read_slot_note(read_own(self._note_path))
 
     def write_note(self, note: SlotNote) -> None:
-        """Replace the note; only who holds the lock may.
+        """Replace the note; only for the holder of the lock.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the note cannot be written.
         """
         unnamed = self.path / f"note.{note.generation}"
         write_own(unnamed, note.as_json())
         unnamed.rename(self._note_path)
 
     def remove_note(self) -> None:
-        """Remove the note; only who holds the lock may."""
+        """Remove the note; only for the holder of the lock."""
         with contextlib.suppress(OSError):
             self._note_path.unlink(missing_ok=True)
 
     def keep_fresh(self) -> None:
-        """Make the files look used: cleaners remove what is old from temporary ones.
+        """Make the files look used, as cleaners remove old temporary files.
 
         The notes of web workers that were killed are removed.
         """
@@ -259,17 +259,17 @@ class ModelSlot:
                 os.utime(path, follow_symlinks=False)
 
     def secret(self) -> bytes:
-        """Return the secret of the slot; draw it if there is none yet.
+        """Return the secret of the slot; draw it if the slot has none yet.
 
         Raises:
-            UsageError: others can read it, or it cannot be written.
+            UsageError: other users can read the file, or it cannot be written.
         """
         path = self.path / "secret"
         if not path.exists():
             unnamed = self.path / f"secret.{secrets.token_hex(4)}"
             try:
                 write_own(unnamed, secrets.token_hex(_SECRET_BYTES).encode())
-                with contextlib.suppress(FileExistsError):  # another was quicker
+                with contextlib.suppress(FileExistsError):  # another process was first
                     os.link(unnamed, path)
             except OSError as error:
                 raise UsageError(f"cannot write {str(path)!r}: {error}") from error

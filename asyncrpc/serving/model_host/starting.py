@@ -1,12 +1,11 @@
-"""Starts a model process that outlives who starts it.
+"""Starts a model process that outlives the web worker that starts it.
 
-It is nobody's child: a web worker that is killed, or reloads, takes nothing along and
-leaves nothing behind.  A small program is started, which starts the process in a
-session of its own and ends at once.  So Ctrl-C in a terminal does not reach the
-process, and the system takes its exit status.
+It is not a child of the web worker, which may be killed or reloaded.  A small program
+is started, which starts the process in a new session and ends at once.  So Ctrl-C in a
+terminal does not reach the process, and the system collects its exit status.
 
-It inherits the output of the web worker and no other descriptor, but for the lock of
-its slot: a listening socket of the web server, say, would keep the port in use.
+It inherits the output of the web worker, the lock of its slot, and no other descriptor:
+a listening socket of the web server, for example, would keep the port in use.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from asyncrpc.inspection.run_note import without_entry
 from asyncrpc.serving.model_host.order import HostOrder
 from asyncrpc.serving.model_host.slot import ModelSlot
 
-# Becomes the model process, in a session of its own, as the child of nobody.
+# Becomes the model process, in a new session, as an orphan.
 _LEAVE: Final = """\
 import os, sys
 if os.fork():
@@ -44,13 +43,13 @@ main(told, int(sys.argv[1]))
 def start_unless_held(slot: ModelSlot, order: HostOrder) -> bool:
     """Start the process of a slot, unless one runs or is being started there.
 
-    It blocks this thread for some 20 ms.
+    Blocks this thread for some 20 ms.
 
     Returns:
         Whether this call has started it.
 
     Raises:
-        ProcessFailedError: no process could be started.
+        ProcessFailedError: the process could not be started.
     """
     lock = None
     try:
@@ -67,7 +66,7 @@ def start_unless_held(slot: ModelSlot, order: HostOrder) -> bool:
         ) from error
     finally:
         if lock is not None:
-            os.close(lock)  # the process has it, and keeps it locked
+            os.close(lock)  # the process has its copy, and keeps it locked
     return True
 
 
@@ -77,11 +76,11 @@ def _start(lock: int, order: HostOrder) -> None:
         [sys.executable, "-I", "-S", "-c", _LEAVE, *command],
         stdin=subprocess.PIPE,
         pass_fds=[lock],
-        env=without_entry(),  # web workers of other runs may use it, too
+        env=without_entry(),  # web workers of other runs may use it as well
     )
     assert process.stdin is not None
-    # A pipe holds 64 KiB, so this does not wait for the imports of the process.  One
-    # that has died has left the lock, which those who wait will see.
+    # A pipe holds 64 KiB, so this does not wait for the imports of the process.  If the
+    # process has died, its lock is free, which waiting web workers will see.
     with contextlib.suppress(BrokenPipeError), process:
         process.stdin.write(pickle.dumps(list(sys.path)))
         process.stdin.write(pickle.dumps(order))

@@ -1,4 +1,4 @@
-"""Several workers that do the same, called as one, and what they say of themselves."""
+"""Several workers that do the same, called as one, and the state that they report."""
 
 from asyncrpc.serving.replicas.call import ReplicaAnswer
 from asyncrpc.serving.replicas.options import ReplicaOptions

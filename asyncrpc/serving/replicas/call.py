@@ -32,9 +32,9 @@ class ReplicaAnswer(Generic[T]):
     """An answer, and where it comes from.
 
     Attributes:
-        value: what the function returned.
+        value: the result of the function.
         replica: name of the worker that it ran on.
-        version: of the weights that made it; None: the function did not say.
+        version: of the weights that made it; None: the function did not tell.
         attempts: how many times the call was made, hedged calls included.
     """
 
@@ -46,14 +46,14 @@ class ReplicaAnswer(Generic[T]):
 
 @dataclass(slots=True)
 class CallCounts:
-    """What has become of the calls of one router.
+    """The calls of one router, counted.
 
     Attributes:
-        calls: that were made.
+        calls: calls that were made.
         retries: attempts after another had failed.
-        retries_refused: that the budget did not allow.
-        hedges: attempts beside another that was slow.
-        hedges_won: of those, how many answered first.
+        retries_refused: retries that the budget did not allow.
+        hedges: attempts in parallel with a slow one.
+        hedges_won: how many of these answered first.
     """
 
     calls: int = 0
@@ -86,8 +86,8 @@ class ReplicaCall:
     """One call of the program.
 
     Attributes:
-        router: chooses.
-        counts: what is counted.
+        router: chooses the replica.
+        counts: counters of the router's calls.
         function: its name, for people.
         start: begins one attempt at a replica; it may raise.
         key: calls with the same one go to the same replica.
@@ -107,7 +107,7 @@ class ReplicaCall:
     retries: int = 0
 
     async def run(self) -> ReplicaAnswer[Any]:
-        """Make attempts until one says something final.
+        """Make attempts until one has a final result.
 
         Cancellation:
             The attempts under way are cancelled.
@@ -123,7 +123,7 @@ class ReplicaCall:
                 self.check_may_go_on(failed)
 
     def begin(self) -> None:
-        """Pay into the budgets, and be counted."""
+        """Pay into the budgets, and count the call."""
         routing = self.router.routing
         now_s = self.router.worker.loop.time()
         routing.retries.pay(now_s)
@@ -148,12 +148,12 @@ class ReplicaCall:
         return found
 
     def check_may_go_on(self, failed: AttemptFailedError) -> None:
-        """Raise the error of a failed attempt, unless another one is to be made."""
+        """Raise the error of a failed attempt unless another attempt may follow."""
         if not self._may_go_on(failed.failure):
             raise_cause(failed)
 
     def note_attempt(self, record: ReplicaRecord) -> None:
-        """Take note that an attempt is made at a replica."""
+        """Note that an attempt is made at a replica."""
         self.tried.append(record)
         self.attempts += 1
 
@@ -190,7 +190,7 @@ class ReplicaCall:
         return self._answered(first, value, is_first=True)
 
     async def _race(self, first: ReplicaAttempt, after_s: float) -> ReplicaAnswer[Any]:
-        """Wait for an attempt, and from some time on for a second one as well."""
+        """Wait for an attempt; after `after_s`, start a second one beside it."""
         running = [first]
         failed: AttemptFailedError | None = None
         timeout_s: float | None = after_s
@@ -271,7 +271,7 @@ class ReplicaCall:
     def _give_up(self, attempt: ReplicaAttempt, *, is_first: bool) -> None:
         """Cancel an attempt that is no longer wanted."""
         if not attempt.future.cancel():
-            # It has ended in the same turn: its error, if any, is of no interest.
+            # It has ended in the same loop iteration: mark any error as read.
             attempt.future.cancelled() or attempt.future.exception()
         self.router.end(attempt.record, Health.UNKNOWN)
         if is_first:
@@ -291,7 +291,7 @@ class ReplicaCall:
 
 
 def raise_cause(failed: AttemptFailedError) -> NoReturn:
-    """Raise the error of the program, without what is between."""
+    """Raise the program's error, without the `AttemptFailedError` around it."""
     raise failed.error from failed.error.__cause__
 
 
@@ -302,7 +302,7 @@ def starter(
     kwargs: Mapping[str, Any],
     options: CallOptions,
 ) -> tuple[str, Callable[[ReplicaRecord, Deadline | None], CallFuture[Any]]]:
-    """Return a function's name, and what begins one attempt at a replica.
+    """Return a function's name, and a function that begins one attempt.
 
     Raises:
         EncodeError: the function cannot be named.
@@ -330,10 +330,10 @@ _KEY_WANTED: Final = "a string, bytes, an integer, or None"
 
 
 def key_bytes(key: Any) -> bytes | None:
-    """Return what a key is hashed as.
+    """Return the bytes of a key that are hashed.
 
     Raises:
-        UsageError: it is of another kind.
+        UsageError: the key has the wrong type.
     """
     if key is None or type(key) is bytes:
         return key

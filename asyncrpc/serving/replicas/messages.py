@@ -1,7 +1,7 @@
 """The messages between replicas and their routers, and the note beside an answer.
 
-A router asks each replica once how it is (`WatchReplica`); from then on the replica
-tells what has changed (`ReplicaNews`), and with every answer its load (`AnswerNote`).
+A router asks each replica once for its state (`WatchReplica`); from then on the replica
+reports changes (`ReplicaNews`), and with every answer its load (`AnswerNote`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _NOTE_FIELDS: Final = 3
 
 
 class ReplicaStatement(NamedTuple):
-    """What a replica says of itself.
+    """The state of a replica.
 
     Attributes:
         is_ready: whether it takes calls.
         is_draining: whether it takes no further calls.
         age_s: seconds for which it has been ready.
-        load: calls that it works on, or what its program counts in place of them.
+        load: calls that it works on, or the number that its program returns instead.
         weight: its share of the calls, relative to other replicas.
-        canary: which share of the calls canaries get; 0: it is not a canary.
+        canary: share of the calls that canaries get; 0: it is not a canary.
         version: of its weights; None: it has none.
     """
 
@@ -38,30 +38,30 @@ class ReplicaStatement(NamedTuple):
 
 @message(SERVICE, "watch")
 class WatchReplica(Request[ReplicaStatement | None]):
-    """Ask a replica how it is, and for its news from now on.
+    """Ask a replica for its state, and for its news from now on.
 
-    The answer is None of a worker that says nothing of itself.
+    A worker that is not a replica answers None.
     """
 
 
 @message(SERVICE, "news")
 class ReplicaNews(Request[None]):
-    """What has changed of a replica.
+    """The new state of a replica.
 
-    If it drains, it is answered when no call of the router is there any more, and none
-    can come: what was sent before the answer has been answered.
+    If the replica drains, the router answers when it has no more calls there: all calls
+    that it sent before the answer have been answered, and it sends no others.
     """
 
     statement: ReplicaStatement
 
 
 class AnswerNote(NamedTuple):
-    """What a replica tells beside an answer.
+    """What a replica reports with an answer.
 
     Attributes:
-        load: calls that it works on, this one not included.
+        load: calls that it works on, not including this one.
         is_draining: whether it takes no further calls.
-        version: of the weights that made the answer; None: its function did not say.
+        version: of the weights that made the answer; None: its function did not tell.
     """
 
     load: float
@@ -70,10 +70,10 @@ class AnswerNote(NamedTuple):
 
 
 def read_note(found: Any) -> AnswerNote | None:
-    """Return the note that came beside an answer; None: it is none that can be read.
+    """Return the note that came with an answer; None: it is not a valid note.
 
     Args:
-        found: as a peer sent it, unchecked; what follows the known fields is ignored.
+        found: as a peer sent it, unchecked; further fields are ignored.
     """
     if type(found) is not list or len(found) < _NOTE_FIELDS:
         return None

@@ -1,4 +1,4 @@
-"""How calls are spread over replicas: the numbers, and what they must be."""
+"""Options for how calls are spread over replicas."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ class ReplicaOptions:
     """How `Replicas` spreads calls.
 
     Raises:
-        UsageError: a field is of another kind, or out of its range.
+        UsageError: a field has the wrong type, or is out of range.
 
     Attributes:
         attempts_max: how often a call is made at most; hedged calls do not count.
-        retry_share: retries, as a share of all calls, that are made when replicas are
-            overloaded or lost; beside it, one retry a second.
+        retry_share: retries when replicas are overloaded or lost, as a share of all
+            calls; one retry a second is allowed in addition.
         hedge_quantile: a call of an idempotent function that takes longer than this
             quantile of the latest 500 to 1,000 calls of the function is made once
-            more, on another replica; the first answer counts.  None: none is.
+            more, on another replica; the first answer counts.  None: never.
         hedge_share: hedged calls, as a share of all calls, at most.
         eject_after: failures in a row after which a replica gets no calls for a while;
-            0: it always gets some.
+            0: it always gets calls.
         eject_s: seconds that this lasts the first time; the n-th time n times as long,
-            but no more than ten times.
+            but at most ten times.
         eject_share: share of the replicas that may be left out at the same time; one
             always may, if there are others.
         warm_s: seconds in which the share of a replica that has just become ready
-            grows from a tenth to all; 0: it gets its share at once.
-        key_load_max: a call with a key goes to the next replica of the key if its own
-            has more than so many times the mean load; None: it never does.
+            grows from a tenth to the whole; 0: it gets its whole share at once.
+        key_load_max: a call with a key goes to the next replica of the key if the load
+            of its own exceeds this multiple of the mean; None: it never does.
         ready_timeout_s: seconds that a call waits for a replica if none is ready.
     """
 

@@ -1,8 +1,8 @@
-"""A worker that says of itself that it is a replica: its load, and when it goes.
+"""A worker that announces itself as a replica, with its load and its end.
 
-`Replicas` call the workers that have entered a `Replica`.  Each tells its load with its
-answers, is given calls only when it is ready, and can drain: routers then send it no
-further call, and what runs there ends.
+`Replicas` call the workers that have entered a `Replica`.  Each reports its load with
+its answers, gets calls only when it is ready, and can drain: routers then send it no
+further call, and the running calls end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger("asyncrpc")
 
 
 class Replica:
-    """Says that a worker is a replica; an asynchronous context manager.
+    """Announces a worker as a replica; an asynchronous context manager.
 
     At the end of the block it drains, unless the block raised.
 
@@ -54,23 +54,23 @@ class Replica:
         ready: bool = True,
         drain_timeout_s: float | None = None,
     ) -> None:
-        """Describe it; `async with` announces it.
+        """Describe the replica; `async with` announces it.
 
         Args:
-            worker: that runs the functions; None: the current one.
+            worker: the worker that runs the functions; None: the current one.
             load: returns the load, a number of at least 0; it must be quick, as it is
                 called for each answer.  None: the number of calls that are served or
                 wait here.
-            model: that it serves: publishers bring it new weights, and routers are told
-                its version.
-            weight: its share of the calls, relative to other replicas; of a host with
-                twice the speed, twice as large.
+            model: the served model: publishers bring it new weights, and routers are
+                told its version.
+            weight: its share of the calls, relative to other replicas; a host with
+                twice the speed may get twice the weight.
             ready: whether it takes calls at once.  False: from `make_ready` on.
             drain_timeout_s: seconds that calls here have to end at the end of the
                 block; None: as in the worker's options.
 
         Raises:
-            UsageError: an argument is of another kind, or out of its range.
+            UsageError: an argument has the wrong type, or is out of range.
         """
         if worker is not None:
             check_kind("worker", worker, Worker, "a Worker or None")
@@ -98,9 +98,9 @@ class Replica:
         """Announce the replica.
 
         Raises:
-            NotStartedError: the worker does not run, or there is no current one.
-            UsageError: it was entered before, the worker is a replica already, or this
-                is not the worker's event loop.
+            NotStartedError: the worker does not run, or there is no current worker.
+            UsageError: this object was entered before, the worker is a replica already,
+                or this is not the worker's event loop.
         """
         worker = self._worker = self._worker or current_worker()
         worker.parts.lifecycle.check_on_loop("a Replica")
@@ -126,7 +126,7 @@ class Replica:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Drain, unless the block raised; then only say that it goes.
+        """Drain; if the block raised, only announce the end.
 
         Cancellation:
             Calls that run here are not waited for.
@@ -152,16 +152,16 @@ class Replica:
 
     @property
     def is_draining(self) -> bool:
-        """Whether it takes no further calls."""
+        """Whether the replica takes no further calls."""
         return self._is_draining
 
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Take no further calls of routers, and wait until none runs here.
 
-        A function that another worker has called may do it; its own call is not waited
-        for.  Routers are told at once, and say when they have no call here any more.
-        Calls that are on their way are still served, and so are calls of workers that
-        do not route.  It cannot be called off.
+        A function that another worker has called may drain its own worker; its own call
+        is not waited for.  Routers are told at once, and confirm when they have no more
+        calls here.  Calls that are on their way are still served, and so are direct
+        calls of other workers.  Draining cannot be undone.
 
         Args:
             timeout_s: seconds to wait; None: as in the worker's options.
@@ -171,7 +171,7 @@ class Replica:
 
         Raises:
             NotStartedError: the replica has not been entered, or the worker has ended.
-            UsageError: `timeout_s` is no number of seconds.
+            UsageError: `timeout_s` is not a number of seconds.
 
         Cancellation:
             It stays draining; calls run on.
@@ -184,7 +184,7 @@ class Replica:
         try:
             async with asyncio.timeout(timeout_s):
                 if told:
-                    await asyncio.wait(told)  # then no call is on its way any more
+                    await asyncio.wait(told)  # afterwards no call is on its way
                 await worker.parts.admission.wait_idle(but=_calls_here(worker))
         except TimeoutError:
             logger.warning(
@@ -197,7 +197,7 @@ class Replica:
         return True
 
     def _say_draining(self) -> list[asyncio.Future[Any]]:
-        """Tell all routers; return what says that they have no call here any more."""
+        """Tell all routers; return their confirmations that no call is left here."""
         _, service = self._entered()
         self._is_draining = True
         return service.tell_watchers()
@@ -208,7 +208,7 @@ class Replica:
         self._worker.parts.lifecycle.check_running()
         return self._worker, self._service
 
-    # --- what it tells ---------------------------------------------------------------
+    # --- what it reports -------------------------------------------------------------
 
     def _statement(self) -> ReplicaStatement:
         assert self._worker is not None  # it was entered
@@ -225,7 +225,7 @@ class Replica:
         )
 
     def _note(self, said: Any) -> list[Any]:
-        """Return what is told beside an answer, by what its function has said."""
+        """Return the note of an answer, with what its function has told."""
         assert self._worker is not None  # it was entered
         is_draining = self._is_draining or self._worker.is_draining
         return [self._load_now(), is_draining, said]
@@ -236,12 +236,12 @@ class Replica:
         if self._load is not None:
             try:
                 return _checked_load(self._load())
-            except Exception:  # the program's own; the answer must go
+            except Exception:  # of the program's function; the answer must be sent
                 if not self._load_failed:
                     self._load_failed = True
                     logger.exception(
-                        "worker %r: its `load` failed; the number of its calls is told"
-                        " in its place",
+                        "worker %r: its `load` failed; the number of its calls is"
+                        " reported instead",
                         self._worker.name,
                     )
         return float(self._worker.parts.active)
@@ -275,7 +275,7 @@ async def drain(timeout_s: float | None = None) -> bool:
 
     Raises:
         NotStartedError: no worker runs here, or it is not a replica.
-        UsageError: `timeout_s` is no number of seconds.
+        UsageError: `timeout_s` is not a number of seconds.
 
     Cancellation:
         It stays draining; calls run on.

@@ -1,6 +1,6 @@
 """Several workers that do the same, called as one.
 
-`Replicas` is the public interface; `router` knows who is there, `call` makes attempts,
+`Replicas` is the public interface; `router` knows the replicas, `call` makes attempts,
 `machine` decides.
 """
 
@@ -47,9 +47,9 @@ class ReplicaStatus:
         name: of its worker.
         state: `"JOINING"`, `"WARMING"`, `"READY"`, `"EJECTED"` or `"DRAINING"`.
         load: calls that it works on, as far as is known.
-        outstanding: of those, how many are from this router.
-        calls: how many this router has given it, ever.
-        version: of its weights, as it last told; None: it has none.
+        outstanding: how many of these are from this router.
+        calls: how many this router has ever given it.
+        version: of its weights, as last reported; None: it has none.
         canary: share of the calls that canaries get; 0: it is not a canary.
     """
 
@@ -64,15 +64,15 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatistics:
-    """What a router has done, and how its replicas are.
+    """The calls of a router, and the state of its replicas.
 
     Attributes:
         replicas: by name.
         calls: calls and streams of the program.
         retries: attempts after another had failed.
         retries_refused: retries that the budget did not allow.
-        hedges: attempts beside another that was slow.
-        hedges_won: of those, how many answered first.
+        hedges: attempts in parallel with a slow one.
+        hedges_won: how many of these answered first.
         hedges_refused: hedged calls that the budget did not allow.
         ejections: how often a replica was left out because it failed.
     """
@@ -101,14 +101,14 @@ class Replicas:
 
     A call goes to the less loaded of two replicas that are chosen at random.  If a
     replica did not run it, because it drains, is overloaded, or was lost before it got
-    the call, another one does.  If the replica was lost while it may have run it, the
-    call fails, unless the function is idempotent (`asyncrpc.idempotent`); such a call
-    is also made once more if it takes longer than most, and the first answer counts.
+    the call, another replica runs it.  If the replica was lost when it may already have
+    run it, the call fails, unless the function is idempotent (`asyncrpc.idempotent`);
+    such a call is also made once more if it takes longer than most, and the first
+    answer counts.
 
     Replicas are the members of the group whose names match and that have entered a
     `Replica`.  They come and go while calls are made; a worker that is started again is
-    a new replica.  Nothing is shared between routers: each may be in a process of its
-    own.
+    a new replica.  Routers share nothing: each may be in its own process.
 
     Example:
         >>> async with serving.Replicas(worker, "model-*") as replicas:
@@ -128,12 +128,12 @@ class Replicas:
         """Describe the replicas; `async with` begins to follow them.
 
         Args:
-            worker: that calls them; None: the current one.
-            names: a pattern of their names, as `model-*`; see `fnmatch`.
+            worker: the worker that calls them; None: the current one.
+            names: a pattern of their names, such as `model-*`; see `fnmatch`.
             options: how calls are spread.
 
         Raises:
-            UsageError: an argument is of another kind.
+            UsageError: an argument has the wrong type.
         """
         if worker is not None:
             check_kind("worker", worker, Worker, "a Worker or None")
@@ -148,11 +148,12 @@ class Replicas:
         self._plain = RoutedCalls(self._entered, self._counts, _RoutedOptions())
 
     async def __aenter__(self) -> Self:
-        """Begin to follow who is there.  It waits for no replica.
+        """Begin to follow the replicas; do not wait for any.
 
         Raises:
-            NotStartedError: the worker does not run, or there is no current one.
-            UsageError: it was entered before, or this is not the worker's event loop.
+            NotStartedError: the worker does not run, or there is no current worker.
+            UsageError: this object was entered before, or this is not the worker's
+                event loop.
 
         Cancellation:
             It never waits.
@@ -171,24 +172,23 @@ class Replicas:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Follow them no more.  Calls under way go on."""
+        """Stop following the replicas.  Calls under way go on."""
         assert self._router is not None  # it was entered
         await self._router.close()
 
     def using(self, **options: Any) -> RoutedCalls:
-        """Return the same replicas with other options for the calls made through it.
+        """Return the same replicas, with other options for calls made through them.
 
         Args:
             **options: `key`: a string, bytes or an integer: calls with the same key go
-                    to the same replica as long as it is ready, by whichever router.
-                    For caches: of the prefix of a prompt, of a session.
+                    to the same replica as long as it is ready, from all routers.
+                    Useful for caches, such as of a session or a prompt's prefix.
                 `idempotent`: whether the function may run twice.
                 `timeout_s`: seconds for all attempts together.
                 `codec`, `device_map`: as in `Peer.using`.
 
         Raises:
-            TypeError: there is no such option.
-            UsageError: a value is of another kind.
+            UsageError: an option is unknown, or a value has the wrong type.
 
         Example:
             >>> await replicas.using(key=session, timeout_s=2.0).call(complete, prompt)
@@ -210,8 +210,9 @@ class Replicas:
 
         Args:
             function: as for `Peer.call`.
-            *args: likewise.  Do not write to a tensor until the call returns.
-            **kwargs: likewise.
+            *args: its positional arguments.  Do not write to a tensor until the call
+                returns.
+            **kwargs: its keyword arguments.
 
         Returns:
             What `function` returned.
@@ -219,16 +220,16 @@ class Replicas:
         Raises:
             RemoteError: `function` raised.
             RejectedError: no replica is ready, or none takes the call; it was not run.
-                `OverloadedError` says when to come again.
+                `OverloadedError` says when to try again.
             WorkerLostError: the replica is gone; `outcome` says whether it may have run
                 the function.
             DeadlineExceededError: the deadline passed.
-            EncodeError: an argument cannot be sent.  Nothing was.
+            EncodeError: an argument cannot be sent.  Nothing was sent.
             UsageError: this is not the worker's event loop.
             NotStartedError: this object has not been entered.
 
         Cancellation:
-            All attempts are cancelled, where they run as well.
+            All attempts are cancelled, also on the replicas.
 
         Example:
             >>> logits = await replicas.call(predict, row)
@@ -238,12 +239,12 @@ class Replicas:
     async def answer(
         self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> ReplicaAnswer[Any]:
-        """Run `function` on one of the replicas; return its result, and who made it.
+        """Run `function` on one of the replicas; return its result and its origin.
 
         Args:
             function: as for `call`.
-            *args: likewise.
-            **kwargs: likewise.
+            *args: its positional arguments.
+            **kwargs: its keyword arguments.
 
         Returns:
             The result, the replica's name, and the version of its weights.
@@ -278,7 +279,7 @@ class Replicas:
         """Run a generator on one of the replicas and yield its items as they come.
 
         Until the first item it may move to another replica, as a call does; from then
-        on it stays.  Close it as a stream of `Peer.stream`.
+        on it stays.  Close it like a stream of `Peer.stream`.
 
         Args:
             function: a generator function.
@@ -289,7 +290,7 @@ class Replicas:
             The items, in order.
 
         Raises:
-            AsyncRpcError: as for `call`; WorkerLostError after some items, too.
+            AsyncRpcError: as for `call`; a WorkerLostError also after some items.
 
         Cancellation:
             The generator is closed; this does not wait for it.
@@ -302,15 +303,15 @@ class Replicas:
         return self._plain.stream(function, *args, **kwargs)
 
     async def wait_ready(self, count: int = 1, timeout_s: float | None = None) -> None:
-        """Wait until so many replicas take calls.
+        """Wait until `count` replicas take calls.
 
         Args:
             count: of replicas.
             timeout_s: seconds to wait; None: no limit.
 
         Raises:
-            TimeoutError: it passed.
-            UsageError: an argument is of another kind.
+            TimeoutError: `timeout_s` passed.
+            UsageError: an argument has the wrong type.
             NotStartedError: this object has not been entered.
 
         Cancellation:
@@ -323,7 +324,7 @@ class Replicas:
             await router.wait_ready(count)
 
     def statistics(self) -> ReplicaStatistics:
-        """Return how the replicas are, and what has become of the calls.
+        """Return the state of the replicas, and the counts of the calls.
 
         Raises:
             NotStartedError: this object has not been entered.
@@ -382,14 +383,15 @@ class RoutedCalls:
         """Return the same with more options; see `Replicas.using`.
 
         Raises:
-            TypeError: there is no such option.
-            UsageError: a value is of another kind.
+            UsageError: an option is unknown, or a value has the wrong type.
         """
         known = {"key", "idempotent", "timeout_s", "codec", "device_map"}
         unknown = sorted(options.keys() - known)
         if unknown:
             names = ", ".join(sorted(known))
-            raise TypeError(f"there is no option {unknown[0]!r}; there are {names}")
+            raise UsageError(
+                f"there is no call option {unknown[0]!r}; the options are {names}"
+            )
         mine = self._options
         call = replace(
             mine.call,
@@ -410,8 +412,8 @@ class RoutedCalls:
 
         Args:
             function: as there.
-            *args: likewise.
-            **kwargs: likewise.
+            *args: its positional arguments.
+            **kwargs: its keyword arguments.
 
         Raises:
             AsyncRpcError: as there.
@@ -424,12 +426,12 @@ class RoutedCalls:
     async def answer(
         self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> ReplicaAnswer[Any]:
-        """Run `function`; return its result, and who made it; see `Replicas.answer`.
+        """Run `function`; return its result and its origin; see `Replicas.answer`.
 
         Args:
             function: as there.
-            *args: likewise.
-            **kwargs: likewise.
+            *args: its positional arguments.
+            **kwargs: its keyword arguments.
 
         Raises:
             AsyncRpcError: as there.
@@ -446,8 +448,8 @@ class RoutedCalls:
 
         Args:
             function: as there.
-            *args: likewise.
-            **kwargs: likewise.
+            *args: its positional arguments.
+            **kwargs: its keyword arguments.
 
         Yields:
             The items, in order.

@@ -1,7 +1,7 @@
-"""The replicas of one router: who is there, how they are, and who gets a call.
+"""The replicas of one router: which there are, their state, and which gets a call.
 
-`machine.routing` decides.  Here are the events: members come and go, replicas say how
-they are, answers bring notes; and the waiting for a replica that is ready.
+`machine.routing` decides.  This module feeds it the events: members come and go,
+replicas report their state, answers bring notes.  It also waits for a ready replica.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from asyncrpc.serving.replicas.service import service_of
 
 logger = logging.getLogger("asyncrpc")
 
-# A replica that cannot be asked how it is is asked again after these pauses.
+# Pauses after which a replica that could not be asked for its state is asked again.
 FIRST_PAUSE_S: Final = 0.1
 LAST_PAUSE_S: Final = 2.0
 WAITING_MAX: Final = 1024  # calls that wait for a replica to become ready
@@ -57,7 +57,7 @@ class ReplicaRouter:
     Attributes:
         routing: decides.
         pattern: of the names of the replicas.
-        worker: that calls them.
+        worker: the worker that calls them.
         ejections: how often a replica was left out because it failed.
     """
 
@@ -77,7 +77,7 @@ class ReplicaRouter:
     # --- life ------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Begin to follow who is there."""
+        """Begin to follow the members that are replicas."""
         parts = self.worker.parts
         service_of(parts).listen(self)
         changes = self.worker.members_changed()
@@ -88,7 +88,7 @@ class ReplicaRouter:
         """End all tasks.
 
         Cancellation:
-            They are cancelled all the same.
+            The tasks are cancelled, but not waited for.
         """
         service_of(self.worker.parts).unlisten(self)
         tasks = [*self._watching.values()]
@@ -153,13 +153,13 @@ class ReplicaRouter:
     # --- what replicas say -----------------------------------------------------------
 
     async def _watch(self, record: ReplicaRecord) -> None:
-        """Ask a worker how it is, until it says that it is a replica, or is gone."""
+        """Ask a worker for its state until it says that it is a replica, or is gone."""
         pause_s = FIRST_PAUSE_S
         while record.life.state is ReplicaState.JOINING:
             try:
                 statement = await self._ask(record)
             except (AsyncRpcError, TimeoutError) as error:
-                # Or it does not know the question, before it enters a `Replica`.
+                # It may not know the question before it enters a `Replica`.
                 logger.debug("replica %r cannot be asked: %s", record.name, error)
             else:
                 if statement is not None:
@@ -176,7 +176,7 @@ class ReplicaRouter:
         return await ask(link, WatchReplica(), deadline=deadline)
 
     async def on_news(self, peer: WorkerId, statement: ReplicaStatement) -> None:
-        """A replica has told how it is; if it drains, wait until no call is there.
+        """Take a replica's state; if it drains, wait until no call from here is there.
 
         Cancellation:
             The replica is gone, or waits no longer.
@@ -202,7 +202,7 @@ class ReplicaRouter:
         self._changed.set()
 
     def on_note(self, record: ReplicaRecord, note: AnswerNote) -> None:
-        """An answer has brought a note."""
+        """Take the note of an answer."""
         record.tell_load(note.load, self.worker.loop.time())
         if note.is_draining:
             self.routing.advance(record, ReplicaEvent.SAID_DRAINING)
@@ -226,7 +226,7 @@ class ReplicaRouter:
             None: those that are ready have all been tried.
 
         Raises:
-            RejectedError: none became ready in time, or too many calls wait.
+            RejectedError: no replica became ready in time, or too many calls wait.
 
         Cancellation:
             Nothing has changed.
@@ -235,7 +235,7 @@ class ReplicaRouter:
         if found is not None or self._has_ready:
             return found
         if self._waiting >= WAITING_MAX:
-            raise self._none_ready(f"{self._waiting} calls wait for one")
+            raise self._none_ready(f"{self._waiting} calls wait for one, the limit")
         limit_s = self.worker.loop.time() + self.options.ready_timeout_s
         if deadline is not None:
             limit_s = min(limit_s, deadline.at_s)
@@ -246,7 +246,7 @@ class ReplicaRouter:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            waited = f"none became ready in {self.options.ready_timeout_s:g} s"
+            waited = f"none became ready within {self.options.ready_timeout_s:g} s"
             raise self._none_ready(waited) from None
         finally:
             self._waiting -= 1
@@ -255,7 +255,7 @@ class ReplicaRouter:
     def choose_now(
         self, key: bytes | None, tried: Collection[ReplicaRecord]
     ) -> ReplicaRecord | None:
-        """Return a replica; None: none is ready that has not been tried."""
+        """Return a replica; None: all ready ones have been tried."""
         now_s = self.worker.loop.time()
         return self.routing.choose(now_s, self._draw, key=key, tried=tried)
 
@@ -269,14 +269,14 @@ class ReplicaRouter:
         ]
         if more := states[NAMES_SHOWN:]:
             states[NAMES_SHOWN:] = [f"and {len(more)} more"]
-        there = "; ".join(states) or "no worker of such a name is there"
+        there = "; ".join(states) or "no worker has a matching name"
         return RejectedError(
-            f"no replica {self.pattern!r} is ready, and {why}; {there}",
+            f"no replica matching {self.pattern!r} is ready: {why}; {there}",
             outcome=Outcome.NOT_EXECUTED,
         )
 
     async def wait_ready(self, count: int) -> None:
-        """Wait until so many replicas are ready.
+        """Wait until `count` replicas are ready.
 
         Cancellation:
             Nothing has changed.
@@ -288,7 +288,7 @@ class ReplicaRouter:
     # --- what becomes of a call ------------------------------------------------------
 
     def end(self, record: ReplicaRecord, health: Health) -> None:
-        """A call has ended at a replica."""
+        """Note that a call has ended at a replica."""
         now_s = self.worker.loop.time()
         is_ejected = self.routing.end(record, health, now_s)
         if not record.outstanding and not record.life.takes_calls:
@@ -305,8 +305,8 @@ class ReplicaRouter:
     def failure_of(self, record: ReplicaRecord, error: BaseException) -> AttemptFailure:
         """Return how an attempt has failed."""
         outcome = getattr(error, "outcome", Outcome.UNKNOWN)
-        # If the function raised it, the outcome is `EXECUTED`, for nobody knows what it
-        # did before; except that what a full queue refused has not begun.
+        # If the function raised it, the outcome is `EXECUTED`, as it may have done
+        # something before; but a request that a full queue refused has not begun.
         ran = outcome is Outcome.EXECUTED and not isinstance(error, OverloadedError)
         if isinstance(error, RejectedError) and not ran:
             if self.is_leaving(record.name) and outcome is Outcome.NOT_EXECUTED:

@@ -1,6 +1,6 @@
-"""What workers say of themselves as replicas, and who listens: a service of the worker.
+"""Carries the state of replicas to their routers: a service of the worker.
 
-One for a worker, made when its program first enters a `Replica` or a `Replicas`.
+A worker has one, made when its program first enters a `Replica` or a `Replicas`.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ class HearsReplicas(Protocol):
     """Takes the news of replicas."""
 
     async def on_news(self, peer: WorkerId, statement: ReplicaStatement) -> None:
-        """A replica has told how it is; if it drains, wait until no call is there."""
+        """Take a replica's state; if it drains, wait until no call is left there."""
 
 
 class Drains(Protocol):
-    """A replica, as far as its end goes."""
+    """A replica that can drain."""
 
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Take no further calls, and wait until none runs here."""
 
 
 class ReplicaService:
-    """Tells the routers that watch this worker how it is, and hears others.
+    """Tells routers the state of this worker, and takes the state of other replicas.
 
     Attributes:
         routes: of its messages.
-        statement: returns what this worker says of itself; None: it says nothing.
-        replica: that says it; None: there is none.
+        statement: returns the state of this worker; None: it is not a replica.
+        replica: the replica of this worker; None: it is not a replica.
     """
 
     name = SERVICE
 
     def __init__(self) -> None:
-        """Begin without routers, and with nothing to say."""
+        """Begin without routers, and without a replica."""
         self.routes = (
             answers(WatchReplica, self._on_watch),
             answers(ReplicaNews, self._on_news),
@@ -62,22 +62,22 @@ class ReplicaService:
         self._listeners: list[HearsReplicas] = []
 
     def listen(self, listener: HearsReplicas) -> None:
-        """Tell a router the news of all replicas that it watches."""
+        """Pass the news of all watched replicas to a router."""
         self._listeners.append(listener)
 
     def unlisten(self, listener: HearsReplicas) -> None:
-        """Tell it no more."""
+        """Stop passing news to a router."""
         self._listeners.remove(listener)
 
     def tell_watchers(self) -> list[asyncio.Future[Any]]:
-        """Tell all routers that watch this worker how it is; return their answers."""
+        """Tell all watching routers the state of this worker; return their answers."""
         if self.statement is None:
             return []
         statement, answers_ = self.statement(), []
         for link in self._watchers.values():
             try:
                 answer = link.ask(ReplicaNews(statement))
-            except AsyncRpcError:  # it is leaving
+            except AsyncRpcError:  # the router is leaving
                 continue
             answer.add_done_callback(_forget)
             answers_.append(answer)
@@ -106,13 +106,13 @@ class ReplicaService:
 
 
 def _forget(answer: asyncio.Future[Any]) -> None:
-    """Take the error of an answer: a router that is gone needs no news."""
+    """Mark the error of an answer as read: a router that is gone needs no news."""
     if not answer.cancelled():
         answer.exception()
 
 
 def service_of(parts: Parts) -> ReplicaService:
-    """Return the service of a worker; make it if there is none."""
+    """Return the service of a worker; make it if the worker has none."""
     for service in parts.services:
         if isinstance(service, ReplicaService):
             return service

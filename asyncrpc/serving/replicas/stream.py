@@ -38,7 +38,7 @@ class RoutedStream:
         """Describe an attempt; its generator begins with its first step.
 
         Args:
-            call: that it is made for.
+            call: the call that the attempt is made for.
             record: the replica.
             open_at: asks a peer for the stream.
             options: of the call.
@@ -82,7 +82,7 @@ class RoutedStream:
         """Count the attempt as ended, and close the generator at the replica.
 
         Cancellation:
-            It hardly waits; the attempt is counted in any case.
+            The attempt is counted in any case.
         """
         try:
             await self.items.aclose()

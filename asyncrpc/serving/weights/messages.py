@@ -30,8 +30,8 @@ class VersionReport(NamedTuple):
     """Which versions a replica has.
 
     Attributes:
-        served: the one that is served.
-        kept: those before it that it can go back to, the latest last.
+        served: the current version.
+        kept: earlier versions that it can return to, the latest last.
         canary: share of the calls that canaries get; 0: it is not a canary.
     """
 
@@ -62,7 +62,7 @@ class BeginTransfer(Request[None]):
 
 @message(SERVICE, "put")
 class PutTensors(Request[None]):
-    """Bring some of the tensors.
+    """Send some of the tensors.
 
     Attributes:
         serial: of the transfer.
@@ -101,11 +101,11 @@ class AbandonTransfer(Request[None]):
 
 @message(SERVICE, "canary")
 class SetCanary(Request[VersionReport]):
-    """Say which share of the calls the canaries get.
+    """Set the share of the calls that canaries get.
 
     Attributes:
-        version: if it is served; otherwise nothing changes.
-        share: 0: they are no canaries any more.
+        version: the canaries' version; a replica that serves another changes nothing.
+        share: of the calls; 0: the replicas are no longer canaries.
     """
 
     version: Count
@@ -114,10 +114,10 @@ class SetCanary(Request[VersionReport]):
 
 @message(SERVICE, "rollback")
 class RollBack(Request[VersionReport]):
-    """Serve the version before again.
+    """Serve the previous version again.
 
     Attributes:
-        version: if it is served; otherwise nothing changes.
+        version: to withdraw; a replica that serves another changes nothing.
     """
 
     version: Count
@@ -125,12 +125,12 @@ class RollBack(Request[VersionReport]):
 
 @message(SERVICE, "send")
 class SendWeights(Request[Count | None]):
-    """Ask a replica to publish the weights that it serves to who asks.
+    """Ask a replica to send the weights that it serves to the asking worker.
 
-    The answer is their version; None: who asks has it.
+    The answer is their version; None: the asking worker needs no other.
 
     Attributes:
-        known: the version that who asks serves.
+        known: the version that the asking worker serves.
     """
 
     known: Count

@@ -1,7 +1,8 @@
-"""Brings new weights to all replicas of a model, to a few first, and takes them back.
+"""Publishes new weights to the replicas of a model, as canaries first, and rolls back.
 
-In two steps: all replicas get the weights beside those they serve; only when each has
-them whole do they serve them.  So weights that one replica refuses are served by none.
+There are two steps: all replicas receive the new weights besides those they serve; when
+each has them completely, all begin to serve them.  So weights that one replica refuses
+are not served by any.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger("asyncrpc")
 
-REPLICAS_AT_ONCE_MAX: Final = 4  # that weights are sent to; each gets them whole
+REPLICAS_AT_ONCE_MAX: Final = 4  # that weights are sent to; each gets all of them
 _GONE: Final = (WorkerLostError, TransportError, UnknownWorkerError)
 
 
@@ -57,8 +58,8 @@ class Publication:
 
     Attributes:
         version: their number.
-        replicas: names of those that serve them, in order.
-        lost: names of those that were lost meanwhile.
+        replicas: names of the replicas that serve them, sorted.
+        lost: names of the replicas that were lost meanwhile, sorted.
         canary: share of the calls that they get; 0: all replicas serve them.
     """
 
@@ -71,11 +72,11 @@ class Publication:
 class Publisher:
     """Brings weights to the replicas of a model.
 
-    Each replica serves a `ServedModel`.  Weights enter between two batches, whole or
-    not at all: a publisher that dies in the middle changes nothing.
+    Each replica serves a `ServedModel`.  Weights change between two batches, completely
+    or not at all: a publisher that dies in the middle changes nothing.
 
-    One at a time: what is published while another publication of this object, or of
-    another worker, is under way is refused or waits.
+    There is one publication at a time.  While one of this object is under way, the next
+    waits; one of another publisher is refused.
 
     Example:
         >>> publisher = serving.Publisher(worker, "model-*")
@@ -84,14 +85,14 @@ class Publisher:
     """
 
     def __init__(self, worker: Worker | None, names: str) -> None:
-        """Describe it.
+        """Describe the publisher.
 
         Args:
-            worker: that sends the weights; None: the current one.
+            worker: the worker that sends the weights; None: the current one.
             names: a pattern of the replicas' names, as for `Replicas`.
 
         Raises:
-            UsageError: an argument is of another kind.
+            UsageError: an argument has the wrong type.
         """
         if worker is not None:
             check_kind("worker", worker, Worker, "a Worker or None")
@@ -101,7 +102,7 @@ class Publisher:
         self._turn = asyncio.Lock()
         self._canary: tuple[Publication, dict[str, torch.Tensor]] | None = None
 
-    # --- what a program says ---------------------------------------------------------
+    # --- what a program calls --------------------------------------------------------
 
     async def publish(
         self,
@@ -118,19 +119,19 @@ class Publisher:
 
         Args:
             weights: a module, or its `state_dict`: the same names and shapes as those
-                of the replicas' models; kinds of floats are converted.
-            version: their number; None: one more than the highest that is there.
+                of the replicas' models; floating-point types are converted.
+            version: their number; None: one more than the highest known.
             canary: share of the calls that go to them.  0: all replicas serve them;
                 otherwise only `canaries` of them do, until `promote`.
-            canaries: how many replicas serve them, with `canary`; at least one is left
-                that does not.
+            canaries: how many replicas serve them, with `canary`; fewer than there are
+                replicas.
 
         Returns:
-            What is served, and by whom.
+            The published version, and the replicas that serve it.
 
         Raises:
             PublishError: a replica refused the weights, so none serves them.
-            UsageError: an argument is of another kind, or out of its range; the weights
+            UsageError: an argument has the wrong type, or is out of range; the weights
                 were written to while they were copied; there is no replica, or only one
                 for a canary.
             NotStartedError: the worker does not run.
@@ -165,7 +166,7 @@ class Publisher:
         """Make all replicas serve the weights that the canaries serve.
 
         Returns:
-            What is served, and by whom.
+            The published version, and the replicas that serve it.
 
         Raises:
             UsageError: this object has published no canary, or it was rolled back.
@@ -173,12 +174,15 @@ class Publisher:
             NotStartedError: the worker does not run.
 
         Cancellation:
-            As of `publish`.
+            As for `publish`.
         """
         worker = self._worker("Publisher.promote")
         async with self._turn:
             if self._canary is None:
-                raise UsageError("there is no canary; publish with canary=0.05, say")
+                raise UsageError(
+                    "there is no canary to promote; publish one, such as with"
+                    " canary=0.05"
+                )
             published, state = self._canary
             reports = await self._reports(worker)
             version = published.version
@@ -199,24 +203,24 @@ class Publisher:
             )
 
     async def roll_back(self, version: int | None = None) -> dict[str, int]:
-        """Make the replicas that serve a version serve the one before again.
+        """Make the replicas that serve a version return to the previous one.
 
-        It waits for no publication under way: replicas give that up.  Any worker may
-        do it.  Asked twice, it does nothing the second time.
+        It does not wait for a publication under way: replicas give that up.  Any worker
+        may call it.  A second call for the same version does nothing.
 
         Args:
-            version: that is taken back; None: the highest that is served.
+            version: the version to withdraw; None: the highest that is served.
 
         Returns:
             The version that each replica serves now, by its name.
 
         Raises:
-            PublishError: a replica has no version before it.
+            PublishError: a replica keeps no earlier version.
             UsageError: `version` is not the number of a version; there is no replica.
             NotStartedError: the worker does not run.
 
         Cancellation:
-            Some replicas may have gone back.
+            Some replicas may have returned to the previous version.
         """
         if version is not None:
             check_count("version", version, at_most=VERSION_MAX)
@@ -252,10 +256,10 @@ class Publisher:
         return worker
 
     async def _reports(self, worker: Worker) -> dict[str, VersionReport]:
-        """Return what each replica says of its versions.
+        """Return the versions that each replica reports.
 
         Raises:
-            UsageError: there is none.
+            UsageError: no worker with a matching name serves a model.
         """
         names = [
             one.name
@@ -266,7 +270,7 @@ class Publisher:
         reports = {name: one for name, one in found.items() if one is not None}
         if not reports:
             raise UsageError(
-                f"no worker {self._names!r} serves a model; enter"
+                f"no worker matching {self._names!r} serves a model; enter"
                 " `serving.Replica(worker, model=serving.ServedModel(net))` there"
             )
         return reports
@@ -279,7 +283,7 @@ class Publisher:
         names: Sequence[str],
         canary: float,
     ) -> Publication:
-        """Bring weights to some replicas; make all of them serve these, or none."""
+        """Send weights to some replicas; make all of them serve these, or none."""
         serial = new_serial(worker.parts.random_bytes)
         turns = asyncio.Semaphore(REPLICAS_AT_ONCE_MAX)
 
@@ -308,7 +312,7 @@ class Publisher:
         )
 
     async def _abandon(self, worker: Worker, names: Sequence[str], serial: int) -> None:
-        """Tell replicas to drop what they have got, without waiting for them."""
+        """Tell replicas to drop the received weights, without waiting for them."""
         for name in names:
             link = worker.parts.directory.link_to(name)
             if link is not None and not link.is_lost:
@@ -324,10 +328,10 @@ class Publisher:
         names: Sequence[str],
         make: Callable[[], Request[VersionReport]],
     ) -> tuple[dict[str, VersionReport], list[str]]:
-        """Ask several replicas the same; return their answers, and who is lost.
+        """Send the same request to several replicas; return answers and lost replicas.
 
         Raises:
-            PublishError: one of them refused.
+            PublishError: a replica refused.
         """
 
         async def one(name: str) -> VersionReport | AsyncRpcError:
@@ -349,10 +353,10 @@ class Publisher:
 async def catch_up(
     served: ServedModel[Any], names: str, worker: Worker | None = None
 ) -> int:
-    """Get the weights that other replicas serve, for one that begins, or comes back.
+    """Get the weights that other replicas serve, for a replica that starts.
 
-    Of the versions that others serve, canaries left out, it takes the highest, if that
-    is higher than its own.  Call it before the replica is ready.
+    It takes the highest version that others serve, canaries excluded, if that is higher
+    than its own.  Call it before the replica is ready.
 
     Args:
         served: the model; its worker has entered `Replica(model=served, ready=False)`.
@@ -360,15 +364,15 @@ async def catch_up(
         worker: of the model; None: the current one.
 
     Returns:
-        The version that it serves now.
+        The version that the model serves now.
 
     Raises:
-        UsageError: an argument is of another kind.
+        UsageError: an argument has the wrong type.
         AsyncRpcError: the other replica was lost, or refused.
         NotStartedError: the worker does not run.
 
     Cancellation:
-        It serves what it served before.
+        The model serves the same version as before.
 
     Example:
         >>> async with serving.Replica(model=served, ready=False) as replica:
@@ -406,7 +410,7 @@ async def _asked(worker: Worker, name: str, request: Request[T]) -> T:
 
 
 async def _report_of(worker: Worker, name: str) -> VersionReport | None:
-    """Return what a worker says of its versions; None: it serves none, or is gone."""
+    """Return the versions of a worker; None: it serves no model, or is gone."""
     timeout_s = worker.options.network.connect_timeout_s
     try:
         link = await worker.parts.link_to(name)
@@ -440,7 +444,7 @@ def _checked_state(weights: Any) -> Mapping[str, torch.Tensor]:
     """Return weights by name.
 
     Raises:
-        UsageError: they are no weights.
+        UsageError: weights is neither a module nor a state_dict.
     """
     state = weights.state_dict() if isinstance(weights, nn.Module) else weights
     wanted = "a torch.nn.Module or a state_dict of one"
@@ -458,7 +462,7 @@ async def _snapshot(
     """Return a copy of weights, in the memory of the host.
 
     Raises:
-        UsageError: they were written to meanwhile.
+        UsageError: the weights were written to meanwhile.
 
     Cancellation:
         The copy is dropped.
@@ -484,7 +488,7 @@ async def _snapshot(
 def _canaries(names: Sequence[str], count: int) -> list[str]:
     if len(names) <= count:
         raise UsageError(
-            f"canaries must be fewer than the replicas, of which there are {len(names)}"
+            f"canaries must be fewer than the number of replicas, {len(names)}"
         )
     return list(names[:count])
 
@@ -499,7 +503,7 @@ def _numbers(report: VersionReport) -> list[int]:
 
 
 def _check_none_refused(version: int | None, answers: Mapping[str, object]) -> None:
-    """Raise PublishError if an answer is an error, but for that of a lost replica."""
+    """Raise PublishError if an answer is an error, unless the replica was lost."""
     refused = {
         name: one
         for name, one in answers.items()

@@ -1,10 +1,10 @@
-"""A model whose weights are exchanged while it serves, whole or not at all.
+"""A model whose weights are exchanged while it serves, completely or not at all.
 
-Each version is a module of its own, with tensors of its own.  A batch takes the version
-that is served when it begins, and keeps it to its end; the next one may get another.
-So no batch waits for new weights, and none sees a mixture: nothing is ever written into
-tensors that a batch may read.  The price is memory: the last version is kept, for the
-way back, and while new weights arrive there is a third.
+Each version is a separate module with its own tensors.  A batch takes the version that
+is served when it begins, and keeps it to its end; the next batch may get another.  So
+no batch waits for new weights, and none sees a mixture: tensors that a batch may read
+are never written to.  The price is memory: the previous version is kept for a rollback,
+and while new weights arrive there is a third.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class WeightStore(Generic[M]):
     Attributes:
         current: the version that is served.
         canary: share of the calls that canaries get; 0: this is not one.
-        history: decides.
+        history: decides which version is served.
         on_changed: called when the version or the canary share has changed.
     """
 
@@ -64,11 +64,11 @@ class WeightStore(Generic[M]):
 
     @property
     def report(self) -> VersionReport:
-        """What it tells publishers."""
+        """The report for publishers."""
         return VersionReport(self.current.number, list(self.history.kept), self.canary)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The tensors of the version that is served; for reading."""
+        """The tensors of the served version; for reading only."""
         return dict(self.current.model.state_dict())
 
     def begin(
@@ -77,8 +77,8 @@ class WeightStore(Generic[M]):
         """Make room for new weights.
 
         Raises:
-            UsageError: they do not fit the model.
-            RejectedError: those of another publisher are under way.
+            UsageError: the weights do not fit the model.
+            RejectedError: weights of another publisher are under way.
         """
         check_fit(self.state(), heads)
         names = [head.name for head in heads]
@@ -86,7 +86,7 @@ class WeightStore(Generic[M]):
         self._next, self._staging = None, {}
 
     def room_for(self) -> dict[str, torch.Tensor]:
-        """Make the tensors that new weights are copied to; in a thread."""
+        """Make the tensors that new weights are copied into; called in a thread."""
         model = self.current.model
         made: dict[int, torch.Tensor] = {}  # tied tensors stay tied
         room = {}
@@ -97,17 +97,17 @@ class WeightStore(Generic[M]):
         return room
 
     def set_room(self, transfer: TransferId, room: dict[str, torch.Tensor]) -> None:
-        """Keep that room, unless the transfer was given up meanwhile."""
+        """Keep the new tensors, unless the transfer was given up meanwhile."""
         if self.history.transfer == transfer:
             self._staging = room
 
     @property
     def room(self) -> Mapping[str, torch.Tensor]:
-        """Where new weights are copied to."""
+        """The tensors that new weights are copied into."""
         return self._staging
 
     def with_room(self) -> M:
-        """Return the module with its new tensors; in a thread.
+        """Return the module with its new tensors; called in a thread.
 
         Raises:
             UsageError: the module cannot be copied.
@@ -123,22 +123,22 @@ class WeightStore(Generic[M]):
             return copy.deepcopy(model, memo)
         except Exception as error:
             raise UsageError(
-                f"the model cannot be copied for new weights: {error}; keep what cannot"
-                " be copied outside of the module"
+                f"the model cannot be copied for new weights: {error}; keep objects"
+                " that cannot be copied outside of the module"
             ) from error
 
     def set_next(self, model: M) -> None:
-        """The new weights are there, whole."""
+        """Take the module with the complete new weights."""
         self._next = ServedVersion(model, self.history.staged)
 
     def commit(self, transfer: TransferId, canary: float) -> None:
         """Serve the new weights, from the next batch on.
 
         Raises:
-            RejectedError: they are not there, whole.
+            RejectedError: parts of the new weights are missing.
         """
         if self._next is None:
-            raise RejectedError("the new weights are not there, whole")
+            raise RejectedError("the new weights are not complete")
         dropped = self.history.commit(transfer)
         self._kept[self.current.number] = self.current
         self._kept.pop(dropped, None)
@@ -147,10 +147,10 @@ class WeightStore(Generic[M]):
         self.drop()
 
     def roll_back(self, version: int) -> None:
-        """Serve the version before again.
+        """Serve the previous version again.
 
         Raises:
-            RejectedError: none is kept.
+            RejectedError: no previous version is kept.
         """
         if self.history.roll_back(version):
             self.current = self._kept.pop(self.history.served)
@@ -158,13 +158,13 @@ class WeightStore(Generic[M]):
             self.drop()
 
     def set_canary(self, version: int, share: float) -> None:
-        """Say which share of the calls canaries get."""
+        """Set the share of the calls that canaries get."""
         if version == self.current.number and share != self.canary:
             self.canary = share
             self._tell_changed()
 
     def drop(self) -> None:
-        """Let go of new weights that are served, or given up."""
+        """Drop the references to new weights that are served or given up."""
         self._next, self._staging = None, {}
         self._tell_changed()
 
@@ -195,11 +195,11 @@ class ServedModel(Generic[M]):
             model: has the first weights, on the device where it is to run.  It is
                 copied for each further version; its parameters and buffers are not.
             version: of its weights.
-            keep: versions before the one that is served which are kept, for the way
-                back; each takes the memory of the model.
+            keep: how many previous versions are kept for a rollback; each takes the
+                memory of the model.
 
         Raises:
-            UsageError: an argument is of another kind.
+            UsageError: an argument has the wrong type.
         """
         check_kind("model", model, nn.Module, "a torch.nn.Module")
         check_count("version", version, at_most=VERSION_MAX)
@@ -208,9 +208,9 @@ class ServedModel(Generic[M]):
 
     @contextmanager
     def batch(self) -> Iterator[ServedVersion[M]]:
-        """Return a context with the version that is served now; it stays in it.
+        """Return a context with the current version, which stays the same within it.
 
-        If a call runs here, its answer says the version: see `tell`.
+        If a call runs here, its answer tells the version: see `tell`.
 
         Thread safety: from any thread.
         """
@@ -219,16 +219,16 @@ class ServedModel(Generic[M]):
         yield current
 
     def tell(self, version: int) -> None:
-        """Say that the answer of the running call was made by a version.
+        """Tell the caller which version made the answer of the running call.
 
-        For functions that get their answers from a batch; outside of calls it does
-        nothing.
+        It is for functions that get their answers from a batch; outside of calls it
+        does nothing.
 
         Args:
             version: from the `ServedVersion` of the batch.
 
         Raises:
-            UsageError: it is not the number of a version.
+            UsageError: `version` is not the number of a version.
 
         Thread safety: from any thread that runs a function for a call.
 
@@ -250,15 +250,15 @@ class ServedModel(Generic[M]):
 
     @property
     def canary(self) -> float:
-        """Share of the calls that canaries get, if this is one; else 0."""
+        """Share of the calls that canaries get, if this model is a canary; else 0."""
         return self.weights.canary
 
 
 def check_fit(state: Mapping[str, torch.Tensor], heads: Sequence[TensorHead]) -> None:
-    """Refuse weights that are not those of a model.
+    """Refuse weights that do not fit a model.
 
     Raises:
-        UsageError: names, shapes or kinds of numbers differ.
+        UsageError: names, shapes or dtypes differ.
     """
     announced = {head.name: head for head in heads}
     problems = [f"{name!r} is missing" for name in state if name not in announced]
@@ -286,5 +286,5 @@ def check_fit(state: Mapping[str, torch.Tensor], heads: Sequence[TensorHead]) ->
 
 
 def _converts(one: torch.dtype, other: torch.dtype) -> bool:
-    """Return whether numbers may be converted: between kinds of floats alone."""
+    """Return whether a dtype may be converted: only between floating-point types."""
     return one == other or (one.is_floating_point and other.is_floating_point)

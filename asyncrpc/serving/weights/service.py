@@ -1,6 +1,6 @@
 """Brings new weights to the model that a worker serves; a service of the worker.
 
-Tensors are copied into storage of their own in threads, beside what is served.
+Threads copy the tensors into new storage, apart from the tensors that are served.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WeightsService:
 
     Attributes:
         routes: of its messages.
-        model: that they are for.
+        model: the model that they are for.
     """
 
     name = SERVICE
@@ -104,7 +104,7 @@ class WeightsService:
                 weights.set_next(made)
 
     def _check_part(self, transfer: TransferId, told: PutTensors) -> None:
-        """Refuse a part that is not one of the transfer under way.
+        """Refuse a part that does not belong to the transfer under way.
 
         Raises:
             RejectedError: the transfer is not under way.
@@ -112,7 +112,7 @@ class WeightsService:
         """
         history, room = self._weights.history, self._weights.room
         if history.transfer != transfer or not room:
-            raise RejectedError("this transfer is not under way any more")
+            raise RejectedError("this transfer is no longer under way")
         if len(told.names) != len(told.tensors):
             raise UsageError("each tensor needs one name")
         for name, tensor in zip(told.names, told.tensors, strict=True):
@@ -120,8 +120,8 @@ class WeightsService:
                 raise UsageError(f"tensor {name!r} was not expected")
             if tensor.shape != room[name].shape:
                 raise UsageError(
-                    f"tensor {name!r} has shape {tuple(tensor.shape)}, and was"
-                    f" announced as {tuple(room[name].shape)}"
+                    f"tensor {name!r} has shape {tuple(tensor.shape)}, but was"
+                    f" announced with shape {tuple(room[name].shape)}"
                 )
 
     async def _on_commit(self, link: PeerLink, told: CommitTransfer) -> VersionReport:
@@ -147,7 +147,7 @@ class WeightsService:
         weights, version = self._weights, self.model.version
         if told.known == version:
             return None
-        # Of one version, whatever comes meanwhile: its tensors are never written to.
+        # All of one version: its tensors are never written to, even if another comes.
         serial = new_serial(self._parts.random_bytes)
         await stage_weights(link, serial, weights.state(), version)
         await ask(link, CommitTransfer(serial, 0.0))
@@ -169,7 +169,7 @@ class WeightsService:
             self._weights.drop()
 
     async def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing: the service holds no resources."""
 
 
 def _copy_all(targets: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
@@ -179,7 +179,7 @@ def _copy_all(targets: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) 
 
 
 def check_canary(share: float) -> None:
-    """Raise UsageError unless a canary share is one."""
+    """Raise UsageError unless a canary share is a number from 0 to 1."""
     if not 0 <= share <= 1:
         raise wrong("canary", "a number from 0 to 1", share)
 

@@ -1,7 +1,7 @@
-"""One transfer of weights to one replica: announce, bring all parts, commit.
+"""One transfer of weights to one replica: announce, send all parts, commit.
 
-Parts are of `CHUNK_BYTES`, or one tensor; each is confirmed before the next is sent, so
-a replica holds at most one part beside what it has copied.
+A part has `CHUNK_BYTES`, or one tensor.  Each part is confirmed before the next is
+sent, so a replica holds at most one part that it has not yet copied.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK_BYTES: Final = 16 << 20
 
 
 def heads_of(state: Mapping[str, torch.Tensor]) -> list[TensorHead]:
-    """Return what announces tensors."""
+    """Return the announcement of tensors."""
     return [
         TensorHead(name, list(one.shape), str(one.dtype).rpartition(".")[2])
         for name, one in state.items()
@@ -46,10 +46,10 @@ def parts_of(state: Mapping[str, torch.Tensor]) -> Iterator[Sequence[str]]:
 async def stage_weights(
     link: PeerLink, serial: int, state: Mapping[str, torch.Tensor], version: int
 ) -> None:
-    """Bring weights to a replica, which does not serve them yet.
+    """Send weights to a replica, which does not serve them yet.
 
     Args:
-        link: to it.
+        link: to the replica.
         serial: of the transfer: a number that no other of this worker has.
         state: the weights, which must not be written to meanwhile.
         version: their number.

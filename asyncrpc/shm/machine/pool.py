@@ -146,7 +146,8 @@ class SlabPool:
         """Decide on a new slab for payloads of a size.
 
         Returns:
-            The bytes to make, which count from now on; 0: no slab, the limit forbids.
+            The bytes to make, which count from now on; 0: the limit
+            forbids a slab.
         """
         if payload_bytes > self.limit_bytes // 2 or len(self._slabs) >= SLABS_MAX:
             return 0  # one payload must not crowd out all others
@@ -236,7 +237,7 @@ class SlabPool:
         """Take back one hold.
 
         Raises:
-            MalformedError: the holder has no such hold.
+            MalformedError: the holder does not hold the place.
         """
         held = self._held.get(holder)
         known = held.get(location) if held else None

@@ -1,8 +1,8 @@
 """Items on their way from process to process, in order: slots in shared memory.
 
 An item is a short record: the blocks it refers to, how many descriptors come beside it,
-and its *body*.  What does not fit the slot is at the start of the last of its blocks,
-which is then all that the slot names.
+and its *body*.  An item that does not fit its slot is at the start of the last of its
+blocks; then the slot names only this block.
 
 The items are those from `HEAD` to `TAIL`, two serial numbers that only grow.  One store
 puts an item, and one takes it; so a process that is killed has done it, or has not.
@@ -34,7 +34,7 @@ def fits_slot(blocks: int, body_bytes: int) -> bool:
 
 
 def outside_bytes(blocks: int, body_bytes: int) -> int:
-    """Return what an item that does not fit takes of its last block."""
+    """Return the bytes that an item outside of its slot takes of its last block."""
     return _NUMBER_BYTES * blocks + body_bytes
 
 
@@ -63,7 +63,7 @@ class QueueRing:
     """The items of one queue."""
 
     def __init__(self, layout: Layout, memory: memoryview, shelf: Shelf) -> None:
-        """Look at a memory.
+        """Use a memory.
 
         Args:
             layout: of the memory.
@@ -142,7 +142,7 @@ class QueueRing:
         self._shelf.refer(item.blocks, -1)
 
     def set_epoch_apart(self) -> None:
-        """Let what was sent beside items that were never put be known by its tag."""
+        """Change the tag, so that descriptors of items never put are recognized."""
         self._words[EPOCH] += 1
 
     def recover(self) -> None:

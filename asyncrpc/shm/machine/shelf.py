@@ -15,10 +15,10 @@ a tensor over it.  A hold is one byte that only its member writes, without the l
 letting go of memory is one store, which a process can do at any time.  A process that
 needs memory looks for blocks that are not in use any more.
 
-Invariants: `USED` is what the blocks in use were taken for, and at most the limit;
-`TOUCHED` is what pages there may be, and at most the limit; a block is on the free list
-of its size exactly if its payload is 0.  A process may be killed between any two
-stores: `rebuild` restores all of it from the ring and the holds.
+Invariants: `USED` is the size that was asked for of all blocks in use, and at most the
+limit; `TOUCHED` is the size of all pages that may exist, and at most the limit; a block
+is on the free list of its size exactly if its payload is 0.  A process may be killed
+between any two stores: `rebuild` restores all of it from the ring and the holds.
 
 Source: the size classes are those of a buddy allocator (Knowlton, 1965) without its
 merging.
@@ -143,7 +143,7 @@ class Shelf:
     """The blocks of one memory, as one process sees them."""
 
     def __init__(self, layout: Layout, memory: memoryview, discard: Discard) -> None:
-        """Look at a memory, which is all zeros if it is new.
+        """Use a memory, which is all zeros if it is new.
 
         Args:
             layout: of the memory.
@@ -196,11 +196,11 @@ class Shelf:
         return block, new > 0
 
     def hold(self, member: int, block: int) -> None:
-        """Let a member use a block; twice is once."""
+        """Let a member use a block.  Idempotent."""
         self._octets[self.layout.holds_at + member * self.layout.blocks + block] = 1
 
     def let_go(self, member: int, block: int) -> None:
-        """Take a hold back: the one thing that needs no lock."""
+        """Take a hold back: the only change that needs no lock."""
         self._octets[self.layout.holds_at + member * self.layout.blocks + block] = 0
         self._words[_DROPS_AT + member] += 1
 
@@ -353,7 +353,7 @@ class Shelf:
             after = block + 1
         self._words[_KINDS_AT + _KIND_WORDS * kind + _FREE] = after
 
-    # --- to be looked at -------------------------------------------------------------
+    # --- inspection ------------------------------------------------------------------
 
     def states(self) -> Iterator[BlockState]:
         """Yield the state of every block that was ever taken."""

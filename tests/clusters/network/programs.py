@@ -102,7 +102,7 @@ async def _tell_changes(worker: Worker) -> None:
 async def _serve(name: str, rank: str, size: str, place: str, *liveness: str) -> None:
     """Be a worker, and do what comes by lines on the standard input."""
     is_inside = int(size) > 0
-    lost_after_s, watch = liveness
+    lost_after_s, sidecar = liveness
     listen = ("tcp://0.0.0.0:7000",) if is_inside else None
     async with Worker(
         name,
@@ -112,7 +112,7 @@ async def _serve(name: str, rank: str, size: str, place: str, *liveness: str) ->
         options=Options(
             network=NetworkOptions(listen=listen),
             liveness=LivenessOptions(
-                heartbeat_s=1.0, lost_after_s=float(lost_after_s), watch=watch
+                heartbeat_s=1.0, lost_after_s=float(lost_after_s), sidecar=sidecar
             ),
             drain_timeout_s=1.0,
         ),

@@ -1,4 +1,4 @@
-"""Of a worker that is alone on its host, and does not answer, its watch tells why."""
+"""Of a worker that is alone on its host, and does not answer, its sidecar tells why."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print("exit", main(sys.argv[1:]))
 MEET = "tcp://10.1.0.1:29500"
 NEAR = "tcp://10.1.0.1:7000"
 # Never lost; and watched from the start: these hosts have one kernel, by which workers
-# see each other, and would start no watch.
+# see each other, and would start no sidecar.
 HOW = ("3600", "on")
 
 
@@ -61,8 +61,8 @@ def test_one_that_is_stopped(pair: Pair) -> None:
         assert "its process is stopped" in pair.look("status")
         told = pair.look("why")
         assert (
-            "far does not go on: its process is stopped, says the watch beside it: "
-            "SIGCONT lets it go on" in told
+            "far is stuck: its process is stopped, according to its liveness sidecar: "
+            "SIGCONT resumes it" in told
         )
         assert "exit 1" in told
     finally:
@@ -72,13 +72,13 @@ def test_one_that_is_stopped(pair: Pair) -> None:
 def test_one_whose_loop_is_blocked(pair: Pair) -> None:
     pair.far.say("block 3600")
     told = ""
-    while "says the watch" not in told:  # it runs for the first seconds still
+    while "liveness sidecar" not in told:  # it runs for the first seconds still
         told = pair.look("why")
-    assert "far does not go on: its event loop is blocked, or its interpreter" in told
+    assert "far is stuck: its event loop is blocked, or its interpreter" in told
     assert "its event loop is blocked" in pair.look("status")
 
 
 def test_one_that_is_cut_off(pair: Pair) -> None:
     pair.net.cut("inside")
     told = pair.look("why")
-    assert "far does not go on: it does not answer, nor does the watch beside" in told
+    assert "far is stuck: it does not answer, its liveness sidecar does not" in told

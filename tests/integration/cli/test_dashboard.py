@@ -337,6 +337,6 @@ class TestRefusals:
             status, words = await refused(capsys, a.addresses[0], "--host", "0.0.0.0")  # noqa: S104
         assert status == 2
         assert (
-            "--host 0.0.0.0 would show the group to everybody: it has no secret"
+            "--host 0.0.0.0 would show the group to everyone, as it has no secret"
             in words
         )

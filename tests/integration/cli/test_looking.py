@@ -130,7 +130,7 @@ def test_a_time_that_is_none_is_refused(
     with pytest.raises(SystemExit) as ended:
         main(["why", "tcp://127.0.0.1:1", f"--after={after}"])
     assert ended.value.code == 2
-    refusal = f"--after: must be finite seconds of at least 0, not {after}\n"
+    refusal = f"--after: must be a finite number of seconds, 0 or more, not {after}\n"
     assert capsys.readouterr().err.endswith(refusal)
 
 

@@ -98,9 +98,9 @@ def test_the_only_run_is_found_by_every_verb(
             status, printed = told(*verb)
             assert status == 0, printed
         status, printed = told("doctor")
-        assert f"2 workers of {name} say of themselves" in printed
+        assert f"2 workers of {name} report of themselves" in printed
         status, printed = told("doctor", "--here")
-        assert "say of themselves" not in printed
+        assert "report of themselves" not in printed
         status, printed = told("runs", "--json")
         (run,) = json.loads(printed)["runs"]
         assert (status, run["run"], run["nprocs"]) == (0, name, 2)

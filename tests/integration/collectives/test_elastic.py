@@ -194,7 +194,7 @@ async def test_too_few_to_begin(workers: list[Worker]) -> None:
     ]
     for error in await outcomes(coroutines):
         assert isinstance(error, QuorumLostError | CollectiveTimeoutError)
-    assert "of at least 5 have come" in str(
+    assert "of at least 5 workers came" in str(
         (await outcomes([join_group(workers[0], "x", min_size=5, timeout_s=0.1)]))[0]
     )
 
@@ -292,7 +292,7 @@ async def test_a_minority_does_not_go_on_by_itself() -> None:
             assert "'" in await reduce()
             text = await renew(1)
             assert "lost 'b', 'c'" in text
-            assert "no majority" in text
+            assert "not a majority" in text
             assert 'quorum="any"' in text
             assert await renew(1, "any") == (("a",), 2, (1,), 1.0)
     kept.clear()

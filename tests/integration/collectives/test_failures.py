@@ -120,7 +120,7 @@ class TestLateness:
                 assert error.ranks == ("c",)
                 assert "rank 2 ('c')" in str(error)
                 assert "3 s" in str(error)
-            with pytest.raises(CollectiveTimeoutError, match="did not come"):
+            with pytest.raises(CollectiveTimeoutError, match="have not begun it"):
                 await groups[2].barrier()
             await works(groups)
 
@@ -292,7 +292,7 @@ class TestUsage:
 
     async def test_members(self, groups: list[Group]) -> None:
         worker = groups[0].worker
-        with pytest.raises(UsageError, match="in the group twice: 'b'"):
+        with pytest.raises(UsageError, match="distinct; repeated: 'b'"):
             Group(worker, ["a", "b", "b"])
         with pytest.raises(UsageError, match="not among the members"):
             Group(worker, ["b", "c"])
@@ -309,7 +309,7 @@ async def test_subgroups_work_beside_each_other(groups: list[Group]) -> None:
     )
     assert [one[0].item() for one in found] == [10.0, 10.0, 5.0]
     assert all((one == 3).all() for one in await whole)
-    with pytest.raises(UsageError, match="not among the members"):
+    with pytest.raises(UsageError, match="ranks must include rank 1"):
         groups[1].subgroup([0, 2])
 
 
@@ -354,4 +354,4 @@ class TestPoints:
             groups[0].send(torch.ones(3), 1), groups[1].recv(0, out=torch.ones(4))
         )
         assert found[0] is None
-        assert "shape (3,) came" in str(found[1])
+        assert "shape (3,), but `out` is" in str(found[1])

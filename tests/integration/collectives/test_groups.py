@@ -85,7 +85,7 @@ class TestDuplicates:
         names = [group.duplicate().name for _ in range(3)]
         assert len(set(names)) == 3
         named = group.duplicate(name="of a library")
-        with pytest.raises(UsageError, match=r"of a library.* is open"):
+        with pytest.raises(UsageError, match=r"of a library.* is already open"):
             group.duplicate(name="of a library")
         named.close()
         group.duplicate(name="of a library").close()

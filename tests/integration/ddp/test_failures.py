@@ -209,10 +209,14 @@ class TestPasses:
         ("loss", "gradient", "says"),
         [
             (torch.ones(2), None, "^loss must require a gradient"),
-            (torch.ones(2, requires_grad=True), None, "is not a scalar: give its grad"),
+            (torch.ones(2, requires_grad=True), None, "is not a scalar: pass its grad"),
             (torch.ones(2, requires_grad=True), torch.ones(3), "^gradient must have"),
             ("text", None, "^loss must be a tensor"),
-            ([torch.ones(1, requires_grad=True)], [None, None], "2 for 1"),
+            (
+                [torch.ones(1, requires_grad=True)],
+                [None, None],
+                "each of the 1 losses, not 2",
+            ),
         ],
     )
     async def test_that_cannot_begin_cost_nobody_anything(

@@ -82,9 +82,9 @@ class TestPeriods:
     @pytest.mark.parametrize(
         ("levels", "says"),
         [
-            ({}, "no period"),
+            ({}, "at least one period"),
             ({0: 2, 2: 4}, r"positive, .* not \[0, 2\]"),
-            ({4: 2, 2: 4}, r"positive, and more than the one before, not \[4, 2\]"),
+            ({4: 2, 2: 4}, r"positive, and larger than the one before, not \[4, 2\]"),
             ({2: 4, 4: 4}, r"each size .* not \[4, 4\]"),
             ({2: 3, 4: 4}, r"divide the number of ranks, 4, .* not \[3, 4\]"),
             ({2: 2}, r"the last must be 4, not \[2\]"),
@@ -114,7 +114,7 @@ class TestPeriods:
                 PeriodicModelAverager(groups[0], 1)
             else:
                 HierarchicalModelAverager(groups[0], levels)
-        assert "cost as much as gradients" in caplog.text
+        assert "costs as much as averaging gradients" in caplog.text
 
 
 class TestParameters:
@@ -143,7 +143,7 @@ class TestParameters:
         for error in await outcomes(
             *(one.average_parameters([number]) for one in averagers)
         ):
-            assert "parameter 0 is of torch.int64" in str(error)
+            assert "parameter 0 has dtype torch.int64" in str(error)
 
     async def test_that_differ_are_named(self, groups: list[Group]) -> None:
         averagers = [PeriodicModelAverager(group, 2) for group in groups]

@@ -473,7 +473,7 @@ def refused_functional(rank: int, size: int, url: str) -> str:
         lambda: functions.all_to_all_single(one, [1, 1], [1, 1], group),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match="does not go over the process group"):
+        with pytest.raises(ValueError, match="does not use the process group"):
             call()
     total = functions.wait_tensor(functions.all_reduce(torch.ones(2), "sum", group))
     same(total, torch.full((2,), float(size)))

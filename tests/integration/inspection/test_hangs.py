@@ -54,11 +54,11 @@ HANGS: Final[dict[Program, str]] = {
     ),
     hanging.a_lock_that_was_not_released: (
         r"ps `not_released`, which waits for Lock `table`: nothing else refers to it, "
-        r"so nobody can release it"
+        r"so nothing can release it"
     ),
     hanging.a_lost_notify: (
         r"ps `wait_for_notice`, which waits for Condition `ready`: nothing else refers "
-        r"to it, so nobody can notify it \(hanging.py:\d+ in wait_for_notice\)"
+        r"to it, so nothing can notify it \(hanging.py:\d+ in wait_for_notice\)"
     ),
     hanging.an_event_that_nobody_sets: (
         r"ps `wait_for_event`, which waits for Event `done`: nothing else refers to it"
@@ -71,7 +71,7 @@ HANGS: Final[dict[Program, str]] = {
     ),
     hanging.a_full_queue: (
         r"ps `fill`, which waits for room in Queue `batches`: nothing else refers to "
-        r"it, so nobody can take an item from it"
+        r"it, so nothing can take an item from it"
     ),
     hanging.an_empty_queue: r"ps `drain`, which waits for an item of Queue `batches`",
     hanging.a_queue_whose_work_is_never_done: (
@@ -158,7 +158,7 @@ async def test_a_stopped_process_is_named(trainer: Worker) -> None:
     os.kill(pid, signal.SIGSTOP)
     task = asyncio.create_task(called(trainer), name="train")
     try:
-        said = TRAINER + rf"ps, which does not go on: .* stopped, process {pid}"
+        said = TRAINER + rf"ps, which is stuck: .* stopped, process {pid}"
         await until_said(trainer, said)
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -174,7 +174,7 @@ async def called(worker: Worker) -> None:
     ("function", "wanted"),
     [
         (hanging.sleep_on_the_loop, r"runs `time.sleep\(seconds\)` \(hanging.py:\d+"),
-        (hanging.hold_the_interpreter, r"does not go on: its interpreter is held"),
+        (hanging.hold_the_interpreter, r"is stuck: its interpreter is held"),
     ],
     ids=["loop", "interpreter"],
 )

@@ -108,14 +108,14 @@ async def hang(worker: Worker, function: Any) -> None:
 
 
 CYCLE: Final = (
-    r"^worker 'trainer' does not go on: trainer task `train` waits [\d.]+ s for ps "
+    r"^worker 'trainer' is stuck: trainer task `train` waits [\d.]+ s for ps "
     r"`evict`, which waits for trainer `rows`, which waits for ps `apply`, which waits "
     r"for Lock `table` held by ps task `evict`: a cycle, which nothing can end$"
 )
 EVENT: Final = (
-    r"^worker 'trainer' does not go on: trainer task `reader` waits [\d.]+ s for ps "
+    r"^worker 'trainer' is stuck: trainer task `reader` waits [\d.]+ s for ps "
     r"`wait_for_event`, which waits for Event `done`: nothing else refers to it, so "
-    r"nobody can set it \(hanging.py:\d+ in wait_for_event\)$"
+    r"nothing can set it \(hanging.py:\d+ in wait_for_event\)$"
 )
 
 
@@ -124,7 +124,7 @@ async def test_each_stall_is_said_once(trainer: Worker, log: Log) -> None:
         await log.hears(CYCLE)
         with running(hang(trainer, hanging.wait_for_event), "reader"):
             await log.hears(EVENT)
-        assert len(log.like("does not go on")) == 2
+        assert len(log.like("is stuck")) == 2
 
 
 async def test_one_that_was_over_is_said_anew(trainer: Worker, log: Log) -> None:
@@ -141,7 +141,7 @@ async def test_who_does_not_answer_is_named(trainer: Worker, log: Log) -> None:
     try:
         with running(hang(trainer, hanging.wait_for_event), "train"):
             await log.hears(
-                r"trainer task `train` waits [\d.]+ s for ps, which does not go on: "
+                r"trainer task `train` waits [\d.]+ s for ps, which is stuck: "
                 rf"its process is stopped, process {pid}: `kill -CONT {pid}`"
             )
     finally:
@@ -164,7 +164,7 @@ async def test_a_blocked_loop_is_named_by_its_own_worker(log: Log) -> None:
     thread.start()
     try:
         await log.hears(
-            r"^worker 'ps' does not go on: its event loop is blocked, [\d.]+ s: thread "
+            r"^worker 'ps' is stuck: its event loop is blocked, [\d.]+ s: thread "
             r"`looping` runs `go.wait\(\)` \(test_stalls.py:\d+ in .*block\)$"
         )
     finally:
@@ -192,7 +192,7 @@ async def test_who_has_not_come_is_asked_what_it_does(
 ) -> None:
     with running(trainer.barrier(), "train"):
         await log.hears(
-            r"^worker 'trainer' does not go on: trainer task `train` waits [\d.]+ s "
+            r"^worker 'trainer' is stuck: trainer task `train` waits [\d.]+ s "
             r"for barrier \d+, to which \S+ and 1 more have not come: (ps|cache) task"
         )
 

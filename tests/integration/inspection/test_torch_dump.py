@@ -231,7 +231,7 @@ async def test_a_blocked_rank_has_a_file(dump: Dump) -> None:
         group.cluster.kill("c")  # nothing else ends it
     assert status == 0, err
     assert len(out.splitlines()) == 4
-    assert err == "c is blocked: only its last collectives could be had\n"
+    assert err == "c is blocked: only its last collectives are included\n"
     assert "missing ranks: {2}" in said
 
 

@@ -42,7 +42,7 @@ HANGS: Final[dict[Program, tuple[Options, str]]] = {
     hanging.a_turn_on_a_device: (
         EXCLUSIVE,
         (
-            rf"ps `use_device`, which waits for its turn on a device held by ps thread "
+            rf"ps `use_device`, which waits for the device lock held by ps thread "
             rf"`holder`, {HELD}device"
         ),
     ),
@@ -118,7 +118,7 @@ async def test_a_start_at_which_one_is_missing(tmp_path: Path) -> None:
             )
             view = await look(other)
             assert list(view.members) == ["ps"]
-            await log.hears(rf"worker 'trainer' does not go on:.* for {first}")
+            await log.hears(rf"worker 'trainer' is stuck:.* for {first}")
         finally:
             for task in tasks:
                 task.cancel()

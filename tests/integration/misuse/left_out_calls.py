@@ -19,7 +19,10 @@ LEFT_OUT: Final[Mapping[str, str]] = {
         ],
         _OF_THE_RUNTIME,
     ),
-    **dict.fromkeys(["CallFuture", "Peer", "PeerGroup"], _MADE_BY_IT),
+    **dict.fromkeys(
+        ["CallFuture", "JoinTokens", "Peer", "PeerGroup", "PreemptionStep"],
+        _MADE_BY_IT,
+    ),
     **dict.fromkeys(
         [
             *("JoinRendezvous.join", "JoinRendezvous.leave"),

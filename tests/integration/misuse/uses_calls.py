@@ -91,7 +91,7 @@ OPTIONS_FIT: Final[Mapping[str, set[str]]] = {
     "names": {"none", "an empty list", "a list of text"},
     "rpc_timeout_s": SECONDS | {"infinite"},
     "stall_after_s": SECONDS | {"infinite"},
-    "watch": set(),
+    "sidecar": set(),
     "membership": set(),
     "codecs": set(),
     "maps": set(),
@@ -138,10 +138,8 @@ async def _meet_at(world: World) -> None:
 
 def _using(make: Callable[[World], Any]) -> Use:
     # The values of options that there are: `CallOptions`.
-    says = {"options": "unexpected keyword argument 'wrong'"}
-    return Use(
-        make, says=says, refusals=(TypeError,), needs_worker=False, finish=nothing
-    )
+    says = {"options": "no call option 'wrong'; the options are timeout_s, out, "}
+    return Use(make, says=says, needs_worker=False, finish=nothing)
 
 
 def _options_of(target: Any) -> Callable[..., Any]:
@@ -156,6 +154,10 @@ def _options_of(target: Any) -> Callable[..., Any]:
 
 async def _closed(events: Any) -> None:
     events.close()
+
+
+async def _revoked(token: str) -> None:
+    assert asyncrpc.current_worker().tokens.revoke(token)
 
 
 async def _ended(starting: Any) -> None:
@@ -223,6 +225,20 @@ USES: Final[Mapping[str, Use]] = {
         "empty",
         right={"shape": lambda _: (3,)},
         fits={"shape": {"an integer", "an empty list"}},
+    ),
+    "JoinTokens.issue": Use(
+        lambda world: world.a.tokens.issue,
+        right={"valid_s": lambda _: 60},
+        fits={
+            "valid_s": SECONDS - {"none"},
+            "name": {"none", "text", "too large"},
+        },
+        finish=_revoked,
+    ),
+    "JoinTokens.revoke": Use(
+        lambda world: world.a.tokens.revoke,
+        right={"token": lambda world: world.a.tokens.issue(valid_s=60)},
+        finish=nothing,
     ),
     "Worker.barrier": _method(
         "barrier", fits={"timeout_s": ANY_SECONDS}, rightly=_meet

@@ -344,6 +344,9 @@ USES: Final[Mapping[str, Use]] = {
         needs_worker=False,
     ),
     "Preemption.step": Use(lambda world: _preemption(world).step, needs_worker=False),
+    "PreemptionStep.__aenter__": Use(
+        lambda world: _preemption(world).step().__aenter__, needs_worker=False
+    ),
     "Preemption.wait_requested": Use(
         lambda world: _preemption(world).wait_requested,
         rightly=_preempted,

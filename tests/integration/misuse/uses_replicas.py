@@ -127,8 +127,7 @@ USES: Final[Mapping[str, Use]] = {
     ),
     "serving.Replicas.using": Use(
         lambda world: _replicas(world).using,
-        refusals=(TypeError,),
-        says={"options": "no option 'wrong'"},
+        says={"options": "no call option 'wrong'; the options are "},
         needs_worker=False,
         finish=nothing,
     ),

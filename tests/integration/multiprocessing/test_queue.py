@@ -272,7 +272,7 @@ def test_the_system_gives_no_more_memory_than_the_limit() -> None:
 
 
 def test_it_is_passed_only_when_a_process_starts(queue: Queue[Any]) -> None:
-    with pytest.raises(UsageError, match="only when that starts"):
+    with pytest.raises(UsageError, match="only when the process starts"):
         pickle.dumps(queue)
 
 

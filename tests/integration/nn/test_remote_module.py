@@ -165,7 +165,7 @@ async def test_a_reference_to_a_module_is_enough() -> None:
         assert (await module.forward_async(torch.ones(1)))["out"].item() == 4.0
         assert module.get_module_rref() is module.module_rref is rref
         with pytest.raises(
-            UsageError, match=r"on worker 'c', and module_rref is on 'b'"
+            UsageError, match=r"on worker 'c', but module_rref is on 'b'"
         ):
             RemoteModule.init_from_module_rref("c/cpu", rref)
         del rref
@@ -296,7 +296,7 @@ async def test_it_is_cast_for_all_who_share_it(dtype: torch.dtype) -> None:
         assert result["out"].dtype == dtype
         for place in ("cuda:0", torch.device("cpu")):
             with pytest.raises(
-                UsageError, match=r"stays where it is; make a new Remote"
+                UsageError, match=r"stays on its device; make a new Remote"
             ):
                 await module.to(place)  # type: ignore[arg-type]
         del first

@@ -357,7 +357,7 @@ async def test_another_handler_is_not_replaced() -> None:
     loop.add_signal_handler(signal.SIGTERM, lambda: None)
     try:
         async with alone() as worker:
-            with pytest.raises(UsageError, match="SIGTERM has a handler already"):
+            with pytest.raises(UsageError, match="SIGTERM already has a handler"):
                 await asyncrpc.Preemption(worker).__aenter__()
     finally:
         loop.remove_signal_handler(signal.SIGTERM)

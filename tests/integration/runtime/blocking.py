@@ -24,7 +24,7 @@ def let_go(path: str) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
 
 
-async def watcher_pid() -> int:
-    """Return the id of the process of this worker's watch; 0 if there is none."""
-    watcher = asyncrpc.current_worker().parts.sidecar.process
-    return 0 if watcher is None else watcher.pid
+async def sidecar_pid() -> int:
+    """Return the id of the process of this worker's sidecar; 0 if there is none."""
+    process = asyncrpc.current_worker().parts.sidecar.process
+    return 0 if process is None else process.pid

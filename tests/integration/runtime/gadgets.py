@@ -379,14 +379,14 @@ def by_size() -> Iterator[Gadget]:
     yield Gadget("nested", request([nested]))
     yield Gadget("entries", request([], *([5, 0] for _ in range((1 << 18) + 1))))
     yield Gadget("itself", request([ref(0)], [10, msgpack.packb([ref(0), [], {}])]))
-    for squeezer in ("zstd", "lz4", "eval", ""):
+    for compressor in ("zstd", "lz4", "eval", ""):
         for nbytes in (1 << 62, -1, 1 << 34):
-            packings = msgpack.packb([["", "", nbytes, squeezer, [4]]])
+            packings = msgpack.packb([["", "", nbytes, compressor, [4]]])
             control = struct.pack("<I", len(packings) | 1 << 30) + packings
             control += value([[ref(0)], {}], [5, 0])
             head = [[0, f"{MODULE}:exposed"], None]
             message = frame(FrameKind.REQUEST, head, control, bytes(4))
-            yield Gadget(f"codec {squeezer} {nbytes}", message)
+            yield Gadget(f"codec {compressor} {nbytes}", message)
 
 
 JUNK: tuple[Any, ...] = (

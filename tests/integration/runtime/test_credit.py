@@ -164,7 +164,7 @@ class TestNested:
             assert await a.peer("b").call(relay, ["a", "b", "a"], block()) == BYTES + 3
             await nothing_is_held(a)
             await nothing_is_held(b)
-        beyond = [one for one in caplog.records if "goes beyond" in one.message]
+        beyond = [one for one in caplog.records if "exceeds the limit" in one.message]
         assert len(beyond) == 2  # the second request to each
 
     async def test_nested_requests_are_told_from_others(self, gate: str) -> None:

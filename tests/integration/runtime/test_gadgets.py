@@ -49,8 +49,8 @@ OPTIONS = Options(
     allow=(f"{MODULE}:make_plain",),
     network=NetworkOptions(listen=("tcp://127.0.0.1:0",)),
     drain_timeout_s=0.5,
-    # The watch is a process, which peers that cannot look for themselves may start.
-    liveness=LivenessOptions(heartbeat_s=0.5, lost_after_s=1.0, watch="off"),
+    # The sidecar is a process, which peers that cannot look for themselves may start.
+    liveness=LivenessOptions(heartbeat_s=0.5, lost_after_s=1.0, sidecar="off"),
     limits=LimitOptions(
         message=MessageLimits(control_bytes_max=8 << 20, unpacked_bytes_max=16 << 20)
     ),

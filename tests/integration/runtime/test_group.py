@@ -287,7 +287,7 @@ async def test_a_group_is_checked_when_it_is_made(four: list[Worker]) -> None:
     a, b, *_ = four
     with pytest.raises(UnknownWorkerError, match="nobody"):
         a.group(["b", "nobody"])
-    with pytest.raises(UsageError, match="twice in it"):
+    with pytest.raises(UsageError, match="must name each worker once"):
         a.group(["b", "c", 1])
     with pytest.raises(UsageError, match="another worker"):
         a.group([b.peer("c")])

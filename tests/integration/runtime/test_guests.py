@@ -74,8 +74,8 @@ def stranger(door: str, token: str | None, name: str = "laptop") -> Worker:
         ("join:/10.0.0.1:7000", "rendezvous must be env://.*join://host:port"),
         ("join//10.0.0.1:7000", "rendezvous must be env://.*join://host:port"),
         ("joins://10.0.0.1:7000", "rendezvous must be env://.*join://host:port"),
-        ("join://", "rendezvous must be join://host:port, of a worker that runs"),
-        ("join://,", "rendezvous must be join://host:port, of a worker that runs"),
+        ("join://", "rendezvous must be join://host:port of a running worker"),
+        ("join://,", "rendezvous must be join://host:port of a running worker"),
         ("join://10.0.0.1", "must be tcp://host:port with a port"),
         ("JOIN://10.0.0.1", "must be tcp://host:port with a port"),
         ("join://10.0.0.1:77777", "must be tcp://host:port with a port"),
@@ -114,7 +114,7 @@ async def test_a_token_lets_in_one_worker_at_a_time(
     async with guests(gateway, "laptop") as (laptop,):
         token = laptop.options.token
         for name, words in (
-            ("laptop", "the name 'laptop' is taken by a worker that runs"),
+            ("laptop", "the name 'laptop' is taken by a running worker"),
             ("notebook", "its token is that of worker 'laptop'"),
         ):
             with pytest.raises(UsageError, match=words):
@@ -145,8 +145,8 @@ async def listening(answer: bytes) -> AsyncIterator[str]:
 @pytest.mark.parametrize(
     ("answer", "error", "words"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", MalformedError, "begins with b'HTTP'"),
-        (b"", RendezvousTimeoutError, "listens there and has not answered"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", MalformedError, "bytes are b'HTTP'"),
+        (b"", RendezvousTimeoutError, "listens there, but did not answer"),
     ],
     ids=["http", "silent"],
 )
@@ -179,8 +179,8 @@ async def test_workers_that_only_join_each_other_are_told_what_to_do() -> None:
 
     for number, error in enumerate(await outcomes(one(0), one(1))):
         assert isinstance(error, RendezvousTimeoutError)
-        assert f"'w{1 - number}' asked this worker for the same" in str(error)
-        assert "start one of them, or all, with another rendezvous" in str(error)
+        assert f"'w{1 - number}' asked this worker for admission" in str(error)
+        assert "Start one of them, or all, with another rendezvous" in str(error)
 
 
 class _Elsewhere:
@@ -338,7 +338,7 @@ async def test_guests_of_two_gateways_are_told_that_they_cannot_meet(
     async with guests(gateway, "a") as (a,), guests(other, "b"):
         for one in (gateway, a):
             await one.find("b", timeout_s=LIMIT_S)
-        with pytest.raises(WorkerLostError, match="join by the same member"):
+        with pytest.raises(WorkerLostError, match="join through the same member"):
             await a.peer("b").call(len, "abc")
 
 

@@ -81,7 +81,7 @@ async def test_a_worker_starts_once_and_a_task_has_one() -> None:
     async with Worker("a", rank=0, rendezvous=where) as worker:
         with pytest.raises(AlreadyStartedError, match="make a new Worker"):
             await worker.__aenter__()
-        with pytest.raises(AlreadyStartedError, match="'a' runs already in this task"):
+        with pytest.raises(AlreadyStartedError, match="'a' already runs in this task"):
             asyncrpc.init_rpc("b", rank=0, rendezvous=where)
     with pytest.raises(AlreadyStartedError):
         await worker.__aenter__()

@@ -79,7 +79,7 @@ async def test_a_busy_worker_of_another_host_is_waited_for(
 ) -> None:
     """As if it were: its host is not looked at, only asked over the network."""
     monkeypatch.setattr(heartbeat, "HOST_ID", "another kernel")
-    options = replace(OPTIONS, liveness=replace(OPTIONS.liveness, watch="on"))
+    options = replace(OPTIONS, liveness=replace(OPTIONS.liveness, sidecar="on"))
     cluster = ProcessCluster(
         ["b"], transport="tcp", method="forkserver", options=options
     )

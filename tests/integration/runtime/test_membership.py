@@ -305,13 +305,13 @@ async def test_of_two_that_have_one_name_one_is_told(
                 c.parts.directory.find("twin").member.incarnation == second.incarnation
             )
             patch.undo()
-            with logged("has its name now") as is_told:
+            with logged("has taken its name") as is_told:
                 for worker in patient:
                     worker.parts.membership.comparison.begin_round()
                 async with asyncio.timeout(LIMIT_S):
                     await is_told.wait()
             stays = max(first, second, key=lambda one: one.incarnation)
-            assert caplog.text.count("has its name now") == 1
+            assert caplog.text.count("has taken its name") == 1
             assert await stays.peer("b").call(remote.add, 1) == 2
 
 
@@ -444,7 +444,7 @@ async def test_a_change_is_not_lost_with_a_cancelled_wait() -> None:
     changes = MemberChanges(asyncio.get_running_loop())
     waiting = asyncio.create_task(anext(changes))
     await asyncio.sleep(0)
-    with pytest.raises(UsageError, match="two tasks"):
+    with pytest.raises(UsageError, match="another task waits"):
         await anext(changes)
     waiting.cancel()
     changes.put(change("b"))

@@ -586,6 +586,6 @@ async def test_a_slab_that_never_comes_is_refused_and_nothing_else_is(
         route.handle = partial(note, told, route.method)
     raw_messages.tell(link, "memory", "attach", [0, 4096, token])
     await until(lambda: bool(told))
-    assert told == [("attached", [0, "its descriptor has not come"])]
+    assert told == [("attached", [0, "its descriptor has not arrived"])]
     assert await a.peer("b").call(remote.add, 1) == 2
     assert not b.parts.active

@@ -140,7 +140,7 @@ async def test_the_first_call_for_which_no_thread_can_be_had(pair: Worker) -> No
     error = await hears(lambda: peer.call(len, "ab"))
     assert isinstance(error, RejectedError)
     assert error.outcome is Outcome.NOT_EXECUTED
-    assert "the system starts none" in str(error)
+    assert "the system cannot start one" in str(error)
     assert await peer.call(short.allocate_in_coroutine, "bytes", 10) == 10
     await peer.call(short.lift)
     assert await peer.call(len, "abc") == 3

@@ -146,7 +146,7 @@ def let_end(worker: Worker, watch: Watch, finished: int) -> None:
 
 async def test_who_does_not_come_in_time_is_named(trio: Trio) -> None:
     a, b, _ = trio
-    with pytest.raises(TimeoutError, match=r"after 0.3 s 'b', 'c' had not come"):
+    with pytest.raises(TimeoutError, match=r"after 0.3 s 'b', 'c' had not asked"):
         await a.shutdown(graceful=True, timeout_s=0.3, drain_timeout_s=HOUR_S)
     assert a.is_closed
     assert await b.peer("c").call(remote.add, 1) == 2
@@ -164,7 +164,7 @@ async def test_who_is_busy_is_named_and_its_call_cut_off(
     )
     async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(*together)
-    assert re.search(r"'a', 'b' had calls in flight when the time", caplog.text)
+    assert re.search(r"'a', 'b' still had calls in flight when the time", caplog.text)
     assert watch.notes == ["cancelled on b"]
     with pytest.raises(asyncrpc.CallError):
         await call
@@ -304,8 +304,8 @@ class TestInVirtualTime:
             began_s = now_s()
         assert now_s() - began_s <= CLOSING_S
         assert "its service 'stuck' did not end in time" in caplog.text
-        assert "its service 'broken' did not end in order" in caplog.text
-        assert "the meeting place did not end in time" in caplog.text
+        assert "its service 'broken' failed while it ended" in caplog.text
+        assert "its rendezvous did not end in time" in caplog.text
         assert worker.parts.directory.links == []
 
     async def test_who_is_impatient_twice_is_not_kept_waiting(self) -> None:

@@ -197,7 +197,7 @@ async def test_what_cannot_be_seen_is_said(trainer: Worker) -> None:
         assert "0  alone  runs" in text
     text = await asyncio.to_thread(handler.dump)
     assert text is not None
-    assert "nothing can be seen: no worker answers at" in text
+    assert "the group cannot be looked at: no worker answers at" in text
 
 
 async def test_it_can_be_pickled_and_shows_no_secret(trainer: Worker) -> None:

@@ -86,7 +86,7 @@ async def test_an_end_without_a_goodbye_is_a_cut(authority: Authority) -> None:
             sock.shutdown(socket.SHUT_WR)  # a FIN, and no close_notify
         await near.until_lost()
     assert isinstance(near.error, ConnectionLostError)
-    assert "without TLS's goodbye" in str(near.error)
+    assert "without TLS's close alert" in str(near.error)
 
 
 async def test_changed_bytes_end_the_connection(authority: Authority) -> None:

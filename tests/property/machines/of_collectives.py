@@ -131,7 +131,7 @@ def _what_comes_for_what_is_over_or_lost_is_refused(build: ModuleType) -> None:
     one.operations.end(one.begin(barrier))
     late = one.refusal_of(0, 1, barrier)
     assert late.ranks == ("b", "a")
-    assert "is over at rank 0 ('a'), which has begun 1" in late.problem
+    assert "rank 0 ('a') has finished it and begun 1 collectives" in late.problem
     assert one.refusal_of(1, 1, barrier) is None
     lost = one.loss_of("c", "it has died")
     assert one.loss_of("d", "it has died") is None

@@ -205,7 +205,7 @@ def _the_way_back_is_gone_once(build: ModuleType) -> None:
     _serves(one, 3, [])
     assert not one.roll_back(7)
     text = _refusal(RejectedError, one.roll_back, 3)
-    assert "none before it is kept" in text
+    assert "no earlier one is kept" in text
     _serves(one, 3, [])
 
 

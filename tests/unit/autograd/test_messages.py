@@ -64,9 +64,9 @@ def test_it_travels_as_the_arguments_of_a_call() -> None:
 @pytest.mark.parametrize(
     ("given", "history", "problem"),
     [
-        ([2], None, "brings 1 gradients"),
-        ([2, 0], [9, 1], "its history has gradient 1"),
-        ([2, 0], [], "its history names no message"),
+        ([2], None, "has 1 gradients"),
+        ([2, 0], [9, 1], "history of gradients has gradient 1"),
+        ([2, 0], [], "history of gradients names no message"),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(
@@ -87,6 +87,6 @@ def test_what_travels_with_a_call(meta: list[object], name: str) -> None:
 
 
 def test_what_travels_with_a_call_and_makes_no_sense() -> None:
-    problem = "message of what travels of an autograd context must be an unsigned"
+    problem = "message of the metadata of an autograd context must be an unsigned"
     with pytest.raises(MalformedError, match=problem):
         read_meta([3, 4, "5"])

@@ -152,7 +152,7 @@ def test_a_job_that_was_entered_without_its_launcher_is_named() -> None:
     first, *_ = as_text(found).splitlines()
     assert first == (
         "no launcher is known to have started this process, though variables of Slurm"
-        " are there"
+        " are set"
     )
     (problem,) = found.problems
     assert problem == (

@@ -276,8 +276,8 @@ async def test_a_reference_to_itself_keeps_its_count_on_the_way() -> None:
     [
         ([1, 2, 3], "must be an array of six"),
         ([1, 2, 3, 4, 5, 6], "wrong types"),
-        (fork(1, owner=THIRD), "its owner did not send"),
-        (fork(1, form=HOME), "marked as not sent"),
+        (fork(1, owner=THIRD), "marked as sent by its owner"),
+        (fork(1, form=HOME), "marked as sent to itself"),
     ],
 )
 async def test_a_reference_that_lies_is_refused(tree: list[Any], problem: str) -> None:
@@ -426,7 +426,7 @@ async def test_what_is_not_exposed_is_not_even_looked_up() -> None:
 async def test_there_are_no_more_values_than_the_limit() -> None:
     parts = Everything(values_max=1)
     parts.owned.expect(parts.peer, (int(PEER.incarnation), 1))
-    with pytest.raises(RejectedError, match="has 1 values"):
+    with pytest.raises(RejectedError, match="has 1 referenced values"):
         parts.owned.expect(parts.peer, (int(PEER.incarnation), 2))
 
 

@@ -63,7 +63,7 @@ def test_a_fork_ends_the_copy_in_every_state(state: WorkerState) -> None:
     [
         (WorkerState.NEW, "has not been started; use `async with`"),
         (WorkerState.CLOSED, "does not run: it has been shut down"),
-        (WorkerState.FORKED, "a forked child has none"),
+        (WorkerState.FORKED, "a forked child has no worker"),
     ],
 )
 def test_who_uses_it_wrongly_is_told_why(state: WorkerState, text: str) -> None:

@@ -83,7 +83,7 @@ async def test_an_answer_is_read_or_refused() -> None:
 def test_a_wrong_notice_is_refused_before_its_handler() -> None:
     service = Service()
     route = service.router.notice(Hear.head)
-    problem = "worker 'peer' sent 'test.hear', which is wrong: serial must be an unsig"
+    problem = "worker 'peer' sent an invalid 'test.hear' message: serial must be an "
     with pytest.raises(MalformedError, match=problem):
         route.handle(RecordingLink(PEER), [1, "x"])
     problem = r"the content must be an array of \[creator, serial\], not 5"
@@ -94,7 +94,7 @@ def test_a_wrong_notice_is_refused_before_its_handler() -> None:
 
 async def test_what_only_the_handler_finds_wrong_names_the_message_too() -> None:
     service = Service()
-    problem = "worker 'peer' sent 'test.look', which is wrong: it names nothing"
+    problem = "worker 'peer' sent an invalid 'test.look' message: it names nothing"
     with pytest.raises(MalformedError, match=problem):
         await deliver(service.routes, RecordingLink(PEER), Look([]))
 

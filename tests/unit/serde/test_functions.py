@@ -174,7 +174,7 @@ def test_a_compiled_function_travels_by_its_name() -> None:
 
 def test_a_compiled_function_that_no_name_leads_to_is_refused() -> None:
     scripted = torch.jit.script(step)
-    with pytest.raises(EncodeError, match=r"TorchScript function, and .*step is not"):
+    with pytest.raises(EncodeError, match=r"TorchScript function .* found as .*step"):
         trusted.name_of(scripted)
 
 

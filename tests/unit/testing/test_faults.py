@@ -32,7 +32,7 @@ def test_a_script_pickles() -> None:
 def test_one_fault_for_each_point() -> None:
     faults = FaultScript()
     faults.at(rank=0, step=1).kill()
-    with pytest.raises(UsageError, match="rank 0 has a fault at step 1"):
+    with pytest.raises(UsageError, match="rank 0 already has a fault at step 1"):
         faults.at(rank=0, step=1)
 
 

@@ -88,7 +88,7 @@ def test_addresses_are_ordered_and_chosen(chosen: str | None, addresses: str) ->
 
 @pytest.mark.usefixtures("host")
 def test_a_network_must_be_written_as_one() -> None:
-    with pytest.raises(UsageError, match=r"'10.0.0.1/8' is no network"):
+    with pytest.raises(UsageError, match=r"'10.0.0.1/8' is not a network"):
         host_addresses("10.0.0.1/8")
     with pytest.raises(UsageError, match=r"ib0 \(10.20.0.7\)"):
         host_addresses("10.30.0.0/16")

@@ -238,7 +238,7 @@ class TestBeginning:
     @pytest.mark.parametrize("beginning", [b"G", b"AS", b"ARPX", b"ARPX rest", b"\0"])
     def test_a_stranger_is_refused_at_once(self, beginning: bytes) -> None:
         for end in make_pair():
-            with pytest.raises(MalformedError, match="not a worker"):
+            with pytest.raises(MalformedError, match="not an asyncrpc worker"):
                 end.machine.check_beginning(beginning)
             assert end.machine.state is HandshakeState.FAILED
             assert end.machine.farewell == b""
@@ -275,7 +275,7 @@ class TestOtherPeers:
     def test_a_stranger_is_told_nothing(self) -> None:
         _, acceptor = make_pair()
         stranger = b"GET / HTTP/1.1\r\nHost: worker\r\n\r\n".ljust(40)
-        with pytest.raises(MalformedError, match="b'GET ': not a worker"):
+        with pytest.raises(MalformedError, match="first bytes are b'GET '"):
             acceptor.machine.receive(stranger)
         assert acceptor.machine.farewell == b""
         assert acceptor.machine.wanted == 0

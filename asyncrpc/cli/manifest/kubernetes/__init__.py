@@ -1,5 +1,5 @@
 """Manifests of Kubernetes: pure functions from a `Workload` to plain dictionaries.
 
-Each kind of workload has a file.  What is the same for all is in `pod` and `network`.
+Each kind of workload has a module.  Their common parts are in `pod` and `network`.
 The cluster's secret is mounted as a file; it is never part of a manifest.
 """

@@ -70,7 +70,7 @@ def manifest(arguments: argparse.Namespace) -> str:
     """Return the objects as text.
 
     Raises:
-        UsageError: an argument is not what it must be.
+        UsageError: an argument is invalid; the text names it.
     """
     objects = KINDS[arguments.kind](_workload(arguments))
     return as_text(objects, arguments.format or default_format())

@@ -1,7 +1,8 @@
-"""An indexed Job: each pod has an index, which is the rank, and a name that stays.
+"""An indexed Job: each pod has an index, which is the rank, and a stable name.
 
 A pod that fails is replaced by one with the same index and name, and another address;
-the others go on.  The old one must be gone first, or two workers had one name.
+the others continue.  The old pod must be gone first, or two workers would have the same
+name.
 
 Source: Kubernetes, "Jobs", sections "Completion mode", "Pod failure policy", "Backoff
 limit per index" and "Pod replacement policy".
@@ -46,7 +47,7 @@ def indexed_job(workload: Workload) -> list[Object]:
             **indexed(workload),
             "backoffLimitPerIndex": workload.restarts,
             "podReplacementPolicy": "Failed",
-            # What is ignored does not count, and the pod is replaced.
+            # An ignored failure does not count, and the pod is replaced.
             "podFailurePolicy": disruptions("Ignore", CONTAINER),
             "template": template,
         },
@@ -55,7 +56,7 @@ def indexed_job(workload: Workload) -> list[Object]:
 
 
 def indexed(workload: Workload) -> Object:
-    """Return what makes the pods of a Job have indices, and run at the same time."""
+    """Return the fields by which the pods of a Job have indices and run together."""
     return {
         "completionMode": "Indexed",
         "completions": workload.workers,
@@ -64,7 +65,7 @@ def indexed(workload: Workload) -> Object:
 
 
 def meeting_variables(workload: Workload, host: str) -> list[Object]:
-    """Return what the resolver of `env://` needs beside the index.
+    """Return the variables that `env://` needs besides the index.
 
     Args:
         workload: the program.
@@ -78,19 +79,19 @@ def meeting_variables(workload: Workload, host: str) -> list[Object]:
 
 
 def run_variable() -> Object:
-    """Return the variable that names the Job, and no other of the same name.
+    """Return the variable that identifies the Job among Jobs of the same name.
 
-    By it a pod that comes back knows the members of its own group from others.
+    By it a replaced pod tells the members of its own group from others.
     """
     source = {"fieldRef": {"fieldPath": f"metadata.labels['{_JOB_UID}']"}}
     return {"name": RUN_VARIABLE, "valueFrom": source}
 
 
 def disruptions(action: str, container: str) -> Object:
-    """Return a policy for pods that were moved, or ended in order and may go on.
+    """Return a policy for pods that were moved, or that have saved and may restart.
 
     Args:
-        action: what their end means for the Job.
+        action: the effect of their end on the Job.
         container: whose exit code counts.
     """
     moved = {"type": "DisruptionTarget", "status": "True"}

@@ -1,4 +1,4 @@
-"""A JobSet: if one pod fails, all start again, and know how often they have.
+"""A JobSet: if one pod fails, all start again, and know the number of restarts.
 
 A JobSet makes the headless Service itself, and publishes pods that are not ready.
 
@@ -63,7 +63,7 @@ def job_set(workload: Workload) -> list[Object]:
 
 
 def network(workload: Workload) -> Object:
-    """Return the headless Service that a JobSet is to make."""
+    """Return the headless Service that a JobSet must make."""
     return {
         "enableDNSHostnames": True,
         "publishNotReadyAddresses": True,
@@ -72,7 +72,7 @@ def network(workload: Workload) -> Object:
 
 
 def restart_variable() -> Object:
-    """Return the variable that says how often all have been started again."""
+    """Return the variable with the number of restarts."""
     source = {"fieldRef": {"fieldPath": _ATTEMPT}}
     return {"name": "JOBSET_RESTART_ATTEMPT", "valueFrom": source}
 
@@ -86,7 +86,7 @@ def fails_at_once(container: str) -> Object:
 
 
 def restarts_all(workload: Workload) -> Object:
-    """Return when a JobSet starts all again; disruptions do not count."""
+    """Return when a JobSet restarts all pods; disruptions do not count."""
     disrupted = {
         "name": "disrupted",
         "action": "RestartJobSetAndIgnoreMaxRestarts",

@@ -1,9 +1,9 @@
-"""A LeaderWorkerSet: for workers that serve for ever.
+"""A LeaderWorkerSet: for workers that serve without an end.
 
-Its pods are started again however they end, so a program that ends is run anew.  If one
-ends, its whole group does: the variables that say where the leader is stay valid.  It
-tells each pod its index, the size of the group and the leader's address, and makes the
-headless Service itself.
+Its pods are restarted however they end, so a program that ends runs again.  If one pod
+ends, its whole group does, so that the variables with the leader's address stay valid.
+It tells each pod its index, the size of the group and the leader's address, and makes
+the headless Service itself.
 
 Source: kubernetes-sigs/lws, api/leaderworkerset/v1.
 """
@@ -34,7 +34,7 @@ def leader_worker_set(workload: Workload) -> list[Object]:
         "metadata": metadata(workload),
         "spec": {
             "replicas": 1,
-            # Not LeaderReady: the leader is ready once it has met the others.
+            # Not LeaderReady: the leader is ready only after all have joined.
             "startupPolicy": "LeaderCreated",
             "networkConfig": {"subdomainPolicy": "Shared"},
             "leaderWorkerTemplate": {

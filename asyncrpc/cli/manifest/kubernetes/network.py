@@ -1,4 +1,4 @@
-"""How the pods of a workload find each other, and who else may connect to them."""
+"""How the pods of a workload find each other, and which pods may connect to them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from asyncrpc.cli.manifest.kubernetes.workload import Workload
 
 
 def headless_service(workload: Workload) -> Object:
-    """Return a Service that gives each pod a name, without an address of its own.
+    """Return a headless Service, which gives each pod a name.
 
     It publishes pods that are not ready: they become ready by finding each other.
     """
@@ -27,11 +27,11 @@ def headless_service(workload: Workload) -> Object:
 def network_policy(workload: Workload, *further: Object) -> Object:
     """Return a NetworkPolicy that lets only pods of the workload connect to them.
 
-    The probes of the kubelet come from the pod's own node, which is always let in.
+    The probes of the kubelet come from the pod's own node, which is always allowed.
 
     Args:
         workload: the program.
-        *further: rules that let others in.
+        *further: rules that allow others.
     """
     members = {"podSelector": {"matchLabels": selector(workload)}}
     return {

@@ -1,9 +1,9 @@
-"""The pod of a worker, which is the same whatever starts it.
+"""The pod of a worker, which is the same for all kinds of workloads.
 
-- The program is process 1 and gets SIGTERM itself; a shell would keep it.
-- /dev/shm is a volume: a container's own has 64 MiB.
-- No service account's token, and no variables of the namespace's Services: one that is
-  called `master` would set `MASTER_PORT` to a URL.
+- The program is process 1 and gets SIGTERM itself; a shell would not pass it on.
+- /dev/shm is a volume: by default a container has 64 MiB.
+- There is no token of a service account, and there are no variables of the namespace's
+  Services: a Service named `master` would set `MASTER_PORT` to a URL.
 
 Source: Kubernetes, "Pod Lifecycle", "Accessing the API from a Pod" and "Service".
 """
@@ -26,8 +26,8 @@ PROBE_PORT_NAME: Final = "probe"
 _PERIOD_S: Final = 10
 _TIMEOUT_S: Final = 5
 _SECRET_MODE: Final = 0o400  # Options.secret_file refuses what others can read
-# A program may hold the interpreter for long, as a compiler does; a worker that is
-# really stuck is noticed by its peers.
+# A program, such as a compiler, may hold the interpreter for long; its peers notice a
+# worker that is really stuck.
 _LIVE_FAILURES: Final = 12
 _START_FAILURES: Final = 60  # ten minutes for images, imports and late peers
 _POLICY_FIELDS: Final = {
@@ -68,7 +68,7 @@ def pod_template(
 
     Args:
         workload: the program.
-        variables: what the resolver of `env://` needs, and the controller does not set.
+        variables: those that `env://` needs and the controller does not set.
         restart_policy: whether the kubelet starts the container again in its pod.
         container: its name.
     """
@@ -121,10 +121,10 @@ def variable(name: str, text: str) -> Object:
 
 
 def resources(workload: Workload) -> Object:
-    """Return what a container asks for.
+    """Return the resources that a container requests.
 
-    Memory is limited to what is asked for, so that the pod is not the first that a node
-    without memory kills.  Cores are not limited: a limit slows the loop down in bursts.
+    The memory limit equals the request, so that the pod is not the first to be killed
+    on a node without memory.  Cores are not limited: a limit slows bursts of the loop.
     """
     wanted, limits = {}, {}
     given = workload.resources
@@ -153,7 +153,7 @@ def volumes(workload: Workload) -> list[Object]:
 
 
 def volume_mounts() -> list[Object]:
-    """Return where a container has the volumes."""
+    """Return the mounts of the volumes in a container."""
     return [
         {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108  (a mount)
         {"name": "secret", "mountPath": SECRET_FOLDER, "readOnly": True},
@@ -163,8 +163,8 @@ def volume_mounts() -> list[Object]:
 def _probes(workload: Workload) -> Object:
     """Return the probes.
 
-    A worker is not ready before it has met the others, so readiness must not be what
-    lets them find it: the Service publishes unready pods.
+    A worker is not ready before it has joined the others, so they must find it before
+    it is ready: the Service publishes unready pods.
     """
     times = {"periodSeconds": _PERIOD_S, "timeoutSeconds": _TIMEOUT_S}
     if workload.probe.kind is ProbeKind.HTTP:
@@ -176,8 +176,8 @@ def _probes(workload: Workload) -> Object:
             "readinessProbe": {**ready, "failureThreshold": 1},
         }
     if workload.probe.kind is ProbeKind.TCP:
-        # The system accepts connections for a worker that is stuck, so this tells
-        # nothing of whether it lives.
+        # The system accepts connections even for a worker that is stuck, so this does
+        # not show whether it lives.
         return {"readinessProbe": {"tcpSocket": {"port": PROBE_PORT_NAME}, **times}}
     return {}
 

@@ -26,7 +26,7 @@ _BINARY: Final = {f"{letter}i": index for index, letter in enumerate("KMGTPE", 1
 
 
 def check_label(what: str, name: str, suffix: str = "") -> None:
-    """Raise unless a name, with what a controller appends, is a label of the DNS.
+    """Raise UsageError unless a name with its appended suffix is a DNS label.
 
     Args:
         what: names it in the error.
@@ -34,7 +34,7 @@ def check_label(what: str, name: str, suffix: str = "") -> None:
         suffix: the longest that a controller appends to it.
 
     Raises:
-        UsageError: it is not, or is too long.
+        UsageError: the name is not a label, or is too long.
     """
     if _LABEL.fullmatch(name) is None:
         raise UsageError(
@@ -50,10 +50,10 @@ def check_label(what: str, name: str, suffix: str = "") -> None:
 
 
 def check_subdomain(what: str, name: str) -> None:
-    """Raise unless a name may be that of an object that is not in the DNS.
+    """Raise UsageError unless a name is valid for an object that is not in the DNS.
 
     Raises:
-        UsageError: it may not.
+        UsageError: the name has other characters, or is too long.
     """
     is_short = len(name) <= _SUBDOMAIN_CHARACTERS_MAX
     if not is_short or _SUBDOMAIN.fullmatch(name) is None:
@@ -67,7 +67,7 @@ def quantity(what: str, text: str) -> Decimal:
     """Return the number that a quantity such as `500m` or `4Gi` stands for.
 
     Raises:
-        UsageError: it is not a quantity, or not positive.
+        UsageError: the text is not a quantity, or not positive.
     """
     found = _QUANTITY.fullmatch(text)
     if found is None:
@@ -91,7 +91,7 @@ def byte_quantity(what: str, text: str) -> int:
     """Return the number of bytes that a quantity stands for.
 
     Raises:
-        UsageError: it is not a quantity of at least one byte: `128m` are milli-bytes.
+        UsageError: the text is not a whole number of bytes: `128m` is 0.128 bytes.
     """
     found = quantity(what, text)
     if found != found.to_integral_value():

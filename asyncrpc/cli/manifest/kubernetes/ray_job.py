@@ -30,7 +30,7 @@ def ray_job(workload: Workload) -> list[Object]:
     """Return the objects of a RayJob.
 
     Raises:
-        UsageError: there is a probe, which is KubeRay's own affair.
+        UsageError: a probe is given, but KubeRay sets its own.
     """
     if workload.probe.kind is not ProbeKind.NONE:
         raise UsageError("--probe must be none for Ray: KubeRay sets its own probes")
@@ -59,7 +59,7 @@ def ray_job(workload: Workload) -> list[Object]:
 
 
 def _head(workload: Workload) -> Object:
-    """Return the head, which has no cores to give: workers are to be on other pods."""
+    """Return the head, which offers no cores, so that workers run on other pods."""
     resources = dataclasses.replace(workload.resources, gpus=0)
     without_gpus = dataclasses.replace(workload, resources=resources)
     return {
@@ -88,7 +88,7 @@ def _template(workload: Workload, container: str) -> Object:
 
 
 def _submitter(workload: Workload) -> Object:
-    """Return the pod that hands the program to the head, which must let it in."""
+    """Return the pod that submits the program to the head, which must allow it."""
     container = {"name": "ray-job-submitter", "image": workload.image}
     return {
         "metadata": {"labels": labels(workload)},

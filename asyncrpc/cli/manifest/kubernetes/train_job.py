@@ -23,7 +23,7 @@ from asyncrpc.cli.manifest.kubernetes.workload import RENDEZVOUS_PORT, Workload
 from asyncrpc.errors import UsageError
 
 _GROUP: Final = "trainer.kubeflow.org"
-_NODE: Final = "node"  # what Trainer calls the Job, and the container that it changes
+_NODE: Final = "node"  # Trainer's name of the Job, and of the container that it changes
 _STEP: Final = {f"{_GROUP}/trainjob-ancestor-step": "trainer"}
 _RANDOM: Final = "-xxxxx"  # what a Job appends to the names of its pods
 

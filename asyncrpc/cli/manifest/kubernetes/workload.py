@@ -1,4 +1,4 @@
-"""What a manifest is made from: a program, and what each of its workers gets."""
+"""The input of a manifest: a program, and the resources of each of its workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from asyncrpc.cli.manifest.kubernetes.quantities import (
 )
 from asyncrpc.errors import UsageError
 
-WORKERS_MAX: Final = 100_000  # of an indexed Job: its controller tracks no more
+WORKERS_MAX: Final = 100_000  # of an indexed Job: its controller's limit
 PORT_MAX: Final = 65_535
 RENDEZVOUS_PORT: Final = 29_500  # torchrun's, and Kubeflow's
 SECRET_KEY: Final = "secret"  # noqa: S105  (the name of the file, not the secret)
@@ -53,7 +53,7 @@ class PodProbe:
         """Read `http:8080`, `tcp:29600` or `none`.
 
         Raises:
-            UsageError: it is none of these.
+            UsageError: the text has none of these forms.
         """
         word, colon, port = text.partition(":")
         kinds = {one.value: one for one in ProbeKind}
@@ -69,15 +69,15 @@ class PodProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What the container of a worker asks for, and gets.
+    """The resources that the container of a worker requests.
 
     Attributes:
-        cpu: a quantity of cores; None asks for none and sets no limit.
-        memory: a quantity of bytes, and the limit; None: the same.
+        cpu: a quantity of cores; None: no request.
+        memory: a quantity of bytes, which is also the limit; None: no request or limit.
         shared_memory: a quantity of bytes for /dev/shm, which count as the memory of
             the container.
-        gpus: number of them.
-        gpu_resource: what the device plugin calls them.
+        gpus: number of GPUs.
+        gpu_resource: name of the GPUs in the device plugin.
     """
 
     cpu: str | None = None
@@ -90,7 +90,7 @@ class Resources:
         """Validate the fields.
 
         Raises:
-            UsageError: a quantity is not one, or shared memory exceeds the memory.
+            UsageError: a quantity is invalid, or shared memory exceeds the memory.
         """
         if self.cpu is not None:
             quantity("--cpu", self.cpu)
@@ -98,7 +98,7 @@ class Resources:
         if self.memory is not None and shared >= byte_quantity("--memory", self.memory):
             raise UsageError(
                 f"--shm {self.shared_memory} must be less than --memory {self.memory}: "
-                "what is in /dev/shm counts as memory of the container"
+                "the content of /dev/shm counts as memory of the container"
             )
         if self.gpus < 0:
             raise UsageError(f"--gpus must be at least 0, not {self.gpus}")
@@ -149,7 +149,7 @@ class Workload:
         """Validate the fields.
 
         Raises:
-            UsageError: one is not what it must be; the message names it by its option
+            UsageError: a field is invalid; the message names it by its option
                 of the command line.
         """
         check_label("NAME", self.name)
@@ -200,8 +200,8 @@ def _check_variable(name: str) -> None:
         )
     if name == "ASYNCRPC_SECRET":
         raise UsageError(
-            "--env must not hold the secret, which anybody who reads the manifest "
-            "would know: create a Secret, which --secret names"
+            "--env must not hold the secret, because every reader of the manifest "
+            "would know it: create a Secret, and name it by --secret"
         )
     if name in _OURS:
         raise UsageError(f"--env must not set {name}, which the manifest sets")

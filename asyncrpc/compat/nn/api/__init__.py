@@ -1,1 +1,1 @@
-"""Where torch.distributed.nn keeps its remote module, and programs import it from."""
+"""The package in which torch.distributed.nn keeps its remote module."""

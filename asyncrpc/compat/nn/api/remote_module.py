@@ -4,14 +4,14 @@
     y = module.forward(x)
     optimizer = DistributedOptimizer(SGD, module.remote_parameters(), lr=0.1)
 
-In calls it travels as a reference with a few attributes; any other pickle is refused.
-The reference inside tells the two apart: calls take it out of the pickle, and any other
-pickler makes it raise.
+A call sends it as a reference with a few attributes; any other pickling is refused.
+The reference inside tells the two apart: calls take it out of the pickle, and in any
+other pickler it raises.
 
 Source: torch.distributed.nn.api.remote_module, version 2.13, for names and texts.
-Better than there: `train(False)` is heard, the modes return the module itself, what
-has travelled can be called, a class derived from it travels too, and a result on a
-device keeps its shape.
+Improvements on it: `train(False)` has an effect, `train` and `eval` return the module
+itself, a module that was sent can be called, a derived class can be sent, and a result
+on a device keeps its shape.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _REMOTE_MODULE_PICKLED_ATTRIBUTES: Final = (
     "generated_methods",
     "module_rref",
 )
-# The rest of what an object has: a call does not send it, and says nothing about it.
+# The other attributes of an object: a call does not send them, and does not warn.
 _REMOTE_MODULE_ATTRIBUTES_IGNORE_FOR_PICKLING: Final = frozenset(
     {*vars(nn.Module()), "forward_async", "forward"}
 )
@@ -56,7 +56,7 @@ _UNPICKLED: Final = (
     "unpickled when using RPC"
 )
 
-# Methods of `nn.Module` that torch's remote one has not; ours refuses more.
+# Methods of `nn.Module` that torch's RemoteModule lacks; ours refuses more.
 _UNSUPPORTED: Final = (
     *("add_module", "apply", "bfloat16", "buffers", "children", "cpu", "cuda"),
     *("double", "extra_repr", "float", "half", "ipu", "load_state_dict"),
@@ -70,7 +70,7 @@ _INSTEAD_OF: Final = {"parameters": ". Please use ``remote_parameters`` instead.
 
 
 class _UnsupportedMethod:
-    """A method of `nn.Module` that a remote one has not.
+    """A method of `nn.Module` that a RemoteModule lacks.
 
     Raises:
         ValueError: on each call.
@@ -115,7 +115,7 @@ _GENERATED_METHODS: Final = (_Forward.forward_async, _Forward.forward)
 
 
 class _RemoteModule(nn.Module):
-    """A RemoteModule that TorchScript can compile, if it is given an interface."""
+    """A RemoteModule that TorchScript can compile if it has an interface."""
 
     on: str | int
     device: str
@@ -138,10 +138,10 @@ class _RemoteModule(nn.Module):
         """Start making a module on another worker; return at once.
 
         Args:
-            remote_device: as for `RemoteModule`, likewise the others.
+            remote_device: this and the next three, as for `RemoteModule`.
             module_cls: makes the module there.
             args: of `module_cls`.
-            kwargs: likewise.
+            kwargs: of `module_cls`.
             _module_interface_cls: has the types of the module's `forward`, for
                 `torch.jit.script`; made by `torch.jit.interface`.
 
@@ -160,17 +160,17 @@ class _RemoteModule(nn.Module):
         module_rref: RRef[nn.Module],
         _module_interface_cls: Any = None,
     ) -> RemoteModule:
-        """Return a RemoteModule of a module that exists already.
+        """Return a RemoteModule for an existing module.
 
         Args:
             remote_device: as for the constructor.  Calls go to the reference's owner,
-                whatever this says.
+                even if this names another worker.
             module_rref: a reference to the module.
             _module_interface_cls: as for `_RemoteModule`.
 
         Raises:
             AssertionError: RPC has not been initialized.
-            ValueError: `remote_device` is not understood, or the interface is not one.
+            ValueError: `remote_device` is malformed, or the interface is not valid.
 
         Source: torch.distributed.nn.RemoteModule.init_from_module_rref.
         """
@@ -182,12 +182,12 @@ class _RemoteModule(nn.Module):
         return module
 
     def _place(self, remote_device: str) -> None:
-        """Find out which worker and which device of it are meant.
+        """Set the worker and its device from the text.
 
         Raises:
             AssertionError: RPC has not been initialized.
-            ValueError: the text is of no form that is known, or names no worker.
-            RuntimeError: there is no such device, or no such worker.
+            ValueError: the text has an unknown form, or does not name a worker.
+            RuntimeError: the device or the worker does not exist.
         """
         if not agents.is_set():
             raise AssertionError("RemoteModule only works in RPC.")
@@ -204,10 +204,10 @@ class _RemoteModule(nn.Module):
         self.is_device_map_set = bool(maps.get(agent.get_worker_info(on).name))
 
     def _take(self, interface: Any) -> None:
-        """Take an interface, if there is one.
+        """Keep the interface, if there is one.
 
         Raises:
-            ValueError: it is not an interface.
+            ValueError: `interface` is not an interface of TorchScript.
         """
         self.is_scriptable = interface is not None
         if interface is not None:
@@ -231,16 +231,16 @@ class _RemoteModule(nn.Module):
         """Return what TorchScript compiles in place of this.
 
         Raises:
-            RuntimeError: there is no interface.
+            RuntimeError: the module has no interface.
         """
         if not self.is_scriptable:
             raise RuntimeError(_NO_SCRIPT)
         return scripted.scriptable(self._interface, self._runs())
 
-    # --- what it can do --------------------------------------------------------------
+    # --- its methods -----------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module, as `forward` does: it takes no hooks, so none are run."""
+        """Run the module as `forward` does; a RemoteModule has no hooks."""
         return self.forward(*args, **kwargs)
 
     def remote_parameters(
@@ -253,7 +253,7 @@ class _RemoteModule(nn.Module):
             recurse: include those of inner modules.
 
         Raises:
-            Exception: what the module's constructor raised.
+            Exception: the error of the module's constructor.
 
         Source: torch.distributed.nn.RemoteModule.remote_parameters.
         """
@@ -269,13 +269,13 @@ class _RemoteModule(nn.Module):
         self,
         mode: bool = True,  # noqa: FBT001, FBT002  (torch's signature)
     ) -> Self:
-        """Set the module's mode, for all who share it; `eval` does by this.
+        """Set the module's mode, for all workers that share it; `eval` calls this.
 
         Args:
             mode: training, or evaluation.
 
         Raises:
-            Exception: what the module's constructor raised.
+            Exception: the error of the module's constructor.
         """
         api.rpc_sync(self.module_rref.owner(), _set_mode, (self.module_rref, mode))
         return self
@@ -283,10 +283,10 @@ class _RemoteModule(nn.Module):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.module_rref.owner_name()}/{self.device})"
 
-    # --- travel ----------------------------------------------------------------------
+    # --- pickling --------------------------------------------------------------------
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
-        """Travel in calls, without what is not meant to; see `_Travelling`."""
+        """Let a call send the chosen attributes only; see `_Travelling`."""
         state: dict[str, Any] = {}
         for name, value in vars(self).items():
             if name in _REMOTE_MODULE_PICKLED_ATTRIBUTES or name == "_interface":
@@ -305,7 +305,7 @@ class _RemoteModule(nn.Module):
         raise RuntimeError(scripted.NOT_PICKLED)
 
     def __getstate__(self) -> NoReturn:
-        """Refuse to be taken apart but by a call.
+        """Refuse to be pickled outside a call.
 
         Raises:
             RuntimeError: always.
@@ -313,7 +313,7 @@ class _RemoteModule(nn.Module):
         raise RuntimeError(scripted.NOT_PICKLED)
 
     def __setstate__(self, state: Any) -> NoReturn:
-        """Refuse to be put together but by a call.
+        """Refuse to be unpickled outside a call.
 
         Raises:
             RuntimeError: always.
@@ -332,25 +332,25 @@ class RemoteModule(_RemoteModule):
     a `torch.futures.Future`.  Both take what the module's own `forward` takes, and are
     recorded in the autograd context they are called in.
 
-    It is an `nn.Module`, so that another can have it as an attribute; what would need
-    its parameters here is refused.  It travels in calls like a reference, with no copy
-    of the module, which is freed when no worker refers to it any more.
+    It is an `nn.Module`, so that another can have it as an attribute; methods that need
+    its parameters here are refused.  Calls send it like a reference, without copying
+    the module, which is freed when no worker refers to it any more.
 
     Args:
-        remote_device: where: `"worker1/cpu"`, `"rank:1/cuda:0"`, or `"worker1"`, on the
+        remote_device: `"worker1/cpu"`, `"rank:1/cuda:0"`, or `"worker1"`, on the
             host's memory.  On any other device, tensors in the arguments are moved
             there, and those in the result back, unless the worker has a device map.
-        module_cls: makes the module there; travels by name.
+        module_cls: makes the module there; it is sent by name.
         args: of `module_cls`.
-        kwargs: likewise.
+        kwargs: of `module_cls`.
+
+    An error while the module is made is raised when it is used: a ValueError if it is
+    not an `nn.Module`.
 
     Raises:
         AssertionError: RPC has not been initialized.
-        ValueError: `remote_device` is not understood.
-        RuntimeError: there is no such worker, or no device of that name.
-
-    What goes wrong while the module is made is raised by whatever uses it; a ValueError
-    if it is no `nn.Module`.
+        ValueError: `remote_device` is malformed.
+        RuntimeError: the worker or the device does not exist.
 
     Example:
         >>> module = RemoteModule("worker1/cpu", nn.Linear, args=(20, 30))
@@ -381,7 +381,7 @@ def _create_module(
     """Make a module on a device of this worker.
 
     Raises:
-        ValueError: what was made is no module.
+        ValueError: `module_cls` returned something other than a module.
     """
     module = module_cls(*args, **kwargs)
     if not isinstance(module, nn.Module):
@@ -399,7 +399,7 @@ def _remote_forward(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Run a module of this worker; its tensors travel through host memory."""
+    """Run a module of this worker; tensors are sent through host memory."""
     module, place = module_rref.local_value(), torch.device(device)
     if place.type == "cpu":
         return module.forward(*args, **kwargs)
@@ -428,13 +428,13 @@ def _set_mode(
     module_rref.local_value().train(mode)
 
 
-# --- how it travels ------------------------------------------------------------------
+# --- how it is sent ------------------------------------------------------------------
 
 
 class _Travelling(RRef[nn.Module]):
-    """The reference of a RemoteModule in a pickle: a call's takes it out.
+    """The reference of a RemoteModule in a pickle; a call's pickler takes it out.
 
-    It is another reference under another type, for a message that is being encoded: it
+    It is a second reference, of another type, for a message that is being encoded.  It
     is not counted, so it must not outlive the message.
     """
 
@@ -449,7 +449,7 @@ class _Travelling(RRef[nn.Module]):
 
 
 def _receive(kind: type[_RemoteModule], state: Mapping[str, Any]) -> _RemoteModule:
-    """Make a RemoteModule of what has travelled: it has that, and no more."""
+    """Make a RemoteModule from the attributes that were sent, and no others."""
     module = kind.__new__(kind)
     vars(module).update(state)
     module._install_generated_methods()  # noqa: SLF001  (its third constructor)
@@ -457,7 +457,7 @@ def _receive(kind: type[_RemoteModule], state: Mapping[str, Any]) -> _RemoteModu
 
 
 def _say_ignored(name: str) -> None:
-    """Say that an attribute stays behind."""
+    """Log that an attribute is not sent."""
     print(  # noqa: T201  (torch's, and programs' tests read it)
         f"The new attribute ``{name}`` of RemoteModule is ignored during RPC pickling. "
         "To pickle this attribute, please add it to "

@@ -1,12 +1,11 @@
 """A RemoteModule that TorchScript can compile: its compiled methods call Python.
 
-TorchScript knows no references but those of torch's C++ RPC.  So the methods have the
-types of an interface, and pass their arguments to others, which TorchScript leaves to
-Python (`torch.jit.ignore`): those make the call, as any RemoteModule does.  The price
-is that they take the GIL.
+TorchScript knows only the references of torch's C++ RPC.  So the methods have the types
+of an interface, and pass their arguments to Python methods (`torch.jit.ignore`), which
+make the call, as any RemoteModule does.  The price is that they take the GIL.
 
 A call begins in the thread, and in the autograd context, of the code that makes it;
-another thread of TorchScript's waits for it.
+another thread of TorchScript waits for it.
 
 Source: torch.distributed.nn.jit, whose compiled methods call torch's C++ RPC.
 """
@@ -72,14 +71,14 @@ class Runs(Protocol):
     """Makes the calls."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module where it is; block."""
+        """Run the module on its worker; block."""
 
     def forward_async(self, *args: Any, **kwargs: Any) -> torch.futures.Future[Any]:
         """Begin to run it."""
 
 
 class ScriptedCalls:
-    """The calls of one compiled module, by number: TorchScript knows no objects."""
+    """The calls of one compiled module, by number: TorchScript cannot hold objects."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
@@ -102,7 +101,7 @@ class ScriptedCalls:
 
 
 class Base(nn.Module):
-    """What the classes of all interfaces share."""
+    """The base of the classes of all interfaces."""
 
     __jit_ignored_attributes__ = ("save_to_buffer",)
 
@@ -110,7 +109,7 @@ class Base(nn.Module):
         super().__init__()
         self.python: torch.futures.Future[Any] = torch.futures.Future()
         self.python.set_result(ScriptedCalls(runs))
-        self.save_to_buffer = _refuse  # by which serde takes what is compiled
+        self.save_to_buffer = _refuse  # serde calls it for compiled modules
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
@@ -126,7 +125,7 @@ def check_interface(interface: Any) -> None:
     """Refuse a class that is not an interface of TorchScript.
 
     Raises:
-        ValueError: it is not an interface.
+        ValueError: `interface` is not an interface of TorchScript.
     """
     if not getattr(interface, "__torch_script_interface__", False):
         raise ValueError(
@@ -149,7 +148,7 @@ def scriptable(interface: Any, runs: Runs) -> nn.Module:
 
 
 def _compiled(name: str) -> type[nn.Module]:
-    """Return the class for an interface; TorchScript will want to read its source."""
+    """Return the class for an interface; TorchScript reads its source."""
     source, file = _source(name), f"<asyncrpc RemoteModule {name}>"
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     known = {"Base": Base, "__name__": "asyncrpc_remote_module_" + _plain(name)}

@@ -1,4 +1,4 @@
-"""A backend that loses and holds back messages, for tests of programs.
+"""A backend that loses and delays messages, for tests of programs.
 
     import asyncrpc.compat.rpc._testing
 
@@ -11,8 +11,8 @@
     )
     rpc.init_rpc("worker0", backend, 0, 2, rpc_backend_options=options)
 
-Importing this makes the backend known.  `faulty_worker` says what it simulates and what
-it does not.
+Importing this registers the backend.  `faulty_worker` says what it simulates and what
+not.
 
 Source: torch.distributed.rpc._testing.
 """
@@ -34,5 +34,5 @@ __all__ = [
 
 
 def is_available() -> bool:
-    """Return whether messages can be lost and held back: always."""
+    """Return whether messages can be lost and delayed: always."""
     return True

@@ -1,4 +1,4 @@
-"""The backend FAULTY_TENSORPIPE: to import this module makes it known.
+"""The backend FAULTY_TENSORPIPE; importing this module registers it.
 
 Source: torch.distributed.rpc._testing.faulty_agent_backend_registry.
 """
@@ -19,20 +19,20 @@ from asyncrpc.compat.rpc.options import TensorPipeRpcBackendOptions
 
 
 class FaultyTensorPipeRpcBackendOptions(TensorPipeRpcBackendOptions):
-    """Options that also say what is lost and held back.
+    """Options that also say which messages are lost or delayed.
 
     Args:
-        messages_to_fail: names of types of messages: see `faults.MessageType`.
-        messages_to_delay: seconds by the name of a type.
-        num_fail_sends: how often each message is lost before it goes through.
-        **options: of the backend without faults.
+        messages_to_fail: names of types of messages; see `faults.MessageType`.
+        messages_to_delay: seconds, by the name of a type.
+        num_fail_sends: how often each message is lost before it is sent.
+        **options: options of the backend without faults.
 
     Raises:
         TypeError: an argument is of the wrong type.
-        RuntimeError: there is no such type of message, or a number is negative.
+        RuntimeError: a type of message is unknown, or a number is negative.
 
     Source: torch._C._distributed_rpc_testing.FaultyTensorPipeRpcBackendOptions, which
-    looks at the names when the agent is made.
+    checks the names when the agent is made.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FaultyTensorPipeRpcBackendOptions(TensorPipeRpcBackendOptions):
 
     @property
     def messages_to_delay(self) -> dict[str, float]:
-        """Seconds by the name of a type."""
+        """Seconds of delay, by the name of a type."""
         return dict(self._messages_to_delay)
 
     @property
@@ -70,7 +70,7 @@ class FaultyTensorPipeRpcBackendOptions(TensorPipeRpcBackendOptions):
         return self._num_fail_sends
 
     def faults(self) -> Faults:
-        """Return what decides for one worker, with nothing counted yet."""
+        """Return the faults for one worker, with nothing counted yet."""
         return Faults(
             self._messages_to_fail, self._messages_to_delay, self._num_fail_sends
         )

@@ -1,27 +1,27 @@
-"""A worker that loses and holds back what it sends.
+"""A worker that loses and delays the messages that it sends.
 
-What is simulated, of the messages whose types the options name:
+Simulated, for the types of messages that the options name:
 
-- A call that is lost, or the creation of a value by `remote`, does not reach the
-  callee.  It fails at once, as torch's does, and does not wait for its timeout, as it
-  would on a network.  A value that is lost fails as one whose creation took too long.
-- A message that is held back is sent later, with its arguments as they are then; its
-timeout counts from the start.  Nothing waits for it, where torch blocks the sending
-thread.  If its timeout passes before, a call or a `to_here` is not sent at all; a
-creation is, as in torch: the owner makes the value, and it cannot be used.
+- A lost call, or a lost creation of a value by `remote`, does not reach the callee.  It
+  fails at once, as torch's does; on a network it would fail after its timeout.  A lost
+  value fails like one whose creation took too long.
+- A delayed message is sent later, with its arguments as they are then; its timeout
+  counts from the start.  Nothing waits for it, while torch blocks the sending thread.
+  If its timeout passes first, a call or a `to_here` is not sent at all; a creation is,
+  as in torch: the owner makes the value, and it cannot be used.
 - The same holds for messages to the worker itself; but `to_here` of its own value sends
-none.
-- In an autograd context only calls of torch's operators whose arguments need no
-    gradient: in torch all others are messages of another type, which cannot be named.
-  - Whether a fetch is SCRIPT_RREF_FETCH_CALL is known only where the reference was
-  made; elsewhere all are PYTHON_RREF_FETCH_CALL.
+  no message.
+- In an autograd context, only calls of torch's operators whose arguments need no
+  gradient: in torch all others are messages of another type, which cannot be named.
+- Only the worker that made a reference knows whether a fetch is
+  SCRIPT_RREF_FETCH_CALL; elsewhere all are PYTHON_RREF_FETCH_CALL.
 
-What is not: RREF_FORK_REQUEST, RREF_CHILD_ACCEPT, RREF_USER_DELETE and
-CLEANUP_AUTOGRAD_CONTEXT_REQ are accepted, and change nothing.  torch sends those again
-until they go through, and a program is not to notice.  What asyncrpc sends in their
-place, mostly with calls and answers, its connections number and send again: there is no
-attempt that could be lost by itself.  Nor are answers lost or late, as in torch,
-nor what workers tell each other when they shut down, without which torch's hang.
+Not simulated: RREF_FORK_REQUEST, RREF_CHILD_ACCEPT, RREF_USER_DELETE and
+CLEANUP_AUTOGRAD_CONTEXT_REQ are accepted, and have no effect.  torch sends those again
+until they arrive, unnoticed by the program.  asyncrpc sends its own messages for these
+purposes mostly with calls and answers, and its connections number and resend them: no
+single attempt could be lost.  As in torch, answers are not lost or delayed.  Nor are
+the messages of a shutdown, without which torch's workers hang.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.options import UNSET
 from asyncrpc.runtime.parts import Parts
 
-# Functions of the facade's that stand for other messages of torch's, and those by which
-# all workers agree to end.
+# The facade's functions for other messages of torch, and those by which all workers
+# agree to shut down.
 _UNTOUCHED: Final = (
     "asyncrpc.compat.autograd:",
     "asyncrpc.compat.rpc.profiling:",
@@ -70,16 +70,16 @@ OnLink = Callable[[Link], None] | None
 
 
 class FaultyTensorPipeAgent(Agent):
-    """The agent of a worker that loses and holds back messages."""
+    """The agent of a worker that loses and delays messages."""
 
 
 class FaultyWorker(FacadeWorker):
-    """A worker that loses and holds back messages.
+    """A worker that loses and delays messages.
 
     Args:
-        faults: says, for each message that starts a call, what becomes of it.
-        name: of the worker.
-        **others: as for every worker.
+        faults: decides about each message that starts a call.
+        name: name of the worker.
+        **others: the other arguments of `Worker`.
     """
 
     def __init__(self, faults: Faults, name: str, **others: Any) -> None:
@@ -93,14 +93,14 @@ class FaultyWorker(FacadeWorker):
 
 
 class FaultyCalls:
-    """Sends calls, now, later or not at all; takes the place of `CallStarter.begin`."""
+    """Sends calls now, later or not at all; replaces `CallStarter.begin`."""
 
     def __init__(self, faults: Faults, parts: Parts, references: RRefService) -> None:
         self._faults = faults
         self._parts = parts
         self._references = references
         self._send = parts.calls.begin
-        self._scripted: dict[RRefId, None] = {}  # values that operators of torch's make
+        self._scripted: dict[RRefId, None] = {}  # values made by torch's operators
 
     def begin(
         self,
@@ -112,8 +112,8 @@ class FaultyCalls:
         meta: dict[str, Any] | None = None,
         on_link: OnLink = None,
     ) -> None:
-        """Send a call, now, later or not at all; see `CallStarter.begin`."""
-        # From another thread it comes here again.
+        """Send a call now, later or not at all; see `CallStarter.begin`."""
+        # A call from another thread enters here again, on the loop.
         is_here = threading.get_ident() == self._parts.tasks.thread_id
         kind = self._kind_of(target, values, meta) if is_here else None
         if kind is None:
@@ -169,7 +169,7 @@ class FaultyCalls:
             return True
         return _find_builtin(function) is not None
 
-    # --- what becomes of it ----------------------------------------------------------
+    # --- losing and delaying ---------------------------------------------------------
 
     def _lose(
         self, call: CallFuture[Any], kind: MessageType, timeout_s: Any, meta: Any
@@ -185,7 +185,7 @@ class FaultyCalls:
         call.fail(error)
 
     def _give_up(self, meta: Any, error: Exception) -> None:
-        """Let every use of a value fail, as its creation took too long."""
+        """Let every use of a value fail, as if its creation had taken too long."""
         shared = self._shared_of(meta)
         if shared is not None and shared.error is None:
             shared.error = error
@@ -202,7 +202,7 @@ class FaultyCalls:
         meta: dict[str, Any],
         on_link: OnLink,
     ) -> None:
-        """Send a message later; if a value's creation is too late, all the same."""
+        """Send a message later; the creation of a value even if it is too late."""
         deadline = deadline_var.get()
         if timeout_s is not None:
             deadline = effective_deadline(timeout_s, self._parts.loop.time())
@@ -227,7 +227,7 @@ class FaultyCalls:
 
     @contextlib.contextmanager
     def _not_given_up(self, meta: Any) -> Any:
-        """Let a value that was given up be made all the same."""
+        """Return the metadata with which a value that was given up is made anyway."""
         shared = self._shared_of(meta) if "r" in meta else None
         error = None if shared is None else shared.error
         if shared is None or not isinstance(error, DeadlineExceededError):
@@ -241,7 +241,7 @@ class FaultyCalls:
 
 
 def _not_made(call: CallFuture[Any], timeout_s: float | None) -> DeadlineExceededError:
-    """Return what every use of a value ends with that a call was to make in time."""
+    """Return the error of every use of a value that was not made in time."""
     return DeadlineExceededError(
         function=call.function,
         to=call.to,
@@ -264,7 +264,7 @@ def _check_references(values: Values) -> None:
     """Refuse references of values that were given up, before a message waits.
 
     Raises:
-        EncodeError: there is one.
+        EncodeError: an argument refers to a value that was given up.
     """
     for one in _pytree.tree_leaves(values):
         if isinstance(one, RRef):
@@ -275,7 +275,7 @@ def _check_references(values: Values) -> None:
 
 
 def _goes_with_gradients(values: Values, *, is_script: bool) -> bool:
-    """Return whether torch would wrap a message in one for autograd."""
+    """Return whether torch would wrap a message in an autograd message."""
     if current_context_var.get() is None:
         return False
     if not is_script:
@@ -285,21 +285,21 @@ def _goes_with_gradients(values: Values, *, is_script: bool) -> bool:
 
 
 class _Outliner(pickle.Pickler):
-    """Writes what tells messages apart: not the content of tensors, as torch."""
+    """Writes the parts that identify a message, without the data of tensors."""
 
     def persistent_id(self, value: Any) -> Any:
-        """Return what stands for a tensor or a reference."""
+        """Return an id for a tensor or a reference."""
         if isinstance(value, RRef):
             return tuple(value.rref_id)
         return "tensor" if isinstance(value, torch.Tensor) else None
 
 
 def _outline(target: Any, values: Values, meta: Any) -> bytes:
-    """Return what stands for a message, the same if it is sent again.
+    """Return the identity of a message, the same if it is sent again.
 
-    A call whose arguments cannot be pickled stands for all of its function.
+    All calls of a function whose arguments cannot be pickled have the same identity.
     """
-    made = list(meta["r"]) if meta and "r" in meta else None  # another each time
+    made = list(meta["r"]) if meta and "r" in meta else None  # differs each time
     written = io.BytesIO()
     try:
         _Outliner(written).dump((target, made, values))

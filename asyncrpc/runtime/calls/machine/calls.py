@@ -1,4 +1,4 @@
-"""The calls of one connection, in both directions: who waits, and who was told what.
+"""The calls of one connection, in both directions: waiting calls, and served ones.
 
 `PendingCalls` is the caller's side, `ServedCalls` the callee's.  Both are generic over
 the record that the service keeps for a call: here it is never looked into.
@@ -19,7 +19,7 @@ class PendingCalls(Generic[R]):
 
     Attributes:
         get: returns a call by its id; None if it does not wait any more.
-        end: removes one that waits, by its id.
+        end: removes a call that waits, by its id.
     """
 
     __slots__ = ("_next_id", "_open", "end", "get")
@@ -91,8 +91,8 @@ class ServedCalls(Generic[R]):
 
     Attributes:
         get: returns a call by its id; None if it is not running.
-        end: forgets one that runs, by its id: it has been answered, or its caller has
-            gone.
+        end: forgets a call that runs, by its id: it has been answered, or its caller
+            has gone.
     """
 
     __slots__ = ("_running", "end", "get")

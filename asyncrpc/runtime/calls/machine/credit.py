@@ -29,7 +29,6 @@ so it is not starved.  Requests made by a function that is itself running for a 
 `PASSED_MAX` of them before one that is not nested, and if nothing has ended for
 `BEYOND_AFTER_S`, one of them is granted beyond the limit: so a chain of calls through
 the same workers always goes on.
-the same workers always goes on.
 
 Invariants: the books add up (`held + promised` is what was granted and has not ended);
 without nested and oversized requests they never exceed the limit; whatever is granted
@@ -103,7 +102,7 @@ class Grant(Generic[P]):
 
 
 class _WaitingRequest:
-    """A request that a peer would send."""
+    """A request that a peer waits to send."""
 
     __slots__ = ("nbytes", "since_s")
 
@@ -141,7 +140,7 @@ class InboundBudget(Generic[P]):
     """The callee's side: the bytes of large requests that a worker takes in.
 
     Attributes:
-        limit_bytes: the most of it.
+        limit_bytes: the limit of the sum of the following.
         held_bytes: of requests that are here, or have begun to arrive.
         tickets_bytes: granted to single requests that have not begun to arrive.
         windows_bytes: what peers may send without asking.
@@ -235,10 +234,11 @@ class InboundBudget(Generic[P]):
         *,
         nested: bool,
     ) -> list[Grant[P]]:
-        """A peer waits for room for a request.
+        """Take a peer's demand for credit for a request.
 
         Raises:
-            MalformedError: it cannot be so.
+            MalformedError: the request for credit is repeated, out of range, or one too
+                many.
         """
         if call_id <= 0 or nbytes <= 0:
             raise MalformedError(f"call {call_id} wants credit for {nbytes} bytes")
@@ -256,16 +256,16 @@ class InboundBudget(Generic[P]):
     def cancel(
         self, account: Account[P], call_id: int, unsent_bytes: int, now_s: float
     ) -> list[Grant[P]]:
-        """A peer gives up a request which has not arrived in full.
+        """Take back the credit of a request that the peer gave up before it arrived.
 
         Args:
             account: of the peer.
             call_id: of the request.
-            unsent_bytes: if no part of it was ever sent, what it spent of its window.
-            now_s: seconds.
+            unsent_bytes: what it spent of the window, if no part of it was ever sent.
+            now_s: the time, in seconds.
 
         Raises:
-            MalformedError: it had no window for that.
+            MalformedError: the peer had no window for these bytes.
         """
         for nested in (False, True):
             if account.wants[nested].pop(call_id, None) is not None:
@@ -282,7 +282,7 @@ class InboundBudget(Generic[P]):
     # --- requests --------------------------------------------------------------------
 
     def begin(self, account: Account[P], call_id: int, nbytes: int) -> None:
-        """A request begins to arrive, and is held against the limit.
+        """Count a request that begins to arrive against the limit.
 
         Raises:
             MalformedError: the peer has no credit for it.
@@ -303,7 +303,7 @@ class InboundBudget(Generic[P]):
         self.held_bytes += nbytes
 
     def take(self, account: Account[P], call_id: int) -> int:
-        """A request has arrived; return the bytes to `release` when its call ends."""
+        """Take an arrived request; return the bytes to `release` when its call ends."""
         return account.arriving.pop(call_id, 0)
 
     def release(self, account: Account[P], nbytes: int, now_s: float) -> list[Grant[P]]:
@@ -312,14 +312,14 @@ class InboundBudget(Generic[P]):
         Args:
             account: of the peer that made it; it may be closed.
             nbytes: what `take` returned.
-            now_s: seconds.
+            now_s: the time, in seconds.
         """
         self.held_bytes -= nbytes
         self._released_s = now_s
         return self._grant() + self._fill(account, self._window_of(account))
 
     def on_time(self, now_s: float) -> list[Grant[P]]:
-        """Grant beyond the limit what has waited for long while nothing ended."""
+        """Grant one nested request beyond the limit if no call has ended for long."""
         first = self._first(nested=True)
         if first is None or self.due_s is None or now_s < self.due_s:
             return []
@@ -329,7 +329,7 @@ class InboundBudget(Generic[P]):
     # --- deciding --------------------------------------------------------------------
 
     def _first(self, *, nested: bool) -> tuple[Account[P], int, _WaitingRequest] | None:
-        """Return whose turn it is, and with what."""
+        """Return the account whose turn it is, and its first request."""
         if not self._turns[nested]:
             return None
         account = self._turns[nested][0]
@@ -455,7 +455,7 @@ class WaitingRequests(Generic[R]):
         """Take credit; return the request that may go, and messages for the callee.
 
         Raises:
-            MalformedError: the credit is not of at least 1 byte.
+            MalformedError: the credit is less than 1 byte.
         """
         if nbytes <= 0:
             raise MalformedError(f"a credit must be of at least 1 byte, not {nbytes}")
@@ -472,7 +472,7 @@ class WaitingRequests(Generic[R]):
     def withdraw(self, call_id: int) -> tuple[bool, list[CreditWanted]]:
         """Give up a request; return whether the callee knows it, and messages for it.
 
-        There must be one.
+        The request must wait here.
         """
         found = self._asked.pop(call_id, None)
         if found is None:

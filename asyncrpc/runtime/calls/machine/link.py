@@ -60,11 +60,11 @@ class LinkStatus:
         return self.state is LinkState.LOST
 
     def on_goodbye(self) -> None:
-        """The peer shuts down: it takes no further calls."""
+        """Record that the peer shuts down, and takes no further calls."""
         self.state = TRANSITIONS[self.state][LinkEvent.GOODBYE]
 
     def on_lost(self, reason: str) -> None:
-        """The connection has ended; the first reason counts."""
+        """Record that the connection has ended; the first reason counts."""
         if not self.is_lost:
             self.lost_because = reason or "the connection was closed"
         self.state = TRANSITIONS[self.state][LinkEvent.LOST]

@@ -1,12 +1,12 @@
 """After how long a worker should have room again, by how many calls it has served.
 
-It is asked only when a call is refused, so that a call which is not costs nothing: the
-rate is the number of calls that ended between two refusals, over the time that passed.
-A mark is at least a second old, if there has been a refusal for so long; marks from
-before a quiet time tell nothing.
+It is asked only when a call is refused, so that all others cost nothing: the rate is
+the number of calls that ended between two refusals, over the time that passed.  A mark
+is at least a second old, if there has been a refusal for so long; marks from before a
+quiet time tell nothing.
 
-Source: J. Little, "A Proof for the Queuing Formula L = λW", 1961: what is here has
-ended after as long as it takes, at this rate, to serve as much.
+Source: J. Little, "A Proof for the Queuing Formula L = λW", 1961: the calls that are
+here have ended after the time that it takes, at this rate, to serve as many.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ServedRate:
     __slots__ = ("_asked_s", "_new", "_old")
 
     def __init__(self) -> None:
-        """Know nothing."""
+        """Begin without marks."""
         self._old: _Mark | None = None
         self._new: _Mark | None = None
         self._asked_s = 0.0
@@ -41,7 +41,7 @@ class ServedRate:
         Args:
             served: number of calls that have ended, ever.
             active: number of calls that are being served.
-            now_s: the time.
+            now_s: the time, in seconds.
         """
         if self._new is None or now_s - self._asked_s > QUIET_S:
             self._old = None

@@ -38,7 +38,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from asyncrpc.watch.pulse import FRESH_S
+from asyncrpc.sidecar.pulse import FRESH_S
 
 # Ticks in a heartbeat: at best silence is seen this much of it late.
 TICKS: Final = 4
@@ -106,8 +106,10 @@ class Detector:
 
         Args:
             now_s: the time.
-            heartbeat_s: silence after which it is pinged, and as much later suspected.
-            lost_after_s: silence after which it may be lost; at least twice as long.
+            heartbeat_s: silence after which the peer is pinged; after as much again it
+                is suspected.
+            lost_after_s: silence after which the peer may be lost; at least twice as
+                long.
         """
         assert lost_after_s >= 2 * heartbeat_s > 0
         self._heartbeat_s = heartbeat_s
@@ -158,12 +160,12 @@ class Detector:
             self.on_receipt(now_s)
 
     def on_tick(self, now_s: float) -> SilenceAction:
-        """Time has passed; to be called every `tick_s`, and as late as it may be."""
+        """Time has passed; to be called every `tick_s`, even if late."""
         self._forgive_own_stall(now_s)
         if self.verdict is Verdict.LOST:
             return SilenceAction.NONE
         if self._awaits_evidence and self._was_asked_a_heartbeat_ago(now_s):
-            # No word in time is a word, too; what comes later still counts.
+            # No answer in time is an answer as well; a later one still counts.
             self._note(now_s, Evidence.UNKNOWN)
         if self._lose_if_due(now_s):
             return SilenceAction.LOST

@@ -7,7 +7,7 @@ has answered quickly: it doubles in the time of one handshake.  With each that w
 it is halved.
 
 What is quick does not depend on what other dials took: a network whose handshakes take
-a second is not what this is about, and a worker of a host that is overloaded from the
+a second is not the problem here, and a worker of a host that is overloaded from the
 start has seen no other.
 
 Sans-IO: the service measures, and begins dials while `may_begin`.

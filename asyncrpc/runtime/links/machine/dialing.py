@@ -7,11 +7,11 @@ module decides what the dialing side does then:
 - A peer whose own dial has been taken is waited for, to show that it uses it.
 - A dial that the peer refused as `DUPLICATE` is followed by a wait for the peer's own.
 - A connection that broke in its handshake says nothing of the peer: the network broke
-  it.  So the next attempt is made after a pause; so often as there are pauses.
-- After any other failure another attempt is worth something only if the peer is
-  somewhere else, or its own connection has come meanwhile.
+  it.  So the next attempt is made after a pause; as often as there are pauses.
+- After any other failure another attempt can help only if the peer is somewhere else,
+  or its own connection has arrived meanwhile.
 
-Sans-IO: the service makes one step for each state, and says what came of it.
+Sans-IO: the service makes one step for each state, and reports its outcome.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class DialAttempts:
         return self.number >= ATTEMPTS_MAX
 
     def on(self, event: DialEvent) -> None:
-        """Go on to the next state.
+        """Change to the next state.
 
         Raises:
             LocalProtocolError: the step of this state has no such outcome.  Nothing

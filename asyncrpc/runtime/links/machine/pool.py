@@ -1,4 +1,4 @@
-"""Which connection to a peer is the one: dialed on demand, from either side, once.
+"""Which connection to a peer is kept: it is dialed on demand, from either side, once.
 
 Two workers that need each other at the same moment both dial.  One connection must
 survive, and both must agree which without asking: it is the one dialed by the worker
@@ -12,10 +12,10 @@ An offer to a side whose own dial is open may have crossed with that, or may com
 peer that has lost the connection.  If it may have crossed, it is refused once; the next
 one is taken, for a peer that has the connection does not repeat its dial.
 
-Who takes a connection does not know yet whether its dialer will: that may hold another
-by then, or have given up waiting.  So nothing is sent on it before the dialer has said
-something, which it does as soon as the connection is open for it.  What has been open
-at both ends is never given up for another.
+A side that takes a connection does not know yet whether its dialer will: the dialer may
+hold another one by then, or have given up waiting.  So nothing is sent on it before the
+dialer has sent something, which it does as soon as the connection is open for it.  A
+connection that has been open at both ends is never given up for another.
 
 Sans-IO; `C` is the service's connection, never looked into.
 """
@@ -110,7 +110,7 @@ class PeerConnection(Generic[C]):
         return True
 
     def on_offer(self, peer_incarnation: int, attempt: int) -> DialVerdict[C]:
-        """Decide on a connection that the peer dialed; `on_open` is to follow."""
+        """Decide on a connection that the peer dialed; `on_open` must follow."""
         is_smaller = self.own_incarnation < peer_incarnation
         if self.state is PeerState.DIALING:
             return DialVerdict(accept=attempt > 0 or not is_smaller)
@@ -136,8 +136,8 @@ class PeerConnection(Generic[C]):
 
         Args:
             connection: that one.
-            dialed: whether it is one of ours, and so open at both ends; of the peer's
-                that is known after `on_proven`.
+            dialed: whether we dialed it, so that it is open at both ends; if the peer
+                dialed it, that is known after `on_proven`.
         """
         self._on(PeerEvent.DIALED if dialed else PeerEvent.ACCEPTED)
         self.connection = connection
@@ -153,7 +153,7 @@ class PeerConnection(Generic[C]):
         self._on(PeerEvent.DIAL_FAILED)
 
     def on_lost(self, connection: C) -> bool:
-        """A connection has ended; return whether it was the one."""
+        """A connection has ended; return whether it was the one in use."""
         if connection is not self.connection:
             return False
         self.connection = None

@@ -1,16 +1,16 @@
-"""How a connection outlives its transport: who dials again, and who gives up when.
+"""How a connection outlives its transport: which end dials again, until when.
 
 One object for one connection at one of its ends.  The end that dialed it dials again,
-at once and then ever more slowly; the other waits, and asks meanwhile whether there is
-still anybody to wait for.  So a worker that has died is known to be lost within
-milliseconds where its host can be asked, and a network that comes back within
+at once and then ever more slowly; the other waits, and asks meanwhile whether the peer
+still exists.  So a worker that has died is known to be lost within milliseconds where
+its host can be asked, and a network that comes back within
 `LivenessOptions.lost_after_s` has only cost time.
 
 An attempt that has proved itself is a *candidate*: it tells the peer how much has been
 read, and from then on nothing more may be read over the old transport.  So there is at
 most one, which is given up if it gets no answer.  Attempts are numbered by the side
-that dials, and the other end takes only what is later than what it took last: of two
-that cross in the network, the older one loses.
+that dials, and the other end accepts only an attempt that is later than the last one
+accepted: of two that cross in the network, the older one loses.
 
 A connection is resumed at both ends or at none: the acceptor that has given it up
 refuses the attempt, and so the dialer gives it up too.
@@ -151,8 +151,8 @@ class Reconnect:
 
         Args:
             now_s: the time.
-            is_excused: whether the peer cannot be heard at all: then this connection,
-                one of several to it, is not to blame.
+            is_excused: whether nothing arrives from the peer at all: then this
+                connection, one of several to it, is not to blame.
         """
         self.pause_s = min(2 * self.pause_s, LAST_PAUSE_S)
         if self._limit_s is None:
@@ -180,7 +180,7 @@ class Reconnect:
         self.is_probing = False
 
     def is_broken_since(self, attempt: int) -> bool:
-        """Return whether a break that the peer has seen is one that still counts.
+        """Return whether a break that the peer has seen still counts.
 
         Args:
             attempt: the last one that the peer had accepted when it broke; an earlier
@@ -197,7 +197,7 @@ class Reconnect:
         return self.state is not ReconnectState.CLAIMED
 
     def claim(self) -> int:
-        """Let a candidate ask; return its number, 0 if another one is further."""
+        """Let a candidate ask; return its number, 0 if another one asks already."""
         if not self.on(ReconnectEvent.CLAIM):
             return 0
         self.attempt += 1
@@ -210,8 +210,8 @@ class Reconnect:
 
         Args:
             verdict: of the peer; empty if it goes on.
-            is_same_life: whether who answers is who was connected.
-            is_candidate: whether it still is the candidate.
+            is_same_life: whether the worker that answers is the one that was connected.
+            is_candidate: whether the attempt still is the candidate.
         """
         if verdict:
             return CandidateVerdict.REFUSED
@@ -226,7 +226,7 @@ class Reconnect:
     def on_offer(self, attempt: int) -> str:
         """Decide on an attempt of the peer; return the verdict, empty if it is taken.
 
-        What is taken takes the place of the transport that is there, if one is: the
+        An attempt that is taken replaces the present transport, if there is one: the
         peer would not try if that still brought it anything.
         """
         if self.state is ReconnectState.ENDED:
@@ -243,7 +243,7 @@ def reason_of_verdict(verdict: str) -> str:
 
 
 def reason_of_refusal(evidence: Evidence, refusal: str) -> str:
-    """Return why a connection is lost if nobody listens at the peer's addresses.
+    """Return why a connection is lost if no process listens at the peer's addresses.
 
     Args:
         evidence: of the peer's process.

@@ -1,1 +1,1 @@
-"""The machines of membership: who is a member, and which member tells which."""
+"""The machines of membership: who is a member, and how news of it spreads."""

@@ -1,19 +1,19 @@
-"""What a worker does at the meeting point: meet all others, or join those that run.
+"""How a worker arrives at the meeting point: it meets all others, or joins a group.
 
     WAITING -all have come-> MET
     WAITING -an offer-> KNOCKING -answered-> CLAIMING -> ASKING -> TAKEN_IN
 
-A meeting ends by one *word*, which is given once: that all have come, or that a group
-runs.  Either is final.  So no worker begins a new group while another one joins the
-former: before it asks the members of an offer, it must have given the word that they
-run, or have read it.
+A meeting ends by one *word*, an entry of the store that is written once: all have come,
+or a group runs.  Either is final.  So no worker begins a new group while another one
+joins the former: before a worker asks the members of an offer, it must have given the
+word that they run, or have read it.
 
-If they all turn out to be gone, the workers that are there meet again, in the next
-*round*, which has a word of its own.  A new group needs all ranks, in one round.  A
-worker that was taken in is in none, so where some have been taken in, no new group can
-begin: the others find those, whose offer is newer.
+If all members of the offer turn out to be gone, the workers at the store meet again, in
+the next *round*, which has a word of its own.  A new group needs all ranks, in one
+round.  An admitted worker is in no round, so once some have been admitted, no new group
+can begin: the others find those by their newer offer.
 
-The host's own store is like any other.  If it was lost, all begin at the next one.
+The host's own store is like any other.  If it is lost, all begin anew at the next one.
 
 Sans-IO: the service reads and writes, knocks and asks.
 """
@@ -28,19 +28,19 @@ from asyncrpc.errors import LocalProtocolError
 
 
 class ArrivalState(enum.Enum):
-    """What is to be done now."""
+    """What a worker must do now."""
 
     WAITING = "publish the record, and wait for the word or an offer"
     KNOCKING = "find out whether a member of the offer listens"
     CLAIMING = "give the word that a group runs"
-    ASKING = "ask the members of the offer to take this worker in"
+    ASKING = "ask the members of the offer to admit this worker"
     JOINING = "ask the members that met here before"
     MET = "nothing: all have come, and this is a new group"
     TAKEN_IN = "nothing: this worker is in the group that ran"
 
 
 class ArrivalEvent(enum.Enum):
-    """What has happened."""
+    """An event on a worker's way into its group."""
 
     ALL_CAME = "the word is that all have come, this worker among them"
     MET_BEFORE = "all have come before, a former life of this worker among them"
@@ -49,7 +49,7 @@ class ArrivalEvent(enum.Enum):
     ANSWERED = "a member of the offer listens"
     CLAIMED = "the word is that a group runs"
     TOO_LATE = "another word was given before"
-    ADMITTED = "a member has taken this worker in"
+    ADMITTED = "a member has admitted this worker"
 
 
 _S, _E = ArrivalState, ArrivalEvent
@@ -70,10 +70,10 @@ TRANSITIONS: Final[Mapping[ArrivalState, Mapping[ArrivalEvent, ArrivalState]]] =
 
 
 class MeetingArrival:
-    """The way of one worker into its group.
+    """One worker's way into its group.
 
     Attributes:
-        state: what is to be done now.
+        state: what the worker must do now.
     """
 
     __slots__ = ("state",)

@@ -1,15 +1,15 @@
-"""Who tells a meeting point which members run, once one of them is gone.
+"""How a meeting point learns which members run, once one of them is gone.
 
-    RESTING -loss-> LOOKING -nobody there-> PAUSING -later-> LOOKING
+    RESTING -loss-> LOOKING -no store-> PAUSING -later-> LOOKING
                     LOOKING -a store that does not know-> OFFERING -> PAUSING
                     all ranks are there again -> RESTING
 
 The process that hosted the store may have been the one that is gone.  If it comes back,
-its store is empty; who comes there must learn that the group runs.  So the first few of
-the members that are left look whether there is a store of this run, and write an
-*offer* there: some members that can take a worker in.  All of them write the same, so
+its store is empty; a worker that comes there must learn that the group runs.  So the
+first few of the remaining members look whether there is a store of this run, and write
+an *offer* there: some members that can admit a worker.  All of them write the same, so
 it does not matter how many do.  They go on looking until all ranks are there: a host
-may die again before it has joined, and nobody tells of that.
+may die again before it has joined, and no message reports that.
 
 An offer is a hint.  Whether a member lives shows when it is asked, and whether a new
 group begins is decided in `arriving`.
@@ -27,14 +27,14 @@ from typing import Final
 from asyncrpc.ids import Incarnation
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
 
-KEEPERS: Final = 3  # members that look after the meeting point: two may fail at it
+KEEPERS: Final = 3  # members that look after the meeting point: two of them may fail
 OFFERED_MAX: Final = 16  # members in an offer; each loss of one makes a new offer
 PAUSE_S: Final = 0.5  # between the first two looks; each further pause is longer
 PAUSE_MAX_S: Final = 10.0  # a host that stays away costs its survivors next to nothing
 
 
 class KeepingState(enum.Enum):
-    """What is to be done about the meeting point."""
+    """What a member must do about the meeting point."""
 
     RESTING = "nothing: all ranks are there, or other members look after it"
     LOOKING = "look what is there"
@@ -44,13 +44,13 @@ class KeepingState(enum.Enum):
 
 
 class KeepingEvent(enum.Enum):
-    """What has happened."""
+    """An event for a member that looks after the meeting point."""
 
     LOSS = "a member is gone, and this one is among the first that are left"
     OTHERS_LOSS = "a member is gone, and others look after the meeting point"
     COMPLETE = "all ranks are there again"
     CURRENT = "the store there has an offer of the present members"
-    OUTDATED = "the store there is of this run, and has not"
+    OUTDATED = "the store there is of this run, without such an offer"
     ABSENT = "there is no store of this run"
     TAKEN = "a later life of this worker has come there"
     WRITTEN = "the offer has been written"
@@ -91,9 +91,9 @@ class Finding:
     """What a look at the meeting point has found.
 
     Attributes:
-        run: the run whose workers came to the store; empty: none has come.
-        holder: the life of this worker's rank that came last; 0: none has.
-        offered: the incarnations in the offer; empty: there is no offer.
+        run: the run whose workers came to the store; empty if none has come.
+        holder: the last incarnation of this rank that came; 0 if none has come.
+        offered: the incarnations in the offer; empty without an offer.
     """
 
     run: str = ""
@@ -107,12 +107,12 @@ NOTHING_FOUND: Final = Finding()
 def judge(
     found: Finding, run: str, me: Incarnation, present: Iterable[Member]
 ) -> KeepingEvent:
-    """Return what a look means for the member that has looked.
+    """Return the event that a look means for the member that has looked.
 
     Args:
         found: what is there.
-        run: that this worker is of.
-        me: this life of it.
+        run: the run of this worker.
+        me: the incarnation of this worker.
         present: the members that are there now, by rank.
     """
     if found.run != run:
@@ -124,7 +124,7 @@ def judge(
 
 
 def offer_of(present: Iterable[Member]) -> list[Member]:
-    """Return whom an offer names: the first of the members that are there."""
+    """Return the members that an offer names: the first that are there, by rank."""
     ranked = (one for one in present if one.rank >= 0)
     return sorted(ranked, key=lambda one: one.rank)[:OFFERED_MAX]
 
@@ -132,10 +132,10 @@ def offer_of(present: Iterable[Member]) -> list[Member]:
 def event_of_change(
     me: Incarnation, present: Sequence[Member], world_size: int
 ) -> KeepingEvent:
-    """Return what it means for a member that a life of another one is over, or begins.
+    """Return the event for a member when a life of another one ends or begins.
 
     Args:
-        me: this life of it.
+        me: the incarnation of the member.
         present: the members that are there now.
         world_size: how many ranks there are.
     """
@@ -146,10 +146,10 @@ def event_of_change(
 
 
 class MeetingKeeping:
-    """What one member has to do about the meeting point of its group.
+    """What one member must do about the meeting point of its group.
 
     Attributes:
-        state: what is to be done now.
+        state: what the member must do now.
         pause_s: how long the present or next pause is, in seconds.
     """
 
@@ -160,7 +160,7 @@ class MeetingKeeping:
         self.pause_s = PAUSE_S
 
     def advance(self, event: KeepingEvent) -> None:
-        """Advance by one event; it changes nothing if its state does not list it."""
+        """Advance by one event; one that the state does not list changes nothing."""
         row = TRANSITIONS[self.state]
         if event not in row:
             return

@@ -1,10 +1,10 @@
-"""Membership: the group as one worker knows it, and how news change it.
+"""Membership: the group as one worker knows it, and how news changes it.
 
 What is known of a worker is one record.  Of two records of one name the later counts,
 whatever order they come in: by *generation* (which life of the name it is), then by
 incarnation (two that took the name at once), then by version (which the worker itself
-raises), then LEFT before LOST before ALIVE.  So all who have heard the same news know
-the same, however often and in whatever order they heard them.
+raises), then LEFT before LOST before ALIVE.  So all workers that have received the same
+news know the same, however often and in whatever order they received it.
 
 The loss of a worker is a hint: a member with a link to it does not believe it and tells
 that worker, which refutes it by a higher version.  Only a worker itself says that it
@@ -32,9 +32,9 @@ from asyncrpc.ids import Incarnation
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
 from asyncrpc.runtime.membership.machine.ring import BITS, CIRCLE, Ring, place_of
 
-MEMBERS_MAX: Final = 65_536  # names, dead ones included; more are not taken in
+MEMBERS_MAX: Final = 65_536  # names, dead ones included; no more are admitted
 TOMBSTONES_MAX: Final = 4_096  # records of the dead; then the oldest is forgotten
-# A worker that hears for so long nothing of the group may bring back who is dead.
+# A worker that hears nothing of the group for so long may bring back a dead one.
 TOMBSTONE_S: Final = 600.0
 SUCCEEDED: Final = "a later worker has the name"
 FAR_TURNS: Final = 8  # rounds, in one of which a member far away is looked for
@@ -52,14 +52,14 @@ class Status(enum.IntEnum):
 
 
 class ChangeKind(enum.StrEnum):
-    """What has become of a member."""
+    """How a member has changed."""
 
     JOINED = "joined"
-    LEFT = "left"
-    LOST = "lost"
-    RESTARTED = "restarted"
-    BACK = "back"
-    RESYNC = "resync"
+    LEFT = "left"  # it announced its end
+    LOST = "lost"  # it died, or cannot be reached
+    RESTARTED = "restarted"  # another process has its name
+    BACK = "back"  # it was declared lost, and answers again
+    RESYNC = "resync"  # changes were missed: see `Worker.known_members`
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Record:
 
     @property
     def is_placed(self) -> bool:
-        """Return whether it has a place on the ring: not if only in a list so far."""
+        """Return whether it has a place on the ring: not while it is only listed."""
         return self.is_alive and self.member.incarnation != UNKNOWN_INCARNATION
 
 
@@ -112,8 +112,8 @@ class Changed:
     """Effect: a member has changed.
 
     Attributes:
-        kind: how; None if only its addresses or its incarnation are known better.
-        record: of it, now.
+        kind: how; None if only its addresses or its incarnation have become known.
+        record: its present record.
         previous: the incarnation that it had before; 0 if none was known.
     """
 
@@ -124,14 +124,14 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Effect: tell everyone; this worker is the first to say so."""
+    """Effect: inform all members; this worker is the first to say so."""
 
     record: Record
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Effect: tell whom the event came from."""
+    """Effect: inform the worker that the event came from."""
 
     record: Record
 
@@ -147,7 +147,7 @@ class Warn:
 class Contest:
     """Effect: find out whether the later worker with this one's name lives.
 
-    If it does, no member will speak to this one any more; if not, `outlive` it.
+    If it does, all members refuse this one; if not, `outlive` it.
     """
 
     record: Record
@@ -161,8 +161,8 @@ class Membership:
 
     Attributes:
         me: its own record.
-        alive: who is there, this worker included.
-        lost: who was lost, and may be back.
+        alive: the workers that are there, this one included.
+        lost: the workers that were lost, and may come back.
         is_static: whether the set of names is fixed.
     """
 
@@ -172,7 +172,7 @@ class Membership:
         self.lost = Ring()
         self.is_static = is_static
         self._records: dict[str, Record] = {}
-        self._died_s: dict[str, float] = {}  # the dead, by the time of it
+        self._died_s: dict[str, float] = {}  # the dead, the first to die first
         self._succeeded: dict[Incarnation, str] = {}
         self._digests = [0] * BUCKETS
         self._set(me, 0.0)
@@ -204,7 +204,7 @@ class Membership:
         return next(held, None) if rank >= 0 else None
 
     def refusal(self, name: str, incarnation: int) -> str:
-        """Say why a worker that connects is not to be spoken to; empty if it is."""
+        """Return why a worker that connects is refused; empty if it is not."""
         if incarnation in self._succeeded:
             return f"{SUCCEEDED} {name!r}"
         if self.is_static and name not in self._records:
@@ -248,7 +248,7 @@ class Membership:
         return [Changed(_kind_of(known, record), record, known.incarnation)]
 
     def lose(self, name: str, incarnation: int, now_s: float) -> list[Effect]:
-        """This worker has given up another: tell everyone."""
+        """Record that this worker has given up another; inform all members."""
         known = self._records.get(name)
         if known is None or known.incarnation != incarnation or not known.is_alive:
             return []
@@ -265,7 +265,7 @@ class Membership:
         return self.me
 
     def meet(self, member: Member, now_s: float) -> list[Effect]:
-        """A link to a worker has been opened: it is what it says, and it is alive."""
+        """Take the peer of a new link: it is alive, and is what it says."""
         known = self._records.get(member.name)
         if known is None:  # it has just joined, or takes no part
             return []
@@ -285,7 +285,7 @@ class Membership:
     def admit(self, member: Member, now_s: float) -> list[Effect]:
         """Admit a worker, whatever was known of its name.
 
-        Whether it may, the caller has found out.  A worker that comes back under its
+        The caller has checked that it may join.  A worker that comes back under its
         name keeps its rank, unless it names another.
         """
         known = self._records.get(member.name)
@@ -327,16 +327,16 @@ class Membership:
 
     @property
     def digests(self) -> list[int]:
-        """The same for each part of the circle."""
+        """The digest of each part of the circle."""
         return list(self._digests)
 
     def differing(self, digests: Sequence[int]) -> list[int]:
-        """Return which parts of the circle another worker knows otherwise."""
+        """Return the parts of the circle where another worker's digests differ."""
         pairs = zip(self._digests, digests, strict=False)
         return [part for part, (ours, theirs) in enumerate(pairs) if ours != theirs]
 
     def part(self, parts: Iterable[int]) -> list[Record]:
-        """Return the records of those alive in some parts of the circle."""
+        """Return the records of live workers in some parts of the circle."""
         return [
             self._records[name]
             for part in parts
@@ -344,9 +344,9 @@ class Membership:
         ]
 
     def better(self, parts: Iterable[int], theirs: Sequence[Record]) -> list[Record]:
-        """Return what another worker lacks, of whom these are the records there.
+        """Return the records that another worker lacks, or has older.
 
-        The dead are in it only where the other holds them to be alive.
+        A dead worker is among them only if the other believes it to be alive.
         """
         orders = {record.name: record.order for record in theirs}
         found = [one for one in self.part(parts) if one.name not in orders]
@@ -360,15 +360,15 @@ class Membership:
 
     @property
     def successor(self) -> str:
-        """Whose death this worker is to notice; empty if it is alone."""
+        """The worker whose death this one must notice; empty if it is alone."""
         return self.alive.next_to(self.me.name)
 
     def lost_one(self, turn: int) -> str:
-        """Return the worker to look for in a round: empty if none was lost.
+        """Return the lost worker to look for in a round; empty if none was lost.
 
-        It is one of those between this worker and its successor, so that few look for
-        the same one; now and then any other, since the worker that should look for it
-        may not know of it.
+        It lies between this worker and its successor, so that few workers look for the
+        same one.  Now and then it is any other, since the worker that should look for
+        it may not know of it.
         """
         found = self.lost_nearby() if turn % FAR_TURNS else list(self.lost)
         step = turn if turn % FAR_TURNS else turn // FAR_TURNS
@@ -405,15 +405,14 @@ class Membership:
             return []
         if (record.generation, record.incarnation) < (me.generation, me.incarnation):
             return [Reply(me)]
-        # If it was not known, this is the next life; and so it is if the other has
-        # left,
-        # of which the member did not know that took this worker in.
+        # If it was not known, this is the next life.  So it is if the other has left,
+        # which the member that admitted this worker did not know.
         if me.generation == 0 or record.status is Status.LEFT:
             return self.outlive(record)
         return [Contest(record)]
 
     def outlive(self, record: Record) -> list[Effect]:
-        """The later worker that has this one's name has ended: this is a later life."""
+        """Become a later life than a worker of this name that has ended."""
         if (record.generation, record.incarnation) > (
             self.me.generation,
             self.me.incarnation,
@@ -446,7 +445,7 @@ class Membership:
             self.lost.discard(name)
 
     def _enter(self, record: Record, now_s: float) -> None:
-        """Put a record in the place of the former one, but for the rings."""
+        """Put a record in the place of the former one, except on the rings."""
         name = record.name
         part = place_of(name) >> _SHIFT
         known = self._records.get(name)
@@ -455,7 +454,8 @@ class Membership:
                 self._digests[part] ^= _digest_of(known)
             if known.incarnation not in (record.incarnation, UNKNOWN_INCARNATION):
                 self._succeed(known.incarnation, name)
-            # It was taken for the former of two lives, and has shown to be the later.
+            # It was taken for the former of two lives, and has turned out to be the
+            # later.
             self._succeeded.pop(record.incarnation, None)
             self._died_s.pop(name, None)
         self._records[name] = record
@@ -473,7 +473,7 @@ class Membership:
 
 
 def _kind_of(known: Record, record: Record) -> ChangeKind | None:
-    """Say what has become of a member, of whom one record follows another."""
+    """Return the change from one record of a member to the next."""
     if not record.is_alive:
         if not known.is_alive:
             return None  # said before

@@ -1,8 +1,8 @@
-"""The ring: names in the order of their hashes, and how news travel along it.
+"""The ring: names in the order of their hashes, and how news travels along it.
 
 Every worker has a place on a circle of 2^64, by the hash of its name.  It can compute,
 without asking, which worker comes after it, and which comes first after it at the
-distances 1, 2, 4, ..., 2^63: its *fingers*, about log2(n) different workers.  News go
+distances 1, 2, 4, ..., 2^63: its *fingers*, about log2(n) different workers.  News goes
 along fingers only, so a worker speaks to few others however many changes there are, and
 a place that is taken or given up changes only the fingers that point there.
 
@@ -10,7 +10,7 @@ A message carries a limit: its receiver passes it on to its fingers before that 
 each with the next one as its limit.  So n - 1 messages reach all, the last one after
 about log2(n) steps, and no worker sends more than log2(n) of them.
 
-Sans-IO.  What it knows of workers is their names.
+Sans-IO.  It knows workers only by their names.
 
 Source: El-Ansary, Alima, Brand, Haridi, "Efficient broadcast in structured peer-to-peer
 networks", 2003; the ring is that of Chord (Stoica et al., 2001).
@@ -62,7 +62,7 @@ class Ring:
 
     def update(self, names: Iterable[str]) -> None:
         """Give many names their places at once.  Idempotent."""
-        # One by one each would move half of those that are there: for 65,536, seconds.
+        # Added one by one, each would move half of the others: for 65,536, seconds.
         self._places = sorted({*self._places, *((place_of(one), one) for one in names)})
 
     def discard(self, name: str) -> None:
@@ -80,7 +80,7 @@ class Ring:
         return self._places[at % len(self._places)][1]
 
     def between(self, start: int, end: int) -> list[str]:
-        """Return the names from `start` to before `end`, which is not before it."""
+        """Return the names at places from `start` to before `end`; `start` <= `end`."""
         first = bisect.bisect_left(self._places, (start, ""))
         last = bisect.bisect_left(self._places, (end, ""), first)
         return [name for _, name in self._places[first:last]]
@@ -91,7 +91,7 @@ class Ring:
         return "" if found == name else found
 
     def fingers(self, name: str) -> list[str]:
-        """Return whom a worker tells: the first after each power of two, once each."""
+        """Return a worker's fingers: the first names after the powers of two."""
         here, found = place_of(name), list[str]()
         step = 1
         while step < CIRCLE:

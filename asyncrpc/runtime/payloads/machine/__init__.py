@@ -1,1 +1,1 @@
-"""What the machines of payloads decide: which way they take, in what memory."""
+"""The machines of payloads: which way a payload takes, and in which memory."""

@@ -12,8 +12,8 @@ from typing import Final
 # The bytes that one turn of the loop reads from all lanes of a link, and those that it
 # writes to them, while small messages come and go: about 30 us each at 4 GB/s.
 TURN_BYTES: Final = 128 << 10
-# The same while fewer than one message comes in `QUIET_TURNS` turns: so seldom come
-# those that open payloads and answer them.  TCP moves 4.3 GB/s then, not 2.3.
+# The same while fewer than one message comes in `QUIET_TURNS` turns: messages that open
+# payloads and answer them are so rare.  TCP moves 4.3 GB/s then, not 2.3.
 QUIET_TURN_BYTES: Final = 512 << 10
 QUIET_TURNS: Final = 16
 

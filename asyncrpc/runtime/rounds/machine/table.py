@@ -3,12 +3,11 @@
 Two members that share two series R and S of one tag must come to them in the same
 order.  If one member waits in R, the other in S, and each is missing in the other's
 series, they wait for each other: a deadlock.  Then both rounds fail, for all members.
-Every member counts both as rounds that it has come to, so that
-the next calls match again.
+Every member counts both as rounds that it has come to, so that the next calls match
+again.
 
 A member that is missing in one series, and waits in another, says so.  The message is
-passed through the tree until it reaches a member for which it closes the
-circle.
+passed through the tree until it reaches a member for which it closes the circle.
 """
 
 from __future__ import annotations
@@ -170,7 +169,7 @@ class Rounds:
         """Fail two rounds if a member and this one wait for each other in them.
 
         Returns:
-            Whether they do.
+            Whether the two wait for each other.
         """
         replicas, number = waits.elsewhere
         if (
@@ -186,9 +185,10 @@ class Rounds:
             return False
         here, there = self.who(self._rank), self.who(waits.rank)
         problem = (
-            f"{there} came to {series.key.tag!r} with {self._listed(replicas)}, {here} "
-            f"with {self._listed(series.key.replicas)}, and each waits for the other; "
-            "all members of a rendezvous must pass the same replicas"
+            f"{there} called rendezvous {series.key.tag!r} with "
+            f"{self._listed(replicas)}, {here} with "
+            f"{self._listed(series.key.replicas)}; all members must pass the same "
+            "replicas"
         )
         ranks = waits.rank, self._rank
         both = TagRound(series.key.replicas, series.number), waits.elsewhere
@@ -210,4 +210,5 @@ class Rounds:
             return f"all {self._size} ranks"
         listed = ", ".join(map(str, replicas[:LISTED_MAX]))
         more = len(replicas) - LISTED_MAX
-        return f"[{listed}, and {more} more]" if more > 0 else f"[{listed}]"
+        shown = f"{listed}, and {more} more" if more > 0 else listed
+        return f"replicas [{shown}]"

@@ -1,1 +1,1 @@
-"""What the ASGI door decides: what goes on, and when a handler is cancelled."""
+"""Decides for ASGI which messages pass, and when a handler is cancelled."""

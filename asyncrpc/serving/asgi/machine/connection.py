@@ -1,12 +1,12 @@
 """One connection of ASGI, a request or a websocket, as its middleware sees it.
 
-The middleware reads ahead of the application, because only so it learns that a client
-leaves.  It holds what it has read, within a limit; when that is reached it reads no
-further, and learns of the client's leaving only when the application has read.
+The middleware reads ahead of the application, as this is the only way to learn that the
+client has left.  It holds the messages within a limit; at the limit it reads no
+further, and learns that the client has left only after the application has read.
 
-When the client leaves, the application is cancelled: but not once a response is
-complete, because what it does then is its own work; and not the application of a
-websocket that waits for a message, because that is told by the message.
+When the client leaves, the application is cancelled, with two exceptions: once its
+response is complete, it does its own work; and the application of a websocket that
+waits for a message gets the disconnect message instead.
 
 Source: the ASGI specification 3.0, "HTTP & WebSocket ASGI Message Format".
 """
@@ -21,17 +21,17 @@ from typing import Any, Final
 from asyncrpc.serving.asgi.protocol import AsgiMessage
 from asyncrpc.serving.machine.error_answers import NORMAL_CLOSURE
 
-READ_AHEAD_BYTES_MAX: Final = 64 << 10  # what uvicorn buffers of a body by itself
+READ_AHEAD_BYTES_MAX: Final = 64 << 10  # as much of a body as uvicorn buffers
 READ_AHEAD_MESSAGES_MAX: Final = 16
 _SWITCHING_PROTOCOLS: Final = 101
 _FORBIDDEN: Final = 403
-_NO_CODE: Final = 1005  # ASGI's: the client has sent none
+_NO_CODE: Final = 1005  # ASGI's: the client has sent no code
 
 
 class AsgiState(enum.Enum):
     """How far the answer to a connection is."""
 
-    WAITING = "nothing is answered"
+    WAITING = "nothing has been answered"
     ACCEPTED = "the websocket is accepted"
     ANSWERING = "a response has begun"
     ANSWERED = "the response is complete, or the websocket closed"
@@ -39,7 +39,7 @@ class AsgiState(enum.Enum):
 
 
 class AsgiStep(enum.Enum):
-    """What changes it."""
+    """What changes the state."""
 
     ACCEPT = "the application accepts the websocket"
     BEGIN = "the application begins a response"
@@ -73,19 +73,19 @@ _LEAVINGS: Final = ("http.disconnect", "websocket.disconnect")
 
 
 class AsgiConnection:
-    """What has come of a connection, and what has been answered.
+    """The messages of a connection, and how far its answer is.
 
     Attributes:
         is_websocket: whether it is a websocket.
         state: how far the answer is.
-        status: of the response; None: none has begun.  Of a websocket, as its client
-            sees it: 101 accepts it, and to close it before that refuses it by 403.
-        close_code: that a websocket was closed with, by the application or its client;
-            None: it has not been closed.
+        status: of the response; None: no response has begun.  For a websocket, as its
+            client sees it: 101 if accepted, 403 if closed before that.
+        close_code: the code with which a websocket was closed, by the application or
+            its client; None: it has not been closed.
     """
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
-        """Begin with nothing.
+        """Begin without messages.
 
         Args:
             scope: of the connection.
@@ -98,13 +98,13 @@ class AsgiConnection:
         self._leaving: AsgiMessage | None = None
         self._bytes = 0
         self._readers = 0
-        # To read the body of such a request asks the client for it: only the
-        # application may.
+        # Reading the body of such a request makes the client send it: this is left to
+        # the application.
         self._is_asked_for = not _expects_continue(scope)
 
     @property
     def has_left(self) -> bool:
-        """Whether the client has left before it was answered."""
+        """Whether the client has left before the answer was complete."""
         return self.state is AsgiState.LEFT
 
     def advance(self, step: AsgiStep) -> None:
@@ -124,7 +124,7 @@ class AsgiConnection:
         )
 
     def received(self, message: AsgiMessage) -> bool:
-        """A message has come; return whether the application is to be cancelled."""
+        """Take a message; return whether the application must be cancelled."""
         if message["type"] not in _LEAVINGS:
             self._messages.append(message)
             self._bytes += _bytes_of(message)
@@ -139,19 +139,19 @@ class AsgiConnection:
     # --- to the application ----------------------------------------------------------
 
     def asks(self) -> bool:
-        """The application waits for a message; return whether reading begins by it."""
+        """Note that the application waits; return whether reading begins by this."""
         self._readers += 1
         was_asked_for, self._is_asked_for = self._is_asked_for, True
         return not was_asked_for
 
     def asks_no_more(self) -> None:
-        """The application has its message, or was cancelled."""
+        """Note that the application has its message, or was cancelled."""
         self._readers -= 1
 
     def take(self) -> AsgiMessage | None:
-        """Return the next message; None: there is none yet.
+        """Return the next message; None: it has not arrived yet.
 
-        What says that the client has left is the last one, again and again.
+        The disconnect message is the last one, and is returned again and again.
         """
         if not self._messages:
             return self._leaving
@@ -162,7 +162,7 @@ class AsgiConnection:
     # --- from the application --------------------------------------------------------
 
     def sends(self, message: Mapping[str, Any]) -> None:
-        """The application is about to send a message."""
+        """Note that the application is about to send a message."""
         kind = message["type"]
         if kind in _STEPS:
             self.advance(_STEPS[kind])

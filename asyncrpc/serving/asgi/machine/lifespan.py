@@ -1,9 +1,9 @@
-"""The lifespan of an application as a middleware sees it that starts a worker itself.
+"""The lifespan of an application inside a middleware that starts a worker itself.
 
-The worker starts before the application and ends after it, so the messages of an
-application that ends are held back until the worker has ended.  An application that
-knows no lifespan raises, or returns, before it has answered: then it has none, and the
-worker begins and ends all the same.
+The worker starts before the application and ends after it, so the final message of an
+application is held back until the worker has ended.  An application that does not
+support the lifespan raises or returns before it has answered; the worker starts and
+ends nevertheless.
 
 Source: the ASGI specification 3.0, "Lifespan Protocol".
 """
@@ -27,15 +27,15 @@ class LifespanState(enum.Enum):
     STARTED = "the application has started"
     FAILED = "the application could not start"
     ENDED = "the application has ended"
-    UNSUPPORTED = "the application knows no lifespan"
+    UNSUPPORTED = "the application does not support the lifespan"
 
 
 class LifespanStep(enum.Enum):
-    """What changes it."""
+    """What changes the state."""
 
     START = "the application says that it has started"
     FAIL = "the application says that it could not start"
-    END = "the application says that it has ended, well or not"
+    END = "the application says that it has ended, with success or failure"
     RETURN = "the application returns, or raises"
 
 
@@ -76,13 +76,13 @@ class InnerLifespan:
         self.last: dict[str, Any] = {"type": SHUTDOWN_COMPLETE}
 
     def advance(self, step: LifespanStep) -> bool:
-        """Go to the next state; return whether the step is listed, and changes it."""
+        """Go to the next state; return whether the step is listed for this state."""
         before = self.state
         self.state = TRANSITIONS[before].get(step, before)
         return step in TRANSITIONS[before]
 
     def sends(self, message: Mapping[str, Any]) -> bool:
-        """The application sends a message; return whether it goes on at once."""
+        """Take a message of the application; return whether to pass it on at once."""
         step = _STEPS.get(message["type"])
         if step is None or not self.advance(step):
             return True  # the server says what is wrong with it
@@ -92,6 +92,6 @@ class InnerLifespan:
         return False
 
     def returned(self) -> bool:
-        """The application has ended; return whether it knows no lifespan."""
+        """Note the end of the application; return whether it supports no lifespan."""
         self.advance(LifespanStep.RETURN)
         return self.state is LifespanState.UNSUPPORTED

@@ -1,1 +1,1 @@
-"""What decides which requests run next, and which do not run at all."""
+"""Decides which requests run next, and which do not run at all."""

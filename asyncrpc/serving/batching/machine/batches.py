@@ -1,8 +1,8 @@
 """Which requests form the next batch, and when.
 
 A batch is due when a bucket is full, by number or by bytes, or when the oldest request
-in it has waited long enough.  As many run at the same time as may; meanwhile the next
-ones gather, so batches grow with the load.
+in it has waited long enough.  While the maximum of batches runs, the next requests
+gather, so batches grow with the load.
 
 Source: E. Crankshaw et al., "Clipper: A Low-Latency Online Prediction Serving System",
 NSDI 2017, section 4.3 (delayed batching).
@@ -27,7 +27,7 @@ class BatchLimits:
     Attributes:
         max_size: requests in it.
         max_wait_s: how long the oldest one waits for others.
-        max_bytes: of all requests in it; None: without a limit.
+        max_bytes: of all requests in it; None: no limit.
     """
 
     max_size: int
@@ -35,7 +35,7 @@ class BatchLimits:
     max_bytes: int | None = None
 
     def cost_of(self, size_bytes: int) -> float:
-        """Return which share of a batch a request takes: of what it takes most of.
+        """Return the share of a batch that a request takes, by number or by bytes.
 
         Source: A. Ghodsi et al., "Dominant Resource Fairness", NSDI 2011.
         """
@@ -47,24 +47,24 @@ class BatchQueue(Generic[T]):
     """Requests that wait for a batch.
 
     Attributes:
-        queue: has them.
+        queue: holds the requests.
     """
 
     def __init__(self, batch: BatchLimits, limits: QueueLimits) -> None:
-        """Hold nothing yet."""
+        """Begin without requests."""
         self.queue: ServiceQueue[T] = ServiceQueue(limits)
         self._batch = batch
 
     def next_batch(
         self, now_s: float, *, is_closing: bool = False
     ) -> list[QueuedRequest[T]]:
-        """Take out the requests of the next batch; none: it is not due.
+        """Take out the requests of the next batch; empty if none is due.
 
-        The caller has dropped what is due to be.
+        The caller has dropped the requests that are due to be dropped.
 
         Args:
             now_s: the time.
-            is_closing: nothing else will come, so nothing waits for it.
+            is_closing: no further request will come, so none waits for others.
         """
         if not self.queue.rate.has_place:
             return []

@@ -1,4 +1,4 @@
-"""Things with a time at which they are over; those that leave early cost nothing."""
+"""Things with an expiry time; those that leave earlier cost nothing."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-_STALE_MAX: Final = 64  # entries of what has left, beside as many as are still here
+_STALE_MAX: Final = 64  # entries of things that have left, beyond those still here
 
 
 class ExpiryHeap(Generic[T]):
-    """Which of the things in a container are over, and when the next one is."""
+    """Which of the things in a container have expired, and when the next one will."""
 
     __slots__ = ("_compact_above", "_container", "_heap", "_serials")
 
     def __init__(self, container: Container[T]) -> None:
-        """Know of nothing.
+        """Begin with nothing to watch.
 
         Args:
-            container: what is not in it any more is not over, but gone.
+            container: of the things; one that has left it does not expire.
         """
         self._container = container
         self._heap: list[tuple[float, int, T]] = []
@@ -32,25 +32,25 @@ class ExpiryHeap(Generic[T]):
         return len(self._heap)
 
     def add(self, at_s: float, thing: T) -> None:
-        """Watch something that is in the container."""
+        """Watch a thing that is in the container."""
         if len(self._heap) > self._compact_above:
             self._compact()
         heapq.heappush(self._heap, (at_s, next(self._serials), thing))
 
     def due(self, now_s: float) -> Iterator[T]:
-        """Take what is over; the caller takes each out of the container, at once."""
+        """Yield expired things; the caller removes each from the container at once."""
         while (at_s := self.next_s) is not None and at_s <= now_s:
             yield heapq.heappop(self._heap)[2]
 
     @property
     def next_s(self) -> float | None:
-        """When the next thing is over; None: nothing is left."""
+        """When the next thing expires; None: nothing is left."""
         while self._heap and self._heap[0][2] not in self._container:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def _compact(self) -> None:
-        """Drop the entries of what has left: a step of work for each that was added."""
+        """Drop the entries of things that have left, in amortized constant time."""
         self._heap = [one for one in self._heap if one[2] in self._container]
         heapq.heapify(self._heap)
         self._compact_above = 2 * len(self._heap) + _STALE_MAX

@@ -1,15 +1,15 @@
 """Requests that wait, and which of them go next: by priority, fairly between clients.
 
 A step of priority is a head start of some seconds: of two levels, the one goes first
-whose oldest request came first, after its head start.  So what is less important waits
-for that long at most behind what came later.
+whose oldest request came first, after the head start.  So a less important request
+waits at most that long behind requests that came later.
 
 Between the clients of a level it is weighted by what they were given: each has a tag,
 which grows by the cost of what it is served; the least tag goes next.  A client that
 comes back begins at the clock of its level, or where it left off if that is later: idle
 time earns nothing, and leaving does not clear a debt.  The clock of a level goes at the
-rate at which one of its clients is served, so that new clients do not starve those that
-are here.  Within a client, requests go in the order in which they came.
+rate at which one of its clients is served, so that new clients do not starve the
+waiting ones.  Within a client, requests go in the order in which they came.
 
 Only requests of one bucket go together.
 
@@ -33,21 +33,21 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-_FORGET_ABOVE: Final = 16  # shares of clients that do not wait, beside as many that do
+_FORGET_ABOVE: Final = 16  # shares of clients that do not wait, beyond those that do
 
 
 class QueuedRequest(Generic[T]):
     """One request that waits.
 
     Attributes:
-        what: of the service; nothing here looks at it.
-        came_s: when it came.
-        deadline_s: from when on it must not run any more; None: never.
-        priority: the higher, the sooner.
-        client: whose it is.
-        bucket: it goes with others of the same one alone.
-        size: of what is limited in all that go together, beside their number.
-        cost: what it takes of its client's share; 1 is all that goes at once.
+        what: the service's own object, which is not read here.
+        came_s: when it arrived.
+        deadline_s: when it must no longer run; None: never.
+        priority: a higher one goes sooner.
+        client: its owner.
+        bucket: it only goes together with others of the same bucket.
+        size: its part of the size limit of all that go together.
+        cost: what it takes of its client's share; 1 is a whole batch.
         serial: number of its arrival.
     """
 
@@ -83,7 +83,7 @@ class _ClientShare:
     """What one client was given in one level.
 
     Attributes:
-        tag: the least one goes next.
+        tag: the client with the least one goes next.
         waiting: number of its requests.
     """
 
@@ -98,8 +98,8 @@ class _PriorityLevel:
     """The clients of one priority.
 
     Attributes:
-        shares: by client; some of clients that do not wait.
-        clock: where a client begins that was not here.
+        shares: by client; also of some clients that do not wait.
+        clock: the tag with which a new client begins.
         waiting: number of requests.
         clients: number of clients that wait.
     """
@@ -130,7 +130,7 @@ class _PriorityLevel:
             self.clients -= 1
 
     def serve(self, client: Hashable, cost: float) -> None:
-        """Charge a client for what it is about to be given."""
+        """Charge a client for the requests that are about to be served."""
         share = self.shares[client]
         self.clock = max(self.clock + cost / self.clients, share.tag)
         share.tag += cost
@@ -146,7 +146,7 @@ class _PriorityLevel:
         return max(self.shares, key=lambda one: self.shares[one].waiting)
 
     def _forget(self) -> None:
-        """Drop the shares that tell nothing: who comes back begins at the clock."""
+        """Drop the shares of clients that would begin at the clock anyway."""
         clock = self.clock
         self.shares = {
             client: share
@@ -187,9 +187,9 @@ class _Bucket(Generic[T]):
     """The requests that may go together.
 
     Attributes:
-        lines: by priority; none is empty.
+        lines: by priority; without empty ones.
         waiting: number of requests.
-        size: sum of theirs.
+        size: sum of their sizes.
     """
 
     __slots__ = ("lines", "size", "waiting")
@@ -224,7 +224,7 @@ class FairQueue(Generic[T]):
     """Requests that wait."""
 
     def __init__(self, priority_step_s: float) -> None:
-        """Hold nothing yet.
+        """Begin without requests.
 
         Args:
             priority_step_s: the head start of each step of priority.
@@ -239,7 +239,7 @@ class FairQueue(Generic[T]):
         return len(self._arrivals)
 
     def __iter__(self) -> Iterator[QueuedRequest[T]]:
-        """Go through all, the oldest first."""
+        """Iterate over all requests, the oldest first."""
         return iter(self._arrivals)
 
     def __contains__(self, request: object) -> bool:
@@ -247,7 +247,7 @@ class FairQueue(Generic[T]):
 
     @property
     def oldest(self) -> QueuedRequest[T] | None:
-        """The one that has waited longest; None: none waits."""
+        """The request that has waited longest; None: no request waits."""
         return next(iter(self._arrivals), None)
 
     @property
@@ -265,7 +265,7 @@ class FairQueue(Generic[T]):
         return found.waiting, found.size, found.oldest_s
 
     def add(self, request: QueuedRequest[T]) -> None:
-        """Let a request wait; it came after all that are here."""
+        """Let a request wait that came after all others."""
         request.serial = next(self._serials)
         self._arrivals[request] = None
         level = self._levels.get(request.priority)
@@ -278,7 +278,7 @@ class FairQueue(Generic[T]):
         bucket.add(request)
 
     def remove(self, request: QueuedRequest[T]) -> None:
-        """Let a request go that waits; its client is not charged."""
+        """Remove a waiting request; its client is not charged."""
         del self._arrivals[request]
         bucket = self._buckets[request.bucket]
         bucket.remove(request)
@@ -292,7 +292,7 @@ class FairQueue(Generic[T]):
     # --- which go next ---------------------------------------------------------------
 
     def leader(self, buckets: Iterable[Hashable]) -> Hashable:
-        """Return which of some buckets, in which requests wait, is next."""
+        """Return which of some nonempty buckets is next."""
         chosen = list(buckets)
         if len(chosen) == 1:
             return chosen[0]
@@ -320,13 +320,13 @@ class FairQueue(Generic[T]):
     def take(
         self, bucket: Hashable, count_max: int, size_max: int | None
     ) -> list[QueuedRequest[T]]:
-        """Take out those of a bucket that go next, and charge their clients.
+        """Take out the next requests of a bucket, and charge their clients.
 
         Args:
             bucket: with requests in it.
-            count_max: so many at most.
-            size_max: so large at most, all together; None: without a limit.  The first
-                one that does not fit keeps back the others: it would starve.
+            count_max: how many at most.
+            size_max: limit of their total size; None: no limit.  The first request that
+                does not fit holds back the others, as it would starve otherwise.
         """
         taken: list[QueuedRequest[T]] = []
         left = size_max
@@ -363,16 +363,16 @@ class FairQueue(Generic[T]):
         return min(lines, key=lambda one: self._order_of(one, lines[one]))
 
     def _order_of(self, priority: int, line: _WaitingLine[T]) -> tuple[float, int]:
-        """Return the place of a level: when its oldest came, after the head start."""
+        """Return the rank of a level: when its oldest came, after the head start."""
         oldest = line.oldest
         return oldest.came_s - priority * self._priority_step_s, oldest.serial
 
-    # --- how much there is before another --------------------------------------------
+    # --- how many are ahead of a request ---------------------------------------------
 
     def ahead_of(self, priority: int, client: Hashable) -> int:
-        """Return how many go before one that would come now, at most.
+        """Return how many requests at most go before one that would come now.
 
-        Of its own level, other clients have as many turns as its client.
+        In its own level, other clients have as many turns as its client.
         """
         ahead = sum(
             level.waiting for own, level in self._levels.items() if own > priority
@@ -389,7 +389,7 @@ class FairQueue(Generic[T]):
     ) -> QueuedRequest[T] | None:
         """Return the request that should give way to one that would come now.
 
-        It is of the client with the most, of the least priority.
+        It belongs to the client with the most requests in the lowest priority.
 
         Args:
             priority: of the one that would come.

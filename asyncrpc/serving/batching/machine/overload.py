@@ -1,20 +1,20 @@
-"""Which requests may wait, and which are dropped: what to do with too much of them.
+"""Which requests may wait, and which are dropped, under overload.
 
 A request is refused at once if the queue is full, or if, by the measured rate, it would
 wait longer than it may: until it is too old, or until its deadline, or so long that it
-could not be answered by then.  It is told after which time to come again.  A full queue
-makes room for a request that has a better right to it: of a higher priority, or of a
-client that has less than its share.  A queue that evicts the oldest makes room for each
-that comes: as much runs as otherwise, and has waited less.
+could not be answered by then.  The refusal tells when to try again.  A full queue makes
+room for a request with a better claim: of a higher priority, or of a client that has
+less than its share.  A queue that evicts the oldest makes room for every new request:
+the throughput is the same, and the served requests have waited less.
 
-A request that waits is dropped when its deadline passes, and when it is too old.  What
-too old means may depend on the queue: one that has not been empty for `max_age_s` is
-standing, and not a burst; then `standing_age_s` counts.
+A waiting request is dropped when its deadline passes, and when it is too old.  The age
+limit may depend on the queue: one that has not been empty for `max_age_s` is standing,
+and not a burst; then `standing_age_s` counts.
 
-The rate is a forecast.  It only ever refuses while something runs, so a wrong one is
-corrected by what runs next.  What it has let in is dropped only if it was wrong by a
-whole turn: else the requests that make up the next turn would often be dropped a moment
-before it begins.
+The rate is a forecast.  It leads to refusals only while something runs, so that a wrong
+forecast is corrected by the next turns.  A request that was let in is dropped only if
+the forecast was wrong by a whole turn: otherwise the requests of the next turn would
+often be dropped a moment before it begins.
 
 Source: K. Nichols, V. Jacobson, "Controlling Queue Delay", ACM Queue 2012 (the time in
 the queue is the signal, and a standing queue the fault); B. Maurer, "Fail at Scale",
@@ -42,26 +42,26 @@ class DropReason(enum.Enum):
 
     EXPIRED = "its deadline passed while it waited"
     TOO_OLD = "it waited too long"
-    EVICTED = "it gave way to another, while the queue was full"
+    EVICTED = "another one took its place, while the queue was full"
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What may wait.
+    """The limits of a queue.
 
     Attributes:
-        waiting_max: so many requests.
+        waiting_max: requests that may wait.
         places: turns that may run at the same time.
         turn_max: requests in one turn.
-        max_age_s: so long at most, as far as can be foretold; None: without a limit.
-        standing_age_s: so long if the queue has not been empty for `max_age_s`; None:
-            `max_age_s` too.
+        max_age_s: seconds that a request may wait, by the forecast; None: no limit.
+        standing_age_s: the same if the queue has not been empty for `max_age_s`; None:
+            `max_age_s` as well.
         priority_step_s: head start of each step of priority.
-        evicts_oldest: whether what has waited longest makes room for what comes, so
-            that what runs has not waited long; else what comes is refused, unless it
-            has a better right to a place.
-        whole_turns: whether a request is of use only if its turn ends by its deadline;
-            else it is if the turn begins by then.
+        evicts_oldest: whether the oldest request makes room for a new one, so that the
+            served requests have not waited long; otherwise a new request is refused,
+            unless it has a better claim to a place.
+        whole_turns: whether a request is useful only if its turn ends by its deadline;
+            otherwise its turn must only begin by then.
     """
 
     waiting_max: int
@@ -80,7 +80,7 @@ class QueueRefusal:
 
     Attributes:
         problem: in words.
-        retry_after_s: after which time there should be room.
+        retry_after_s: seconds after which there should be room.
     """
 
     problem: str
@@ -89,15 +89,15 @@ class QueueRefusal:
 
 @dataclass(slots=True)
 class QueueCounts:
-    """What has happened to requests that came, ever.
+    """How many requests were treated how, in total.
 
     Attributes:
-        admitted: they may wait.
-        refused: they were not.
+        admitted: let in to wait.
+        refused: not let in.
         expired: dropped because of their deadlines.
         shed: dropped because they were too old.
-        evicted: dropped because others had a better right to the place.
-        taken: they run, or have run.
+        evicted: dropped because others had a better claim to the place.
+        taken: taken out to run.
     """
 
     admitted: int = 0
@@ -113,12 +113,12 @@ class ServiceQueue(Generic[T]):
 
     Attributes:
         waiting: the requests.
-        rate: at which they are done.
-        counts: of what has happened.
+        rate: at which they are served.
+        counts: how requests were treated.
     """
 
     def __init__(self, limits: QueueLimits) -> None:
-        """Hold nothing yet."""
+        """Begin without requests."""
         self.waiting: FairQueue[T] = FairQueue(limits.priority_step_s)
         self.rate = ServiceRate(limits.places)
         self.counts = QueueCounts()
@@ -134,7 +134,7 @@ class ServiceQueue(Generic[T]):
         """Let a request wait, or refuse it.
 
         Returns:
-            Why it must not wait; or the request that has given way to it, and will not
+            Why it must not wait; or the request that it has displaced, which will not
             run; None: there was room.
         """
         problem, needs_room = self._problem(request, now_s)
@@ -156,14 +156,14 @@ class ServiceQueue(Generic[T]):
     def _problem(
         self, request: QueuedRequest[T], now_s: float
     ) -> tuple[str | None, bool]:
-        """Return why a request must not wait, and whether a place would let it."""
+        """Return why a request must not wait, and whether a free place would help."""
         waiting, limits = self.waiting, self._limits
         if len(waiting) >= limits.waiting_max:
             return f"{len(waiting)} requests wait, the limit (waiting_max)", True
         age_max_s = self._age_max_s(now_s)
         is_unlimited = age_max_s is None and request.deadline_s is None
         if is_unlimited or self.rate.has_place:
-            return None, False  # in the second case nothing that runs is before it
+            return None, False  # in the second case it can run at once
         ahead = waiting.ahead_of(request.priority, request.client)
         problem = self._problem_of_wait(request, ahead, age_max_s, now_s)
         if problem is None or not limits.evicts_oldest or not ahead:
@@ -205,7 +205,7 @@ class ServiceQueue(Generic[T]):
             self._deadlines.add(request.deadline_s, request)
 
     def remove(self, request: QueuedRequest[T]) -> bool:
-        """Let a request go; return whether it waited."""
+        """Remove a request; return whether it waited."""
         if request not in self.waiting:
             return False
         self.waiting.remove(request)
@@ -214,15 +214,15 @@ class ServiceQueue(Generic[T]):
     def take(
         self, bucket: Hashable, count_max: int, size_max: int | None
     ) -> list[QueuedRequest[T]]:
-        """Take out those that go next; see `FairQueue.take`."""
+        """Take out the next requests; see `FairQueue.take`."""
         taken = self.waiting.take(bucket, count_max, size_max)
         self.counts.taken += len(taken)
         return taken
 
-    # --- who waits in vain -----------------------------------------------------------
+    # --- requests to drop ------------------------------------------------------------
 
     def drop_due(self, now_s: float) -> Iterator[tuple[QueuedRequest[T], DropReason]]:
-        """Let those go that must not run any more."""
+        """Yield and remove the requests that must no longer run."""
         for request in self._deadlines.due(now_s):
             self.waiting.remove(request)
             self.counts.expired += 1
@@ -242,7 +242,7 @@ class ServiceQueue(Generic[T]):
         oldest, limits = self.waiting.oldest, self._limits
         if oldest is not None and limits.max_age_s is not None:
             begin_s, age_s = oldest.came_s, limits.max_age_s
-            if limits.standing_age_s is not None:  # it counts once the queue is old
+            if limits.standing_age_s is not None:  # counts once the queue is standing
                 begin_s, age_s = self._busy_since_s + age_s, limits.standing_age_s
             times.append(max(begin_s, oldest.came_s + age_s + self._error_s))
         return min(times, default=None)
@@ -262,6 +262,6 @@ class ServiceQueue(Generic[T]):
         return limits.standing_age_s if is_standing else limits.max_age_s
 
     def age_s(self, now_s: float) -> float:
-        """Return how long the oldest request has waited; 0 if none waits."""
+        """Return how long the oldest request has waited; 0 if no request waits."""
         oldest = self.waiting.oldest
         return 0.0 if oldest is None else max(0.0, now_s - oldest.came_s)

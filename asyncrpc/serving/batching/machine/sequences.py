@@ -4,17 +4,17 @@
                              ^          |
                              +- PAUSED <+   (its consumer is behind)
 
-A step is made with at most `slots` sequences, those that have waited for one longest.
+A step is made with at most `slots` sequences, those that have waited longest for one.
 A sequence whose consumer does not take its items is paused: it keeps its memory, and
-gives its slot to another.  The others do not notice.
+gives its slot to another.  The other sequences are not affected.
 
-A sequence enters when a slot is free, and when the memory that it takes at most is: it
-is reserved as a whole, so no sequence is ever put out for another.  That leaves unused
-what a sequence does not need after all; to preempt would need a model that can give up
-the state of a sequence and make it again, and has each such sequence computed twice.
+A sequence enters when a slot and the most memory that it can take are free.  All of
+this memory is reserved, so no sequence is ever evicted for another.  The part that a
+sequence does not need remains unused; preemption would need a model that can drop the
+state of a sequence and rebuild it, and each such sequence would be computed twice.
 
-A consumer that leaves while its sequence is in the model's hands is noted, and the
-sequence leaves before the next step.
+If a consumer leaves while the model works on its sequence, the sequence leaves before
+the next step.
 
 Source: G.-I. Yu et al., "Orca: A Distributed Serving System for Transformer-Based
 Generative Models", OSDI 2022 (iteration-level scheduling, reservation of the maximum);
@@ -42,7 +42,7 @@ class SequenceState(enum.Enum):
     STEPPING = "the model makes a step with it"
     STEPPING_UNWANTED = "the model makes a step with it, and its consumer has gone"
     PAUSED = "its consumer has not taken enough of its items"
-    LEAVING = "the model is to drop its state"
+    LEAVING = "the model must drop its state"
     ENDED = "the model has no state of it"
 
 
@@ -88,19 +88,19 @@ TRANSITIONS: Final[Mapping[SequenceState, Mapping[SequenceEvent, SequenceState]]
     _S.ENDED: {},
 }
 
-# States in which the model has, or makes, something of a sequence.
+# States in which the model has or makes the state of a sequence.
 INSIDE: Final = frozenset(_S) - {_S.WAITING, _S.ENDED}
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceLimits:
-    """What a model takes on.
+    """How many sequences a model takes.
 
     Attributes:
         slots: sequences in a step.
-        inside_max: sequences that it has the state of, paused ones included.
+        inside_max: sequences whose state it has, including paused ones.
         entering_max: sequences that enter between two steps.
-        memory_max: memory of all of them; None: without a limit.
+        memory_max: memory of all of them; None: no limit.
     """
 
     slots: int
@@ -113,8 +113,8 @@ class ModelSequence(Generic[T]):
     """One sequence.
 
     Attributes:
-        what: of the service; nothing here looks at it.
-        memory: that it takes at most.
+        what: the service's own object, which is not read here.
+        memory: the most that it takes.
         state: where it is.
     """
 
@@ -126,20 +126,20 @@ class ModelSequence(Generic[T]):
         self.state = SequenceState.WAITING
 
     def advance(self, event: SequenceEvent) -> SequenceState:
-        """Let an event happen; one that is not listed changes nothing."""
+        """Go to the next state; an event that is not listed changes nothing."""
         self.state = TRANSITIONS[self.state].get(event, self.state)
         return self.state
 
 
 class SequenceSchedule(Generic[T]):
-    """The sequences that a model has the state of.
+    """The sequences whose state a model has.
 
     Attributes:
-        memory_held: that they take at most, all together.
+        memory_held: the most memory that all of them take together.
     """
 
     def __init__(self, limits: SequenceLimits) -> None:
-        """Hold nothing yet."""
+        """Begin without sequences."""
         self._limits = limits
         self._inside: dict[ModelSequence[T], None] = {}
         self._ready: dict[
@@ -151,27 +151,27 @@ class SequenceSchedule(Generic[T]):
 
     @property
     def inside(self) -> int:
-        """How many there are."""
+        """How many sequences there are."""
         return len(self._inside)
 
     @property
     def inside_now(self) -> tuple[ModelSequence[T], ...]:
-        """Those that the model has, or makes, something of."""
+        """The sequences whose state the model has or makes."""
         return tuple(self._inside)
 
     @property
     def paused(self) -> tuple[ModelSequence[T], ...]:
-        """Those that are paused, the one first that has been so longest."""
+        """The paused sequences, the longest paused first."""
         return tuple(self._paused)
 
     @property
     def has_work(self) -> bool:
-        """Return whether a step can be made, or a sequence has to leave."""
+        """Return whether a step can be made, or a sequence must leave."""
         return bool(self._ready or self._leaving)
 
     @property
     def memory_free(self) -> int | None:
-        """What is left of the memory; None: it has no limit."""
+        """The free memory; None: it has no limit."""
         most = self._limits.memory_max
         return None if most is None else most - self.memory_held
 
@@ -189,21 +189,21 @@ class SequenceSchedule(Generic[T]):
         )
 
     def admit(self, sequence: ModelSequence[T]) -> None:
-        """Let one enter, for which there are room and memory."""
+        """Let a sequence enter; the caller has checked room and memory."""
         self.memory_held += sequence.memory
         self._inside[sequence] = None
         self._feed(sequence, SequenceEvent.ADMITTED)
 
     def on_entered(self, sequence: ModelSequence[T]) -> None:
-        """The model has made its state."""
+        """Note that the model has made the state of a sequence."""
         self._feed(sequence, SequenceEvent.ENTERED)
 
     def on_refused(self, sequence: ModelSequence[T]) -> None:
-        """The model has failed to make its state."""
+        """Note that the model has failed to make the state of a sequence."""
         self._feed(sequence, SequenceEvent.REFUSED)
 
     def begin_step(self) -> list[ModelSequence[T]]:
-        """Return the sequences of the next step; it begins."""
+        """Begin a step; return its sequences."""
         chosen = list(self._ready)[: self._limits.slots]
         for sequence in chosen:
             self._feed(sequence, SequenceEvent.STEP_BEGUN)
@@ -212,12 +212,12 @@ class SequenceSchedule(Generic[T]):
     def on_stepped(
         self, sequence: ModelSequence[T], *, is_last: bool, is_behind: bool
     ) -> None:
-        """A step has ended for one of its sequences.
+        """Note the end of a step for one of its sequences.
 
         Args:
-            sequence: took part in it.
-            is_last: it was its last one, or has failed.
-            is_behind: its consumer has not taken enough of its items.
+            sequence: took part in the step.
+            is_last: whether the step was its last one, or has failed.
+            is_behind: whether its consumer has not taken enough of its items.
         """
         event = SequenceEvent.STEP_ENDED
         if is_last:
@@ -227,19 +227,19 @@ class SequenceSchedule(Generic[T]):
         self._feed(sequence, event)
 
     def on_taken(self, sequence: ModelSequence[T]) -> None:
-        """Its consumer has taken enough to go on."""
+        """Note that the consumer has taken enough items to continue."""
         self._feed(sequence, SequenceEvent.TAKEN)
 
     def close(self, sequence: ModelSequence[T]) -> None:
-        """Nobody wants its items any more."""
+        """Note that the items of a sequence are no longer wanted."""
         self._feed(sequence, SequenceEvent.CLOSED)
 
     def leaving(self) -> list[ModelSequence[T]]:
-        """Return the sequences that the model is to drop the state of."""
+        """Return the sequences whose state the model must drop."""
         return list(self._leaving)
 
     def on_left(self, sequence: ModelSequence[T]) -> None:
-        """The model has dropped its state."""
+        """Note that the model has dropped the state of a sequence."""
         self._feed(sequence, SequenceEvent.LEFT)
 
     def _feed(self, sequence: ModelSequence[T], event: SequenceEvent) -> None:

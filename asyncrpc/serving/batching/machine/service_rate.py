@@ -1,8 +1,8 @@
-"""How fast work is done, by what has ended lately.
+"""How fast work is done, measured by the turns that have ended recently.
 
 Work is done in turns (a batch, a sequence, a handler), several at a time in as many
-places.  The length of a turn and the requests in one are means that forget: each new
-turn counts for an eighth, the first ones as much as each other.
+places.  The length of a turn and its number of requests are moving means: each new turn
+counts for an eighth; the first turns count equally.
 
 Source: RFC 6298, section 2 (the weight of 1/8 for a smoothed time); J. Little, "A Proof
 for the Queuing Formula L = λW", 1961.
@@ -14,7 +14,7 @@ import math
 from typing import Final
 
 WEIGHT: Final = 1 / 8
-TURNS_MIN: Final = 3  # before so many have ended nothing is foretold
+TURNS_MIN: Final = 3  # turns that must have ended before there is a forecast
 RETRY_AFTER_UNKNOWN_S: Final = 1.0
 RETRY_AFTER_MAX_S: Final = 60.0
 
@@ -23,7 +23,7 @@ class ServiceRate:
     """The rate at which turns end.
 
     Attributes:
-        ended: number of turns that have.
+        ended: number of turns that have ended.
         turn_s: mean length of a turn; 0 before the first.
         requests: mean number of requests in one.
     """
@@ -31,7 +31,7 @@ class ServiceRate:
     __slots__ = ("_places", "_running", "ended", "requests", "turn_s")
 
     def __init__(self, places: int) -> None:
-        """Know nothing yet.
+        """Begin without turns.
 
         Args:
             places: number of turns that may run at the same time.
@@ -53,11 +53,11 @@ class ServiceRate:
         return len(self._running) < self._places
 
     def begin(self, turn: object, now_s: float) -> None:
-        """A turn begins."""
+        """Note that a turn begins."""
         self._running[turn] = now_s
 
     def end(self, turn: object, requests: int, now_s: float) -> None:
-        """A turn has ended that is typical: it counts."""
+        """Note the end of a typical turn: it counts for the means."""
         took_s = now_s - self._running.pop(turn)
         self.ended += 1
         weight = max(WEIGHT, 1 / self.ended)
@@ -65,21 +65,21 @@ class ServiceRate:
         self.requests += (requests - self.requests) * weight
 
     def drop(self, turn: object) -> None:
-        """A turn has ended that tells nothing, if it has not ended before.
+        """Note the end of a turn that does not count, such as a cancelled one.
 
-        It was cancelled, say, or has failed.
+        Does nothing if the turn has already ended.
         """
         self._running.pop(turn, None)
 
     @property
     def is_known(self) -> bool:
-        """Return whether enough turns have ended to foretell others."""
+        """Return whether enough turns have ended for a forecast."""
         return self.ended >= TURNS_MIN
 
     def wait_s(self, turns_before: int, now_s: float) -> float:
-        """Return how long one will wait that has so many turns before it; at least.
+        """Return how long a turn will at least wait with so many turns before it.
 
-        0 as long as too little is known.
+        Returns 0 before there is a forecast.
         """
         if not self.is_known:
             return 0.0
@@ -90,12 +90,12 @@ class ServiceRate:
         return first_s + turns_before * self.turn_s / self._places
 
     def drain_s(self, waiting: int, now_s: float) -> float:
-        """Return after how long there should be room: all that wait have begun."""
+        """Return the seconds until all waiting requests should have begun."""
         if not self.is_known:
             return RETRY_AFTER_UNKNOWN_S
         turns = math.ceil((waiting + 1) / self.requests)
         return min(self.wait_s(turns, now_s), RETRY_AFTER_MAX_S)
 
     def per_s(self) -> float:
-        """Return how many requests a second are done if all places are taken."""
+        """Return how many requests per second are served if all places are taken."""
         return self.requests * self._places / self.turn_s if self.turn_s else 0.0

@@ -1,1 +1,1 @@
-"""What the dashboard decides: who may look, what a view shows, in which order."""
+"""Decides on access, on what a view shows, and in which order."""

@@ -1,4 +1,4 @@
-"""What all answers of the dashboard have in common."""
+"""The parts that all answers of the dashboard share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asyncrpc.inspection.records import NoAnswer
 from asyncrpc.serving.dashboard.machine.paging import RowsPage
 from asyncrpc.serving.dashboard.machine.query import ViewQuery
 
-SILENT_MAX: Final = 50  # that are listed; the overview has all
+SILENT_MAX: Final = 50  # are listed; the overview has all
 
 
 def heading_of(
@@ -21,7 +21,7 @@ def heading_of(
     workers: int,
     silent: Mapping[str, NoAnswer],
 ) -> dict[str, Any]:
-    """Return what every answer begins with.
+    """Return the heading of an answer.
 
     Args:
         view: its name.
@@ -29,7 +29,7 @@ def heading_of(
         took_s: seconds that it took.
         every_s: seconds between two looks.
         workers: how many members there are.
-        silent: what is known of those that have not answered, by name.
+        silent: why the others have not answered, by name.
     """
     names = sorted(silent)
     return {
@@ -55,12 +55,12 @@ def heading_of(
 
 
 def listing_of(page: RowsPage, query: ViewQuery, left_out: int = 0) -> dict[str, Any]:
-    """Return a page of rows as an answer has it.
+    """Return the part of an answer for a page of rows.
 
     Args:
         page: of the rows.
-        query: that it answers.
-        left_out: how many rows the workers have not told of.
+        query: the query that is answered.
+        left_out: how many rows the workers left out.
     """
     return {
         "rows": page.rows,

@@ -1,4 +1,4 @@
-"""The calls under way of a group, joined from both of their ends."""
+"""The open calls of a group, joined from both of their ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rows_of(told: Mapping[str, CallsSeen]) -> Slices[list[Row]]:
     """Return a row for each call, in slices.
 
     Args:
-        told: by workers that have answered.
+        told: the calls of the workers that have answered, by name.
     """
     made: dict[CallKey, tuple[str, CallSeen]] = {}
     served: dict[CallKey, tuple[str, CallSeen]] = {}
@@ -53,7 +53,7 @@ def rows_of(told: Mapping[str, CallsSeen]) -> Slices[list[Row]]:
 
 
 def left_out_of(told: Iterable[CallsSeen]) -> int:
-    """Return how many calls, counted at either end, nobody has told of."""
+    """Return how many calls, counted at either end, the workers left out."""
     return sum(one.left_out for one in told)
 
 

@@ -22,10 +22,10 @@ KEYS: Final = (
     *("bytes", "ranks"),
 )
 RANKS_MAX: Final = 64  # in a row
-BYTES_MAX: Final = 1 << 63  # of a tensor; more is a mistake of who tells
+BYTES_MAX: Final = 1 << 63  # of a tensor; more is an error of the reporting worker
 _NS_PER_S: Final = 1e9
 _OK: Final = "ok"
-# Bytes of an element; of other types they are not known.
+# Bytes of an element; unknown for other types.
 _SIZES: Final = {
     **dict.fromkeys(("float64", "int64", "complex64", "uint64"), 8),
     **dict.fromkeys(("float32", "int32", "uint32"), 4),
@@ -52,7 +52,7 @@ def rows_of(told: Mapping[str, CollectiveHistory], now_ns: int) -> Slices[list[R
     """Return a row for each collective, in slices.
 
     Args:
-        told: by workers that have answered.
+        told: the histories of the workers that have answered, by name.
         now_ns: the time, in nanoseconds since 1970.
     """
     joined: dict[tuple[int, int], _Joined] = {}
@@ -67,7 +67,7 @@ def rows_of(told: Mapping[str, CollectiveHistory], now_ns: int) -> Slices[list[R
             yield weight
         for part in parts_of(history.collectives):
             for one in part:
-                if one.group >= len(ranks):  # it tells of a group that it does not name
+                if one.group >= len(ranks):  # an error: its group is not listed
                     continue
                 group = history.groups[one.group]
                 key = group.group_id, one.number
@@ -75,7 +75,7 @@ def rows_of(told: Mapping[str, CollectiveHistory], now_ns: int) -> Slices[list[R
                 found.noted[ranks[one.group]] = one
             yield len(part)
     rows = []
-    # A row looks at all ranks, so that some rows of a large group are a slice.
+    # A row reads all ranks, so a few rows of a large group make a slice.
     for some, weight in weighed_parts(joined.values(), lambda one: _size_of(one.group)):
         rows += [_row(one, told, begun, now_ns) for one in some]
         yield weight
@@ -133,7 +133,7 @@ def _row(
 
 
 def _outcome(one: _Joined) -> str:
-    """Return how a collective ended: well if it did so at all ranks that tell."""
+    """Return how a collective ended: well if it did at all ranks that answered."""
     outcomes = [it.outcome for it in one.noted.values()]
     return next((it for it in outcomes if it != _OK), _OK)
 

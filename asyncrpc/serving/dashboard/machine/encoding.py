@@ -1,8 +1,8 @@
 """Answers as JSON, a piece at a time.
 
-A page of 200 rows and a matrix of 32 workers are ten thousand numbers and texts, which
-take a loop several milliseconds to write.  So small parts are written by the fast
-encoder in one go, and large ones part by part.
+A page of 200 rows and a matrix of 32 workers has ten thousand numbers and texts, which
+take several milliseconds to write.  So small parts are written by the fast encoder at
+once, and large ones piece by piece.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from asyncrpc.inspection.machine.slices import Slices
 
-PIECE_MAX: Final = 100  # numbers, texts, lists and objects that are written in one go
+PIECE_MAX: Final = 100  # numbers, texts, lists and objects that are written at once
 VALUES_MAX: Final = 500  # of one slice: half a millisecond
 _ENCODER: Final = json.JSONEncoder(allow_nan=False)  # JSON has no nan
 
@@ -22,7 +22,7 @@ def encoded(answer: Mapping[str, Any]) -> Slices[str]:
     """Return an answer as JSON, in slices.
 
     Raises:
-        ValueError: it has a number that JSON does not have.
+        ValueError: the answer has a number that JSON does not have, such as nan.
     """
     texts: list[str] = []
     done = 0
@@ -36,7 +36,7 @@ def encoded(answer: Mapping[str, Any]) -> Slices[str]:
 
 
 def _pieces(value: Any) -> Iterator[tuple[str, int]]:
-    """Yield a value as texts that follow each other, and how much is in each."""
+    """Yield the JSON of a value in pieces, each with its size in values."""
     count = _size(value)
     if count <= PIECE_MAX or isinstance(value, str):
         yield _ENCODER.encode(value), count
@@ -57,7 +57,7 @@ def _pieces(value: Any) -> Iterator[tuple[str, int]]:
 
 
 def _size(value: Any) -> int:
-    """Return how much is in a value; if it is more than a piece, that it is more."""
+    """Return the size of a value, counted up to just above `PIECE_MAX`."""
     left, count = [value], 0
     while left and count <= PIECE_MAX:
         one = left.pop()

@@ -1,4 +1,4 @@
-"""Why a group does not go on, as `asyncrpc why` says it, and as a drawing."""
+"""Why a group is stuck, in the words of `asyncrpc why`, and as a drawing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from asyncrpc.serving.dashboard.machine.numbers import known_age
 SENTENCES_MAX: Final = 20
 NODES_MAX: Final = 200
 FRAMES_MAX: Final = 12  # of one node
-NODES_OF_SLICE: Final = 50  # half a millisecond: each in words
+NODES_OF_SLICE: Final = 50  # described in words: half a millisecond
 
 
 def findings_of(
@@ -37,11 +37,11 @@ def findings_of(
     *,
     after_s: float,
 ) -> Slices[dict[str, Any]]:
-    """Return what waits too long and why, in slices.
+    """Return the waits that take too long and why, in slices.
 
     Args:
         snapshots: of the workers that have answered.
-        silent: what is known of the others, by name.
+        silent: why the others have not answered, by name.
         after_s: seconds that a wait may take.
     """
     graph = yield from graph_in_slices(snapshots, silent)
@@ -69,7 +69,7 @@ def _length_of(found: Hang) -> int:
 
 
 class _Drawing:
-    """The nodes and edges on the ways of hangs, the gravest first, within a limit."""
+    """The nodes and edges on the paths of hangs, the gravest first, within a limit."""
 
     def __init__(self, graph: AwaitGraph) -> None:
         self._graph = graph
@@ -93,7 +93,7 @@ class _Drawing:
         }
 
     def _draw(self, found: Hang) -> None:
-        """Add a way, whole or not at all."""
+        """Add a path, completely or not at all."""
         new = {node for node in found.nodes if node not in self._ids}
         if len(self._ids) + len(new) > NODES_MAX:
             self._left_out |= new

@@ -14,8 +14,8 @@ class Moment(NamedTuple):
 
     Attributes:
         at_s: when, in seconds since 1970.
-        made_per_s: calls that its workers made; None: more than a number can be.
-        p99_s: of the calls of the worker whose are the slowest; None: there were none.
+        made_per_s: calls that its workers made; None: beyond the range of numbers.
+        p99_s: of the calls of the slowest worker; None: there were no calls.
         memory_bytes: of its processes.
     """
 
@@ -29,11 +29,11 @@ class GroupHistory:
     """Moments, the oldest first; those older than `HISTORY_S` are forgotten."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin without moments."""
         self._moments: deque[Moment] = deque(maxlen=MOMENTS_MAX)
 
     def add(self, moment: Moment) -> None:
-        """Remember a moment; those after it are forgotten: a clock was set back."""
+        """Add a moment; drop later ones, which exist if the clock was set back."""
         while self._moments and self._moments[-1].at_s > moment.at_s:
             self._moments.pop()
         self._moments.append(moment)

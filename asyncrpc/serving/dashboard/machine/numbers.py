@@ -1,4 +1,4 @@
-"""Numbers as JSON has them: what is not known is null, and never nan or infinite."""
+"""Numbers for JSON: an unknown value is null, never nan or infinite."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def known(value: float) -> float | None:
-    """Return a number; None if it is not known, or more than a number can be."""
+    """Return a number; None if it is nan or infinite."""
     return value if math.isfinite(value) else None
 
 

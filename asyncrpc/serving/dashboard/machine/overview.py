@@ -13,7 +13,7 @@ from asyncrpc.serving.dashboard.machine.numbers import known, known_age, known_b
 from asyncrpc.serving.dashboard.machine.paging import Row
 
 MATRIX_MAX: Final = 32  # rows and columns
-BUSY_S: Final = 0.1  # that a turn of an event loop takes
+BUSY_S: Final = 0.1  # duration of one iteration of an event loop
 STATES: Final[Mapping[Trouble, str]] = {
     Trouble.BLOCKED: "stalled",
     Trouble.HELD: "stalled",
@@ -54,7 +54,7 @@ def row_of(name: str, rank: int, told: WorkerSummary) -> Row:
 
 
 def state_of(told: WorkerSummary) -> str:
-    """Return how a worker is that has answered."""
+    """Return the state of a worker that has answered."""
     if told.is_draining:
         return "draining"
     return "busy" if told.lag_s >= BUSY_S else "well"
@@ -102,7 +102,7 @@ def totals_of(rows: Iterable[Row]) -> Slices[dict[str, Any]]:
 
 
 def moment_of(at_s: float, totals: Mapping[str, Any]) -> Moment:
-    """Return what the history keeps of a look."""
+    """Return the part of a look that the history keeps."""
     made, memory = totals["calls_made_per_s"], totals["memory_bytes"]
     return Moment(at_s, made, totals["p99_s"], memory)
 
@@ -114,7 +114,7 @@ def matrix_of(
 
     Args:
         shown: names of the workers of the page.
-        links: of each worker that has answered, by its name.
+        links: of the workers that have answered, by name.
         total: how many workers there are.
     """
     names = list(shown[:MATRIX_MAX])

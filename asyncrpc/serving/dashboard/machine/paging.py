@@ -1,9 +1,8 @@
 """Sorts rows and takes a page of them, a few rows at a time.
 
-A group of a thousand workers has ten thousands of rows.  To sort them at once would
-hold an event loop for longer than it may be held; so the work is a generator, which
-yields after each slice of `SLICE_MAX`.  Whoever drives it does something else between
-two slices.
+A group of a thousand workers has tens of thousands of rows.  Sorting them at once would
+hold the event loop for too long; so the work is a generator, which yields after each
+slice of `SLICE_MAX`, and other tasks run between two slices.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ def page_of(
     """Return a page of rows, in slices.
 
     Args:
-        rows: all, in any order.
-        query: which, and in which order.
-        owners: keys that hold names of workers, of which one must be wanted.
+        rows: all rows, in any order.
+        query: selects the rows and their order.
+        owners: keys that hold names of workers, of which the query must want one.
     """
     begin = (query.page - 1) * query.per_page
     end = begin + query.per_page
@@ -53,7 +52,7 @@ def page_of(
         ]
         run.sort(key=_by_rank)
         total += len(run)
-        del run[end:]  # of no run more is needed
+        del run[end:]  # no more of a run is needed
         if run:
             runs.append(run)
         yield len(part)
@@ -80,7 +79,7 @@ def _by_rank(item: tuple[_Rank, Row]) -> _Rank:
 
 
 class _Down:
-    """A value that is sorted the other way round."""
+    """A value that is sorted in reverse order."""
 
     __slots__ = ("value",)
     __hash__ = None  # type: ignore[assignment]
@@ -93,12 +92,12 @@ class _Down:
         return is_less
 
     def __eq__(self, other: object) -> bool:
-        """Return whether they are alike: then rows stay in their order."""
+        """Return whether the values are equal: then rows stay in their order."""
         return isinstance(other, _Down) and bool(other.value == self.value)
 
 
 def _rank(row: Row, query: ViewQuery) -> _Rank:
-    """Return what a row is sorted by: what is unknown is last, whatever the order."""
+    """Return the sort key of a row: unknown values are last in both orders."""
     value = row.get(query.sort)
     if value is None:
         return True, 0

@@ -11,8 +11,8 @@ from asyncrpc.errors import UsageError
 PER_PAGE: Final = 50
 PER_PAGE_MAX: Final = 200
 PAGE_MAX: Final = 1_000_000
-NAMES_MAX: Final = 100  # workers that are asked for by name
-TEXT_MAX: Final = 200  # characters of a name, or of what is looked for
+NAMES_MAX: Final = 100  # workers that are requested by name
+TEXT_MAX: Final = 200  # characters of a name, or of a searched text
 _ORDERS: Final = {"up": True, "down": False}
 
 
@@ -21,13 +21,13 @@ class ViewQuery:
     """Which rows of a view, and in which order.
 
     Attributes:
-        sort: the key of the rows by which they are sorted.
+        sort: the key by which the rows are sorted.
         is_up: whether the least is first.
         page: from 1.
         per_page: rows of a page.
-        workers: only of these; empty: of all.
-        find: only rows with this text, whatever its case; empty: all.
-        is_thorough: whether the group may be held up to find out more.
+        workers: names of the wanted workers; empty: all.
+        find: only rows with this text, in any case; empty: all.
+        is_thorough: whether the workers may be held briefly to find out more.
     """
 
     sort: str
@@ -51,11 +51,11 @@ def read_query(
     Args:
         parameters: names and values, in any order.
         keys: by which the rows of the view can be sorted.
-        sort: by which they are, unless something else is asked for.
-        is_up: whether the least is first then.
+        sort: the default key.
+        is_up: whether the least is first by default.
 
     Raises:
-        UsageError: a parameter is unknown, there twice, or out of its range.
+        UsageError: a parameter is unknown, given twice, or out of range.
     """
     found: dict[str, str] = {}
     workers: list[str] = []

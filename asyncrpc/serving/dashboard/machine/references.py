@@ -1,4 +1,4 @@
-"""The references of a group: who has the values, and who holds them."""
+"""The references of a group: which workers own the values, and which hold them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ HOLDERS_MAX: Final = 20  # names in a row
 
 
 def rows_of(told: Mapping[str, ReferencesSeen]) -> Slices[list[Row]]:
-    """Return a row for each value, in slices: its owner's word, if that has answered.
+    """Return a row for each value, in slices: by its owner, if that has answered.
 
-    A value whose owner tells nothing is known from those that hold it.
+    If the owner has not answered, the row is made from the holders.
 
     Args:
-        told: by workers that have answered.
+        told: the references of the workers that have answered, by name.
     """
     owned: list[Row] = []
     held: dict[str, list[tuple[str, ReferenceSeen]]] = {}
@@ -46,7 +46,7 @@ def rows_of(told: Mapping[str, ReferencesSeen]) -> Slices[list[Row]]:
 
 
 def left_out_of(told: Iterable[ReferencesSeen]) -> int:
-    """Return how many references, owned or held, nobody has told of."""
+    """Return how many references, owned or held, the workers left out."""
     return sum(one.left_out for one in told)
 
 

@@ -1,11 +1,11 @@
-"""Who may look at the dashboard: proofs, sessions, and limits on both.
+"""Access to the dashboard: proofs, sessions, and limits on both.
 
 A browser proves that it knows the secret of the group, or the token, without sending
-it: by an HMAC over a nonce.  A nonce is made of a number that says until when it is
-good, random bytes, and an HMAC by a key of this process, so that nothing is kept of
-nonces that are never used.  It is good for one attempt.
+it: by an HMAC over a nonce.  A nonce consists of its time of expiry, random bytes, and
+an HMAC by a key of this process, so that unused nonces need no memory.  It is valid for
+one attempt.
 
-Time and random bytes are given.
+Time and random bytes are passed in.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from asyncrpc.errors import UsageError
 SESSIONS_MAX: Final = 256
 SESSION_S: Final = 12 * 3600.0  # since it was last used
 NONCE_S: Final = 300.0
-USED_MAX: Final = 4096  # nonces; with so many attempts in `NONCE_S` nobody gets in
+USED_MAX: Final = 4096  # nonces; after so many attempts in `NONCE_S` all are refused
 FAILURES_MAX: Final = 10  # of one address in `FAILURES_S`
 FAILURES_S: Final = 60.0
 ADDRESSES_MAX: Final = 1024
@@ -32,32 +32,32 @@ _TIME_BYTES: Final = 8
 
 
 def proof_of(key: bytes, nonce: str) -> str:
-    """Return what proves that somebody knows a key.
+    """Return the proof of knowing a key.
 
     Args:
         key: the secret or the token.
-        nonce: as it was given, in hexadecimal digits.
+        nonce: as it was issued, in hexadecimal digits.
     """
     return hmac.new(key, PURPOSE + nonce.encode(), sha256).hexdigest()
 
 
 class NonceMint:
-    """Makes nonces, and knows them again."""
+    """Makes nonces, and recognizes them."""
 
     def __init__(self, random_bytes: Callable[[int], bytes]) -> None:
-        """Begin, with a new key."""
+        """Begin with a new key."""
         self._random_bytes = random_bytes
         self._key = random_bytes(32)
         self._used: dict[bytes, float] = {}
 
     def make(self, now_s: float) -> str:
-        """Return a nonce that is good for `NONCE_S`."""
+        """Return a nonce that is valid for `NONCE_S`."""
         until_ms = int((now_s + NONCE_S) * 1000)
         body = until_ms.to_bytes(_TIME_BYTES, "big") + self._random_bytes(_RANDOM_BYTES)
         return (body + self._mac(body)).hex()
 
     def use(self, nonce: str, now_s: float) -> bool:
-        """Return whether a nonce is good; from now on it is not."""
+        """Return whether a nonce is valid, and invalidate it."""
         try:
             given = bytes.fromhex(nonce)
         except ValueError:
@@ -83,18 +83,18 @@ class Attempts:
     """Counts failed attempts by address, within limits."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin without attempts."""
         self._failed: OrderedDict[str, list[float]] = OrderedDict()
 
     def wait_s(self, address: str, now_s: float) -> float:
-        """Return after how many seconds an address may try again; 0: now."""
+        """Return the seconds after which an address may try again; 0: now."""
         recent = self._recent(address, now_s)
         if len(recent) < FAILURES_MAX:
             return 0.0
         return recent[0] + FAILURES_S - now_s
 
     def on_failure(self, address: str, now_s: float) -> None:
-        """Take note of a failed attempt."""
+        """Count a failed attempt."""
         self._failed[address] = [*self._recent(address, now_s), now_s][-FAILURES_MAX:]
         self._failed.move_to_end(address)
         while len(self._failed) > ADDRESSES_MAX:
@@ -105,7 +105,7 @@ class Attempts:
 
 
 class Sessions:
-    """The browsers that have proved who they are."""
+    """The sessions of browsers that have signed in."""
 
     def __init__(self, random_bytes: Callable[[int], bytes]) -> None:
         """Begin with none."""
@@ -113,13 +113,13 @@ class Sessions:
         self._used_s: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many there are, old ones included."""
+        """Return the number of sessions, including expired ones."""
         return len(self._used_s)
 
     def open(self, now_s: float) -> str:
         """Begin a session; return its key.
 
-        If there are too many, the one ends that was not used for the longest.
+        If there are too many, the least recently used one ends.
         """
         key = self._random_bytes(32).hex()
         if len(self._used_s) >= SESSIONS_MAX:
@@ -128,7 +128,7 @@ class Sessions:
         return key
 
     def use(self, key: str, now_s: float) -> bool:
-        """Return whether a session is open; it is used from now on."""
+        """Return whether a session is open, and note that it is used."""
         used_s = self._used_s.get(key)
         if used_s is None:
             return False
@@ -140,22 +140,22 @@ class Sessions:
         return True
 
     def close(self, key: str) -> None:
-        """End a session, if it is one."""
+        """End a session, if it exists."""
         self._used_s.pop(key, None)
 
 
 class Gate:
-    """Decides who may look.
+    """Decides on access.
 
     Attributes:
-        takes: what opens it: "nothing", "secret", "token" or "either".
+        takes: what gives access: "nothing", "secret", "token" or "either".
     """
 
     def __init__(self, *, token: str | None, secret: bytes | None) -> None:
-        """Describe it.
+        """Describe the gate.
 
         Args:
-            token: that opens it, if there is one.
+            token: gives access, if there is one.
             secret: of the group, if it has one.
 
         Raises:
@@ -166,8 +166,8 @@ class Gate:
         if self._token is not None and secret is not None:
             if hmac.compare_digest(self._token, secret):
                 raise UsageError(
-                    "token must not be the secret of the group, as programs send it "
-                    "unencrypted; take secrets.token_urlsafe()"
+                    "token must not be the secret of the group, because programs send "
+                    "it unencrypted; use secrets.token_urlsafe()"
                 )
             self.takes = "either"
         elif self._token is not None:
@@ -176,13 +176,13 @@ class Gate:
             self.takes = "nothing" if secret is None else "secret"
 
     def is_token(self, given: str) -> bool:
-        """Return whether this is the token, in a time that tells nothing of it."""
+        """Return whether this is the token, compared in constant time."""
         if self._token is None:
             return False
         return hmac.compare_digest(self._token, given.encode(errors="replace"))
 
     def is_proof(self, nonce: str, proof: str) -> bool:
-        """Return whether this proves that somebody knows the token or the secret."""
+        """Return whether this proves knowledge of the token or the secret."""
         given = proof.encode(errors="replace")
         keys = [one for one in (self._token, self._secret) if one is not None]
         found = [

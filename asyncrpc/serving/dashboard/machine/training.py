@@ -16,19 +16,19 @@ KEYS: Final = (
     *("worker", "passes_per_s", "steps_per_s", "collectives_per_s"),
     *("backward_p50_s", "step_p50_s", "buckets"),
 )
-PASSES_MAX: Final = 100  # that are listed
+PASSES_MAX: Final = 100  # are listed
 STEPS_MAX: Final = 50
 STAGES_MAX: Final = 64
 SPANS_MAX: Final = 4000  # of all stages together
-TIME_MAX_S: Final = 1e12  # more is a mistake of who tells
+TIME_MAX_S: Final = 1e12  # more is an error of the reporting worker
 
 
 class TrainingTold(NamedTuple):
-    """What a worker has told, and how its clock relates to that of the others.
+    """The training of a worker, and how its clock relates to those of the others.
 
     Attributes:
-        told: by the worker.
-        came_s: when it was told, by the clock of this process.
+        told: the answer of the worker.
+        came_s: when the answer came, by the clock of this process.
         host_id: of its host: workers of one host have one clock.
     """
 
@@ -71,10 +71,10 @@ def _row(name: str, one: TrainingSeen) -> Row:
 
 
 class _First:
-    """The first rows by some order, of many that come a few at a time.
+    """The first rows by some order, of many that are added in parts.
 
     Attributes:
-        count: how many have come.
+        count: how many rows were added.
     """
 
     def __init__(self, rows_max: int, rank: Callable[[Row], float]) -> None:
@@ -92,7 +92,7 @@ class _First:
 
     @property
     def rows(self) -> list[Row]:
-        """Return them in order; of two that are alike, the first that came is first."""
+        """Return the rows in order; equal rows stay in the order of their addition."""
         return heapq.nsmallest(self._rows_max, self._rows, key=self._rank)
 
 
@@ -112,8 +112,8 @@ def _age_of(row: Row, unknown: float) -> float:
 def passes_of(told: Mapping[str, TrainingTold]) -> Slices[dict[str, Any]]:
     """Return backward passes, under way and ended, in slices.
 
-    Those under way are first, the oldest of them before the others, as it may hang; of
-    those that have ended the newest.
+    Passes under way come first, the oldest at the top, as it may hang; then the newest
+    of the passes that have ended.
     """
     under_way = _First(PASSES_MAX, _oldest_first)
     ended = _First(PASSES_MAX, _newest_first)
@@ -169,7 +169,7 @@ def steps_of(told: Mapping[str, TrainingTold]) -> Slices[dict[str, Any]]:
 
 
 def _age_s(now_s: float, at_s: float) -> float | None:
-    """Return the age of what was noted at a moment: 0 at least."""
+    """Return the age of an event of a given time; at least 0."""
     age_s = known(now_s - at_s)
     return None if age_s is None else max(0.0, age_s)
 
@@ -190,11 +190,11 @@ class _StageSeen(NamedTuple):
 
 
 def pipeline_of(told: Mapping[str, TrainingTold]) -> Slices[dict[str, Any]]:
-    """Return the last step of a pipeline that most of its stages tell of, in slices.
+    """Return the last pipeline step that most of its stages report, in slices.
 
-    Stages of one host have one clock.  Those of others are put in line by when they
-    told of it, which is wrong by the time that the answer took.  A stage whose times
-    make no sense is left out.
+    Stages of one host have one clock.  Stages of other hosts are aligned by when their
+    answers came, which is wrong by the time that the answer took.  A stage with invalid
+    times is left out.
     """
     steps: dict[tuple[str, int, int], list[_StageSeen]] = {}
     is_one_host = len({one.host_id for one in told.values()}) <= 1
@@ -221,7 +221,7 @@ def _count_of(item: tuple[str, TrainingTold]) -> int:
 
 
 def _has_times(step: StageStepSeen, began_s: float) -> bool:
-    """Return whether the times of a step may be calculated with."""
+    """Return whether the times of a step are valid."""
     return abs(began_s) < TIME_MAX_S and all(
         abs(span.start_s) < TIME_MAX_S and abs(span.end_s) < TIME_MAX_S
         for span in step.spans

@@ -1,4 +1,4 @@
-"""One worker: who it is, what it serves, its tasks, threads, links and last events."""
+"""One worker: its identity, functions, tasks, threads, links and last events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from asyncrpc.inspection.summaries import WorkerSummary
 from asyncrpc.serving.dashboard.machine.numbers import known, known_age
 from asyncrpc.serving.dashboard.machine.overview import row_of, silent_row
 
-ACTORS_MAX: Final = 200  # tasks, and threads
+ACTORS_MAX: Final = 200  # of tasks, and of threads
 FRAMES_MAX: Final = 30
 FRAMES_OF_SLICE: Final = 200
 EVENTS_MAX: Final = 100
@@ -31,11 +31,11 @@ _LISTS: Final = ("functions", "tasks", "threads", "links", "events")
 
 
 class WorkerTold(NamedTuple):
-    """What one worker has told of itself.
+    """The answers of one worker.
 
     Attributes:
-        summary: in a few numbers.
-        details: what only it can tell.
+        summary: the worker in a few numbers.
+        details: its options, functions and links.
         snapshot: its tasks, threads and calls.
         recent: its last events.
     """
@@ -110,7 +110,7 @@ def shown_silent(name: str, rank: int, silent: NoAnswer) -> dict[str, Any]:
 def _each(
     show: Callable[[Actor], dict[str, Any]], actors: Sequence[Actor]
 ) -> Slices[list[dict[str, Any]]]:
-    """Return tasks or threads as they are shown; a frame takes a few microseconds."""
+    """Return tasks or threads for the page; a frame takes a few microseconds."""
     found: list[dict[str, Any]] = []
     for some, weight in weighed_parts(actors, _frames_of, FRAMES_OF_SLICE):
         found += map(show, some)
@@ -171,7 +171,7 @@ def _events(recent: RecentEvents) -> Slices[tuple[list[dict[str, Any]], int]]:
     """Return the last events of all kinds, the newest first, in slices.
 
     Returns:
-        The events, and how many others were told.
+        The events, and how many others there were.
     """
     newest: list[tuple[float, str, Any]] = []
     count = 0
@@ -196,7 +196,7 @@ def _events(recent: RecentEvents) -> Slices[tuple[list[dict[str, Any]], int]]:
 
 
 def _words(kind: str, one: Any) -> Iterator[str]:
-    """Yield what an event says, in words."""
+    """Yield an event in words."""
     _, say = _SAYS[kind]
     yield say(one)
     outcome = getattr(one, "outcome", _OK)
@@ -221,7 +221,7 @@ def _changed_link(one: Any) -> str:
     return f"to {one.peer.name} {one.change}{reason}"
 
 
-# By field of `RecentEvents`: what such an event is called, and what it says.
+# By field of `RecentEvents`: the name of such an event, and its description.
 _SAYS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
     "calls": ("call made", _made),
     "served": ("call served", _served),
@@ -251,7 +251,7 @@ _SAYS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
 }
 
 
-assert set(_SAYS) == set(KIND_NAMES)  # each is said
+assert set(_SAYS) == set(KIND_NAMES)  # each kind has a description
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -78,7 +78,7 @@ export class GroupState {
     const back = [...before].filter((name) => !names.has(name));
     if (lost.length) {
       const more = lost.length > 1 ? `, and ${lost.length - 1} more` : "";
-      say(`${lost[0].worker} tells nothing: ${lost[0].why ?? lost[0].trouble}${more}`);
+      say(`no answer from ${lost[0].worker}: ${lost[0].why ?? lost[0].trouble}${more}`);
     } else if (back.length) {
       say(`${back[0]} is silent no more`);
     }

@@ -1,1 +1,1 @@
-"""What decides; without I/O, time or chance."""
+"""Decides when model processes start and end; without I/O, clock or randomness."""

@@ -1,17 +1,17 @@
-"""How one web worker comes to the model process, and comes back to it after its loss.
+"""How one web worker attaches to the model process, and attaches again after its loss.
 
     SEEKING -> STARTING -> LOADING -> READY
        ^          |           |         |   the process was lost, or made no model
        +-- RESTING or TRIPPED <---------+
-       +-- LEAVING: it ends in order    +   wait for its end, then seek
+       +-- LEAVING: it is shutting down +   wait for its end, then seek
 
-All web workers of a host decide alike and for themselves; a lock on a file says which
-of them starts the process.  After a loss each rests: 0.1 s, twice as long after each
-further one.  After `FAILURES_MAX` in a row it is tripped: calls fail at once, and one
-more start is tried every `REST_MAX_S`.  A process that stays ready for `STEADY_S` ends
-the row.
+Each web worker of a host decides by itself, in the same way; a lock on a file decides
+which of them starts the process.  After a loss each rests: 0.1 s, and twice as long
+after each further loss.  After `FAILURES_MAX` losses in a row it is tripped: calls fail
+at once, and a start is tried every `REST_MAX_S`.  A process that stays ready for
+`STEADY_S` resets the count.
 
-Sans-IO: the service does what the state says, and reports what has happened.
+Sans-IO: the service acts on the state, and reports events.
 
 Source: the rest is a truncated exponential backoff; tripping is the circuit breaker of
 M. Nygard, "Release It!", 2007.
@@ -25,18 +25,18 @@ from typing import Final
 
 REST_S: Final = 0.1  # after the first loss; a start takes seconds anyway
 REST_MAX_S: Final = 30.0
-FAILURES_MAX: Final = 5  # in a row: then it is no accident
+FAILURES_MAX: Final = 5  # in a row: too many for an accident
 STEADY_S: Final = 60.0
 
 
 class AttachmentState(enum.Enum):
-    """What is to be done now."""
+    """What the web worker must do now."""
 
     SEEKING = "find out whether a model process runs; start one if none does"
     STARTING = "wait until the process listens"
     LOADING = "wait for the model"
     READY = "nothing: calls may be made"
-    LEAVING = "wait for the end of a process that ends in order"
+    LEAVING = "wait for the end of a process that is shutting down"
     RESTING = "wait a moment, then seek again"
     TRIPPED = "fail calls at once; seek again after a while"
     CLOSED = "nothing: the web worker has left"
@@ -47,12 +47,12 @@ class AttachmentEvent(enum.Enum):
 
     FOUND = "a process runs or has been started"
     FOUND_ENDING = "a process runs that is ending, or gives way to another"
-    ATTACHED = "the process has taken the web worker in"
+    ATTACHED = "the process has accepted the web worker"
     LOADED = "the model can be called"
     ENDING = "the process has said that it ends or has older code"
-    GONE = "the process that ends has ended, or another one has its place"
+    GONE = "the ending process has ended, or another one has its place"
     LOST = "the process was lost, or could not make its model"
-    LOST_AGAIN = "the same, once too often"
+    LOST_AGAIN = "the process was lost too often in a row"
     RESTED = "the time to rest is over"
     CLOSED = "the web worker leaves"
 
@@ -97,14 +97,14 @@ TRANSITIONS: Final[
 
 
 class Attachment:
-    """One web worker's way to the model process.
+    """The attachment of one web worker to the model process.
 
     Attributes:
-        state: what is to be done now.
+        state: what the web worker must do now.
         failures: losses in a row.
         losses: losses since the beginning.
-        problem: how the process was last lost; empty: it never was.
-        wakes_at_s: when the rest is over; None: it does not rest.
+        problem: how the process was last lost; empty: it was never lost.
+        wakes_at_s: when the rest is over; None: the web worker does not rest.
     """
 
     __slots__ = ("_ready_s", "failures", "losses", "problem", "state", "wakes_at_s")
@@ -123,17 +123,17 @@ class Attachment:
         self.state = TRANSITIONS[self.state].get(event, self.state)
 
     def load(self, now_s: float) -> None:
-        """Take note that the model can be called."""
+        """Note that the model can be called."""
         if self.state is AttachmentState.LOADING:
             self._ready_s = now_s
         self.advance(AttachmentEvent.LOADED)
 
     def lose(self, now_s: float, problem: str) -> None:
-        """Take note that the process was lost, or could not make its model.
+        """Note that the process was lost, or could not make its model.
 
         Args:
             now_s: the time.
-            problem: how; for the errors of calls.
+            problem: the cause, for the errors of calls.
         """
         if AttachmentEvent.LOST not in TRANSITIONS[self.state]:
             return
@@ -151,7 +151,7 @@ class Attachment:
         )
 
     def rest(self, now_s: float) -> float:
-        """Return the seconds that are left to rest; once there are none, seek again."""
+        """Return the seconds left to rest; if there are none, begin to seek again."""
         left_s = 0.0 if self.wakes_at_s is None else self.wakes_at_s - now_s
         if left_s <= 0:
             self.wakes_at_s = None

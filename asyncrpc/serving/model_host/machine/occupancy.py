@@ -6,11 +6,11 @@
     ALONE, SERVING -> UNMADE its model could not be made: each web worker that asks is
                              told so for a while, and then the process ends
 
-Nobody owns the process: it was started by one of its web workers, and outlives it.  So
-it ends by itself once it has been alone for `linger_s`.  A process that is out of date
-and alone ends at once, so that its memory is free before another loads its model.
+The process has no owner: one of its web workers has started it, and it outlives that.
+So it ends by itself once it has been alone for `linger_s`.  An outdated process that is
+alone ends at once, so that its memory is free before another loads its model.
 
-Sans-IO: the service does what the state says, and reports what has happened.
+Sans-IO: the service acts on the state, and reports events.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-# Whoever has started the process may have died since; the others come within a moment.
+# The web worker that started the process may have died; the others come soon.
 FIRST_S: Final = 10.0
-UNMADE_S: Final = 1.0  # at least, for the error to reach those that are attached
+UNMADE_S: Final = 1.0  # at least, for the error to reach the attached web workers
 
 
 class OccupancyState(enum.Enum):
-    """What is to be done now."""
+    """What the process must do now."""
 
     ALONE = "wait for web workers, for a while"
     SERVING = "serve the web workers that are attached"
-    RETIRED = "serve those that are attached, and take no other"
+    RETIRED = "serve the attached web workers, and accept no others"
     UNMADE = "tell each web worker why there is no model, for a while"
-    ENDING = "end in order"
+    ENDING = "shut down"
 
 
 class OccupancyEvent(enum.Enum):
     """What has happened."""
 
-    CAME = "a web worker has attached itself"
+    CAME = "a web worker has attached"
     ALL_LEFT = "the last web worker has left"
     OUTDATED = "a web worker has come whose code is newer"
     UNMADE = "the function that makes the model has raised"
@@ -76,12 +76,12 @@ TRANSITIONS: Final[Mapping[OccupancyState, Mapping[OccupancyEvent, OccupancyStat
 
 
 class Occupancy:
-    """Who is attached to one model process, and until when it waits for others.
+    """The web workers of one model process, and how long it waits for others.
 
     Attributes:
-        state: what is to be done now.
-        attached: how many web workers are.
-        ends_at_s: when the process ends if nothing happens; None: it does not.
+        state: what the process must do now.
+        attached: how many web workers are attached.
+        ends_at_s: when the process ends if nothing happens; None: it does not end.
     """
 
     __slots__ = ("_linger_s", "attached", "ends_at_s", "state")
@@ -100,7 +100,7 @@ class Occupancy:
 
     @property
     def takes_others(self) -> bool:
-        """Whether a web worker that comes may attach itself."""
+        """Whether another web worker may attach."""
         return self.state not in {OccupancyState.RETIRED, OccupancyState.ENDING}
 
     def advance(self, event: OccupancyEvent) -> None:
@@ -108,14 +108,14 @@ class Occupancy:
         self.state = TRANSITIONS[self.state].get(event, self.state)
 
     def come(self) -> None:
-        """A web worker has attached itself."""
+        """Note that a web worker has attached."""
         self.attached += 1
         self.advance(OccupancyEvent.CAME)
         if self.state is OccupancyState.SERVING:
             self.ends_at_s = None
 
     def leave(self, now_s: float) -> None:
-        """A web worker has left, or was lost."""
+        """Note that a web worker has left, or was lost."""
         self.attached -= 1
         if self.attached:
             return
@@ -124,12 +124,12 @@ class Occupancy:
             self.ends_at_s = now_s + self._linger_s
 
     def fail(self, now_s: float) -> None:
-        """The model could not be made."""
+        """Note that the model could not be made."""
         self.advance(OccupancyEvent.UNMADE)
         if self.state is OccupancyState.UNMADE:
             self.ends_at_s = now_s + max(self._linger_s, UNMADE_S)
 
     def elapse(self, now_s: float) -> None:
-        """It is `now_s`; due at `ends_at_s`, harmless otherwise."""
+        """Advance to `now_s`; call it at `ends_at_s`."""
         if self.ends_at_s is not None and now_s >= self.ends_at_s:
             self.advance(OccupancyEvent.TIME_UP)

@@ -1,1 +1,1 @@
-"""What decides where calls to replicas go; no I/O, no time and no randomness in it."""
+"""Decides where calls to replicas go; without I/O, clock or randomness."""

@@ -1,9 +1,9 @@
-"""What becomes of a call whose attempt at one replica has failed.
+"""What happens to a call after its attempt at one replica has failed.
 
-What matters is whether the function may have run, and whether it may run twice: see
-`Outcome`.  What a replica certainly did not run may move to another one; this adds no
-load if the replica did not work for it, and counts against the budget of retries if
-the replica is overloaded: then the others may be, too.
+This depends on whether the function may have run, and whether it may run twice: see
+`Outcome`.  A call that a replica certainly did not run may move to another one.  This
+adds no load if the replica did no work for it.  If the replica is overloaded, it counts
+against the budget of retries: the other replicas may be overloaded as well.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Final
 class AttemptFailure(enum.Enum):
     """How an attempt has failed."""
 
-    DRAINING = "the replica takes no calls any more; it did not run this one"
-    UNREACHED = "the replica is gone, and had not got the call"
+    DRAINING = "the replica no longer takes calls; it did not run this one"
+    UNREACHED = "the replica is gone, and had not received the call"
     OVERLOADED = "the replica has too much to do; it did not run this one"
     LOST = "the replica is gone, and may have run it"
     LATE = "the deadline has passed"
     RAISED = "the function raised"
-    MISUSED = "the caller is at fault: an argument, say, cannot be sent"
+    MISUSED = "the caller is at fault, such as by an argument that cannot be sent"
 
 
 class NextStep(enum.Enum):
@@ -34,7 +34,7 @@ class NextStep(enum.Enum):
 
 
 class Health(enum.Enum):
-    """What an attempt says of its replica."""
+    """What an attempt tells about its replica."""
 
     GOOD = "it works"
     BAD = "it may be broken"
@@ -43,7 +43,7 @@ class Health(enum.Enum):
 
 _F = AttemptFailure
 
-# By failure: of a function that may run twice, and of any other.
+# By failure: for a function that may run twice, and for any other.
 STEPS: Final[Mapping[AttemptFailure, tuple[NextStep, NextStep]]] = {
     _F.DRAINING: (NextStep.MOVE, NextStep.MOVE),
     _F.UNREACHED: (NextStep.MOVE, NextStep.MOVE),
@@ -54,7 +54,7 @@ STEPS: Final[Mapping[AttemptFailure, tuple[NextStep, NextStep]]] = {
     _F.MISUSED: (NextStep.RAISE, NextStep.RAISE),
 }
 
-# An overloaded replica is no broken one: to eject it would overload the others.
+# An overloaded replica is not broken: ejecting it would overload the others.
 HEALTH: Final[Mapping[AttemptFailure, Health]] = {
     _F.DRAINING: Health.UNKNOWN,
     _F.UNREACHED: Health.BAD,
@@ -74,8 +74,8 @@ def step_after(
     Args:
         failure: how it failed.
         is_idempotent: whether the function may run twice.
-        attempts_left: how many retries the call may still have; moves are limited by
-            the number of replicas, as each is tried once.
+        attempts_left: how many retries are left; moves are limited by the number of
+            replicas, as each is tried once.
     """
     step = STEPS[failure][0 if is_idempotent else 1]
     if step is NextStep.RETRY and attempts_left <= 0:

@@ -1,9 +1,9 @@
-"""What may be added to the load: retries and hedged calls, as a share of all calls.
+"""Limits the added load of retries and hedged calls to a share of all calls.
 
-Each call pays a share into the budget, each retry takes one whole out of it.  So when
-all replicas are overloaded, retries add that share to the load and no more; without a
-budget each call would become as many as it may be tried.  `per_s` lets a program that
-calls rarely retry, too.
+Each call pays a share into the budget; each retry takes 1 out of it.  So when all
+replicas are overloaded, retries add no more than that share to the load; without a
+budget, every call would be made as often as it may be tried.  `per_s` allows retries
+also to a program that calls rarely.
 
 Source: Finagle's `RetryBudget` (a share of the requests, and a few a second),
 https://twitter.github.io/finagle/guide/Clients.html#retries; gRPC's
@@ -18,8 +18,8 @@ class ShareBudget:
 
     Attributes:
         left: how many could be taken at once.
-        taken: how many were, ever.
-        refused: how many were not, ever.
+        taken: how many have been taken.
+        refused: how many have been refused.
     """
 
     __slots__ = ("_at_s", "_most", "_per_s", "_share", "left", "refused", "taken")
@@ -27,13 +27,13 @@ class ShareBudget:
     def __init__(
         self, share: float, *, most: float, per_s: float = 0.0, first: float = 0.0
     ) -> None:
-        """Begin.
+        """Open the budget.
 
         Args:
             share: what each call pays in.
-            most: how much is saved.
+            most: limit of what is saved.
             per_s: what each second pays in.
-            first: what is there at the beginning.
+            first: balance at the beginning.
         """
         self._share = share
         self._most = most
@@ -43,14 +43,14 @@ class ShareBudget:
         self.taken = self.refused = 0
 
     def pay(self, now_s: float) -> None:
-        """Take note of a call."""
+        """Pay in the share of one call."""
         since_s = 0.0 if self._at_s is None else max(now_s - self._at_s, 0.0)
         self._at_s = now_s
         paid = self.left + self._share + since_s * self._per_s
         self.left = min(paid, self._most)
 
     def take(self) -> bool:
-        """Take one out; return whether there was one."""
+        """Take 1 out; return whether the balance allowed it."""
         if self.left < 1.0:
             self.refused += 1
             return False

@@ -1,11 +1,11 @@
 """The latencies of the last calls, and their quantiles, in constant memory.
 
 A histogram with buckets that grow by 9 %, in two halves: when the younger half is full,
-the older is forgotten.  So a quantile is of the last 500 to 1,000 calls, and right to
-9 %, whatever the latencies are.
+the older is forgotten.  So a quantile is of the last 500 to 1,000 calls, and accurate
+to 9 %, whatever the latencies are.
 
-A call that was given up while another answered in its place has taken at least as long
-as it ran: it counts as that.  Otherwise the slow ones, which are given up, would be
+A call that was given up, because another answered in its place, counts with the time
+that it ran: it would have taken at least that long.  Otherwise the slow calls would be
 missing, and each quantile would be too low.
 
 Source: buckets that grow by a factor are those of C. Masson, J. Rim, H. Lee,
@@ -17,11 +17,11 @@ from __future__ import annotations
 import math
 from typing import Final
 
-FIRST_S: Final = 1e-5  # what is shorter counts as this
+FIRST_S: Final = 1e-5  # shorter latencies count as this
 PER_DOUBLING: Final = 8  # buckets; each is 9 % wide
-BUCKETS: Final = 27 * PER_DOUBLING  # up to 1,300 s; what is longer counts as that
+BUCKETS: Final = 27 * PER_DOUBLING  # up to 1,300 s; longer latencies count as that
 HALF_MAX: Final = 512  # calls
-CALLS_MIN: Final = 32  # calls; of fewer, a high quantile says nothing
+CALLS_MIN: Final = 32  # calls; a high quantile of fewer says nothing
 REFRESH_EVERY: Final = 16  # calls after which the quantile is found anew
 
 
@@ -31,10 +31,10 @@ class LatencyWindow:
     __slots__ = ("_cached", "_older", "_quantile", "_recorded", "_stale", "_younger")
 
     def __init__(self, quantile: float) -> None:
-        """Begin without any.
+        """Begin without calls.
 
         Args:
-            quantile: that is wanted, such as 0.95.
+            quantile: the wanted quantile, such as 0.95.
         """
         self._quantile = quantile
         self._younger, self._older = [0] * BUCKETS, [0] * BUCKETS

@@ -1,7 +1,7 @@
-"""Which replica a key belongs to: the same for all who ask, without a word between.
+"""Which replica a key belongs to: all routers agree without communication.
 
-Each replica has a score for a key, by a hash of both; the highest counts.  So a router
-keeps nothing of a key; two routers that know the same replicas agree; and when a
+Each replica has a score for a key, by a hash of both; the highest wins.  So a router
+stores nothing per key; two routers that know the same replicas agree; and when a
 replica goes, only its own keys move, evenly to all others.
 
 Scores are by the name: a replica that is started again gets its keys back.
@@ -32,7 +32,7 @@ def score_of(key: bytes, name: str, weight: float = 1.0) -> float:
 
 
 def unit_of(key: bytes, salt: str = "") -> float:
-    """Return a number above 0 and below 1 that a key always has, and evenly."""
+    """Return the number of a key, above 0 and below 1; keys are spread evenly."""
     # The length in front: (b"ab", "c") is not (b"a", "bc").
     text = len(key).to_bytes(8, "big") + key + salt.encode()
     found = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")

@@ -1,15 +1,15 @@
 """Which replica gets a call: by load, by key, by canary share, by health.
 
 - *By load*: of two replicas chosen at random, the one with the smaller load.  That is
-  what it has told with its last answer, less what this router had there then, plus
-  what this router has there now.  What was told is halved each second: a replica of
-  which nothing is heard counts as idle, so that it is asked again.
-- *By key*: the highest score of a rendezvous hash; every router agrees.
-- *Canaries*: a replica may say that it is one, and which share of the calls canaries
-  get.  Of a call with a key, the key decides, so that all routers decide alike.
+  the load that it reported with its last answer, minus the calls that this router had
+  there then, plus those that it has there now.  The reported part is halved each
+  second: a silent replica comes to count as idle, so that it is tried again.
+- *By key*: the highest score of a rendezvous hash; all routers agree.
+- *Canaries*: a replica may be a canary, and report which share of the calls canaries
+  get.  For a call with a key, the key decides, so that all routers decide alike.
 - *Health*: replicas that fail several times in a row are left out for a while, unless
-  too many would be.  If no other is left, these are asked: a wrong verdict must not
-  stop the service.
+  too many would be.  If no other is left, they are used: a wrong verdict must not stop
+  the service.
 
 All choices are made with numbers that `draw` returns: random ones from 0 to below 1.
 
@@ -40,7 +40,7 @@ from asyncrpc.serving.replicas.options import ReplicaOptions
 Draw = Callable[[], float]
 
 LOAD_HALF_LIFE_S: Final = 1.0
-LOAD_MIN: Final = 0.5  # of others; what is less counts as none
+LOAD_MIN: Final = 0.5  # of other routers; less counts as none
 FIRST_SHARE: Final = 0.1  # of its calls, for a replica that has just become ready
 EJECTION_FACTOR_MAX: Final = 10
 RETRIES_SAVED: Final = 100.0  # the death of a replica with so many calls is survived
@@ -48,22 +48,22 @@ RETRIES_PER_S: Final = 1.0
 HEDGES_SAVED: Final = (
     30.0  # a pause of one replica, of the size of a garbage collection
 )
-FUNCTIONS_MAX: Final = 256  # whose latencies are kept; of others no call is hedged
+FUNCTIONS_MAX: Final = 256  # whose latencies are kept; calls of others are not hedged
 
 
 class ReplicaRecord:
-    """What a router knows of one life of one replica.
+    """What a router knows of one incarnation of a replica.
 
     Attributes:
         name: of its worker.
-        incarnation: which life of the worker it is.
+        incarnation: of its worker.
         life: its state.
         weight: its share, relative to those of others.
         canary: share of the calls that canaries get; 0: it is not a canary.
-        version: of its weights, as it last told; None: it has none.
+        version: of its weights, as last reported; None: it has none.
         outstanding: calls that this router has there.
-        calls: how many it has been given, ever.
-        failures: how many of the last ones in a row failed.
+        calls: how many it has ever been given.
+        failures: how many of the last calls failed in a row.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class ReplicaRecord:
         self.version: int | None = None
         self.outstanding = 0
         self.calls = 0
-        self.others = 0.0  # the load there that is not from here, when it was told
+        self.others = 0.0  # the reported load that is not from this router
         self.told_s = 0.0
         self.since_s = 0.0  # when it became ready, or came back
         self.until_s = 0.0  # when it comes back
@@ -88,14 +88,14 @@ class ReplicaRecord:
         self.ejections = 0
 
     def load(self, now_s: float) -> float:
-        """Return how many calls it works on, as far as is known."""
+        """Return how many calls the replica works on, as far as is known."""
         age_s = max(now_s - self.told_s, 0.0)
         others = self.others * 0.5 ** (age_s / LOAD_HALF_LIFE_S)
-        # A rest that never ends would keep a replica from ever being asked again.
+        # A remainder that never reaches 0 would keep the replica from ever being tried.
         return self.outstanding + (others if others > LOAD_MIN else 0.0)
 
     def tell_load(self, load: float, now_s: float) -> None:
-        """Take the load that it has told just now."""
+        """Take the load that the replica has just reported."""
         self.others = max(load - self.outstanding, 0.0)
         self.told_s = now_s
 
@@ -122,45 +122,45 @@ class Routing:
         self._taking: list[ReplicaRecord] | None = None  # None: to be found anew
         self._timed = 0  # how many are WARMING or EJECTED
 
-    # --- who is there ----------------------------------------------------------------
+    # --- which replicas there are ----------------------------------------------------
 
     @property
     def records(self) -> Iterable[ReplicaRecord]:
-        """Return all replicas that are there, by name."""
+        """Return all known replicas, by name."""
         return [self._records[name] for name in sorted(self._records)]
 
     def get(self, name: str) -> ReplicaRecord | None:
-        """Return the present life of a replica; None if there is none."""
+        """Return the record of a replica; None if it is not known."""
         return self._records.get(name)
 
     def add(self, name: str, incarnation: int) -> ReplicaRecord:
-        """Add a replica; a former life of it is over."""
+        """Add a replica; an earlier incarnation of it is over."""
         self.remove(name)
         record = self._records[name] = ReplicaRecord(name, incarnation)
         self._on_changed()
         return record
 
     def remove(self, name: str) -> None:
-        """Take note that a replica is gone."""
+        """Remove a replica that is gone."""
         record = self._records.pop(name, None)
         if record is not None:
             self.advance(record, ReplicaEvent.GONE)
 
     def advance(self, record: ReplicaRecord, event: ReplicaEvent) -> bool:
-        """Let something happen to a replica; return whether its state has changed."""
+        """Apply an event to a replica; return whether its state has changed."""
         has_changed = record.life.advance(event)
         if has_changed:
             self._on_changed()
         return has_changed
 
     def make_ready(self, record: ReplicaRecord, now_s: float, *, age_s: float) -> None:
-        """A replica has said that it takes calls, since so many seconds."""
+        """Note that a replica has been ready for `age_s` seconds."""
         if self.advance(record, ReplicaEvent.SAID_READY):
             record.since_s = now_s - age_s
             self.tick(now_s)
 
     def set_canary(self, record: ReplicaRecord, share: float) -> None:
-        """A replica has said which share of the calls canaries get; 0: it is none."""
+        """Note the canary share that a replica reports; 0: it is not a canary."""
         if record.canary != share:
             record.canary = share
             self._on_changed()
@@ -171,7 +171,7 @@ class Routing:
         self._timed = sum(one.life.state in timed for one in self._records.values())
 
     def tick(self, now_s: float) -> None:
-        """Let happen what happens with time."""
+        """Apply the changes that are due by time."""
         if not self._timed:
             return
         for record in self._records.values():
@@ -183,7 +183,7 @@ class Routing:
             if record.life.state is ReplicaState.WARMING and is_warm:
                 self.advance(record, ReplicaEvent.WARMED)
 
-    # --- who gets a call -------------------------------------------------------------
+    # --- which replica gets a call ---------------------------------------------------
 
     def choose(
         self,
@@ -199,7 +199,7 @@ class Routing:
             now_s: the time.
             draw: returns random numbers.
             key: calls with the same one go to the same replica.
-            tried: replicas that the call has been at.
+            tried: replicas that the call has already tried.
         """
         self.tick(now_s)
         pool = self._pool(tried)
@@ -217,7 +217,7 @@ class Routing:
         if taking is None:
             there = self.records
             taking = [one for one in there if one.life.takes_calls]
-            if not taking:  # rather one that failed than none
+            if not taking:  # a replica that failed is better than none
                 taking = [one for one in there if one.life.state is _EJECTED]
             self._taking = taking
         if not tried:
@@ -228,7 +228,7 @@ class Routing:
     def _with_canaries(
         pool: list[ReplicaRecord], key: bytes | None, draw: Draw
     ) -> list[ReplicaRecord]:
-        """Return the canaries, or the others, as their share will have it."""
+        """Return the canaries or the others, chosen by the canary share."""
         share = max(one.canary for one in pool)
         if not share:
             return pool
@@ -256,7 +256,7 @@ class Routing:
     def _warm_enough(
         self, pool: list[ReplicaRecord], now_s: float, draw: Draw
     ) -> list[ReplicaRecord]:
-        """Return the replicas without those still cold whose chance was too small."""
+        """Return the replicas, each warming one only with the chance of its share."""
         found = [
             one
             for one in pool
@@ -280,15 +280,15 @@ class Routing:
         other_cost = (other.load(now_s) + 1) / other.weight
         return one if one_cost <= other_cost else other
 
-    # --- what becomes of a call ------------------------------------------------------
+    # --- calls under way -------------------------------------------------------------
 
     def begin(self, record: ReplicaRecord) -> None:
-        """A call goes to a replica."""
+        """Note that a call goes to a replica."""
         record.outstanding += 1
         record.calls += 1
 
     def end(self, record: ReplicaRecord, health: Health, now_s: float) -> bool:
-        """A call has ended there; return whether the replica is ejected for it."""
+        """Note the end of a call; return whether the replica is ejected for it."""
         record.outstanding -= 1
         if health is Health.GOOD:
             record.failures = 0
@@ -307,7 +307,7 @@ class Routing:
             return False
         if not self.advance(record, ReplicaEvent.FAILED):
             return False
-        # Each time of an ejection that it has been well since makes up for one.
+        # Each period of `eject_s` without an ejection makes up for an earlier one.
         well = int((now_s - record.until_s) / options.eject_s) if options.eject_s else 0
         record.ejections = max(record.ejections - well, 0) + 1
         factor = min(record.ejections, EJECTION_FACTOR_MAX)
@@ -325,7 +325,7 @@ class Routing:
         return found if found < _FOR_EVER else None
 
     def record_latency(self, function: str, latency_s: float) -> None:
-        """Take note of how long a call took, or ran before it was given up."""
+        """Record how long a call took, or ran before it was given up."""
         quantile = self.options.hedge_quantile
         if quantile is None:
             return
@@ -340,4 +340,4 @@ class Routing:
 _EJECTED: Final = ReplicaState.EJECTED
 _OTHERS_MIN: Final = 2  # replicas of which one may be left out
 _FOR_EVER: Final = float("inf")
-_CANARY_SALT: Final = "\x00canary"  # no name of a worker: apart from its scores
+_CANARY_SALT: Final = "\x00canary"  # not a worker's name, so unrelated to its scores

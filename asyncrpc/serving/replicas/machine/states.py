@@ -1,15 +1,15 @@
-"""The life of one replica, as one of those who call it sees it.
+"""The states of one replica, as one of its routers sees it.
 
     state       what it takes
-    JOINING     nothing yet: it has not said that it is ready
+    JOINING     nothing yet: it has not reported that it is ready
     WARMING     a share of the calls that grows with time
     READY       calls
     EJECTED     nothing for a while: it failed too often
-    DRAINING    nothing more: what runs there ends
+    DRAINING    nothing more: its running calls end
     LOST        nothing: it has left, or is gone
 
-A replica that is started again is another one, with a life of its own: so nothing leads
-back from DRAINING or LOST, and news of a life that is over cannot bring it back.
+A replica that is started again is a new one: so no transition leads back from DRAINING
+or LOST, and late news of an earlier incarnation cannot revive it.
 
 Source: outlier ejection and slow start are Envoy's,
 https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/outlier and
@@ -35,14 +35,14 @@ class ReplicaState(enum.Enum):
 
 
 class ReplicaEvent(enum.Enum):
-    """What has happened to a replica, or what it has said."""
+    """What has happened to a replica, or what it has reported."""
 
-    SAID_READY = "it says that it takes calls"
+    SAID_READY = "it reports that it takes calls"
     WARMED = "its slow start is over"
     FAILED = "it failed too often"
     RETURNED = "the time of its ejection is over"
-    SAID_DRAINING = "it says that it takes no further calls"
-    GONE = "the group says that it has left, or is lost"
+    SAID_DRAINING = "it reports that it takes no further calls"
+    GONE = "it has left the group, or is lost"
 
 
 _S, _E = ReplicaState, ReplicaEvent
@@ -102,5 +102,5 @@ class ReplicaLife:
 
     @property
     def takes_calls(self) -> bool:
-        """Return whether calls may go to it."""
+        """Return whether calls may go to the replica."""
         return self.state in TAKES_CALLS

@@ -1,10 +1,10 @@
-"""Which version of its weights a replica serves, and what becomes of new ones.
+"""Which version of its weights a replica serves, and the state of new ones.
 
     IDLE -BEGUN-> STAGING -PART-> STAGING -LAST_PART-> STAGED -COMMITTED-> IDLE
 
-New weights arrive in parts, beside those that are served.  Only when every part is
-there can they take their place, in one step; whatever happens before that leaves what
-is served as it was.  The last version is kept, so that one step leads back.
+New weights arrive in parts, apart from those that are served.  When all parts are
+there, they replace the served ones in one step; before that, nothing changes what is
+served.  The previous versions are kept, so that a rollback is one step.
 
 Invariants:
     - what is served is one version, whole;
@@ -22,22 +22,22 @@ from asyncrpc.errors import Outcome, RejectedError, UsageError
 
 
 class TransferState(enum.Enum):
-    """What has come of new weights."""
+    """The state of new weights."""
 
     IDLE = "no new weights are under way"
     STAGING = "parts of new weights arrive"
-    STAGED = "new weights are there, whole"
+    STAGED = "the new weights are complete"
 
 
 class TransferEvent(enum.Enum):
-    """What a publisher says, or what becomes of it."""
+    """What a publisher does, or what happens to it."""
 
     BEGUN = "a publisher announces new weights"
-    PART = "a part has come, and others are missing"
-    LAST_PART = "the last part has come"
-    COMMITTED = "the publisher says that they are served from now on"
+    PART = "a part has arrived, and others are missing"
+    LAST_PART = "the last part has arrived"
+    COMMITTED = "the publisher commits the new weights"
     ABANDONED = "the publisher gives them up, or is gone"
-    ROLLED_BACK = "the version before is served again"
+    ROLLED_BACK = "the previous version is served again"
 
 
 _S, _E = TransferState, TransferEvent
@@ -69,12 +69,12 @@ class VersionHistory:
     """The versions of one replica.
 
     Attributes:
-        state: what has come of new weights.
+        state: of the new weights.
         served: the version that is served.
-        kept: versions before it that can be served again, the latest last.
-        transfer: which new weights are under way; None: none are.
-        staged: their version.
-        missing: names of the tensors that have not come.
+        kept: earlier versions that can be served again, the latest last.
+        transfer: which new weights are under way; None: no transfer is.
+        staged: version of the new weights.
+        missing: names of the tensors that have not arrived.
     """
 
     __slots__ = (
@@ -92,7 +92,7 @@ class VersionHistory:
 
         Args:
             served: its number.
-            kept_max: how many versions before the one that is served are kept.
+            kept_max: how many earlier versions are kept.
         """
         self.state = TransferState.IDLE
         self.served = served
@@ -110,11 +110,11 @@ class VersionHistory:
             self.missing.clear()
 
     def begin(self, transfer: TransferId, version: int, names: Iterable[str]) -> None:
-        """New weights are announced; a former transfer of the publisher is given up.
+        """Begin a transfer; an earlier one of the same publisher is given up.
 
         Raises:
-            RejectedError: those of another publisher are under way.
-            UsageError: the number is that of a version which is here.
+            RejectedError: a transfer of another publisher is under way.
+            UsageError: a served or kept version has this number.
         """
         if version == self.served or version in self.kept:
             raise UsageError(
@@ -133,11 +133,11 @@ class VersionHistory:
         self.missing = set(names)
 
     def take(self, transfer: TransferId, names: Collection[str]) -> bool:
-        """A part has come; return whether it was the last one.
+        """Take a part; return whether it was the last one.
 
         Raises:
-            RejectedError: the transfer is not under way any more.
-            UsageError: a tensor has come before, or was not announced.
+            RejectedError: the transfer is no longer under way.
+            UsageError: a tensor has arrived before, or was not announced.
         """
         self._check(transfer, TransferState.STAGING)
         unwanted = sorted(set(names) - self.missing)
@@ -152,7 +152,7 @@ class VersionHistory:
         """Serve the new weights from now on; return the version that is dropped, or -1.
 
         Raises:
-            RejectedError: they are not there, whole.
+            RejectedError: parts of the new weights are missing.
         """
         self._check(transfer, TransferState.STAGED)
         self.kept.append(self.served)
@@ -168,28 +168,28 @@ class VersionHistory:
         return True
 
     def on_lost(self, publisher: int) -> bool:
-        """A publisher is gone; return whether a transfer of it was under way."""
+        """Give up the transfer of a lost publisher; return whether there was one."""
         if self.transfer is None or self.transfer.publisher != publisher:
             return False
         self.advance(TransferEvent.ABANDONED)
         return True
 
     def roll_back(self, from_version: int) -> bool:
-        """Serve the version before again, if this one is served; what comes is dropped.
+        """Serve the previous version again if `from_version` is served.
 
-        Asked twice, it does nothing the second time.
+        A transfer under way is dropped.  A second call does nothing.
 
         Returns:
             Whether another version is served now.
 
         Raises:
-            RejectedError: the version is served, and none before it is kept.
+            RejectedError: the version is served, and no earlier one is kept.
         """
         if self.served != from_version:
             return False
         if not self.kept:
             raise RejectedError(
-                f"version {from_version} is served, and none before it is kept",
+                f"version {from_version} is served, and no earlier one is kept",
                 outcome=Outcome.NOT_EXECUTED,
             )
         self.advance(TransferEvent.ROLLED_BACK)

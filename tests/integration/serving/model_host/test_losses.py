@@ -153,7 +153,7 @@ def test_who_waits_for_the_model_waits_no_longer_than_it_may(
     """The process ends although a thread of it may be making the model for ever."""
     os.mkfifo(folder / "go")
     web = new_web()
-    with pytest.raises(RendezvousTimeoutError, match="was not there within 15 s"):
+    with pytest.raises(RendezvousTimeoutError, match="was not ready within 15 s"):
         web.enter("make_slowly", linger_s=0.0, start_timeout_s=15.0)
     until_all_have_ended(folder)
 

@@ -216,7 +216,7 @@ class TestTroubles:
     def test_a_worker_that_tells_nothing(self) -> None:
         snapshots = [worker("a", [task("train", call("a", "b"))])]
         assert said(snapshots, b=NoAnswer(Trouble.STOPPED, "process 7")) == (
-            "a task `train` waits 5.0 s for b, which does not go on: its process is "
+            "a task `train` waits 5.0 s for b, which is stuck: its process is "
             "stopped, process 7"
         )
 

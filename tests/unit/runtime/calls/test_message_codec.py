@@ -11,7 +11,7 @@ from asyncrpc.runtime.calls.common_arguments import CommonArguments
 from asyncrpc.runtime.calls.message_codec import (
     MessageCodec,
     answer_meta,
-    may_be_overtaken,
+    may_be_deferred,
     unreadable,
     unsendable,
 )
@@ -167,7 +167,7 @@ def test_places_of_peers_go_back_before_a_message(link: LinkParts) -> None:
 
 def test_it_can_be_made_without_a_link(link: LinkParts) -> None:
     assert isinstance(link.messages, MessageCodec)
-    assert not may_be_overtaken(link.messages.encode([1])[0])
+    assert not may_be_deferred(link.messages.encode([1])[0])
 
 
 @pytest.mark.parametrize(

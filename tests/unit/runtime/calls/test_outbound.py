@@ -137,7 +137,7 @@ class TestDeadline:
         error = call.exception()
         assert isinstance(error, DeadlineExceededError)
         assert error.outcome is Outcome.NOT_EXECUTED
-        assert "waited for room at 'b'" in error.__notes__[0]
+        assert "was waiting for credit from 'b'" in error.__notes__[0]
 
     def test_the_owner_of_a_value_watches_it(self, link: LinkParts) -> None:
         call: CallFuture[Any] = CallFuture(loop=link.host.loop, function="f", to="b")

@@ -50,7 +50,7 @@ def test_the_choice(
 @pytest.mark.parametrize(
     ("wanted", "plugins", "words"),
     [
-        ("CUDA", [], "has no CUDA any more"),
+        ("CUDA", [], "no longer supports CUDA"),
         ("GPU", [], "without XLA"),
         ("ABACUS", ["acme"], "ABACUS is not one of CPU, TPU, NEURON, acme"),
         ("", ["acme", "other"], r"several plugins are installed \(acme, other\)"),
@@ -117,7 +117,7 @@ def test_the_place_of_a_thread_among_those_of_its_process() -> None:
 
 
 def test_half_of_what_torchrun_sets_is_an_error() -> None:
-    with pytest.raises(UsageError, match="found RANK of the environment, and no MAST"):
+    with pytest.raises(UsageError, match="found RANK in the environment, but no MAST"):
         place({"RANK": "0"})
 
 

@@ -76,5 +76,5 @@ class TestIssuing:
         own = Token(os.urandom(TICKET_BYTES), os.urandom(32))
         tokens = Tokens(os.urandom, own)
         assert tokens.key_of(own.ticket) == own.key
-        with pytest.raises(UsageError, match="issues none"):
+        with pytest.raises(UsageError, match="cannot issue tokens"):
             issued(tokens)

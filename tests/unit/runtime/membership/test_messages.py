@@ -62,7 +62,7 @@ def test_what_is_no_record_is_refused_by_the_name_of_its_field(
     with pytest.raises(MalformedError, match=f"^{problem}( of record)?"):
         read_news([-1, broken])
     error = refusal("c", ExchangeRecords, [[0], [broken]])
-    assert "worker 'c' sent 'membership.exchange'" in str(error)
+    assert "worker 'c' sent an invalid 'membership.exchange' message" in str(error)
     assert "element 0 of records" in str(error)
 
 

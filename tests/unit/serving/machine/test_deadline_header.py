@@ -52,5 +52,5 @@ def test_a_long_value_is_not_repeated() -> None:
 
 
 def test_a_header_that_comes_twice() -> None:
-    with pytest.raises(BadDeadlineError, match="came 2 times; send one"):
+    with pytest.raises(BadDeadlineError, match="was sent 2 times; send it once"):
         time_allowed_s("T", ["1", "1"], None)

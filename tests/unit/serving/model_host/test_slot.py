@@ -127,7 +127,7 @@ def test_the_secret_is_drawn_once_and_private(tmp_path: Path) -> None:
 
 def test_no_directory_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("in the way", encoding="ascii")
-    with pytest.raises(UsageError, match="ASYNCRPC_RUN_DIR names another place"):
+    with pytest.raises(UsageError, match="set ASYNCRPC_RUN_DIR to another directory"):
         slot_in(tmp_path)
 
 

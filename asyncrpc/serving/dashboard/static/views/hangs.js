@@ -1,4 +1,4 @@
-// Why the group does not go on: in a sentence, and as a drawing.
+// Why the group is stuck: in a sentence, and as a drawing.
 
 import { ageColumn, textColumn } from "../cells.js";
 import { element, setText } from "../dom.js";
@@ -17,7 +17,7 @@ const COLUMNS = [
 class Hangs {
   title = "Hangs";
   #refusal = new Refusal();
-  #sentences = element("ul", { class: "sentences", "aria-label": "Why the group does not go on" });
+  #sentences = element("ul", { class: "sentences", "aria-label": "Why the group is stuck" });
   #nothing = element("p", { class: "empty", hidden: true });
   #graph = new WaitGraph();
   #page;

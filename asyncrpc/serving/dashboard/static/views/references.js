@@ -6,7 +6,7 @@ import {
 import { showState } from "../states.js";
 import { listed } from "./listed.js";
 
-/** The state, and whose word it is if the owner tells nothing. */
+/** The state, and which holder tells it if the owner has not answered. */
 function showWord(place, row) {
   const isSure = row.is_owners_word !== false;
   showState(place, row.state, isSure ? row.state : `${row.state}, says a holder`);

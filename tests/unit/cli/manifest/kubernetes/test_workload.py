@@ -54,7 +54,7 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], words: str) -> None:
         ({"memory": "4GiB"}, "--memory must be a quantity"),
         ({"memory": "4000m"}, "--shm 1Gi must be less than --memory 4000m"),
         ({"memory": "128m"}, "'m' means thousandths"),
-        ({"memory": "1Gi"}, "--shm 1Gi must be less than --memory 1Gi: what is in"),
+        ({"memory": "1Gi"}, "--shm 1Gi must be less than --memory 1Gi: the content"),
         ({"shared_memory": "1.5"}, "--shm must be a whole number of bytes"),
         ({"gpus": -1}, "--gpus must be at least 0"),
         ({"gpu_resource": "gpu"}, "--gpu-resource must be a name such as"),

@@ -20,7 +20,7 @@ from asyncrpc.runtime.links.machine.detector import (
     SilenceAction,
     Verdict,
 )
-from asyncrpc.watch.pulse import FRESH_S
+from asyncrpc.sidecar.pulse import FRESH_S
 
 HEARTBEAT_S = 2.0
 LOST_AFTER_S = 10.0

@@ -123,7 +123,7 @@ class TestMismatch:
         for member in world.members:
             end = member.ends[0]
             assert isinstance(end, Failure)
-            assert "members of a rendezvous must pass the same" in end.problem
+            assert "all members must pass the same" in end.problem
 
     def test_it_is_named_who_came_with_what(self) -> None:
         many = tuple(reversed(range(12)))
@@ -131,7 +131,7 @@ class TestMismatch:
         world.settle()
         end = world.members[5].ends[0]
         assert isinstance(end, Failure)
-        assert "with [11, 10, 9, 8, 7, 6, 5, 4, and 4 more]" in end.problem
+        assert "with replicas [11, 10, 9, 8, 7, 6, 5, 4, and 4 more]" in end.problem
         assert "with all 12 ranks" in end.problem
         assert "rank 0 ('a')" in end.problem
 

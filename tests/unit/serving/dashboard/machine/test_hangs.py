@@ -169,7 +169,7 @@ def test_a_worker_in_trouble_is_a_node_of_its_own(trouble: Trouble) -> None:
 
 def test_a_trouble_that_nobody_waits_for_is_said_all_the_same() -> None:
     found = findings([snapshot("a")], b=NoAnswer(Trouble.GONE, ""))
-    assert found["sentences"] == ["b does not go on: its process is gone"]
+    assert found["sentences"] == ["b is stuck: its process is gone"]
     assert found["nodes"] == []
     assert not found["is_certain"]
 
@@ -251,7 +251,7 @@ def test_troubles_follow_the_findings_within_the_same_limit(hangs: int) -> None:
     assert found["sentences_left_out"] == hangs
     words = found["sentences"][hangs:]
     assert words == [
-        f"{name} does not go on: it does not answer"
+        f"{name} is stuck: it does not answer"
         for name in sorted(silent)[: SENTENCES_MAX - hangs]
     ]
 

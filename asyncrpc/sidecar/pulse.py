@@ -1,7 +1,7 @@
 """A pulse: a record in memory that names a worker and says when its loop last ran.
 
 It lies in an anonymous file.  A process that may inspect the worker's process can open
-it by `/proc/PID/fd/N`, and the watch inherits it; when both have ended nothing is
+it by `/proc/PID/fd/N`, and the sidecar inherits it; when both have ended nothing is
 left.  What the kernel says of the process comes first; the pulse only tells a loop that
 runs from one that does not.
 
@@ -27,7 +27,7 @@ _RECORD = struct.Struct("=4sI5Q")
 _MAGIC = b"ARPL"
 _VERSION = 1
 PULSE_BYTES = _RECORD.size
-TICKED = 5  # index of the time, if the record is taken for an array of 64-bit numbers
+TICKED = 5  # index of the time, if the record is read as an array of 64-bit numbers
 
 NAME = "asyncrpc-pulse"
 _NS_PER_S = 1_000_000_000
@@ -94,7 +94,7 @@ def read_of(pid: int, number: int) -> Pulse | None:
     """
     path = f"/proc/{pid}/fd/{number}"
     try:
-        # To open what else it might be, a device say, could do something to it.
+        # To open something else, such as a device, could have an effect.
         if not os.readlink(path).startswith(f"/memfd:{NAME}"):  # noqa: PTH115
             return None
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -133,7 +133,7 @@ def pid_namespace() -> int:
     """Return the inode of the pid namespace that this process is in.
 
     Raises:
-        OSError: the kernel has none.
+        OSError: the kernel has no pid namespaces.
     """
     return os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116  (no pathlib here)
 
@@ -168,7 +168,7 @@ def state_of(pid: int, started: int) -> int:
 
 
 def judge(pulse: Pulse | None, state: int, now_ns: int) -> int:
-    """Return whether the loop of a process that can run does run."""
+    """Return the state of a process; if it can run, its pulse decides."""
     if state != BUSY:
         return state
     if pulse is None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from asyncrpc.watch import pulse
+from asyncrpc.sidecar import pulse
 
 NOW_NS = 10**12
 FRESH_NS = int(pulse.FRESH_S * 1e9)

@@ -1,14 +1,14 @@
-"""The watch process outlives its worker for half a minute, to report how it ended.
+"""The sidecar process outlives its worker for half a minute, to report its end.
 
 It inherits the worker's pulse, a descriptor of its process, and its listening sockets;
 from its standard input it reads the key of the queries.  A worker that ends in order
 kills it.  It has a session of its own: Ctrl-C and Ctrl-Z do not reach it.  It sleeps
-until somebody comes, and never holds more than a few connections.
+until a connection arrives, and never holds more than a few connections.
 
-Who comes, comes to the worker's own port.  A worker whose loop runs accepts at once,
-and answers queries itself.  What nobody has accepted for 50 ms, this process accepts:
-it answers queries, and passes all others on to the worker unread, by a pair of sockets;
-the worker takes them when it runs again.
+Connections arrive at the worker's own port.  A worker whose loop runs accepts them at
+once, and answers queries itself.  This process accepts a connection that has waited for
+50 ms: it answers a query, and passes any other connection on to the worker unread, by a
+pair of sockets; the worker takes it when it runs again.
 
 The port of a dead worker is given to whichever process of the same user asks for it.
 
@@ -24,9 +24,9 @@ import socket
 import struct
 import time
 
-from asyncrpc.watch import pulse, query
+from asyncrpc.sidecar import pulse, query
 
-CONNECTIONS_MAX = 64  # without a query yet, or not closed by who asked
+CONNECTIONS_MAX = 64  # without a query yet, or not closed by the client
 CONNECTION_S = 2.0  # a client sends its query at once
 ANSWERS_PER_S = 200  # of all; more wait in the kernel's queue
 REMAINS_S = 30.0  # after the death of the worker: longer than its peers doubt it
@@ -37,7 +37,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def now_s() -> float:
-    """Return the time; not by `asyncrpc.clock`, which imports what is not small."""
+    """Return the time; not by `asyncrpc.clock`, which imports large modules."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
@@ -60,8 +60,8 @@ class Door:
         name: the abstract name at which its port is given away.
         sock: the socket.
         is_looked_at: whether it is polled.
-        looks_at_s: when it is to be.
-        has_waited: whether somebody has waited there for `PATIENCE_S`.
+        looks_at_s: when it is polled again.
+        has_waited: whether a connection has waited there for `PATIENCE_S`.
     """
 
     __slots__ = ("has_waited", "is_looked_at", "looks_at_s", "name", "sock")
@@ -74,8 +74,8 @@ class Door:
         self.has_waited = False
 
 
-class WatchServer:
-    """Answers what is asked about one process, until that has ended for a while.
+class SidecarServer:
+    """Answers queries about one process, until that has ended for a while.
 
     Attributes:
         ends_s: when to end; None as long as the worker's process lives.
@@ -118,7 +118,7 @@ class WatchServer:
         self.ends_s: float | None = None
 
     def run(self) -> None:
-        """Answer until it is over."""
+        """Answer queries until `ends_s`."""
         while True:
             now = now_s()
             if self.ends_s is not None and (now >= self.ends_s or not self._doors):
@@ -140,10 +140,10 @@ class WatchServer:
         elif descriptor in self._givers:
             self._give_port(self._givers[descriptor])
 
-    # --- who comes -------------------------------------------------------------------
+    # --- connections -----------------------------------------------------------------
 
     def _on_knock(self, door: Door, now: float) -> None:
-        """Somebody waits: for the worker, as long as its loop runs and it may come."""
+        """A connection waits: leave it to the worker, if that may still accept it."""
         is_late = door.has_waited and now - door.looks_at_s < CONNECTION_S
         if is_late or self._state() != pulse.TICKING:
             door.has_waited = False
@@ -155,7 +155,7 @@ class WatchServer:
     def _accept(self, door: Door, now: float) -> None:
         try:
             sock, _ = door.sock.accept()
-        except OSError:  # it has gone again, or the worker was faster
+        except OSError:  # the client has gone, or the worker was faster
             return
         self._allowance -= 1
         sock.settimeout(0)
@@ -182,7 +182,7 @@ class WatchServer:
             self._end(asked)
 
     def _pass_on(self, asked: ClientConnection) -> None:
-        """Give a connection to the worker; without one it is closed."""
+        """Give a connection to the worker; close it if the worker has ended."""
         if self.ends_s is None:
             try:  # noqa: SIM105  (contextlib is not small)
                 socket.send_fds(self._pair, [b"1"], [asked.sock.fileno()])
@@ -191,7 +191,7 @@ class WatchServer:
         self._end(asked)
 
     def _answer(self, asked: ClientConnection) -> bool:
-        """Answer a query; return whether it was one.
+        """Answer a record if it is a query; return whether it was.
 
         The client closes the connection, so that no port stays in TIME_WAIT here.
         """
@@ -220,7 +220,7 @@ class WatchServer:
     # --- the ports of a dead worker --------------------------------------------------
 
     def _offer_ports(self) -> None:
-        """Listen for who wants a port; one that cannot be asked for is let go."""
+        """Offer each port by its name; let go of a port that cannot be offered."""
         for name in {door.name for door in self._doors.values()}:
             giver = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
@@ -249,7 +249,7 @@ class WatchServer:
             self._let_go(str(giver.getsockname()[1:], "ascii"))
             try:  # noqa: SIM105  (likewise)
                 asks.send(b"1")
-            except OSError:  # it has gone again
+            except OSError:  # the process has gone again
                 pass
 
     def _let_go(self, name: str) -> None:
@@ -271,7 +271,7 @@ class WatchServer:
                     self._pass_on(asked)
 
     def _look_at_doors(self, now: float) -> None:
-        """Poll those doors where somebody may be accepted now."""
+        """Poll the doors where a connection may be accepted now."""
         grown = self._allowance + (now - self._counted_s) * ANSWERS_PER_S
         self._allowance, self._counted_s = min(grown, float(ANSWERS_PER_S)), now
         has_room = self._allowance >= 1 and len(self._asked) < CONNECTIONS_MAX
@@ -319,4 +319,4 @@ def main(arguments: list[str]) -> None:
     memory, process, pair = (int(one) for one in arguments[:3])
     names, descriptors = arguments[3::2], arguments[4::2]
     listening = [(name, int(one)) for name, one in zip(names, descriptors, strict=True)]
-    WatchServer(memory, process, pair, listening, read_key()).run()
+    SidecarServer(memory, process, pair, listening, read_key()).run()

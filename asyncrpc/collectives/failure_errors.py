@@ -1,4 +1,4 @@
-"""What the failure of a collective raises."""
+"""The errors that failures of collectives raise."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ _ERRORS: Final[dict[str, type[CollectiveError]]] = {
 
 
 def error_of(failure: CollectiveFailure) -> CollectiveError:
-    """Return what a failure raises."""
+    """Return the error that a failure raises."""
     cls = _ERRORS.get(failure.code, CollectiveError)
     return cls(failure.problem, ranks=failure.ranks)

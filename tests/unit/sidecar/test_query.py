@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrpc.watch import pulse, query
+from asyncrpc.sidecar import pulse, query
 
 NONCE = bytes(range(query.NONCE_BYTES))
 INCARNATION = 0xFEDC_BA98_7654_3210

@@ -1,7 +1,7 @@
-"""What became of a process is seen from its host, and told to others by its watch.
+"""What became of a process is seen from its host, and told to others by its sidecar.
 
 Each question is asked twice: as a peer on the same host looks for itself, and as one on
-another host has to ask the watch.
+another host has to ask the sidecar.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from asyncrpc.runtime.links.evidence import evidence_of
 from asyncrpc.runtime.links.heartbeat import PulseAddress
 from asyncrpc.runtime.links.machine.detector import Evidence
 from asyncrpc.runtime.links.sidecar_process import PACKAGE, PROGRAM
+from asyncrpc.sidecar import pulse, query
+from asyncrpc.sidecar.process import CONNECTIONS_MAX, PATIENCE_S
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.handover import port_name
-from asyncrpc.watch import pulse, query
-from asyncrpc.watch.process import CONNECTIONS_MAX, PATIENCE_S
 from asyncrpc.wire.messages import Hello
 from tests.integration.runtime import blocking
 
@@ -47,7 +47,7 @@ SECRET = "a secret"
 TCP = Options(
     secret=SECRET,
     network=NetworkOptions(listen=("tcp://127.0.0.1:0",)),
-    liveness=LivenessOptions(watch="on"),
+    liveness=LivenessOptions(sidecar="on"),
     drain_timeout_s=1.0,
 )
 GENEROUS_S = 60.0
@@ -119,45 +119,45 @@ async def test_a_worker_that_has_ended_leaves_no_process() -> None:
 
 async def test_the_process_starts_when_a_peer_comes_that_needs_it() -> None:
     async with started(
-        replace(TCP, liveness=replace(TCP.liveness, watch="auto"))
+        replace(TCP, liveness=replace(TCP.liveness, sidecar="auto"))
     ) as worker:
-        watcher, hello = worker.parts.sidecar.process, worker.parts.hello()
-        assert watcher is not None
+        process, hello = worker.parts.sidecar.process, worker.parts.hello()
+        assert process is not None
         worker.parts.sidecar.on_peer(hello)
-        assert watcher.pid == 0
+        assert process.pid == 0
         # Its address has been told already: who is early waits.
         early = asyncio.ensure_future(ask(as_seen_from_elsewhere(hello)))
         worker.parts.sidecar.on_peer(as_seen_from_elsewhere(hello))
-        pid = watcher.pid
+        pid = process.pid
         worker.parts.sidecar.on_peer(as_seen_from_elsewhere(hello))
         assert runs(pid)
-        assert watcher.pid == pid
+        assert process.pid == pid
         assert await early is Evidence.TICKING
 
 
-async def test_without_a_watch_there_is_a_pulse_still() -> None:
+async def test_without_a_sidecar_there_is_a_pulse_still() -> None:
     async with started(
-        replace(TCP, liveness=replace(TCP.liveness, watch="off"))
+        replace(TCP, liveness=replace(TCP.liveness, sidecar="off"))
     ) as worker:
         hello = worker.parts.hello()
-        assert len(hello.watch) == 1
+        assert len(hello.sidecar) == 1
         worker.parts.sidecar.on_peer(as_seen_from_elsewhere(hello))
         assert await ask_both(hello) == (Evidence.TICKING, Evidence.UNKNOWN)
 
 
-async def test_without_tcp_there_is_no_watch() -> None:
-    async with started(Options(liveness=LivenessOptions(watch="on"))) as worker:
+async def test_without_tcp_there_is_no_sidecar() -> None:
+    async with started(Options(liveness=LivenessOptions(sidecar="on"))) as worker:
         assert worker.parts.sidecar.process is None
         assert await ask(worker.parts.hello()) is Evidence.TICKING
 
 
 async def test_in_memory_there_is_nothing_to_see() -> None:
     async with Cluster(2) as (a, _):
-        assert a.parts.hello().watch == ()
+        assert a.parts.hello().sidecar == ()
         assert await ask(a.parts.hello()) is Evidence.UNKNOWN
 
 
-async def test_two_workers_of_one_process_have_a_watch_each() -> None:
+async def test_two_workers_of_one_process_have_a_sidecar_each() -> None:
     async with Cluster(
         2,
         network="tcp",
@@ -192,7 +192,7 @@ async def test_the_process_is_small() -> None:
         assert "libcrypto" not in mapped
 
 
-async def test_the_terminal_means_the_worker_and_not_its_watch() -> None:
+async def test_the_terminal_means_the_worker_and_not_its_sidecar() -> None:
     async with started() as worker:
         assert worker.parts.sidecar.process is not None
         pid = worker.parts.sidecar.process.pid
@@ -200,18 +200,18 @@ async def test_the_terminal_means_the_worker_and_not_its_watch() -> None:
         assert {descriptor_of(pid, number) for number in (1, 2)} == {"/dev/null"}
 
 
-async def test_a_watch_that_dies_is_warned_of_and_buried(
+async def test_a_sidecar_that_dies_is_warned_of_and_buried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with started() as worker:
-        watcher = worker.parts.sidecar.process
-        assert watcher is not None
-        pid = watcher.pid
+        process = worker.parts.sidecar.process
+        assert process is not None
+        pid = process.pid
         with caplog.at_level(logging.WARNING, "asyncrpc"):
             os.kill(pid, signal.SIGKILL)
 
             async def is_buried() -> bool:
-                return not watcher.pid
+                return not process.pid
 
             await until(is_buried)
         assert not runs(pid)
@@ -230,8 +230,8 @@ async def test_a_start_that_fails_leaves_no_process() -> None:
 
 @pytest.mark.parametrize("given", ["yes", "", True])
 def test_only_what_is_known_can_be_asked_for(given: str) -> None:
-    with pytest.raises(UsageError, match=r"LivenessOptions\.watch"):
-        Options(liveness=LivenessOptions(watch=given))
+    with pytest.raises(UsageError, match=r"LivenessOptions\.sidecar"):
+        Options(liveness=LivenessOptions(sidecar=given))
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_peer_must_have_the_time_to_answer(
 
 
 @pytest.mark.parametrize(
-    "watch",
+    "sidecar",
     [
         (),
         ("pulse://1",),
@@ -262,14 +262,14 @@ def test_a_peer_must_have_the_time_to_answer(
     ],
 )
 async def test_addresses_that_make_no_sense_tell_nothing(
-    watch: tuple[str, ...],
+    sidecar: tuple[str, ...],
 ) -> None:
     async with started(
-        replace(TCP, liveness=replace(TCP.liveness, watch="off"))
+        replace(TCP, liveness=replace(TCP.liveness, sidecar="off"))
     ) as worker:
         hello = replace(
             worker.parts.hello(),
-            watch=watch,
+            sidecar=sidecar,
         )
         assert await ask_both(hello) == (Evidence.UNKNOWN, Evidence.UNKNOWN)
 
@@ -278,11 +278,11 @@ async def test_the_kernel_may_tell_of_a_process_without_a_pulse() -> None:
     child = await asyncio.create_subprocess_exec("true")
     await child.wait()
     async with started(
-        replace(TCP, liveness=replace(TCP.liveness, watch="off"))
+        replace(TCP, liveness=replace(TCP.liveness, sidecar="off"))
     ) as worker:
         hello = replace(
             worker.parts.hello(),
-            watch=(),
+            sidecar=(),
             pid=child.pid,
         )
         for credentials_pid, evidence in (
@@ -298,14 +298,14 @@ async def test_the_kernel_may_tell_of_a_process_without_a_pulse() -> None:
 
 async def test_a_process_of_another_namespace_is_not_looked_at() -> None:
     async with started(
-        replace(TCP, liveness=replace(TCP.liveness, watch="off"))
+        replace(TCP, liveness=replace(TCP.liveness, sidecar="off"))
     ) as worker:
-        address = PulseAddress.find(worker.parts.hello().watch)
+        address = PulseAddress.find(worker.parts.hello().sidecar)
         assert address is not None
         elsewhere = replace(address, namespace=address.namespace + 1)
         hello = replace(
             worker.parts.hello(),
-            watch=(str(elsewhere),),
+            sidecar=(str(elsewhere),),
         )
         assert await ask(hello) is Evidence.UNKNOWN
 
@@ -323,10 +323,10 @@ def silent_listener() -> Iterator[str]:
 async def test_the_first_of_several_addresses_that_answers_is_enough() -> None:
     async with started() as worker:
         with silent_listener() as silent:
-            real = worker.parts.hello().watch
+            real = worker.parts.hello().sidecar
             hello = replace(
                 worker.parts.hello(),
-                watch=(silent, "tcp://[::1]:1", *real),
+                sidecar=(silent, "tcp://[::1]:1", *real),
             )
             found = await ask(as_seen_from_elsewhere(hello), timeout_s=GENEROUS_S)
             assert found is Evidence.TICKING
@@ -337,7 +337,7 @@ async def test_whoever_does_not_answer_in_time_is_unreachable() -> None:
         with silent_listener() as silent:
             hello = replace(
                 worker.parts.hello(),
-                watch=(silent,),
+                sidecar=(silent,),
             )
             found = await ask(as_seen_from_elsewhere(hello), timeout_s=0.2)
             assert found is Evidence.UNREACHABLE
@@ -348,7 +348,7 @@ async def test_a_question_that_is_cancelled_leaves_nothing() -> None:
         with silent_listener() as silent:
             hello = replace(
                 worker.parts.hello(),
-                watch=(silent, silent),
+                sidecar=(silent, silent),
             )
             asking = asyncio.ensure_future(
                 ask(as_seen_from_elsewhere(hello), timeout_s=GENEROUS_S)
@@ -386,23 +386,23 @@ async def test_many_questions_at_once_are_all_answered() -> None:
         assert set(await asyncio.gather(*asked)) == {Evidence.TICKING}
 
 
-# --- the end of a watch --------------------------------------------------------------
+# --- the end of a sidecar ------------------------------------------------------------
 
 QUICK = f"""
 import sys
 sys.argv[1:1] = [{PACKAGE!r}]
 exec({PROGRAM.partition("main(")[0]!r})
-from asyncrpc.watch import process
+from asyncrpc.sidecar import process
 process.REMAINS_S = 0.5
 main(sys.argv[2:])
 """
 
 
 @contextlib.contextmanager
-def watched(
+def with_sidecar(
     incarnation: int,
 ) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes], str]]:
-    """A process that is no worker, its watch, and the address of that."""
+    """A process that is no worker, its sidecar, and the address of that."""
     with contextlib.ExitStack() as given:
         process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE)
         memory = os.memfd_create(pulse.NAME)
@@ -420,19 +420,19 @@ def watched(
         port = listening.getsockname()[1]
         arguments = [*map(str, passed[:3]), port_name(port), str(passed[3])]
         command = [sys.executable, "-I", "-S", "-c", QUICK, *arguments]
-        watch = subprocess.Popen(command, stdin=PIPE, pass_fds=passed)
-    with process, watch:
-        assert watch.stdin is not None
-        watch.stdin.write(query.key_from(SECRET.encode(), incarnation))
-        watch.stdin.flush()
-        yield process, watch, address
+        sidecar = subprocess.Popen(command, stdin=PIPE, pass_fds=passed)
+    with process, sidecar:
+        assert sidecar.stdin is not None
+        sidecar.stdin.write(query.key_from(SECRET.encode(), incarnation))
+        sidecar.stdin.flush()
+        yield process, sidecar, address
         process.kill()
-        watch.kill()
+        sidecar.kill()
 
 
-async def test_a_watch_tells_of_a_death_for_a_while_and_ends() -> None:
-    with watched(incarnation=7) as (process, watch, address):
-        hello = Hello("b", 7, 0, 1, watch=(address,))
+async def test_a_sidecar_tells_of_a_death_for_a_while_and_ends() -> None:
+    with with_sidecar(incarnation=7) as (process, sidecar, address):
+        hello = Hello("b", 7, 0, 1, sidecar=(address,))
         assert await ask(hello) is Evidence.BUSY  # it has no loop
         process.kill()
 
@@ -440,7 +440,7 @@ async def test_a_watch_tells_of_a_death_for_a_while_and_ends() -> None:
             return await ask(hello) is Evidence.GONE
 
         await until(is_known)
-        assert await asyncio.to_thread(watch.wait, GENEROUS_S) == 0
+        assert await asyncio.to_thread(sidecar.wait, GENEROUS_S) == 0
         assert await ask(hello) is Evidence.UNREACHABLE
 
 
@@ -458,7 +458,7 @@ async def process(
         transport=transport,  # type: ignore[arg-type]
         method="forkserver",
         options=Options(
-            secret=secret, liveness=LivenessOptions(watch="on"), drain_timeout_s=1.0
+            secret=secret, liveness=LivenessOptions(sidecar="on"), drain_timeout_s=1.0
         ),
     )
     async with cluster as a:
@@ -519,7 +519,7 @@ class TestProcesses:
 
     async def test_one_that_was_killed(self) -> None:
         async with process() as (a, cluster, hello):
-            pid = await a.peer("b").call(blocking.watcher_pid)
+            pid = await a.peer("b").call(blocking.sidecar_pid)
             cluster.kill("b")
             try:
                 await until_seen(a, hello, Evidence.GONE)
@@ -539,10 +539,10 @@ class TestProcesses:
 # --- one port ------------------------------------------------------------------------
 
 
-async def test_calls_and_the_watch_go_by_one_port() -> None:
+async def test_calls_and_the_sidecar_go_by_one_port() -> None:
     async with started() as worker:
         hello = worker.parts.hello()
-        assert set(hello.watch[1:]) == set(worker.addresses)
+        assert set(hello.sidecar[1:]) == set(worker.addresses)
         assert len(worker.addresses) == 1
 
 
@@ -552,7 +552,7 @@ class TestOnePort:
     async def test_who_dials_a_worker_that_stands_still_is_served_later(
         self, tmp_path: Path
     ) -> None:
-        """Its watch accepts the connection, and passes it on unread."""
+        """Its sidecar accepts the connection, and passes it on unread."""
         gate = str(tmp_path / "gate")
         os.mkfifo(gate)
         async with process() as (a, _, hello):
@@ -574,16 +574,16 @@ class TestOnePort:
                     return bool(late.parts.directory.connections.live)
 
                 await until(has_dialed)
-                await asyncio.sleep(3 * PATIENCE_S)  # it is with the watch by now
+                await asyncio.sleep(3 * PATIENCE_S)  # it is with the sidecar by now
                 assert link.link is None
                 blocking.let_go(gate)
                 await stalled
                 assert await calling == hello.pid
 
     async def test_the_port_of_a_dead_worker_is_free_for_the_next(self) -> None:
-        """Its watch, which answers for it there, gives it away when it is wanted."""
+        """Its sidecar, which answers for it there, gives it away when it is wanted."""
         async with process() as (a, cluster, hello):
-            watcher = await a.peer("b").call(blocking.watcher_pid)
+            sidecar = await a.peer("b").call(blocking.sidecar_pid)
             cluster.kill("b")
             await until_seen(a, hello, Evidence.GONE)
             address = next(one for one in hello.addresses if "tcp" in one)
@@ -595,6 +595,6 @@ class TestOnePort:
                 assert Address.parse(heir.addresses[0]).port == port
 
                 async def has_ended() -> bool:
-                    return not runs(watcher)
+                    return not runs(sidecar)
 
                 await until(has_ended)

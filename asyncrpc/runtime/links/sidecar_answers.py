@@ -1,7 +1,7 @@
-"""A worker whose loop runs answers itself what peers ask its watch.
+"""A worker whose loop runs answers queries to its sidecar itself.
 
-They ask at its port, as they dial it.  If its loop does not run, nobody accepts there,
-and the process beside it answers: see `asyncrpc.watch.process`.
+Peers ask at its port, as they dial it.  If its loop does not run, it does not accept,
+and the sidecar process answers: see `asyncrpc.sidecar.process`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import asyncio
 from typing import Final
 
 from asyncrpc.errors import TransportError
+from asyncrpc.sidecar import pulse, query
 from asyncrpc.transport.abc import Transport
-from asyncrpc.watch import pulse, query
 
-CONNECTIONS_MAX: Final = 256  # that have not asked yet, or were not closed by who asked
+CONNECTIONS_MAX: Final = 256  # without a query, or not closed by the client
 CONNECTION_S: Final = 2.0  # a client sends its query at once
 
 
-class WatchAnswers:
+class SidecarAnswers:
     """Answers queries for one worker."""
 
     def __init__(
@@ -27,7 +27,7 @@ class WatchAnswers:
 
         Args:
             loop: of the worker.
-            incarnation: of the worker; others are not answered for.
+            incarnation: of the worker; queries for others are not answered.
             secret: the cluster's.
         """
         self._loop = loop
@@ -63,7 +63,7 @@ class WatchAnswers:
 class Inquiry:
     """A connection of a peer that asks about this worker."""
 
-    def __init__(self, answers: WatchAnswers) -> None:
+    def __init__(self, answers: SidecarAnswers) -> None:
         self._answers = answers
         self._record = bytearray(query.QUERY_BYTES)
         self._read = 0
@@ -75,7 +75,7 @@ class Inquiry:
         self._answers.begin(self, transport)
 
     def get_buffer(self, _sizehint: int, /) -> memoryview:
-        """Return the place of what is missing; of what is too much, any."""
+        """Return the place of missing bytes; of surplus bytes, any place."""
         view = memoryview(self._record)
         return view[self._read :] if self._read < len(view) else view
 

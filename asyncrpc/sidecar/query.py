@@ -1,4 +1,4 @@
-"""The query that a watch answers, and its answer: two records of fixed size.
+"""The query that a sidecar answers, and its answer: two records of fixed size.
 
     query    "ARWQ" | version u8 | 3 zero bytes | incarnation u64 | nonce 16 | proof 32
     answer   "ARWA" | version u8 | state u8 | 2 zero bytes | nonce 16 | proof 32
@@ -40,12 +40,12 @@ _OUTER = bytes(byte ^ 0x5C for byte in range(256))
 
 
 def key_from(secret: bytes | None, incarnation: int) -> bytes:
-    """Return the key of a worker's watch.
+    """Return the key of a worker's sidecar.
 
     Without a secret it comes from the incarnation, which is random but not hidden: then
     an answer proves no more than that its sender has met the worker.
     """
-    return hmac_sha256(secret or b"", b"asyncrpc watch" + incarnation.to_bytes(8))
+    return hmac_sha256(secret or b"", b"asyncrpc sidecar" + incarnation.to_bytes(8))
 
 
 def pack_query(key: bytes, incarnation: int, nonce: bytes) -> bytes:
@@ -74,7 +74,7 @@ def pack_answer(key: bytes, incarnation: int, nonce: bytes, state: int) -> bytes
 def read_answer(
     key: bytes, incarnation: int, nonce: bytes, record: bytes
 ) -> int | None:
-    """Return the state that an answer tells; None if it is no answer to our query."""
+    """Return the state in an answer; None if it does not answer our query."""
     if len(record) != ANSWER_BYTES:
         return None
     magic, version, state, echo = _ANSWER.unpack_from(record)
