@@ -9,6 +9,7 @@ Source: torch.distributed.autograd, version 2.13.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,7 +86,11 @@ def _opened() -> Context:
         raise RuntimeError("Already have an autograd context id for this thread.")
     serial = next(agent.context_ids)
     made = Context(_service(agent), ContextId(agent.worker.incarnation, serial))
-    agent.host.do_at_once(lambda: made.service.open(made.id, agent.worker.id))
+    open_it = partial(made.service.open, made.id, agent.worker.id)
+    if agent.host.is_here:
+        open_it()
+    else:  # whatever this thread does next comes to the loop after it
+        agent.host.soon(open_it)
     return made
 
 
@@ -278,7 +283,8 @@ def _current_context() -> DistAutogradContext:
 
 def _is_valid_context(context_id: int) -> bool:
     agent = agents.current()
-    return any(known.serial == context_id for known in _service(agent).context_ids())
+    ids = agent.host.do_at_once(_service(agent).context_ids)
+    return any(known.serial == context_id for known in ids)
 
 
 def _release_context(context_id: int) -> None:

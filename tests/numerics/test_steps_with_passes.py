@@ -240,7 +240,7 @@ class Refusing(Scale):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = super().forward(x)
-        out.register_hook(self._look)
+        out.register_hook(self._look)  # type: ignore[no-untyped-call]
         return out
 
     def _look(self, _gradient: torch.Tensor) -> None:
