@@ -68,8 +68,9 @@ def check_fits(state: Mapping[str, Any], sizes: Sequence[int]) -> None:
         saved = [len(group["params"]) for group in state["param_groups"]]
         places = set(state["state"])
     except (KeyError, TypeError) as error:
+        problem = f"it has no {error}" if isinstance(error, KeyError) else error
         raise UsageError(
-            f"state_dict is not the state of an optimizer ({error!r}); pass the result "
+            f"state_dict is not the state of an optimizer: {problem}; pass the result "
             "of state_dict(), of this optimizer or of torch's"
         ) from error
     if saved != list(sizes) or not places <= set(range(sum(sizes))):

@@ -94,7 +94,7 @@ async def test_what_is_no_optimizer_is_refused(wanted: Any) -> None:
             UsageError, match=r"optimizer_class must be|has ASGD, .* SparseAdam"
         ):
             DistributedOptimizer(wanted, group.parameters)
-        with pytest.raises(OptimizerError, match=r"'b'.* a Layer was made"):
+        with pytest.raises(OptimizerError, match=r"'b'.* made a Layer"):
             await DistributedOptimizer(layer_of, group.parameters)  # type: ignore[arg-type]
 
 

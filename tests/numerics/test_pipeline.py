@@ -534,7 +534,7 @@ async def test_a_stage_that_is_no_module_or_cannot_be_made_says_so() -> None:
     x, _ = batch()
     async with four_workers():
         good = layers("bcd")
-        with pytest.raises(asyncrpc.UsageError, match=r"stage 1 of 2 .* is a float"):
+        with pytest.raises(asyncrpc.UsageError, match=r"stage 1 of 2 .* not a float"):
             await Pipeline([good[0], asyncrpc.remote("c", float, (1,))], chunks=2)
         broken = Pipeline([good[0], RemoteModule("c", Layer, ("no", 1, 2))], chunks=2)
         for use in (broken._ready, lambda: broken.forward(x)):  # noqa: SLF001

@@ -90,7 +90,7 @@ def answer_of(
     given: list[int] | None = None,
 ) -> list[Any]:
     """Return an answer as it travels."""
-    return [gradients or [], {"fields": [[], asked or [], given or [], None]}]
+    return [gradients or [], {"fields": [[], asked or [], given or [], None, None]}]
 
 
 def received(sender: WorkerId, serial: int = 7) -> Received:
@@ -215,11 +215,12 @@ class TestGoingBack:
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        ([[], {"fields": [[["x", 1, 1]], [], [], None]}], MalformedError),
+        ([[], {"fields": [[["x", 1, 1]], [], [], None, None]}], MalformedError),
         ([[["x", 1, 1]]], MalformedError),
-        ([[], {"fields": [[], [], [3, 0], None]}], MalformedError),
-        ([[], {"fields": [[], [3], [], None]}], MalformedError),
-        ([[None], {"fields": [[], [], [3, 0], [5, 0]]}], MalformedError),
+        ([[], {"fields": [[], [], [3, 0], None, None]}], MalformedError),
+        ([[], {"fields": [[], [3], [], None, None]}], MalformedError),
+        ([[], {"fields": [[], [], [], None, [1]]}], MalformedError),  # no step was sent
+        ([[None], {"fields": [[], [], [3, 0], [5, 0], None]}], MalformedError),
         (ValueError("there"), ValueError),
     ],
 )
