@@ -11,7 +11,7 @@ from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.dial import Dialled, connect_any
-from asyncrpc.transport.endpoints import STAGGER_S
+from asyncrpc.transport.race import STAGGER_S
 from tests.transport_conformance import Acceptor, Recorder
 
 PS = tuple(Address("mem", f"ps-{index}") for index in range(3))
