@@ -41,7 +41,8 @@ CANCEL_S: Final = 0.2  # for what is cancelled, which does not wait
 class RankWorker(Worker):
     """A worker that has collectives, and lets observers look."""
 
-    def _extend(self, parts: Parts) -> None:
+    @staticmethod
+    def _extend(parts: Parts) -> None:
         parts.services.add(CollectivesService(parts))
         for make in OBSERVATION:
             parts.services.add(make(parts))
