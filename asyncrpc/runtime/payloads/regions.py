@@ -61,7 +61,7 @@ from asyncrpc.runtime.payloads.messages import (
     OpenRegion,
     RegionsGone,
 )
-from asyncrpc.runtime.ports import PeerLink, Scheduler, ask
+from asyncrpc.runtime.ports import PeerLink, Scheduler, Threads, ask
 from asyncrpc.runtime.router import Route, answers
 from asyncrpc.serde import Encoded
 from asyncrpc.serde.shared import (
@@ -111,17 +111,6 @@ class SharedDevices(Protocol):
 
     def end(self, device: torch.device, handle: list[Any]) -> None:
         """Record that another process no longer uses an exported storage."""
-
-
-class Threads(Protocol):
-    """Threads for functions."""
-
-    def submit(
-        self,
-        job: Callable[[], Any],
-        done: Callable[[Any, BaseException | None], None],
-    ) -> None:
-        """Run a job, then have the loop call `done`."""
 
 
 class RegionsHost(Scheduler, Protocol):
