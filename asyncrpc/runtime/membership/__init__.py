@@ -1,1 +1,1 @@
-"""The group: how members meet, join and learn of each other; barriers; its end."""
+"""The group: how members meet, join and learn of each other."""
