@@ -144,16 +144,6 @@ class OptimizerService:
         self._serial += 1
         return self._serial
 
-    @property
-    def optimizers(self) -> int:
-        """How many optimizers have a part here."""
-        return len(self._optimizers)
-
-    @property
-    def turns(self) -> int:
-        """How many steps run here, are kept, or wait."""
-        return len(self._turns)
-
     def kept_on(self, keys: AbstractSet[int]) -> list[Key]:
         """Return whose steps are kept on some of these parameters: others wait."""
         return [key for key, one in self._kept.items() if one.local.keys & keys]

@@ -360,11 +360,6 @@ class Directory(Generic[LinkT]):
         return connection
 
     @property
-    def early_dials(self) -> int:
-        """How many wait for this worker to have started."""
-        return len(self._early or ())
-
-    @property
     def early_joiners(self) -> list[str]:
         """Who asks to be taken in while this worker itself is starting."""
         early = self._early or ()
