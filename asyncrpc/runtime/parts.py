@@ -145,10 +145,9 @@ class Parts:
         identity.addresses_of = lambda: self.addresses
         identity.watched_at = lambda: self.sidecar.addresses
 
-        calls, admission, services = self.calls, self.admission, self.services
+        calls, services = self.calls, self.services
         self.hello = identity.hello
         self.name = identity.name
-        self.admit, self.on_served = admission.admit, admission.on_served
         self.target = self.targets.target
         self.mode_of_method = self.targets.mode_of_method
         self.service, self.add_service = services.named, services.add
