@@ -49,30 +49,19 @@ class Worker(runtime.Worker):
     An asynchronous context manager that owns every task, socket and thread it starts.
     It is a value: one process may hold many.
 
+    Attributes:
+        parts: the components of the worker, for packages built on workers; they may
+            change with any version.
+
     Example:
         >>> async with asyncrpc.Worker("trainer0", rank=0, world_size=3) as worker:
         ...     y = await worker.peer("ps").call(fn, x, lr=0.1)
         ...     rref = worker.peer("ps").remote(Table, 1000, 64)
     """
 
-    autograd_class = AutogradService  # a facade has its own
-
-    def _extend(self, parts: Parts) -> None:
-        references = RRefService(parts)
-        autograd = self.autograd_class(parts)
-        references.backward_from = _backward_from(parts)
-        self._rrefs = references
-        parts.references = parts.calls.references = references
-        parts.propagators.append(autograd)
-        parts.calls.thread_states.append(ThreadModes())
-        for service in (
-            references,
-            autograd,
-            OptimizerService(parts.id, autograd, parts, parts.functions),
-            CollectivesService(parts),
-            InspectionService(parts, partial(references_seen, references)),
-        ):
-            parts.services.add(service)
+    @staticmethod
+    def _extend(parts: Parts) -> None:
+        add_services(parts)
 
     def rrefs(self) -> list[RRefRecord]:
         """List the references that this worker owns or holds, the oldest first.
@@ -83,7 +72,34 @@ class Worker(runtime.Worker):
             NotStartedError: this worker is not running.
         """
         self.parts.lifecycle.check_running()
-        return self._rrefs.records()
+        references = self.parts.references
+        assert isinstance(references, RRefService)
+        return references.records()
+
+
+def add_services(
+    parts: Parts, *, autograd_class: type[AutogradService] = AutogradService
+) -> None:
+    """Add references, autograd, the optimizer, collectives and inspection to a worker.
+
+    Args:
+        parts: of the worker.
+        autograd_class: of its autograd; a facade has its own.
+    """
+    references = RRefService(parts)
+    autograd = autograd_class(parts)
+    references.backward_from = _backward_from(parts)
+    parts.references = parts.calls.references = references
+    parts.propagators.append(autograd)
+    parts.calls.thread_states.append(ThreadModes())
+    for service in (
+        references,
+        autograd,
+        OptimizerService(parts.id, autograd, parts, parts.functions),
+        CollectivesService(parts),
+        InspectionService(parts, partial(references_seen, references)),
+    ):
+        parts.services.add(service)
 
 
 def _backward_from(parts: Parts) -> Callable[..., Any]:
@@ -220,7 +236,7 @@ async def shutdown(graceful: bool = True, timeout_s: float | None = None) -> Non
     have died.
     """
     worker = current_worker()
-    worker.parts.lifecycle.check_on_loop("shutdown")
+    worker.parts.check_on_loop("shutdown")
     check_flag("graceful", graceful)
     check_timeout("timeout_s", timeout_s)
     try:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from asyncrpc.autograd.messages import ReleaseContext
-from asyncrpc.autograd.ports import Directory
 from asyncrpc.autograd.state import ContextState
 from asyncrpc.errors import InvalidContextError
 from asyncrpc.ids import ContextId, WorkerId
+from asyncrpc.runtime.ports import OpenLinks
 
 # Contexts that have ended, so that a late message does not revive one.
 ENDED_MAX: Final = 4096
@@ -27,7 +27,7 @@ class Contexts:
     def __init__(
         self,
         me: WorkerId,
-        directory: Directory,
+        directory: OpenLinks,
         state_class: type[ContextState] = ContextState,
     ) -> None:
         """Begin without contexts.

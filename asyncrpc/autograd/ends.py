@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from asyncrpc.autograd.contexts import Contexts
 from asyncrpc.autograd.messages import AbortPass, CommitPass, PassIds
-from asyncrpc.autograd.ports import Directory, Pool
+from asyncrpc.autograd.ports import Pool
 from asyncrpc.autograd.state import ABORTED, Pass
 from asyncrpc.ids import Incarnation
+from asyncrpc.runtime.ports import OpenLinks
 from asyncrpc.trace import FlightRecorder
 from asyncrpc.trace.ring import plain
 
@@ -18,7 +19,7 @@ class PassEnds:
         self,
         me: Incarnation,
         contexts: Contexts,
-        directory: Directory,
+        directory: OpenLinks,
         pool: Pool,
         recorder: FlightRecorder,
     ) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from asyncrpc.autograd.contexts import Contexts
 from asyncrpc.autograd.messages import JoinContext, ReleaseContext
-from asyncrpc.autograd.ports import Links
 from asyncrpc.autograd.state import ContextState
 from asyncrpc.errors import AsyncRpcError, MalformedError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
-from asyncrpc.runtime.ports import PeerLink, Scheduler, ask
+from asyncrpc.runtime.ports import Links, PeerLink, Scheduler, ask
 
 
 class ContextLifetime:

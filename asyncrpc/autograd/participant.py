@@ -22,13 +22,13 @@ from asyncrpc.autograd.messages import (
     PassOutcome,
 )
 from asyncrpc.autograd.placing import at_their_devices
-from asyncrpc.autograd.ports import Devices, Links
+from asyncrpc.autograd.ports import Devices
 from asyncrpc.autograd.state import ABORTED, Pass
 from asyncrpc.autograd.waits import PassWaits
 from asyncrpc.autograd.work import NOTHING_NEW, PassWork
 from asyncrpc.errors import AsyncRpcError, AutogradError, MalformedError
 from asyncrpc.ids import MessageId, WorkerId
-from asyncrpc.runtime.ports import PeerLink, Scheduler, ask
+from asyncrpc.runtime.ports import Links, PeerLink, Scheduler, ask
 
 Receive = Callable[[torch.Tensor, Received], torch.Tensor]
 # Given who asks and the step as `optim.step` brings it; returns its answer, as it

@@ -8,9 +8,6 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from asyncrpc.ids import Incarnation
-from asyncrpc.runtime.ports import PeerLink
-
 T = TypeVar("T")
 
 
@@ -44,17 +41,3 @@ class Devices(Protocol):
         self, wanted: dict[int, tuple[torch.Tensor, str]], /
     ) -> Awaitable[dict[int, torch.Tensor]]:
         """Move tensors of the host to their devices."""
-
-
-class Directory(Protocol):
-    """The links that are open."""
-
-    def link_of(self, incarnation: Incarnation, /) -> PeerLink | None:
-        """Return the open link to one life of a worker."""
-
-
-class Links(Protocol):
-    """How a worker gets a link that may not be open yet."""
-
-    def link_to(self, name: str, /) -> Awaitable[PeerLink]:
-        """Return the link to a worker, connecting if need be."""

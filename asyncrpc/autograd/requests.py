@@ -19,12 +19,11 @@ from asyncrpc.autograd.messages import (
     check_gradients,
     keys_of,
 )
-from asyncrpc.autograd.ports import Directory, Links
 from asyncrpc.autograd.state import ABORTED, ContextState, Pass, Sent
 from asyncrpc.errors import AutogradError, CallError, MalformedError, Outcome
 from asyncrpc.ids import Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.devices.maps import TO_HOST
-from asyncrpc.runtime.ports import PeerLink, Scheduler
+from asyncrpc.runtime.ports import Links, OpenLinks, PeerLink, Scheduler
 
 PassRequest: TypeAlias = Advance | ClosePass
 TakeGradients: TypeAlias = Callable[
@@ -45,7 +44,7 @@ class PassRequests:
         self,
         me: Incarnation,
         contexts: Contexts,
-        directory: Directory,
+        directory: OpenLinks,
         links: Links,
         scheduler: Scheduler,
     ) -> None:

@@ -39,7 +39,7 @@ from asyncrpc.autograd.messages import (
     read_meta,
 )
 from asyncrpc.autograd.participant import PassParticipant
-from asyncrpc.autograd.ports import Devices, Directory, Links, Threads
+from asyncrpc.autograd.ports import Devices, Threads
 from asyncrpc.autograd.requests import PassRequests
 from asyncrpc.autograd.root import RootPasses
 from asyncrpc.autograd.segment_events import SegmentEvents
@@ -52,7 +52,7 @@ from asyncrpc.ids import ContextId, Incarnation, WorkerId
 from asyncrpc.runtime.calls.context import effective_deadline
 from asyncrpc.runtime.extensions import OnGradient
 from asyncrpc.runtime.options import UNSET, Options
-from asyncrpc.runtime.ports import PeerLink, Scheduler
+from asyncrpc.runtime.ports import Links, OpenLinks, PeerLink, Scheduler
 from asyncrpc.runtime.router import answers, takes
 from asyncrpc.trace import FlightRecorder
 
@@ -77,7 +77,7 @@ class AutogradWorker(Scheduler, Threads, Links, Protocol):
         """Moves tensors to devices."""
 
     @property
-    def directory(self) -> Directory:
+    def directory(self) -> OpenLinks:
         """The links that are open."""
 
     def check_on_loop(self, used: str, /) -> None:

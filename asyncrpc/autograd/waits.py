@@ -6,10 +6,10 @@ import asyncio
 from typing import Any, Final
 
 from asyncrpc.autograd.messages import AskWaits
-from asyncrpc.autograd.ports import Directory
 from asyncrpc.autograd.state import Pass
 from asyncrpc.errors import MalformedError
 from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.ports import OpenLinks
 
 EXPLAIN_S: Final = 1.0  # for the answers of the others
 
@@ -17,7 +17,7 @@ EXPLAIN_S: Final = 1.0  # for the answers of the others
 class PassWaits:
     """Explains what a pass waits for, here and on the workers that were asked."""
 
-    def __init__(self, me: WorkerId, directory: Directory) -> None:
+    def __init__(self, me: WorkerId, directory: OpenLinks) -> None:
         self._me = me
         self._directory = directory
 

@@ -31,7 +31,7 @@ def check_group(worker: Worker, name: str, timeout_s: float | None) -> None:
     check_kind("name", name, str, "a string")
     if timeout_s is not None:
         check_seconds("timeout_s", timeout_s, at_least=0)
-    worker.parts.lifecycle.check_on_loop("Group")
+    worker.parts.check_on_loop("Group")
 
 
 def names_of(worker: Parts, members: Sequence[str | int] | None) -> tuple[str, ...]:

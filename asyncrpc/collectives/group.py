@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Final, Self, cast
 from weakref import WeakKeyDictionary
@@ -14,21 +13,18 @@ import torch
 from asyncrpc.arguments import check_kind
 from asyncrpc.collectives import given
 from asyncrpc.collectives import tensors as shapes
-from asyncrpc.collectives.machine.operations import CollectiveFailure, Descriptor
+from asyncrpc.collectives.machine.operations import Descriptor
 from asyncrpc.collectives.matching import CollectiveRun, Matching
 from asyncrpc.collectives.messages import SERVICE
-from asyncrpc.collectives.path import Path, open_path
+from asyncrpc.collectives.path import Path
 from asyncrpc.collectives.reductions import reduction_for
+from asyncrpc.collectives.runs import CollectiveRuns
 from asyncrpc.collectives.service import CollectivesService
 from asyncrpc.collectives.tensors import Hosted, RankTensors
-from asyncrpc.errors import CollectiveError, GroupChangedError, UsageError
+from asyncrpc.errors import CollectiveError, UsageError
 from asyncrpc.runtime.worker import Worker
-from asyncrpc.serde import words_of
 
 TIMEOUT_S: Final = 1800.0  # as torch.distributed's
-# Collectives of one group that run at a time here; more wait their turn.  This bounds
-# what a slow rank must keep for the ranks ahead of it.
-RUNNING_MAX: Final = 32
 
 
 def service_of(worker: Worker) -> CollectivesService:
@@ -118,9 +114,8 @@ class Group:
         self.members = tuple(matching.members)
         self.rank = matching.rank
         self.size = len(self.members)
-        self._opening: asyncio.Task[Path] | None = None
-        self._turn = asyncio.Semaphore(RUNNING_MAX)
-        self._points = self._matching.points
+        self._runs = CollectiveRuns(self.parts, matching)
+        self._points = matching.points
         self._duplicates = 0
         self.kept: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
 
@@ -175,7 +170,7 @@ class Group:
         """
         check_kind("reason", reason, str, "a string")
         self.parts.check_on_loop("Group.refuse")
-        self._start_opening()
+        self._runs.start_opening()
         self._matching.refuse(given.speakable(reason))
 
     def close(self) -> None:
@@ -187,7 +182,7 @@ class Group:
         if not self.worker.is_closed:  # its end has closed all groups
             self.parts.check_on_loop("Group.close")
             self._service.close_group(self._matching)
-        self._opening = None  # its result holds all shared memory
+        self._runs.opening = None  # its result holds all shared memory
         self.kept.clear()
 
     async def __aenter__(self) -> Self:
@@ -515,47 +510,8 @@ class Group:
             for tensor, host in zip(tensors, hosts, strict=True)
         ]
 
-    @asynccontextmanager
-    async def _run(
+    def _run(
         self, descriptor: Descriptor
-    ) -> AsyncIterator[tuple[CollectiveRun, Path]]:
-        """Run one collective: number it, watch it, and fail it for all if it fails."""
-        self.parts.check_on_loop(f"Group.{descriptor.operation}")
-        opening = self._start_opening()
-        run = self._matching.begin(descriptor, self.timeout_s)
-        try:
-            async with self._turn:
-                if not opening.done():  # others may never come to it
-                    await run.until_done(opening)
-                yield run, await opening
-        except asyncio.CancelledError:
-            run.abandon("cancelled it")
-            raise
-        except CollectiveError:
-            raise
-        except Exception as error:
-            run.abandon(f"failed in it: {words_of(error)}")
-            raise
-        finally:
-            run.end()
-
-    def _start_opening(self) -> asyncio.Task[Path]:
-        """Begin the collective in which all agree on the path, if it has not begun."""
-        if self._opening is None:
-            run = self._matching.begin(Descriptor("open"), None)
-            self._opening = self.parts.start_task(self._open(run))
-            # A refusal waits for nothing: its outcome may never be awaited.
-            self._opening.add_done_callback(lambda it: it.cancelled() or it.exception())
-        return self._opening
-
-    async def _open(self, run: CollectiveRun) -> Path:
-        """Agree with the others on the path that all collectives take."""
-        try:
-            return await open_path(run)
-        except BaseException as error:
-            # Some ranks may have agreed, and cannot be made to ask again.
-            failure = CollectiveFailure(GroupChangedError.code, str(error), ())
-            self._matching.lose(run.operation.failure or failure)
-            raise
-        finally:
-            run.end()
+    ) -> AbstractAsyncContextManager[tuple[CollectiveRun, Path]]:
+        """Run one collective; see `CollectiveRuns.run`."""
+        return self._runs.run(descriptor, self.timeout_s)

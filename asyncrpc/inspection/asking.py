@@ -40,7 +40,7 @@ async def why(*, after_s: float = 10.0, worker: Worker | None = None) -> list[st
     check_duration("after_s", after_s)
     asked = current_worker() if worker is None else worker
     check_kind("worker", asked, Worker, "a Worker or None")
-    asked.parts.lifecycle.check_on_loop("asyncrpc.inspection.why")
+    asked.parts.check_on_loop("asyncrpc.inspection.why")
     service = asked.parts.service(SERVICE)
     assert isinstance(service, InspectionService)  # every worker has one
     graph = graph_of_seen(await service.look())

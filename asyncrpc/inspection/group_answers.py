@@ -34,7 +34,6 @@ async def events_of(
     *,
     names: Sequence[str] = (),
     kinds: Sequence[str] = (),
-    newest_max: int = RECENT_MAX,
     told: Callable[[], None] = lambda: None,
 ) -> GroupAnswers[WorkerEvents]:
     """Ask the workers of a group for their last events.
@@ -44,7 +43,6 @@ async def events_of(
         address: of any member.
         names: of the workers to ask; empty: all.
         kinds: of events, as fields of `RecentEvents`; empty: all.
-        newest_max: events of each kind.
         told: called after the answer of each worker.
 
     Raises:
@@ -54,7 +52,7 @@ async def events_of(
     Cancellation:
         All connections made for these questions are closed.
     """
-    question = TakeEvents(list(kinds), newest_max)
+    question = TakeEvents(list(kinds), RECENT_MAX)
 
     async def ask(asks: AsksWorkers, member: Member) -> WorkerEvents:
         offset_s, error_s = await _clock_of(asks, member)

@@ -168,8 +168,8 @@ class Metrics:
         return text.removesuffix("# EOF\n")
 
     def _running_loop(self) -> asyncio.AbstractEventLoop | None:
-        lifecycle = self._parts.lifecycle
-        return lifecycle.loop if lifecycle.is_usable else None
+        parts = self._parts
+        return parts.loop_guard.loop if parts.lifecycle.is_usable else None
 
     def _snapshot(self) -> Snapshot:
         found: dict[definitions.MetricDefinition, list[SeriesSnapshot]] = {

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from asyncrpc.autograd.ports import Directory, Links
 from asyncrpc.errors import AsyncRpcError, OptimizerError
 from asyncrpc.ids import WorkerId
 from asyncrpc.optim import messages as m
@@ -15,7 +14,7 @@ from asyncrpc.optim.service import OptimizerService
 from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
 from asyncrpc.runtime.messages import Request
 from asyncrpc.runtime.options import Options
-from asyncrpc.runtime.ports import Scheduler, ask
+from asyncrpc.runtime.ports import Links, OpenLinks, Scheduler, ask
 from asyncrpc.serde import text_of, words_of
 
 T = TypeVar("T")
@@ -32,7 +31,7 @@ class OptimizerWorker(Scheduler, Links, Protocol):
         """Return whether it has ended."""
 
     @property
-    def directory(self) -> Directory:
+    def directory(self) -> OpenLinks:
         """The links that are open."""
 
     def service(self, name: str, /) -> Any:

@@ -152,16 +152,6 @@ class OptimizerService:
         self._serial += 1
         return self._serial
 
-    @property
-    def optimizers(self) -> int:
-        """The number of optimizers that have a part here."""
-        return len(self._optimizers)
-
-    @property
-    def turns(self) -> int:
-        """The number of steps that run here, are kept, or wait."""
-        return len(self._turns)
-
     def kept_on(self, keys: AbstractSet[int]) -> list[Key]:
         """Return the optimizers whose steps are kept on some of these parameters."""
         return [key for key, one in self._kept.items() if one.local.keys & keys]

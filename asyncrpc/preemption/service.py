@@ -219,7 +219,7 @@ class Preemption:
         if hasattr(self, "_task"):
             raise UsageError("a Preemption is entered once; make a new one")
         self._worker = self._worker or current_worker()
-        self._worker.parts.lifecycle.check_on_loop("Preemption")
+        self._worker.parts.check_on_loop("Preemption")
         if self._signals:
             _refuse_other_handlers(self._signals)
         for number in self._signals:

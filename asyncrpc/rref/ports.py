@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from asyncrpc.ids import Incarnation
+from asyncrpc.runtime import ports as runtime
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.options import UNSET
-from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.runtime.ports import OpenLinks, PeerLink
 
 
 class Entry(Protocol):
@@ -28,7 +29,7 @@ class Entry(Protocol):
         """Its connection while that is broken, and may come back; else None."""
 
 
-class Directory(Protocol):
+class Directory(OpenLinks, Protocol):
     """The workers that are known, and the links that are open."""
 
     @property
@@ -44,19 +45,13 @@ class Directory(Protocol):
     def known_incarnation(self, name: str, /) -> Incarnation | None:
         """Return the incarnation that calls to a worker go to; None if not known."""
 
-    def link_of(self, incarnation: Incarnation, /) -> PeerLink | None:
-        """Return the open link to one life of a worker."""
 
-
-class Links(Protocol):
+class Links(runtime.Links, Protocol):
     """How a worker gets a link that may not be there yet."""
 
     @property
     def is_closed(self) -> bool:
         """Return whether the worker has ended."""
-
-    def link_to(self, name: str, /) -> Awaitable[PeerLink]:
-        """Return the link to a worker, connecting if need be."""
 
 
 class Calls(Protocol):

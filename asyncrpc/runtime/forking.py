@@ -14,27 +14,35 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeVar
 
 
 class Forkable(Protocol):
-    """Ends in a forked child."""
+    """What runs on an event loop, and cannot go on in a forked child."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The event loop that it runs on."""
 
-    def end_in_child(self) -> None:
-        """Become unusable, and let go of nothing that the parent uses."""
 
+F = TypeVar("F", bound=Forkable)
 
 _parents_loops: Final[list[object]] = []  # in a child: for good, as one may close
-_known: Final[weakref.WeakSet[Forkable]] = weakref.WeakSet()
+_known: Final[weakref.WeakKeyDictionary[Forkable, Callable[[Any], None]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def end_in_forked_children(one: Forkable) -> None:
-    """Make `one` end in every process that is forked from this one."""
-    _known.add(one)
+def end_in_forked_children(one: F, end: Callable[[F], None]) -> None:
+    """Make `one` end in every process that is forked from this one.
+
+    Args:
+        one: what is used here; it is known weakly.
+        end: called in a child with the child's copy: it becomes unusable, and lets go
+            of nothing that the parent uses.  It must not refer to `one` itself.
+    """
+    _known[one] = end
 
 
 def known_workers() -> list[Forkable]:
@@ -48,9 +56,9 @@ def is_parents(loop: object) -> bool:
 
 
 def _end_all() -> None:
-    for one in known_workers():
+    for one, end in list(_known.items()):
         _parents_loops.append(one.loop)
-        one.end_in_child()
+        end(one)
 
 
 os.register_at_fork(after_in_child=_end_all)

@@ -6,7 +6,6 @@ in docs/explanation/architecture.md is made from them.
 
 from __future__ import annotations
 
-import asyncio
 import enum
 from collections.abc import Mapping
 from typing import Final, NoReturn
@@ -17,7 +16,6 @@ from asyncrpc.errors import (
     NotStartedError,
     UsageError,
 )
-from asyncrpc.runtime.loops import check_loop, running_loop
 
 
 class WorkerState(enum.Enum):
@@ -67,17 +65,15 @@ class Lifecycle:
         state: where it is now.
         is_usable: whether it may make calls; functions in flight may, while it drains.
         is_draining: whether shutdown has begun.
-        loop: the event loop that it was started on; None before the start.
     """
 
-    __slots__ = ("is_draining", "is_usable", "loop", "name", "state")
+    __slots__ = ("is_draining", "is_usable", "name", "state")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.state = NEW
         self.is_usable = False
         self.is_draining = False
-        self.loop: asyncio.AbstractEventLoop | None = None
 
     def advance(self, event: Event) -> None:
         """Go to the state that follows.
@@ -126,37 +122,6 @@ class Lifecycle:
             if self.state is CLOSED
             else f"worker {self.name!r} has not been started; use `async with`"
         )
-
-    def check_on_loop(self, used: str) -> None:
-        """Raise unless the worker runs, and its event loop is the one that runs here.
-
-        Args:
-            used: what was called, for the error.
-
-        Raises:
-            NotStartedError: as for `check_running`.
-            UsageError: no event loop runs here, or another one.
-        """
-        if self.is_usable and running_loop() is self.loop:
-            return
-        self.check_running()
-        self.check_loop(used)
-
-    def check_loop(self, used: str) -> None:
-        """Raise unless its event loop runs here; the worker may have ended.
-
-        Args:
-            used: what was called, for the error.
-
-        Raises:
-            NotStartedError: the worker belongs to the process that this one was forked
-                from.
-            UsageError: no event loop runs here, or another one.
-        """
-        if self.state is FORKED or self.loop is None:
-            self.check_running()
-        assert self.loop is not None  # it has been started
-        check_loop(used, self.loop, f"worker {self.name!r}")
 
 
 def refuse_to_pickle() -> NoReturn:

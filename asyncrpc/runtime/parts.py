@@ -36,6 +36,7 @@ from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.links.routes import default_addresses, open_connectors
 from asyncrpc.runtime.links.sidecar import Listening, Sidecar
 from asyncrpc.runtime.links.tokens import Token, Tokens
+from asyncrpc.runtime.loop_guard import LoopGuard
 from asyncrpc.runtime.membership.ports import MembershipTimes
 from asyncrpc.runtime.membership.rendezvous import Rendezvous, gateway_from
 from asyncrpc.runtime.membership.service import MembershipService
@@ -66,6 +67,7 @@ class Parts:
     Attributes:
         identity: of the worker.
         lifecycle: its state.
+        loop_guard: refuses the worker outside its own event loop.
         options: as given, completed from the environment.
         counters: count what happens to it.
         recorder: keeps the last events.
@@ -73,6 +75,8 @@ class Parts:
         admission: counts the calls that are served.
         targets: the functions that peers may call.
         services: take messages of peers.
+        extensions: called in this order when the worker starts, each with the parts;
+            they add what is built on calls, such as services.
         references: remote references; None: the worker has none.
         propagators: take part in every message.
         tracer: shows calls in traces, see `trace_by`; None: calls are not traced.
@@ -105,6 +109,7 @@ class Parts:
     ) -> None:
         self.identity = identity
         self.lifecycle = Lifecycle(identity.name)
+        self.loop_guard = LoopGuard(self.lifecycle)
         self.options = options
         self.limits = options.limits
         self.counters = Counters()
@@ -113,13 +118,14 @@ class Parts:
         self.targets = Targets(
             self.functions, may_run_on_loop=options.limits.on_loop_bytes_max > 0
         )
-        self.calls = CallStarter(self.lifecycle, self.functions, options)
+        self.calls = CallStarter(self.loop_guard, self.functions, options)
         self.admission = CallAdmission(
             self.lifecycle,
             options.limits.inbound_calls_max,
             lambda: self.recorder.now_s(),  # noqa: PLW0108  (a simulation has another)
         )
         self.services = Services()
+        self.extensions: list[Callable[[Parts], None]] = []
         self.references: References | None = None
         self.propagators: list[Propagator] = []
         self.tracer: CallTracer | None = None
@@ -139,10 +145,9 @@ class Parts:
         identity.addresses_of = lambda: self.addresses
         identity.sidecar_at = lambda: self.sidecar.addresses
 
-        calls, admission, services = self.calls, self.admission, self.services
+        calls, services = self.calls, self.services
         self.hello = identity.hello
         self.name = identity.name
-        self.admit, self.on_served = admission.admit, admission.on_served
         self.target = self.targets.target
         self.mode_of_method = self.targets.mode_of_method
         self.service, self.add_service = services.named, services.add
@@ -155,7 +160,7 @@ class Parts:
         self.start_call, self.start_remote = calls.start_call, calls.start_remote
         self.thread_states, self.unsent = calls.thread_states, calls.unsent
         self.check_running = self.lifecycle.check_running
-        self.check_on_loop = self.lifecycle.check_on_loop
+        self.check_on_loop = self.loop_guard.check_on_loop
 
     @property
     def rank(self) -> int:
@@ -201,7 +206,7 @@ class Parts:
             current: what functions see as the current worker.
         """
         loop = asyncio.get_running_loop()
-        self.lifecycle.loop = self.loop = loop
+        self.loop_guard.loop = self.loop = loop
         if self.network is not None:  # a simulation, which has a time of its own
             self.recorder.now_s = loop.time
         self.tasks = Tasks(loop)

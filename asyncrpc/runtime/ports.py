@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from asyncrpc.clock import Deadline
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.devices.maps import DeviceMap
 from asyncrpc.runtime.messages import Notice, Request
+from asyncrpc.runtime.threads import Done, Job
 from asyncrpc.wire.messages import Hello
 
 T = TypeVar("T")
@@ -33,6 +34,17 @@ class Scheduler(Protocol):
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
         """Run a coroutine as a task that ends with the worker."""
+
+
+class Threads(Protocol):
+    """Threads that run jobs."""
+
+    def submit(self, job: Job, done: Done) -> None:
+        """Run a job, then tell its outcome on the loop.
+
+        Raises:
+            RejectedError: there are no threads any more.
+        """
 
 
 class Identity(Protocol):
@@ -97,6 +109,20 @@ class PeerLink(Protocol):
 
         See `ask` for the answer itself.
         """
+
+
+class OpenLinks(Protocol):
+    """The links that are open."""
+
+    def link_of(self, incarnation: Incarnation, /) -> PeerLink | None:
+        """Return the open link to one life of a worker."""
+
+
+class Links(Protocol):
+    """How a worker gets a link that may not be there yet."""
+
+    def link_to(self, name: str, /) -> Awaitable[PeerLink]:
+        """Return the link to a worker, connecting if need be."""
 
 
 class MessageSender(Protocol):

@@ -134,10 +134,6 @@ class Router:
         for route in routes:
             known[route.is_answered, route.method] = route
 
-    def of(self, service: str) -> list[Route]:
-        """Return the routes of a service, in the order in which it lists them."""
-        return list(self._known.get(service, {}).values())
-
     def notice(self, head: bytes) -> Route:
         """Return the route of a notice that is not known by its head yet.
 

@@ -67,6 +67,8 @@ class Kind:
     The sources are of expressions in which `v` is the source of the value.
     """
 
+    __slots__ = ()
+
     shape = "value"  # as the documentation shows it
 
     def test(self, v: str, names: Names) -> str:

@@ -90,6 +90,13 @@ def current_parts() -> Parts:
     return current_worker().parts
 
 
+def _end_copy(worker: Worker) -> None:
+    """Make a worker unusable: this process was forked from the worker's own."""
+    worker.parts.lifecycle.advance(Event.FORK)
+    if worker.parts.socket_directory is not None:
+        worker.parts.socket_directory.disown()
+
+
 class Worker:
     """A participant: it calls functions on others and runs functions for them.
 
@@ -135,6 +142,7 @@ class Worker:
         )
         identity = _identity(name or _name_of(rank), rank, world_size, given)
         self.parts = Parts(identity, given, found, network)
+        self.parts.extensions.append(self._extend)
 
     # --- life ------------------------------------------------------------------------
 
@@ -154,10 +162,11 @@ class Worker:
         parts = self.parts
         loop_for("a Worker")
         parts.lifecycle.advance(Event.START)
-        end_in_forked_children(self)
+        end_in_forked_children(self, _end_copy)
         self._teardown = Teardown(parts)
         parts.open(self)
-        self._extend(parts)
+        for extend in parts.extensions:
+            extend(parts)
         parts.make_codec()
         try:
             await parts.enter()
@@ -220,7 +229,7 @@ class Worker:
         lifecycle = self.parts.lifecycle
         if not lifecycle.is_running and not lifecycle.is_draining:
             return
-        lifecycle.check_loop("Worker.shutdown")
+        self.parts.loop_guard.check_loop("Worker.shutdown")
         if drain_timeout_s is None:
             drain_timeout_s = self.options.drain_timeout_s
         outcome, ending = None, self.parts.graceful_shutdown
@@ -238,13 +247,8 @@ class Worker:
         if outcome is not None:
             report(self.name, outcome, timeout_s)
 
-    def end_in_child(self) -> None:
-        """Internal: become unusable; this process was forked from the worker's own."""
-        self.parts.lifecycle.advance(Event.FORK)
-        if self.parts.socket_directory is not None:
-            self.parts.socket_directory.disown()
-
-    def _extend(self, parts: Parts) -> None:
+    @staticmethod
+    def _extend(parts: Parts) -> None:
         """Add the services built on calls, such as autograd; see `asyncrpc`."""
 
     # --- identity --------------------------------------------------------------------
@@ -337,7 +341,7 @@ class Worker:
         Cancellation:
             No state has changed.
         """
-        self.parts.lifecycle.check_on_loop("Worker.find")
+        self.parts.check_on_loop("Worker.find")
         check_text("name", name, at_most=NAME_CHARACTERS_MAX)
         if timeout_s is None:
             timeout_s = self.options.network.connect_timeout_s
@@ -384,7 +388,7 @@ class Worker:
     @property
     def tokens(self) -> JoinTokens:
         """Tokens by which workers from outside join through this member."""
-        return JoinTokens(self.parts.tokens, self.parts.lifecycle)
+        return JoinTokens(self.parts.tokens, self.parts.loop_guard)
 
     def empty(
         self, *shape: int | Sequence[int], dtype: torch.dtype = torch.float32
@@ -439,7 +443,7 @@ class Worker:
         Cancellation:
             The barrier fails on the other workers as well.
         """
-        self.parts.lifecycle.check_on_loop("Worker.barrier")
+        self.parts.check_on_loop("Worker.barrier")
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, at_least=0)
         await self.parts.rounds.barrier(timeout_s)
@@ -500,7 +504,7 @@ class Worker:
         Source: torch_xla's `xm.rendezvous`.  There all replicas must take part, and
         payloads become part of the graph; older versions sent them through one server.
         """
-        self.parts.lifecycle.check_on_loop("Worker.rendezvous")
+        self.parts.check_on_loop("Worker.rendezvous")
         check_kind("tag", tag, str, "a string")
         check_kind("payload", payload, bytes, "bytes")
         if replicas is not None:

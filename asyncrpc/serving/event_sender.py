@@ -17,7 +17,7 @@ import logging
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, Self, TypeAlias
+from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 
 from asyncrpc.arguments import check_callable, check_duration, wrong
 from asyncrpc.errors import UsageError
@@ -26,6 +26,8 @@ from asyncrpc.serving.client_scope import ClientLeftError, ClientScope, beside
 from asyncrpc.serving.machine import server_sent_events as sse
 from asyncrpc.serving.machine.error_answers import INTERNAL, ErrorAnswer, answer_to
 from asyncrpc.serving.request_deadline import is_over, until_deadline
+
+G = TypeVar("G")
 
 logger = logging.getLogger("asyncrpc")
 
@@ -216,21 +218,30 @@ async def closed(items: AsyncIterable[Any]) -> AsyncIterator[AsyncIterator[Any]]
             await close()
 
 
-def source_of(stream: EventSource, last_event_id: str) -> AsyncIterable[Any]:
+def source_of(
+    stream: AsyncIterable[Any] | Callable[[G], AsyncIterable[Any]],
+    given: G,
+    response: str = "sse_response",
+) -> AsyncIterable[Any]:
     """Return the items of a response, or those that its function returns.
+
+    Args:
+        stream: the items, or the function.
+        given: to the function.
+        response: name of what was called, in errors.
 
     Raises:
         UsageError: the function did not return an asynchronous iterator.
     """
     if isinstance(stream, AsyncIterable):
         return stream
-    made = stream(last_event_id)
+    made = stream(given)
     if not isinstance(made, AsyncIterable):
         if hasattr(made, "close"):
             made.close()  # a coroutine, of a function without `yield`
         raise UsageError(
-            "the function of sse_response must return an asynchronous iterator, such "
-            f"as Peer.stream(...), not an object of type {type(made).__name__}"
+            f"the function of {response} must return an asynchronous iterator, such as "
+            f"Peer.stream(...), not an object of type {type(made).__name__}"
         )
     return made
 

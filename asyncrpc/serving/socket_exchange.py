@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self, TypeAlias
 
 from asyncrpc.arguments import wrong
-from asyncrpc.errors import UsageError
 from asyncrpc.serving.client_scope import ClientLeftError, ClientScope, beside
-from asyncrpc.serving.event_sender import closed, failure_of
+from asyncrpc.serving.event_sender import closed, failure_of, source_of
 from asyncrpc.serving.machine.error_answers import NORMAL_CLOSURE
 from asyncrpc.serving.machine.server_sent_events import as_json
 from asyncrpc.serving.request_deadline import until_deadline
@@ -149,7 +148,8 @@ async def run_exchange(
     scope = ClientScope()
     async with scope, beside(_read(channel, messages if is_heard else None, scope)):
         try:
-            await _write(channel, _items_of(source, messages), encode)
+            items = source_of(source, messages, "websocket_response")
+            await _write(channel, items, encode)
         except ClientLeftError:
             return None
         except Exception as error:  # noqa: BLE001  (the client is told)
@@ -181,18 +181,3 @@ async def _read(
     except Exception as error:  # noqa: BLE001  (whatever the server makes of it)
         logger.debug("a websocket ends: %r", error)
     scope.leave()
-
-
-def _items_of(source: SocketSource, messages: SocketMessages) -> AsyncIterable[Any]:
-    if isinstance(source, AsyncIterable):
-        return source
-    made = source(messages)
-    if not isinstance(made, AsyncIterable):
-        if hasattr(made, "close"):
-            made.close()  # a coroutine, of a function without `yield`
-        raise UsageError(
-            "the function of websocket_response must return an asynchronous iterator; "
-            f"write it with `yield`; it returned an object of type "
-            f"{type(made).__name__}"
-        )
-    return made

@@ -96,6 +96,7 @@ def _belongings(worker: Worker) -> Iterator[object]:
     """Yield objects that belong to one worker and no other."""
     parts = worker.parts
     yield from (worker, parts, parts.identity, parts.lifecycle, parts.calls)
+    yield parts.loop_guard
     yield from parts.services
     for name in ("tasks", "directory", "devices", "pool"):
         if (part := getattr(parts, name, None)) is not None:

@@ -37,6 +37,7 @@ from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.membership.rendezvous import LocalRendezvous
 from asyncrpc.runtime.messages import Notice, message
 from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.parts import Parts
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import takes
 from asyncrpc.runtime.threads import Done, Job, ThreadPool
@@ -86,16 +87,20 @@ class InlinePool(ThreadPool):
         return []
 
 
-class SimWorker(Worker):
-    """A worker whose every choice comes from its network's seed."""
+def sim_worker(name: str, network: Network, **given: Any) -> Worker:
+    """Return a worker whose every choice comes from its network's seed."""
+    worker = Worker(name, network=network.connector(name), **given)
+    take_choices_from(network, worker.parts)
+    return worker
 
-    def __init__(self, name: str, network: Network, **given: Any) -> None:
-        super().__init__(name, network=network.connector(name), **given)
-        parts, identity = self.parts, self.parts.identity
-        identity.incarnation = Incarnation(network.rng.getrandbits(64) | 1)
-        identity.pid, identity.host_id = 0, ""  # nothing that it really runs on
-        parts.random_bytes = network.rng.randbytes
-        parts.make_pool = lambda: InlinePool(name, parts.loop)
+
+def take_choices_from(network: Network, parts: Parts) -> None:
+    """Let every choice of a worker that has not been started come from a network."""
+    identity = parts.identity
+    identity.incarnation = Incarnation(network.rng.getrandbits(64) | 1)
+    identity.pid, identity.host_id = 0, ""  # nothing that it really runs on
+    parts.random_bytes = network.rng.randbytes
+    parts.make_pool = lambda: InlinePool(identity.name, parts.loop)
 
 
 class Cluster:
@@ -187,7 +192,7 @@ class Cluster:
     def _maker(self) -> Callable[[str, int], Worker]:
         network, options = self._network, self._options
         if isinstance(network, Network):
-            return lambda name, rank: SimWorker(
+            return lambda name, rank: sim_worker(
                 name, network, rank=rank, rendezvous=self._meeting, options=options
             )
         connector: Connector | None = None

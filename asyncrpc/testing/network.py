@@ -10,8 +10,7 @@ sentences:
     network.between("a", "ps").partition()
     network.crash("ps", silent=True)
 
-The same seed and the same program give the same `trace`.  For protocols of messages
-that may be lost, repeated and reordered, use `testing.messages`.
+The same seed and the same program give the same `trace`.
 """
 
 from __future__ import annotations

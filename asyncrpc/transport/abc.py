@@ -1,7 +1,7 @@
 """The contract of a transport: an ordered stream of bytes, and nothing about messages.
 
-Every transport owes the same behaviour and the same errors; `testing.conformance` holds
-them to it.
+Every transport owes the same behaviour and the same errors; the tests
+hold them to it.
 
 *   Bytes arrive in the order in which they were sent, whole or not at all.
 *   `send` never blocks, never copies and never raises for what the network does: the

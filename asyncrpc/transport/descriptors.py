@@ -74,11 +74,6 @@ class DescriptorInbox:
         self._unclaimed: dict[bytes, tuple[int, asyncio.TimerHandle]] = {}
         self._awaited: dict[bytes, asyncio.Future[int]] = {}
 
-    @property
-    def waiting(self) -> int:
-        """Return how many descriptors have not been claimed."""
-        return len(self._unclaimed)
-
     async def listen(self, path: str) -> None:
         """Listen beside the Unix socket at `path`.
 

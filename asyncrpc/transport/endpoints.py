@@ -6,9 +6,7 @@ end.  A lookup that is given up goes on alone; the next caller that asks for the
 joins it.
 An answer is never kept: a name that does not resolve now may resolve in a second.
 
-The addresses of one name are raced, as those of one peer are in `dial`.
-
-Source: RFC 8305 (Happy Eyeballs), section 5.
+The addresses of one name are raced, as those of one peer are in `dial`; see `race`.
 """
 
 from __future__ import annotations
@@ -23,7 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-STAGGER_S: Final = 0.25  # RFC 8305, section 8: "Connection Attempt Delay"
+from asyncrpc.transport.race import Race
+
 LOOKUPS_MAX: Final = 16  # threads that wait for the name service
 _NO_ROUTE: Final = (
     *(errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN),
@@ -151,14 +150,11 @@ def reason_of(error: BaseException) -> str:
     return f"{words} ({said})" if words else said
 
 
-async def connected_socket(
-    endpoints: Sequence[Endpoint], *, stagger_s: float = STAGGER_S
-) -> socket.socket:
+async def connected_socket(endpoints: Sequence[Endpoint]) -> socket.socket:
     """Connect to the first of several endpoints that answers.
 
     Args:
         endpoints: in the order in which they are tried; at least one.
-        stagger_s: seconds after which the next attempt joins one that still runs.
 
     Returns:
         A connected socket that does not block.
@@ -170,63 +166,11 @@ async def connected_socket(
     Cancellation:
         Every attempt is given up and its socket closed.
     """
-    race = _SocketRace()
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for endpoint in endpoints:
-                race.under_way[endpoint] = tasks.create_task(race.attempt(endpoint))
-                last = endpoint is endpoints[-1]
-                await race.next_turn(None if last else stagger_s)
-                if race.winner is not None:
-                    break
-            for task in race.under_way.values():
-                task.cancel()
-    except BaseException as error:
-        if race.winner is not None:
-            race.winner.close()
-        if isinstance(error, BaseExceptionGroup):  # a bug: show it, not its wrapping
-            raise error.exceptions[0] from error
-        raise
-    if race.winner is None:
+    race = Race(_connect, socket.socket.close)
+    winner = await race.run(endpoints)
+    if winner is None:
         raise _none_answers(race.errors)
-    return race.winner
-
-
-class _SocketRace:
-    """The attempts to connect to several endpoints."""
-
-    def __init__(self) -> None:
-        self.winner: socket.socket | None = None
-        self.errors: dict[Endpoint, OSError] = {}
-        self.under_way: dict[Endpoint, asyncio.Task[None]] = {}
-
-    async def attempt(self, endpoint: Endpoint) -> None:
-        """Connect to one; keep the socket if it is the first."""
-        try:
-            sock = await _connect(endpoint)
-        except OSError as error:
-            self.errors[endpoint] = error
-        else:
-            if self.winner is None:
-                self.winner = sock
-            else:
-                sock.close()
-
-    async def next_turn(self, stagger_s: float | None) -> None:
-        """Wait until an attempt has succeeded or failed, or `stagger_s` has passed.
-
-        After the last attempt `stagger_s` is None: wait until one attempt has
-        succeeded, or all have failed.
-        """
-        while self.winner is None:
-            pending = [task for task in self.under_way.values() if not task.done()]
-            if not pending:
-                return
-            await asyncio.wait(
-                pending, timeout=stagger_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if stagger_s is not None:
-                return
+    return winner
 
 
 async def _connect(endpoint: Endpoint) -> socket.socket:

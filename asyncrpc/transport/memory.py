@@ -50,12 +50,10 @@ class MemoryTransport(Transport):
         *,
         remote: str,
         marks: WaterMarks,
-        linger_s: float = LINGER_S,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._handler = handler
         self._remote = remote
-        self._linger_s = linger_s
         self._gauge = Gauge(handler, marks)
         self._state = OPEN
         self._is_reading = True
@@ -128,7 +126,7 @@ class MemoryTransport(Transport):
         """Deliver what is queued, then end.  Idempotent."""
         if self._state is OPEN:
             self._state = CLOSING
-            self._linger = self._loop.call_later(self._linger_s, self._give_up)
+            self._linger = self._loop.call_later(LINGER_S, self._give_up)
             self._post(1)  # the end of the stream, which takes one place in it
             self._peer._schedule()  # noqa: SLF001  (a paused reader drops it all now)
 
@@ -244,7 +242,7 @@ class MemoryTransport(Transport):
         self.fail(
             ConnectionLostError(
                 f"closed {self} with {unsent} bytes unsent: the peer did not read them "
-                f"within {self._linger_s:g} s"
+                f"within {LINGER_S:g} s"
             )
         )
         self._reset_peer(ConnectionLostError(f"{self} gave up: this end did not read"))

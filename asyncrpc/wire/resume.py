@@ -180,11 +180,6 @@ class RetransmitBuffer:
         """Number of bytes that are kept; counted on each access, so not per write."""
         return sum(map(len, self._parts))
 
-    @property
-    def acknowledged(self) -> int:
-        """Number of bytes that the peer has acknowledged."""
-        return self._acknowledged
-
     def acknowledge(self, received: int) -> None:
         """Let go of bytes that the peer has read.
 

@@ -13,7 +13,6 @@ import torch
 import asyncrpc
 from asyncrpc import AsyncRpcError, RRef, Worker
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.parts import Parts
 from tests.chaos.log import Log, now_s
 
 
@@ -26,10 +25,8 @@ class ChaosWorker(Worker):
         self.told = told
         self.kept: list[RRef[Counter]] = []
         told.write("I", f"{self.incarnation:016x}")
-
-    def _extend(self, parts: Parts) -> None:
-        super()._extend(parts)
-        parts.services.add(Chronicle(self.told))
+        chronicle = Chronicle(told)
+        self.parts.extensions.append(lambda parts: parts.services.add(chronicle))
 
 
 class Chronicle:

@@ -16,6 +16,7 @@ import asyncrpc
 from asyncrpc import Worker
 from asyncrpc.autograd import backward, context
 from asyncrpc.runtime.ports import PeerLink
+from tests.inner_state import routes_of
 from tests.numerics.stateful_objects import Keepers, ask, check, deaf, group_of, leaf
 
 Roots = list[torch.Tensor]
@@ -48,7 +49,7 @@ async def test_a_gradient_for_the_worker_that_asked_goes_with_the_answer() -> No
 
 def count_requests(worker: Worker, asked: Counter[str]) -> None:
     """Count the requests of backward passes that come to a worker."""
-    routes = worker.parts.router.of("autograd")
+    routes = routes_of(worker.parts.router, "autograd")
     (route,) = (one for one in routes if one.method == "advance")
     handle = route.handle
 

@@ -19,6 +19,7 @@ from asyncrpc.autograd import Context, backward, context
 from asyncrpc.errors import InvalidContextError, OptimizerError
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, acting_as
+from tests.inner_state import optimizers_here, turns_of
 from tests.numerics.groups import (
     STEPS,
     group_of,
@@ -116,7 +117,7 @@ async def test_a_step_that_fails_on_one_owner_is_applied_nowhere(
             assert isinstance(caught.value.__cause__, ArithmeticError)
             after = await group.weights(), str(await optimizer.state_dict())
             assert str(after) == str(before)
-            assert [optimizers_of(one).turns for one in group.workers] == [0, 0, 0]
+            assert [turns_of(optimizers_of(one)) for one in group.workers] == [0, 0, 0]
 
 
 async def test_what_torchs_own_refuse_is_applied_nowhere() -> None:
@@ -160,7 +161,7 @@ async def test_steps_that_must_wait_for_each_other_never_do_so_in_a_circle() -> 
         assert list(counts) == [8, 3]
         first, second = await group.weights()
         assert torch.equal(first, second)
-        assert [optimizers_of(one).turns for one in group.workers] == [0, 0, 0]
+        assert [turns_of(optimizers_of(one)) for one in group.workers] == [0, 0, 0]
 
 
 async def test_a_step_that_has_begun_is_completed_after_its_deadline() -> None:
@@ -188,7 +189,7 @@ async def test_an_owner_that_takes_too_long_puts_its_step_back() -> None:
             # This one has its turn when the first has been undone: it is the only one.
             assert (await step_on_ones(group, optimizer)).is_applied
             assert [one.tolist() for one in await group.weights()] == [[0.0] * 3] * 2
-            assert [optimizers_of(one).turns for one in workers] == [0, 0, 0]
+            assert [turns_of(optimizers_of(one)) for one in workers] == [0, 0, 0]
             group.modules.clear()
             group.parameters.clear()
 
@@ -300,12 +301,12 @@ async def test_owners_let_go_of_an_optimizer_that_was_collected() -> None:
             torch.optim.SGD, group.parameters, lr=0.1
         )
         services = [optimizers_of(worker) for worker in group.workers]
-        assert [one.optimizers for one in services] == [1, 1, 1]
+        assert [optimizers_here(one) for one in services] == [1, 1, 1]
         del optimizer
         gc.collect()
         for name in "bca":  # behind the notes, on the same links
             await group.workers[0].peer(name).call(max, 1, 2)
-        assert [one.optimizers for one in services] == [0, 0, 0]
+        assert [optimizers_here(one) for one in services] == [0, 0, 0]
 
 
 async def test_owners_let_go_of_the_optimizers_of_a_worker_that_ended() -> None:
@@ -317,12 +318,12 @@ async def test_owners_let_go_of_the_optimizers_of_a_worker_that_ended() -> None:
             there = workers[2].peer("b").remote(Scale)
             own = await parameters_there(there)
             optimizer = await DistributedOptimizer(torch.optim.SGD, own, lr=0.1)
-        assert optimizers_of(workers[1]).optimizers == 1
+        assert optimizers_here(optimizers_of(workers[1])) == 1
         lost = loss_of_a_peer(workers[1])
         del there, own
         await workers[2].shutdown()
         await lost.wait()
-        assert optimizers_of(workers[1]).optimizers == 0
+        assert optimizers_here(optimizers_of(workers[1])) == 0
         del optimizer, found, module
 
 

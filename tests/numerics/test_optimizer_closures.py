@@ -15,6 +15,7 @@ from asyncrpc import UsageError
 from asyncrpc.autograd import Context, backward, context
 from asyncrpc.errors import OptimizerError
 from asyncrpc.optim import DistributedOptimizer
+from tests.inner_state import turns_of
 from tests.numerics.groups import (
     Group,
     assert_same,
@@ -93,7 +94,7 @@ async def test_lbfgs_is_that_of_one_process(on: str, options: dict[str, Any]) ->
             assert result.gradients == len(group.parameters)
             assert_same(await group.weights(), model)
         assert str(await optimizer.state_dict()) == str(local.state_dict())
-        assert [optimizers_of(one).turns for one in group.workers] == [0, 0, 0]
+        assert [turns_of(optimizers_of(one)) for one in group.workers] == [0, 0, 0]
 
 
 async def test_lbfgs_goes_on_from_its_state_and_by_a_schedule() -> None:
@@ -221,7 +222,7 @@ async def test_a_closure_that_raises_leaves_everything_as_it_was(at: int) -> Non
             await optimizer.step(closure=await broken_off(group, at, fail))
         after = await group.weights(), await optimizer.state_dict()
         assert str(after) == str(before)
-        assert [optimizers_of(one).turns for one in group.workers] == [0, 0, 0]
+        assert [turns_of(optimizers_of(one)) for one in group.workers] == [0, 0, 0]
         await optimizer.step(closure=closure_of(group, inputs(1)))
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from asyncrpc import Worker
+from asyncrpc.api import add_services
 from asyncrpc.compat.nodes import RememberingAutograd
 from tests.numerics.programs.drawing import programs
 from tests.numerics.programs.language import Fetch, Mix, Parameter, Pass, Program
@@ -23,6 +25,9 @@ from tests.numerics.programs.tally import kinds
 
 PROGRAMS_EACH = 60
 DRAWN = 150
+
+# As in the facade's worker.
+_with_nodes = partial(add_services, autograd_class=RememberingAutograd)
 
 
 def check_programs(workers: int) -> None:
@@ -53,14 +58,14 @@ def test_random_programs_have_the_gradients_of_one_process(workers: int) -> None
 def test_so_they_have_with_the_nodes_that_the_facade_shows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Worker, "autograd_class", RememberingAutograd)
+    monkeypatch.setattr(Worker, "_extend", staticmethod(_with_nodes))
     check_programs(workers=3)
 
 
 def test_of_a_message_that_is_sent_on_in_part_the_rest_takes_no_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Worker, "autograd_class", RememberingAutograd)
+    monkeypatch.setattr(Worker, "_extend", staticmethod(_with_nodes))
     steps = (
         Parameter(on="a", to=0, kind="double"),
         Parameter(on="a", to=1, kind="double"),

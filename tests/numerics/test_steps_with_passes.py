@@ -17,6 +17,7 @@ from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import Route
 from asyncrpc.testing import Cluster, acting_as
+from tests.inner_state import routes_of, turns_of
 from tests.integration.runtime.groups import until
 from tests.numerics.groups import (
     STEPS,
@@ -56,7 +57,7 @@ def count_messages(group: Group) -> Counter[str]:
     counts: Counter[str] = Counter()
     for worker in group.workers[1:]:
         for service in ("autograd", "optim"):
-            for route in worker.parts.router.of(service):
+            for route in routes_of(worker.parts.router, service):
                 _count(route, counts)
     return counts
 
@@ -272,7 +273,7 @@ async def test_an_owner_that_is_lost_may_have_taken_the_step() -> None:
                 loss = (await group.forward(ONES)).sum()
                 stepping = asyncio.create_task(optimizer.backward_and_step(ctx, loss))
                 service = optimizers_of(workers[1])
-                await until(lambda: service.turns > 0)
+                await until(lambda: turns_of(service) > 0)
                 ending = asyncio.create_task(workers[1].shutdown())
                 with pytest.raises(BackwardFailedError) as caught:
                     await stepping

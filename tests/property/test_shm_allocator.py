@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 
 from asyncrpc.errors import LocalProtocolError, MalformedError
 from asyncrpc.shm.machine.pool import PAGE_BYTES, Block, SlabPool
+from tests.inner_state import held_bytes, slab_bytes, slabs_of
 
 LIMIT_BYTES = 64 << 20
 PEERS = ("b", "c")
@@ -40,11 +41,11 @@ class Pool(RuleBasedStateMachine):
         if size_bytes:
             assert size_bytes >= nbytes
             slab = self.pool.add(size_bytes)
-            assert self.pool.slab_bytes(slab) == size_bytes
+            assert slab_bytes(self.pool, slab) == size_bytes
 
     @rule(nbytes=st.integers(1, 8 << 20), peer=st.sampled_from(PEERS))
     def take(self, nbytes: int, peer: str) -> None:
-        block = self.pool.allocate(nbytes, self.pool.slabs)
+        block = self.pool.allocate(nbytes, slabs_of(self.pool))
         if block is None:
             assert self.pool.find_room(nbytes + PAGE_BYTES, without=()) is None
             return
@@ -98,17 +99,17 @@ class Pool(RuleBasedStateMachine):
 
     @invariant()
     def what_is_held_is_what_is_not_free(self) -> None:
-        held_bytes = sum(one.stop - one.start for one in self.live)
-        assert self.pool.held_bytes == held_bytes
-        assert held_bytes <= self.pool.size_bytes <= LIMIT_BYTES
+        live_bytes = sum(one.stop - one.start for one in self.live)
+        assert held_bytes(self.pool) == live_bytes
+        assert live_bytes <= self.pool.size_bytes <= LIMIT_BYTES
 
     def teardown(self) -> None:
         for peer in PEERS:
             self.pool.release_all(peer)
-        assert self.pool.held_bytes == 0
+        assert held_bytes(self.pool) == 0
         self.pool.sweep()
         self.pool.sweep()
-        assert self.pool.slabs == ()
+        assert slabs_of(self.pool) == ()
         assert self.pool.size_bytes == 0
 
 

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, cast
 
 import asyncrpc
-from asyncrpc import RRef
-from asyncrpc.testing.cluster import SimWorker
+from asyncrpc import RRef, Worker
+from asyncrpc.testing.cluster import take_choices_from
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
-class Participant(SimWorker):
+class Participant(Worker):
     """A worker that knows the world it is in.
 
     Attributes:
@@ -23,7 +23,8 @@ class Participant(SimWorker):
     """
 
     def __init__(self, world: World, name: str, **given: Any) -> None:
-        super().__init__(name, world.network, **given)
+        super().__init__(name, network=world.network.connector(name), **given)
+        take_choices_from(world.network, self.parts)
         self.world = world
         self.kept: dict[int, RRef[Value]] = {}
 

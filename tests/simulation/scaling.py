@@ -33,7 +33,7 @@ from rich.table import Table
 
 from asyncrpc import JoinRendezvous, LimitOptions, Options, Worker
 from asyncrpc.testing import Cluster
-from asyncrpc.testing.cluster import SimWorker
+from asyncrpc.testing.cluster import sim_worker
 from asyncrpc.testing.leaks import resident_kib
 from asyncrpc.testing.network import Network
 from tests.simulated import play
@@ -140,10 +140,10 @@ class Bench:
         others = [one for one in self.running if one.name not in wanted]
         return list(await asyncio.gather(*map(hear, others)))
 
-    def newcomer(self, name: str) -> SimWorker:
+    def newcomer(self, name: str) -> Worker:
         contact = self.running[len(self.running) // 2].name
         where = JoinRendezvous([f"mem://{contact}"])
-        return SimWorker(name, self.network, rendezvous=where, options=OPTIONS)
+        return sim_worker(name, self.network, rendezvous=where, options=OPTIONS)
 
     def links(self) -> list[int]:
         return [len(one.parts.directory.links) for one in self.running]

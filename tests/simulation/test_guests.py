@@ -27,7 +27,7 @@ from asyncrpc import (
 )
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.testing import Cluster
-from asyncrpc.testing.cluster import SimWorker
+from asyncrpc.testing.cluster import sim_worker
 from asyncrpc.testing.network import Network
 from tests.simulated import play
 
@@ -48,7 +48,7 @@ def guest(network: Network, name: str, gateway: Worker) -> Worker:
         if other != name:
             network.between(name, other).partition()
     token = gateway.tokens.issue(valid_s=3600.0, name=name)
-    return SimWorker(
+    return sim_worker(
         name,
         network,
         rendezvous=JoinRendezvous(["mem://a"]),

@@ -28,7 +28,7 @@ from asyncrpc.errors import BarrierBrokenError, BarrierTimeoutError
 from asyncrpc.runtime.membership.rendezvous import UNKNOWN_INCARNATION, Member
 from asyncrpc.runtime.rounds.machine.tree import branch_of, parent_of
 from asyncrpc.testing import Cluster
-from asyncrpc.testing.cluster import SimWorker
+from asyncrpc.testing.cluster import sim_worker
 from asyncrpc.testing.network import Network
 from tests.simulated import Scenario, play
 
@@ -65,14 +65,14 @@ class Neighbourhood:
         """Nothing is held."""
 
 
-def neighbours(network: Network, size: int) -> list[SimWorker]:
+def neighbours(network: Network, size: int) -> list[Worker]:
     options = Options(
         membership="static",
         limits=LimitOptions(shared_memory_bytes=0, receive_pool_bytes=0),
     )
     where = Neighbourhood(size)
     return [
-        SimWorker(f"w{rank}", network, rank=rank, rendezvous=where, options=options)
+        sim_worker(f"w{rank}", network, rank=rank, rendezvous=where, options=options)
         for rank in range(size)
     ]
 
@@ -292,8 +292,8 @@ async def one_starts_anew(network: Network) -> None:
     """
     names = {name: f"mem://{name}" for name in "abcd"}
 
-    def make(name: str) -> SimWorker:
-        return SimWorker(
+    def make(name: str) -> Worker:
+        return sim_worker(
             name, network, rank=ord(name) - 97, rendezvous=names, options=OPTIONS
         )
 

@@ -21,7 +21,7 @@ import pytest
 
 from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.testing.loop import SimLoop
-from asyncrpc.testing.messages import MessageNetwork
+from tests.message_network import MessageNetwork
 from tests.property.rref_world import Message, Node, World
 
 SEEDS: Final = 200

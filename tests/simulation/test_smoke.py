@@ -13,7 +13,7 @@ import pytest
 import asyncrpc
 from asyncrpc import NetworkOptions, Options, Outcome, Worker, WorkerLostError
 from asyncrpc.testing import Cluster
-from asyncrpc.testing.cluster import SimWorker
+from asyncrpc.testing.cluster import sim_worker
 from asyncrpc.testing.network import Network
 from tests.simulated import Scenario, play
 
@@ -104,7 +104,7 @@ async def a_restart_under_the_same_name(network: Network) -> None:
     """Its old life's calls fail as soon as the new one is heard of."""
     names = {name: f"mem://{name}" for name in "ab"}
     a, old, new = (
-        SimWorker(name, network, rendezvous=names, options=OPTIONS) for name in "abb"
+        sim_worker(name, network, rendezvous=names, options=OPTIONS) for name in "abb"
     )
     async with a:
         await old.__aenter__()

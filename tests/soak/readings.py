@@ -13,6 +13,7 @@ from typing import Final
 
 import asyncrpc
 from asyncrpc.rref.service import RRefService
+from tests.inner_state import credit_use, held_bytes
 
 MIB: Final = 1 << 20
 
@@ -70,7 +71,7 @@ def tables() -> dict[str, int]:
     """Count what the current worker keeps; a call that asks is one of the served."""
     worker = asyncrpc.current_worker()
     links = worker.parts.directory.links
-    credit = worker.parts.inbound_credit.statistics()
+    credit = credit_use(worker.parts.inbound_credit)
     counts = {
         "pending calls": sum(len(link.pending) for link in links),
         "served calls": sum(len(link.served) for link in links),
@@ -80,7 +81,7 @@ def tables() -> dict[str, int]:
         "tickets": sum(len(link.credit.account.tickets) for link in links),
         "requests arriving": sum(len(link.credit.account.arriving) for link in links),
         "leases of shared memory": len(worker.parts.memory.leases),
-        "bytes held in own slabs": worker.parts.memory.pool.held_bytes,
+        "bytes held in own slabs": held_bytes(worker.parts.memory.pool),
         "shared regions": len(worker.parts.memory.regions),
         "received memory kept": worker.parts.receive_pool.idle_bytes,
     }

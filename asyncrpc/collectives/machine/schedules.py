@@ -72,11 +72,6 @@ def ring_all_gather(rank: int, size: int) -> Schedule:
     return tuple(steps)
 
 
-def ring_all_reduce(rank: int, size: int) -> Schedule:
-    """Reduce `size` blocks over all ranks, at all ranks."""
-    return ring_reduce_scatter(rank, size) + ring_all_gather(rank, size)
-
-
 def ring_reduce(rank: int, size: int, root: int) -> Schedule:
     """Reduce `size` blocks over all ranks: each at one rank, then gather at `root`."""
     return ring_reduce_scatter(rank, size) + star_gather(rank, size, root)
@@ -107,11 +102,6 @@ def tree_broadcast(rank: int, size: int, root: int) -> Schedule:
         for child in _children(me, size)
     ]
     return _from_parent(rank, size, root, (0,)) + tuple(steps)
-
-
-def tree_all_reduce(rank: int, size: int) -> Schedule:
-    """Reduce block 0 over all ranks, at all ranks."""
-    return tree_reduce(rank, size, 0) + tree_broadcast(rank, size, 0)
 
 
 def tree_scatter(rank: int, size: int, root: int) -> Schedule:

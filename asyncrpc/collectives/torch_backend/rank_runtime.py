@@ -41,7 +41,8 @@ CANCEL_S: Final = 0.2  # for cancelled work, which does not wait
 class RankWorker(Worker):
     """A worker with collectives, which admits observers."""
 
-    def _extend(self, parts: Parts) -> None:
+    @staticmethod
+    def _extend(parts: Parts) -> None:
         parts.services.add(CollectivesService(parts))
         for make in OBSERVATION:
             parts.services.add(make(parts))

@@ -13,29 +13,20 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Final
 
 from asyncrpc.errors import AsyncRpcError, ClosedError
+from asyncrpc.runtime.ports import Threads
+from asyncrpc.runtime.threads import Job
 
 TICK_S: Final = 0.002
-
-Job = Callable[[], object]
-
-
-class Pool(Protocol):
-    """Threads that run jobs."""
-
-    def submit(
-        self, job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
-    ) -> None:
-        """Run a job in a thread, then `done(result, error)` on the loop."""
 
 
 class Completions:
     """Runs short jobs, which complete futures, in as few threads as they need."""
 
     def __init__(
-        self, pool: Callable[[], Pool], loop: asyncio.AbstractEventLoop
+        self, pool: Callable[[], Threads], loop: asyncio.AbstractEventLoop
     ) -> None:
         """Complete futures.
 

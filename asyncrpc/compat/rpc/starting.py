@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import (
@@ -21,7 +21,7 @@ from torch.distributed.rendezvous import (
     rendezvous,
 )
 
-from asyncrpc.api import Worker
+from asyncrpc.api import Worker, add_services
 from asyncrpc.compat.nodes import RememberingAutograd
 from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc.agent import Agent, print_raised
@@ -52,16 +52,16 @@ _serial = 0
 _serial_lock = threading.Lock()
 
 
-class FacadeWorker(Worker):
-    """A worker whose references are the facade's."""
+Extension: TypeAlias = Callable[[Parts], None]
 
-    autograd_class = RememberingAutograd
 
-    def _extend(self, parts: Parts) -> None:
-        super()._extend(parts)
-        self._rrefs.handles.handle_class = RRef
-        parts.calls.shows_calls = False
-        parts.on_raised = print_raised
+def add_facade(parts: Parts) -> None:
+    """Add what every worker has, with references and autograd of the facade's kinds."""
+    add_services(parts, autograd_class=RememberingAutograd)
+    references: Any = parts.references
+    references.handles.handle_class = RRef
+    parts.calls.shows_calls = False
+    parts.on_raised = print_raised
 
 
 class GrowingRendezvous:
@@ -160,14 +160,14 @@ def init_agent(
 def start_agent(
     given: tuple[Any, str, int, int | None, TensorPipeRpcBackendOptions],
     *,
-    worker_class: Callable[..., FacadeWorker] = FacadeWorker,
+    extensions: Sequence[Extension] = (),
     agent_class: type[Agent] = Agent,
 ) -> Agent:
-    """Start a worker of a given class for this process; see `init_agent`.
+    """Start the worker of this process, which may have more parts; see `init_agent`.
 
     Args:
         given: the arguments of `init_agent`.
-        worker_class: makes the worker.
+        extensions: add parts to the worker when it starts.
         agent_class: makes its agent.
 
     Raises:
@@ -190,7 +190,7 @@ def start_agent(
         given_store = GivenStore(lambda: store, is_host=rank == 0)
         where = StoreRendezvous(given_store, rank, world_size)
     host = LoopThread(f"asyncrpc-{name}")
-    worker = worker_class(
+    worker = Worker(
         name,
         rank=rank,
         world_size=world_size or None,
@@ -202,6 +202,7 @@ def start_agent(
             drain_timeout_s=_DRAIN_S,
         ),
     )
+    worker.parts.extensions = [add_facade, *extensions]
     turn = nullcontext() if world_size else locked_at(store)
     agent = agent_class(
         worker, host, rpc_backend_options, store, is_static=bool(world_size)

@@ -242,8 +242,8 @@ class Square:
     """One bucket, all gradients of which are compressed as one square matrix.
 
     Attributes:
-        p: `(side, rank)`, summed first.
-        q: `(side, rank)`, summed second.
+        sent: P, `(side, rank)`, summed first.
+        qs: Q, `(side, rank)`, summed second.
         zeros: columns that could not be normalized.
     """
 
@@ -261,28 +261,28 @@ class Square:
         self._buffer = buffer
         self._padded = padded
         self._matrix = padded.view(len(q), len(q))
-        self.p = torch.empty_like(q)
-        self.q = q
+        self.sent = torch.empty_like(q)
+        self.qs = q
         self.zeros = 0
 
     def first(self) -> None:
         """Compute P."""
-        self.zeros += orthogonalize(self.q.unsqueeze(0))
-        torch.mm(self._matrix, self.q, out=self.p)
+        self.zeros += orthogonalize(self.qs.unsqueeze(0))
+        torch.mm(self._matrix, self.qs, out=self.sent)
 
     def second(self) -> None:
         """Compute Q."""
-        self.zeros += orthogonalize(self.p.unsqueeze(0))
-        torch.mm(self._matrix.t(), self.p, out=self.q)
+        self.zeros += orthogonalize(self.sent.unsqueeze(0))
+        torch.mm(self._matrix.t(), self.sent, out=self.qs)
 
     def finish(self, size: int) -> None:
         """Put the means over `size` ranks into the buffer."""
-        self.q.div_(size)
-        side = len(self.q)
+        self.qs.div_(size)
+        side = len(self.qs)
         is_apart = self._padded.data_ptr() != self._buffer.data_ptr()
         rows = max(1, _STEP // side)
         for low in range(0, side, rows):
-            means = torch.mm(self.p[low : low + rows], self.q.t()).view(-1)
+            means = torch.mm(self.sent[low : low + rows], self.qs.t()).view(-1)
             start = low * side
             if is_apart:
                 self._padded[start : start + len(means)].sub_(means)

@@ -48,18 +48,11 @@ async def powerSGD_hook(  # noqa: N802  torch's name
 
     Source: torch's `powerSGD_hook`, whose results are the same but for rounding.
     """
-    buffer = _checked(state, bucket)
+    _check(state, bucket)
     if state.iter < state.start_powerSGD_iter:
         return await _plainly(state, bucket)
-    group = state.group
     step = await in_thread(lambda: _begin_layers(state, bucket))
-    await group.all_reduce(step.sent)
-    await in_thread(step.second)
-    await group.all_reduce(step.qs)
-    await in_thread(lambda: step.finish(group.size))
-    state.warn_of_zeros(step.zeros)
-    state.maybe_increase_iter(bucket)
-    return buffer
+    return await _reduced(state, bucket, step)
 
 
 def _begin_layers(state: PowerSGDState, bucket: GradBucket) -> Layers:
@@ -101,18 +94,11 @@ async def batched_powerSGD_hook(  # noqa: N802  torch's name
 
     Source: torch's `batched_powerSGD_hook`.
     """
-    buffer = _checked(state, bucket)
-    if state.iter < state.start_powerSGD_iter or not buffer.numel():
+    _check(state, bucket)
+    if state.iter < state.start_powerSGD_iter or not bucket.buffer().numel():
         return await _plainly(state, bucket)
-    group = state.group
     step = await in_thread(lambda: _begin_square(state, bucket))
-    await group.all_reduce(step.p)
-    await in_thread(step.second)
-    await group.all_reduce(step.q)
-    await in_thread(lambda: step.finish(group.size))
-    state.warn_of_zeros(step.zeros)
-    state.maybe_increase_iter(bucket)
-    return buffer
+    return await _reduced(state, bucket, step)
 
 
 def _begin_square(state: PowerSGDState, bucket: GradBucket) -> Square:
@@ -134,15 +120,27 @@ def _begin_square(state: PowerSGDState, bucket: GradBucket) -> Square:
     return step
 
 
-def _checked(state: PowerSGDState, bucket: GradBucket) -> torch.Tensor:
+def _check(state: PowerSGDState, bucket: GradBucket) -> None:
     check_hook(state, PowerSGDState, bucket)
-    buffer = bucket.buffer()
-    if not buffer.dtype.is_floating_point:
+    dtype = bucket.buffer().dtype
+    if not dtype.is_floating_point:
         raise UsageError(
-            f"PowerSGD compresses real numbers, but the bucket has {buffer.dtype}: "
+            f"PowerSGD compresses real numbers, but the bucket has {dtype}: "
             "register another hook, such as allreduce_hook"
         )
-    return buffer
+
+
+async def _reduced(
+    state: PowerSGDState, bucket: GradBucket, step: Layers | Square
+) -> torch.Tensor:
+    group = state.group
+    await group.all_reduce(step.sent)
+    await in_thread(step.second)
+    await group.all_reduce(step.qs)
+    await in_thread(lambda: step.finish(group.size))
+    state.warn_of_zeros(step.zeros)
+    state.maybe_increase_iter(bucket)
+    return bucket.buffer()
 
 
 async def _plainly(state: PowerSGDState, bucket: GradBucket) -> torch.Tensor:

@@ -17,7 +17,7 @@ from asyncrpc.errors import (
 )
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.ends import CallEnds
-from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.calls.futures import CallFuture, CallLink
 from asyncrpc.runtime.calls.machine.calls import PendingCalls
 from asyncrpc.runtime.calls.message_codec import (
     NO_META,
@@ -60,13 +60,6 @@ class CountsReceived(Protocol):
         """Return how many bytes of the current message were copied on arrival."""
 
 
-class CancelsCalls(Protocol):
-    """Cancels calls."""
-
-    def cancel(self, call: StreamReceiver) -> None:
-        """Tell the callee that the caller does not wait any more."""
-
-
 def _unreadable_answer(
     raised: BaseException, call: CallFuture[Any] | StreamReceiver
 ) -> AsyncRpcError:
@@ -89,7 +82,7 @@ class AnswerReceiver:
         connection: CountsReceived,
         pending: PendingCalls[CallFuture[Any] | StreamReceiver],
         messages: MessageCodec,
-        calls: CancelsCalls,
+        calls: CallLink,
         ends: CallEnds,
     ) -> None:
         """Take answers.

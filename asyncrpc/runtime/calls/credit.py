@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from asyncrpc.runtime.calls.context import current_call_var
@@ -41,23 +40,6 @@ FREE_BYTES_MAX: Final = 8 << 10
 IDLE_PART: Final = 16
 
 _CREDIT: Final = int(FrameKind.CREDIT)
-
-
-@dataclass(frozen=True, slots=True)
-class CreditStatistics:
-    """How a worker's budget for large requests is used.
-
-    Attributes:
-        limit_bytes: `LimitOptions.inbound_bytes_max`.
-        held_bytes: of requests that arrive, run, or are being answered.
-        promised_bytes: that peers may send without asking further.
-        waiting: requests of peers that are known to wait.
-    """
-
-    limit_bytes: int
-    held_bytes: int
-    promised_bytes: int
-    waiting: int
 
 
 class IdleMemory(Protocol):
@@ -102,16 +84,6 @@ class InboundCredit:
         self._is_closed = False
         self._stall_told_s = float("-inf")  # the stall that was logged last
         self._told: set[int] = set()  # sizes of requests that exceed the limit
-
-    def statistics(self) -> CreditStatistics:
-        """Return what the budget is used for."""
-        budget = self.budget
-        return CreditStatistics(
-            budget.limit_bytes,
-            budget.held_bytes,
-            budget.tickets_bytes + budget.windows_bytes,
-            budget.waiting,
-        )
 
     def on_held(self) -> None:
         """Adjust the pool's part: more or less is held than before."""

@@ -47,10 +47,10 @@ class CallStats:
     bytes_copied: int = 0
 
 
-class CancelsCalls(Protocol):
+class CallLink(Protocol):
     """The link that a call has been sent over."""
 
-    def cancel(self, call: CallFuture[Any]) -> None:
+    def cancel(self, call: Any) -> None:
         """Tell the callee that the caller does not wait any more."""
 
 
@@ -102,7 +102,7 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         self.to = to
         self.began_s = began_s
         # What the runtime keeps of a call in flight; not for others.
-        self.link: CancelsCalls | None = None  # once it has been sent
+        self.link: CallLink | None = None  # once it has been sent
         self.call_id = 0
         self.request_bytes = 0  # of its buffers, if they are many: see `credit`
         self.watch: Watch | None = None  # of its deadline

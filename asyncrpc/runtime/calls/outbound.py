@@ -23,7 +23,7 @@ from asyncrpc.runtime.calls.current_task import task_here
 from asyncrpc.runtime.calls.deadlines import Deadlines
 from asyncrpc.runtime.calls.deferred import PendingBuffers
 from asyncrpc.runtime.calls.ends import CallEnds
-from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.calls.futures import CallFuture, CallLink
 from asyncrpc.runtime.calls.heads import SentHeads
 from asyncrpc.runtime.calls.machine.calls import PendingCalls
 from asyncrpc.runtime.calls.machine.link import LinkState, LinkStatus
@@ -35,7 +35,6 @@ from asyncrpc.runtime.calls.message_codec import (
 )
 from asyncrpc.runtime.calls.outbound_ports import (
     CallCredit,
-    CallLink,
     OutboundCall,
     OutboundConnection,
     OutboundHost,

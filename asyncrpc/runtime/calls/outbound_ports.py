@@ -81,10 +81,3 @@ class CallCredit(Protocol):
 
     def withdraw(self, call_id: int) -> bool:
         """Do not send a request that waits; return whether there was one."""
-
-
-class CallLink(Protocol):
-    """What a call keeps of its link once it has been sent."""
-
-    def cancel(self, call: OutboundCall) -> None:
-        """Tell the callee that the caller does not wait any more."""

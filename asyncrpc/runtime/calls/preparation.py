@@ -25,6 +25,7 @@ from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.machine.calls import PendingCalls
 from asyncrpc.runtime.calls.machine.link import LinkStatus
 from asyncrpc.runtime.devices.maps import DEVICES, IDENTITY, DeviceMap
+from asyncrpc.runtime.ports import Threads
 from asyncrpc.serde import (
     Codec,
     DevicePlacement,
@@ -46,18 +47,6 @@ PACK_HERE_BYTES_MAX: Final = 64 << 10
 UNPACKING_MAX: Final = 64
 
 Deliver = Callable[[bytes, list[memoryview]], None]
-Done = Callable[[Any, BaseException | None], None]
-
-
-class Pool(Protocol):
-    """Threads that run jobs."""
-
-    def submit(self, job: Callable[[], Any], done: Done) -> None:
-        """Run a job, then tell its outcome on the loop.
-
-        Raises:
-            RejectedError: the worker has no threads any more.
-        """
 
 
 class PutsOnDevices(Protocol):
@@ -77,7 +66,7 @@ class PreparationHost(Protocol):
     codec: Codec
 
     @property
-    def host_pool(self) -> Pool:
+    def host_pool(self) -> Threads:
         """Threads for work on host memory."""
 
     @property

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from asyncrpc.errors import (
-    AsyncRpcError,
     CallError,
     Outcome,
     RejectedError,
@@ -22,26 +21,22 @@ from asyncrpc.runtime.calls.ends import ServedEnds
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder, holds_device_tensor
 from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.machine.calls import ServedCalls
-from asyncrpc.runtime.calls.message_codec import CODEC, MessageCodec, unsendable
-from asyncrpc.runtime.calls.preparation import PACK_HERE_BYTES_MAX, Pool
+from asyncrpc.runtime.calls.message_codec import (
+    CODEC,
+    DeviceCopies,
+    MessageCodec,
+    unsendable,
+)
+from asyncrpc.runtime.calls.preparation import PACK_HERE_BYTES_MAX
 from asyncrpc.runtime.extensions import NOTE, Pins, References
-from asyncrpc.runtime.ports import MessageSender, PeerLink
+from asyncrpc.runtime.ports import MessageSender, PeerLink, Threads
 from asyncrpc.runtime.threads import ThreadPool
-from asyncrpc.serde import Copy, Encoded, compression_for_answer
+from asyncrpc.serde import Encoded, compression_for_answer
 from asyncrpc.trace import CANCELLED, OK, FlightRecorder, outcome_of
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import pack_head
 
 _RESPONSE: Final = int(FrameKind.RESPONSE)  # an enum's member takes 0.1 us to find
-
-
-class FillsCopies(Protocol):
-    """Devices, as far as results that are sent from them go."""
-
-    def fill(
-        self, copies: Iterable[Copy], done: Callable[[AsyncRpcError | None], None]
-    ) -> None:
-        """Copy tensors to the host, then call `done` with None, or with the error."""
 
 
 class CountsServed(Protocol):
@@ -79,11 +74,11 @@ class ResponderHost(Protocol):
     recorder: FlightRecorder
 
     @property
-    def host_pool(self) -> Pool:
+    def host_pool(self) -> Threads:
         """Threads for work on host memory."""
 
     @property
-    def devices(self) -> FillsCopies:
+    def devices(self) -> DeviceCopies:
         """The worker's devices."""
 
     @property

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, Self, TypeVar
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import CallError, DeadlineExceededError, Outcome
+from asyncrpc.runtime.calls.futures import CallLink
 from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.machine.streams import (
     StreamCredit,
@@ -29,14 +30,11 @@ L_co = TypeVar("L_co", covariant=True)
 _END: Final = object()
 
 
-class StreamLink(Protocol):
+class StreamLink(CallLink, Protocol):
     """A link, as far as the consumer of a stream needs it."""
 
     def send_credit(self, call_id: int, items: int) -> None:
         """Tell a stream's producer that items have been taken."""
-
-    def cancel(self, call: Any) -> None:
-        """Tell the producer that the consumer has gone."""
 
 
 class Links(Protocol[L_co]):

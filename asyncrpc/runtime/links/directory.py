@@ -361,11 +361,6 @@ class Directory(Generic[LinkT]):
         return connection
 
     @property
-    def early_dials(self) -> int:
-        """The number of connections that wait until this worker has started."""
-        return len(self._early or ())
-
-    @property
     def early_joiners(self) -> list[str]:
         """Names of the workers that ask to join while this worker is starting."""
         early = self._early or ()

@@ -18,7 +18,7 @@ from typing import Final
 
 from asyncrpc.arguments import check_duration, check_text
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.lifecycle import Lifecycle
+from asyncrpc.runtime.loop_guard import LoopGuard
 from asyncrpc.wire.handshake import TICKET_BYTES
 
 KEY_BYTES: Final = 32
@@ -163,11 +163,11 @@ class Tokens:
 class JoinTokens:
     """Tokens with which workers from outside join by one member; `Worker.tokens`."""
 
-    __slots__ = ("_lifecycle", "_tokens")
+    __slots__ = ("_loop_guard", "_tokens")
 
-    def __init__(self, tokens: Tokens, lifecycle: Lifecycle) -> None:
+    def __init__(self, tokens: Tokens, loop_guard: LoopGuard) -> None:
         self._tokens = tokens
-        self._lifecycle = lifecycle
+        self._loop_guard = loop_guard
 
     def issue(self, *, valid_s: float, name: str | None = None) -> str:
         """Return a token with which one worker from outside can join by this member.
@@ -190,7 +190,7 @@ class JoinTokens:
         Example:
             >>> token = worker.tokens.issue(valid_s=3600, name="laptop")
         """
-        self._lifecycle.check_on_loop("Worker.tokens.issue")
+        self._loop_guard.check_on_loop("Worker.tokens.issue")
         check_duration("valid_s", valid_s)
         if name is not None:
             check_text("name", name)
@@ -207,6 +207,6 @@ class JoinTokens:
             UsageError: `token` is not a token, or another event loop runs here.
             NotStartedError: this worker does not run.
         """
-        self._lifecycle.check_on_loop("Worker.tokens.revoke")
+        self._loop_guard.check_on_loop("Worker.tokens.revoke")
         check_text("token", token)
         return self._tokens.revoke(Token.parse(token))

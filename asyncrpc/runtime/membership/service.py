@@ -409,7 +409,7 @@ class MembershipService:
         record, kind = change.record, change.kind
         name = record.name
         if change.previous not in (UNKNOWN_INCARNATION, record.incarnation):
-            self._end_former(name, WorkerId(name, change.previous))
+            self._end_former(WorkerId(name, change.previous))
         if record.is_alive:
             self._note_in_directory(record, change.previous)
         if kind is ChangeKind.LEFT:
@@ -428,7 +428,7 @@ class MembershipService:
             for changes in self._iterators():
                 changes.put(MemberChange(kind, info, record.incarnation, previous))
 
-    def _end_former(self, name: str, former: WorkerId) -> None:
+    def _end_former(self, former: WorkerId) -> None:
         """End all that concerned the former life of a restarted worker."""
         link = self._peers.link_of(former.incarnation)
         if link is not None:

@@ -61,7 +61,7 @@ from asyncrpc.runtime.payloads.messages import (
     OpenRegion,
     RegionsGone,
 )
-from asyncrpc.runtime.ports import PeerLink, Scheduler, ask
+from asyncrpc.runtime.ports import PeerLink, Scheduler, Threads, ask
 from asyncrpc.runtime.router import Route, answers
 from asyncrpc.serde import Encoded
 from asyncrpc.serde.shared import (
@@ -113,17 +113,6 @@ class SharedDevices(Protocol):
         """Record that another process no longer uses an exported storage."""
 
 
-class Pool(Protocol):
-    """Threads for functions."""
-
-    def submit(
-        self,
-        job: Callable[[], Any],
-        done: Callable[[Any, BaseException | None], None],
-    ) -> None:
-        """Run a job, then have the loop call `done`."""
-
-
 class RegionsHost(Scheduler, Protocol):
     """The worker of the regions.
 
@@ -146,7 +135,7 @@ class RegionsHost(Scheduler, Protocol):
         """The worker's devices."""
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> Threads:
         """Threads for functions."""
 
     def run_on_host(self, job: Callable[[], T]) -> asyncio.Future[T]:

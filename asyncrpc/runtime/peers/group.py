@@ -110,7 +110,7 @@ class GroupCall(AsyncIterator[GroupReply[T]], Generic[T]):
         return self._all().__await__()
 
     async def _all(self) -> list[T]:
-        self._calls.lifecycle.check_loop("GroupCall")
+        self._calls.loop_guard.check_loop("GroupCall")
         try:
             return await asyncio.gather(*self.futures.values())
         except BaseException:
@@ -121,7 +121,7 @@ class GroupCall(AsyncIterator[GroupReply[T]], Generic[T]):
         return self
 
     async def __anext__(self) -> GroupReply[T]:
-        self._calls.lifecycle.check_loop("GroupCall")
+        self._calls.loop_guard.check_loop("GroupCall")
         while not self._arrived:
             if not self._missing:
                 raise StopAsyncIteration
@@ -240,7 +240,7 @@ class PeerGroup:
         cancels the rest.
         """
         calls = self._calls
-        calls.lifecycle.check_on_loop("PeerGroup.call")
+        calls.loop_guard.check_on_loop("PeerGroup.call")
         target, values = calls.describe(function, args, kwargs)
         name = target or str(getattr(function, "__qualname__", function))
         site = call_site(1)

@@ -205,7 +205,7 @@ class Peer:
         """
         self._refuse_out("stream", "`call`")
         calls = self._calls
-        calls.lifecycle.check_on_loop("Peer.stream")
+        calls.loop_guard.check_on_loop("Peer.stream")
         target, values = calls.describe(function, args, kwargs)
         meta: dict[str, Any] | None = calls.meta_here()
         timeout_s = self._options.timeout_s

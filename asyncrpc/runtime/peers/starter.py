@@ -31,8 +31,9 @@ from asyncrpc.runtime.calls.tracing import end_unsent, trace_call
 from asyncrpc.runtime.calls.unsent import UnsentCalls
 from asyncrpc.runtime.devices.streams import StreamMarks, marks_here, take_marks
 from asyncrpc.runtime.extensions import CallTracer, References, ThreadState
-from asyncrpc.runtime.lifecycle import Lifecycle, refuse_to_pickle
+from asyncrpc.runtime.lifecycle import refuse_to_pickle
 from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.loop_guard import LoopGuard
 from asyncrpc.runtime.loops import running_loop
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, Options
@@ -92,10 +93,11 @@ class CallStarter:
     now_s: Callable[[], float]
 
     def __init__(
-        self, lifecycle: Lifecycle, functions: FunctionTable, options: Options
+        self, loop_guard: LoopGuard, functions: FunctionTable, options: Options
     ) -> None:
-        self.name = lifecycle.name
-        self.lifecycle = lifecycle
+        self.loop_guard = loop_guard
+        self.lifecycle = loop_guard.lifecycle
+        self.name = self.lifecycle.name
         self.functions = functions
         self.options = options
         self.references: References | None = None
@@ -312,7 +314,7 @@ class CallStarter:
                 meta = self.meta_here()
             if threading.get_ident() != self.thread_id:
                 if running_loop() is not None:
-                    self.lifecycle.check_on_loop("a call")
+                    self.loop_guard.check_on_loop("a call")
                 call.task = thread_here()
                 meta = meta or {}
                 self.loop.call_soon_threadsafe(

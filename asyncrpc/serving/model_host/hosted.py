@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, TypeAlias
 
-from asyncrpc.api import Worker
 from asyncrpc.ids import WorkerId
 from asyncrpc.rref.handle import RRef
 from asyncrpc.runtime.router import Route
@@ -256,16 +255,6 @@ class HostedModel:
         if self._lock >= 0:
             with contextlib.suppress(OSError):
                 self._slot.keep_fresh()
-
-
-class HostWorker(Worker):
-    """The worker of a model process."""
-
-    hosted: HostedModel
-
-    def _extend(self, parts: Any) -> None:
-        super()._extend(parts)
-        parts.services.add(self.hosted)
 
 
 @expose

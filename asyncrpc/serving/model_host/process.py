@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from asyncrpc.api import Worker
 from asyncrpc.clock import NS_PER_S, wall_ns
 from asyncrpc.inspection.run_note import RunNoteFile
 from asyncrpc.runtime.host import HOST_ID
@@ -24,7 +25,7 @@ from asyncrpc.runtime.loops import run
 from asyncrpc.runtime.membership.rendezvous import LocalRendezvous
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.socket_directory import SocketDirectory
-from asyncrpc.serving.model_host.hosted import HostedModel, HostWorker
+from asyncrpc.serving.model_host.hosted import HostedModel
 from asyncrpc.serving.model_host.machine.occupancy import OccupancyState
 from asyncrpc.serving.model_host.order import HostOrder
 from asyncrpc.serving.model_host.slot import SlotNote
@@ -77,12 +78,12 @@ async def _serve(order: HostOrder, lock: int) -> bool:
     """Serve the model until the end; return whether a thread is still making it."""
     sockets = SocketDirectory()
     hosted = HostedModel(order, lock)
-    worker = HostWorker(
+    worker = Worker(
         order.name,
         rendezvous=LocalRendezvous(1),
         options=options_with(order.options, order.secret, sockets),
     )
-    worker.hosted = hosted
+    worker.parts.extensions.append(lambda parts: parts.services.add(hosted))
     for_verbs = RunNoteFile(worker.parts.identity, order.path)
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:

@@ -103,7 +103,7 @@ class Replica:
                 or this is not the worker's event loop.
         """
         worker = self._worker = self._worker or current_worker()
-        worker.parts.lifecycle.check_on_loop("a Replica")
+        worker.parts.check_on_loop("a Replica")
         service = service_of(worker.parts)
         if self._service is not None:
             raise UsageError("a Replica is entered once; make a new one")

@@ -161,7 +161,7 @@ class Replicas:
         if self._router is not None:
             raise UsageError("a Replicas is entered once; make a new one")
         worker = self._worker or current_worker()
-        worker.parts.lifecycle.check_on_loop("Replicas")
+        worker.parts.check_on_loop("Replicas")
         self._router = ReplicaRouter(worker, self._names, self._options)
         self._router.open()
         return self
@@ -357,7 +357,7 @@ class Replicas:
     def _entered(self, used: str) -> ReplicaRouter:
         if self._router is None:
             raise NotStartedError("use `async with serving.Replicas(...)` first")
-        self._router.worker.parts.lifecycle.check_on_loop(used)
+        self._router.worker.parts.check_on_loop(used)
         return self._router
 
     def __repr__(self) -> str:

@@ -252,7 +252,7 @@ class Publisher:
 
     def _worker(self, used: str) -> Worker:
         worker = self._given or current_worker()
-        worker.parts.lifecycle.check_on_loop(used)
+        worker.parts.check_on_loop(used)
         return worker
 
     async def _reports(self, worker: Worker) -> dict[str, VersionReport]:
@@ -384,7 +384,7 @@ async def catch_up(
     if worker is not None:
         check_kind("worker", worker, Worker, "a Worker or None")
     worker = worker or current_worker()
-    worker.parts.lifecycle.check_on_loop("catch_up")
+    worker.parts.check_on_loop("catch_up")
     others = [
         one.name
         for one in worker.known_members

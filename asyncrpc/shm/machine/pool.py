@@ -123,23 +123,6 @@ class SlabPool:
         self._slabs: dict[int, _SlabExtents] = {}
         self._held: dict[Hashable, dict[int, tuple[Block, int]]] = {}
 
-    @property
-    def slabs(self) -> tuple[int, ...]:
-        """The ids of all slabs."""
-        return tuple(self._slabs)
-
-    @property
-    def held_bytes(self) -> int:
-        """How much of all slabs is in use."""
-        return sum(
-            slab.size_bytes - sum(slab.stops) + sum(slab.starts)
-            for slab in self._slabs.values()
-        )
-
-    def slab_bytes(self, slab: int) -> int:
-        """Return the size of a slab."""
-        return self._slabs[slab].size_bytes
-
     # --- growing and shrinking -------------------------------------------------------
 
     def reserve(self, payload_bytes: int) -> int:

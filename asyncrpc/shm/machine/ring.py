@@ -82,12 +82,6 @@ class QueueRing:
         return max(0, count)
 
     @property
-    def is_empty(self) -> bool:
-        words = self._words
-        is_empty: bool = words[HEAD] == words[TAIL]
-        return is_empty
-
-    @property
     def is_full(self) -> bool:
         words = self._words
         is_full: bool = words[TAIL] - words[HEAD] >= self._items_max

@@ -27,8 +27,8 @@ merging.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -71,24 +71,6 @@ _HUGE: Final = 2 << 20
 
 Discard: TypeAlias = Callable[[int, int], None]
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-
-
-class BlockState(NamedTuple):
-    """The state of a block.
-
-    Attributes:
-        block: its number.
-        references: how many items of the ring refer to it.
-        payload_bytes: the size that was asked for; 0 if it is free.
-        pages_bytes: how much of it may be backed by memory.
-        is_free: whether it is on the list of free blocks.
-    """
-
-    block: int
-    references: int
-    payload_bytes: int
-    pages_bytes: int
-    is_free: bool
 
 
 class Layout:
@@ -352,23 +334,6 @@ class Shelf:
             self._words[self._entries_at + block * _ENTRY_WORDS + _NEXT] = after
             after = block + 1
         self._words[_KINDS_AT + _KIND_WORDS * kind + _FREE] = after
-
-    # --- inspection ------------------------------------------------------------------
-
-    def states(self) -> Iterator[BlockState]:
-        """Yield the state of every block that was ever taken."""
-        for kind in range(self.layout.kinds):
-            made, first = self._made(kind)
-            free = set(self._free(kind))
-            for block in range(first, first + made):
-                _, references, payload, pages = self._entries[block].tolist()
-                yield BlockState(block, references, payload, pages, block in free)
-
-    def _free(self, kind: int) -> Iterator[int]:
-        at = self._words[_KINDS_AT + _KIND_WORDS * kind + _FREE]
-        while at:
-            yield at - 1
-            at = self._words[self._entries_at + (at - 1) * _ENTRY_WORDS + _NEXT]
 
 
 def _round_up(nbytes: int, unit: int) -> int:

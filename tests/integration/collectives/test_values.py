@@ -32,7 +32,7 @@ async def way_of(name: str) -> str:
     group = Group(asyncrpc.current_worker(), name=name)
     async with group:
         await group.barrier()
-        opening: Any = group._opening  # noqa: SLF001
+        opening: Any = group._runs.opening  # noqa: SLF001
         return type(opening.result()).__name__
 
 

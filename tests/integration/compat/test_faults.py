@@ -241,7 +241,8 @@ def is_plain(_rank: int) -> None:
     rpc.init_rpc("w0", rank=0, world_size=1)
     try:
         assert type(agents.current()) is agents.Agent
-        assert type(agents.current().worker) is starting.FacadeWorker
+        parts = agents.current().worker.parts
+        assert parts.extensions == [starting.add_facade]
     finally:
         rpc.shutdown()
 

@@ -12,7 +12,6 @@ _WHERE_WORKERS_MEET: Final = "a worker that starts or ends calls it"
 LEFT_OUT: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         [
-            "Worker.end_in_child",
             *("CallFuture.fail", "CallFuture.settle", "CallFuture.succeed"),
             *("NetworkOptions.compression_to", "DeviceOptions.map_to"),
             "Options.with_environment",

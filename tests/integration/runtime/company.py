@@ -24,6 +24,7 @@ from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.runtime.calls.outbound_ports import OutboundCall
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.testing import acting_as
+from tests.inner_state import optimizers_here, turns_of
 
 LIMIT_S: Final = 60.0  # only what hangs reaches it
 # A peer that gets no processor time is suspected after some seconds, and its connection
@@ -79,10 +80,10 @@ def tables_of(worker: Worker, *, served: int = 0) -> dict[str, int]:
         "unfinished": worker.parts.pool.unfinished,
         "contexts": autograd.open_contexts,
         "passes": autograd.running_passes,
-        "optimizers": optim.optimizers,
-        "steps": optim.turns,
+        "optimizers": optimizers_here(optim),
+        "steps": turns_of(optim),
         "groups": len(collectives._groups),  # noqa: SLF001  (what is to be checked)
-        "inbound bytes": worker.parts.inbound_credit.statistics().held_bytes,
+        "inbound bytes": worker.parts.inbound_credit.budget.held_bytes,
         "resumed": worker.counters.connections_resumed,
         "lost": worker.counters.workers_lost,
     }

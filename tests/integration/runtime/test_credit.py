@@ -26,11 +26,11 @@ from asyncrpc.errors import (
     RejectedError,
     RemoteError,
 )
-from asyncrpc.runtime.calls.credit import CreditStatistics
 from asyncrpc.runtime.calls.machine import credit as machine
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import Wires
+from tests.inner_state import CreditUse, credit_use
 from tests.integration.runtime import remote
 from tests.integration.runtime.groups import until
 
@@ -85,8 +85,8 @@ def block(nbytes: int = BYTES) -> torch.Tensor:
     return torch.ones(nbytes, dtype=torch.uint8)
 
 
-def use_of(worker: Worker) -> CreditStatistics:
-    return worker.parts.inbound_credit.statistics()
+def use_of(worker: Worker) -> CreditUse:
+    return credit_use(worker.parts.inbound_credit)
 
 
 def link_of(worker: Worker, to: str) -> Link:

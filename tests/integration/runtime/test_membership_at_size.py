@@ -14,7 +14,7 @@ import pytest
 from asyncrpc import JoinRendezvous, MemberChanges, Options, Worker, WorkerLostError
 from asyncrpc.ids import WorkerId
 from asyncrpc.testing import Cluster
-from asyncrpc.testing.cluster import SimWorker
+from asyncrpc.testing.cluster import sim_worker
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
 from tests.integration.runtime import remote
@@ -30,7 +30,7 @@ def play(scenario: Callable[[Network], Coroutine[Any, Any, Any]], seed: int) -> 
 
 def newcomer(network: Network, name: str, contact: str) -> Worker:
     where = JoinRendezvous([f"mem://{contact}"])
-    return SimWorker(name, network, rendezvous=where, options=OPTIONS)
+    return sim_worker(name, network, rendezvous=where, options=OPTIONS)
 
 
 async def heard(changes: Sequence[MemberChanges]) -> Counter[tuple[str, str]]:

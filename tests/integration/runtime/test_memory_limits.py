@@ -24,9 +24,9 @@ import uvloop
 
 import asyncrpc
 from asyncrpc import LimitOptions, Options
-from asyncrpc.runtime.calls.credit import CreditStatistics
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.testing import ProcessCluster
+from tests.inner_state import CreditUse, credit_use
 
 MIB = 1 << 20
 LIMIT_BYTES = 256 * MIB
@@ -121,8 +121,8 @@ async def when_came(calls: int) -> None:
 
 
 @asyncrpc.on_loop
-def credit() -> CreditStatistics:
-    return asyncrpc.current_worker().parts.inbound_credit.statistics()
+def credit() -> CreditUse:
+    return credit_use(asyncrpc.current_worker().parts.inbound_credit)
 
 
 async def checksum(value: torch.Tensor, index: int) -> tuple[int, float]:

@@ -20,6 +20,7 @@ from asyncrpc.runtime.worker import Worker as PlainWorker
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.testing.cluster import Wires
 from tests import raw_messages
+from tests.inner_state import series_of
 from tests.integration.runtime.groups import until
 
 MIB = 1 << 20
@@ -50,7 +51,7 @@ async def all_meet(
 
 def has_heard(worker: PlainWorker, tag: str) -> bool:
     """Return whether a worker has come to a round of the tag, or was asked for it."""
-    return any(one.key.tag == tag for one in worker.parts.rounds.machine.all_series)
+    return any(one.key.tag == tag for one in series_of(worker.parts.rounds.machine))
 
 
 async def until_all_have_heard(workers: Sequence[PlainWorker], tag: str) -> None:
@@ -439,10 +440,10 @@ async def test_what_comes_early_is_bounded_and_asked_for_again(
             for one in (b, c)
             for tag in tags
         ]
-        await until(lambda: len(a.parts.rounds.machine.all_series) == 3)
+        await until(lambda: len(series_of(a.parts.rounds.machine)) == 3)
         for one in (b, c):  # what it told before has come before the answer
             await one.peer("a").call(abs, 1)
-        held = [one.held_bytes for one in a.parts.rounds.machine.all_series]
+        held = [one.held_bytes for one in series_of(a.parts.rounds.machine)]
         assert 400 <= sum(held) <= 1000
         for tag in tags:
             assert await a.rendezvous(tag, b"") == [b"", bytes(400), bytes(400)]
@@ -456,7 +457,7 @@ async def test_series_that_are_forgotten_go_on(monkeypatch: pytest.MonkeyPatch) 
             await settled(workers, f"tag {number % 4}")
             await all_meet(workers[:2], f"pair {number}", [0, 1])
         for worker in workers:
-            assert len(worker.parts.rounds.machine.all_series) <= 3
+            assert len(series_of(worker.parts.rounds.machine)) <= 3
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from asyncrpc import RRef, Worker
 from asyncrpc.rref.notices import BATCH_MAX
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.testing import acting_as
+from tests.inner_state import routes_of
 from tests.integration.runtime import rref_parts as parts
 from tests.integration.runtime.conftest import Trio
 from tests.integration.runtime.rref_parts import Counter, all_freed, counts, until
@@ -35,7 +36,7 @@ def nothing_kept() -> None:
 def messages_to(worker: Worker) -> Tally[tuple[str, str]]:
     """Count from now on what a worker is told about references, by whom and what."""
     seen: Tally[tuple[str, str]] = Tally()
-    for route in worker.parts.router.of("rref"):
+    for route in routes_of(worker.parts.router, "rref"):
         route.handle = partial(count, seen, route.method, route.handle)
     return seen
 

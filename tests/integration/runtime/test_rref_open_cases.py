@@ -32,7 +32,7 @@ from asyncrpc import (
 )
 from asyncrpc.errors import ConnectionLostError, EncodeError, RRefDeletedError
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
-from asyncrpc.testing.cluster import SimWorker
+from asyncrpc.testing.cluster import sim_worker
 from asyncrpc.testing.network import Network
 from tests.integration.runtime import remote
 from tests.integration.runtime import rref_parts as parts
@@ -215,7 +215,7 @@ def test_case_06_ids_of_a_worker_that_starts_again_are_new(seed: int) -> None:
     async def scenario(network: Network) -> None:
         names = {name: f"mem://{name}" for name in "ab"}
         a, old, new = (
-            SimWorker(name, network, rendezvous=names, options=SIM_OPTIONS)
+            sim_worker(name, network, rendezvous=names, options=SIM_OPTIONS)
             for name in "abb"
         )
         async with a:

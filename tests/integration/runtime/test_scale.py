@@ -1,13 +1,13 @@
 """One worker with many peers and many calls: what it costs, and that nothing is lost.
 
-Processes, since it is memory and processor time that are measured.  The figures
-themselves: `python -m tests.bench.bench_scale`.
+Processes, since it is memory that is measured.  What a call costs with many callers is
+counted in `tests.simulation.test_many_callers`.  The figures themselves, processor time
+included: `python -m tests.bench.bench_scale`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Literal
 
 import pytest
@@ -25,7 +25,6 @@ SMALL_BYTES = 32 << 10  # goes with its message
 CALLS = 10_000
 CALL_BYTES_MAX = 8 << 10  # of a call in hand, at either end; a few are enough
 GROWTH_BYTES_MAX = 8 * MIB  # from one time to the next; it takes 20 MiB each time
-ROUNDS = 3
 
 pytestmark = pytest.mark.slow
 
@@ -88,17 +87,6 @@ class TestProcesses:
             most = Options().threads
             assert await worker.peer("b").call(fan_in.threads_of_functions) <= most
 
-    async def test_a_call_costs_no_more_with_8_callers_than_with_3(self) -> None:
-        """In processor time of the callee: that bounds the rate, and is no guess."""
-        callers = [f"c{number}" for number in range(8)]
-        async with _processes(["b", *callers]) as worker:
-            await _cost_s(worker, callers)
-            few, many = [], []
-            for _ in range(ROUNDS):
-                few.append(await _cost_s(worker, callers[:3]))
-                many.append(await _cost_s(worker, callers))
-        assert min(many) < 1.25 * min(few)
-
 
 async def test_calls_beyond_the_cap_are_refused_and_the_others_answered() -> None:
     cap = 100
@@ -146,12 +134,3 @@ async def _hold_calls(worker: Worker) -> tuple[int, int, int]:
     assert await callee.call(fan_in.calls_in_hand) == 0
     after = await callee.call(fan_in.settled_memory)
     return during.rss - before.rss, then.rss - here.rss, after.rss
-
-
-async def _cost_s(worker: Worker, callers: list[str]) -> float:
-    """Return the callee's processor time per call, 64 of each caller outstanding."""
-    callee, seconds = worker.peer("b"), 0.3
-    begun_s = await callee.call(time.process_time)
-    load = worker.group(callers).call(fan_in.call_for, "b", fan_in.nothing, 64, seconds)
-    calls = sum(await load) * seconds
-    return (await callee.call(time.process_time) - begun_s) / calls

@@ -30,6 +30,7 @@ from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.transport import descriptors
 from asyncrpc.wire.frames import FrameKind
 from tests import raw_messages
+from tests.inner_state import held_bytes, routes_of, slab_bytes
 from tests.integration.runtime import remote
 from tests.integration.runtime.groups import LIMIT_S, until
 
@@ -99,8 +100,9 @@ async def mover_to(worker: Worker, name: str) -> moving.SlabMover:
 async def warm(worker: Worker, name: str, nbytes: int) -> moving.SlabMover:
     """Send until there is a slab with room for payloads of a size."""
     mover = await mover_to(worker, name)
-    room = sum(map(worker.parts.memory.pool.slab_bytes, mover.attached))
-    while worker.parts.memory.pool.find_room(nbytes, without=()) is None or not room:
+    pool = worker.parts.memory.pool
+    room = sum(slab_bytes(pool, slab) for slab in mover.attached)
+    while pool.find_room(nbytes, without=()) is None or not room:
         await worker.peer(name).call(remote.add, torch.zeros(nbytes // 4))
         await until(lambda: not mover.is_busy)
         room = len(mover.attached)
@@ -237,14 +239,14 @@ async def test_memory_is_free_again_when_the_receivers_tensors_are_dead(
     await warm(a, "b", 4 * MIB)
     pool = a.parts.memory.pool
     await a.peer("b").call(keep, torch.zeros(MIB))
-    assert pool.held_bytes == 4 * MIB
+    assert held_bytes(pool) == 4 * MIB
     part = KEPT[-1][5:7]
     drop_kept()
     await a.peer("b").call(remote.add, 1)
-    assert pool.held_bytes == 4 * MIB  # a view of it lives
+    assert held_bytes(pool) == 4 * MIB  # a view of it lives
     assert len(b.parts.memory.leases) == 1
     del part
-    await until(lambda: pool.held_bytes == 0)
+    await until(lambda: held_bytes(pool) == 0)
     assert len(b.parts.memory.leases) == 0
 
 
@@ -265,13 +267,13 @@ async def test_when_slabs_are_full_the_socket_takes_over(pair: Pair) -> None:
     value = torch.ones(MIB)
     for _ in range(8):
         await a.peer("b").call(keep, value)
-    assert a.parts.memory.pool.held_bytes == 16 * MIB
+    assert held_bytes(a.parts.memory.pool) == 16 * MIB
     assert a.parts.memory.pool.size_bytes == 16 * MIB
     assert {float(tensor.sum()) for tensor in KEPT} == {float(MIB)}
     stats = await sent(a, remote.total, value)
     assert stats.bytes_copied == 0
     drop_kept()
-    await until(lambda: a.parts.memory.pool.held_bytes == 0)
+    await until(lambda: held_bytes(a.parts.memory.pool) == 0)
     assert (await sent(a, remote.total, value)).bytes_copied == value.nbytes
 
 
@@ -351,9 +353,9 @@ async def test_a_call_cancelled_while_it_is_copied_never_runs_and_leaves_no_bloc
     call = a.parts.start_call("b", keep, (torch.ones(8 * MIB),))
     for _ in range(turns):
         await asyncio.sleep(0)
-    assert a.parts.memory.pool.held_bytes == 32 * MIB
+    assert held_bytes(a.parts.memory.pool) == 32 * MIB
     call.cancel()
-    await until(lambda: a.parts.memory.pool.held_bytes == 0)
+    await until(lambda: held_bytes(a.parts.memory.pool) == 0)
     assert not KEPT
     assert await a.peer("b").call(remote.add, 1) == 2
     assert not b.parts.active
@@ -365,7 +367,7 @@ async def test_a_deadline_passes_while_a_payload_is_copied(pair: Pair) -> None:
     with pytest.raises(DeadlineExceededError):
         async with asyncrpc.deadline(1e-4):
             await a.peer("b").call(remote.total, torch.ones(8 * MIB))
-    await until(lambda: a.parts.memory.pool.held_bytes == 0)
+    await until(lambda: held_bytes(a.parts.memory.pool) == 0)
 
 
 async def test_small_calls_pass_a_payload_that_is_being_copied(pair: Pair) -> None:
@@ -382,9 +384,9 @@ async def test_the_peers_end_frees_what_it_held() -> None:
     async with Cluster(2, network="uds", options=options) as (a, b):
         await warm(a, "b", 4 * MIB)
         await a.peer("b").call(keep, torch.ones(MIB))
-        assert a.parts.memory.pool.held_bytes == 4 * MIB
+        assert held_bytes(a.parts.memory.pool) == 4 * MIB
         await b.shutdown()
-        await until(lambda: a.parts.memory.pool.held_bytes == 0)
+        await until(lambda: held_bytes(a.parts.memory.pool) == 0)
         assert KEPT[-1].sum() == MIB  # the mapping lives as long as the tensor
         drop_kept()
 
@@ -405,11 +407,11 @@ async def test_a_tensor_of_worker_empty_is_sent_without_a_copy(pair: Pair) -> No
     value.fill_(4.0)
     assert received.sum() == 4.0 * 512 * 1024  # it is the same memory
     del value
-    await until(lambda: a.parts.memory.pool.held_bytes == 4 * MIB)
+    await until(lambda: held_bytes(a.parts.memory.pool) == 4 * MIB)
     await asyncio.sleep(0)
-    assert a.parts.memory.pool.held_bytes == 4 * MIB  # the receiver has it still
+    assert held_bytes(a.parts.memory.pool) == 4 * MIB  # the receiver has it still
     del received
-    await until(lambda: a.parts.memory.pool.held_bytes == 0)
+    await until(lambda: held_bytes(a.parts.memory.pool) == 0)
 
 
 @pytest.mark.parametrize(
@@ -429,16 +431,16 @@ async def test_worker_empty_makes_what_torch_empty_does(
 async def test_worker_empty_in_a_thread_is_of_the_same_memory(pair: Pair) -> None:
     a, _ = pair
     made = await asyncio.to_thread(a.empty, MIB)
-    assert a.parts.memory.pool.held_bytes == 4 * MIB
+    assert held_bytes(a.parts.memory.pool) == 4 * MIB
     del made
-    await until(lambda: a.parts.memory.pool.held_bytes == 0)
+    await until(lambda: held_bytes(a.parts.memory.pool) == 0)
 
 
 async def test_without_room_worker_empty_makes_a_plain_tensor(pair: Pair) -> None:
     a, _ = pair
     a.parts.memory.pool.limit_bytes = 16 * MIB
     made = [a.empty(MIB) for _ in range(6)]
-    assert a.parts.memory.pool.held_bytes == 16 * MIB
+    assert held_bytes(a.parts.memory.pool) == 16 * MIB
     assert made[5].fill_(1).sum() == MIB
 
 
@@ -457,7 +459,7 @@ async def test_workers_in_processes_share_memory_with_each_other() -> None:
         sums = await asyncio.gather(*(a.peer(name).call(kept_sum) for name in "bc"))
         assert sums == [float(value.sum())] * 2
         await asyncio.gather(*(a.peer(name).call(drop_kept) for name in "bc"))
-        await until(lambda: a.parts.memory.pool.held_bytes == 0)
+        await until(lambda: held_bytes(a.parts.memory.pool) == 0)
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
@@ -468,12 +470,12 @@ async def test_a_receiver_that_is_killed_holds_nothing(signal_number: int) -> No
         await warm(a, "c", 4 * MIB)
         await a.peer("b").call(keep, torch.ones(MIB))
         await a.peer("c").call(keep, torch.ones(MIB))
-        assert a.parts.memory.pool.held_bytes == 8 * MIB
+        assert held_bytes(a.parts.memory.pool) == 8 * MIB
         pending = a.parts.start_call("b", keep, (torch.ones(8 * MIB),))
         cluster.kill("b", signal_number)
         with pytest.raises(WorkerLostError):
             await pending
-        await until(lambda: a.parts.memory.pool.held_bytes == 4 * MIB)
+        await until(lambda: held_bytes(a.parts.memory.pool) == 4 * MIB)
         assert await a.peer("c").call(kept_sum) == MIB
 
 
@@ -582,7 +584,7 @@ async def test_a_slab_that_never_comes_is_refused_and_nothing_else_is(
     a, b = pair
     link = await a.parts.link_to("b")
     told: list[Any] = []
-    for route in a.parts.router.of("memory"):
+    for route in routes_of(a.parts.router, "memory"):
         route.handle = partial(note, told, route.method)
     raw_messages.tell(link, "memory", "attach", [0, 4096, token])
     await until(lambda: bool(told))

@@ -32,7 +32,7 @@ from asyncrpc.multiprocessing import launch
 from asyncrpc.runtime.rounds.machine.termination import MARK, Phase
 from asyncrpc.runtime.teardown import CLOSING_S
 from asyncrpc.testing import Cluster, ProcessCluster
-from asyncrpc.testing.cluster import SimWorker
+from asyncrpc.testing.cluster import sim_worker
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
 from tests.integration.runtime import call_chains, remote
@@ -297,7 +297,7 @@ class TestInVirtualTime:
     async def test_parts_that_do_not_end_cost_a_second_in_all(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        worker = SimWorker("a", Network(0), rank=0, rendezvous=Endless(1))
+        worker = sim_worker("a", Network(0), rank=0, rendezvous=Endless(1))
         async with worker:
             worker.parts.add_service(Stuck("stuck", None))
             worker.parts.add_service(Stuck("broken", ZeroDivisionError("at its end")))
@@ -309,7 +309,7 @@ class TestInVirtualTime:
         assert worker.parts.directory.links == []
 
     async def test_who_is_impatient_twice_is_not_kept_waiting(self) -> None:
-        worker = SimWorker("a", Network(0), rank=0, rendezvous=Endless(1))
+        worker = sim_worker("a", Network(0), rank=0, rendezvous=Endless(1))
         await worker.__aenter__()
         worker.parts.add_service(Stuck("stuck", None))
         remote.watches["w"] = watch = Watch()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import asyncrpc
 from asyncrpc import LocalRendezvous, Worker
 from asyncrpc.runtime.membership.rendezvous import Member
+from tests.inner_state import early_dials
 
 
 class LateForOne:
@@ -40,7 +41,7 @@ async def test_a_call_waits_for_a_callee_that_is_still_starting() -> None:
     starting = asyncio.ensure_future(b.__aenter__())
     async with Worker("a", rank=0, rendezvous=meeting) as a:
         call = asyncio.ensure_future(a.peer("b").call(known))
-        while not b.parts.directory.early_dials:  # noqa: ASYNC110  (nothing tells of a dial)
+        while not early_dials(b.parts.directory):  # noqa: ASYNC110  (nothing tells of a dial)
             await asyncio.sleep(0.001)
         assert not call.done()
         meeting.released.set()

@@ -23,6 +23,7 @@ from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.optim.callbacks import run_with_callbacks
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 from asyncrpc.testing import Cluster, acting_as
+from tests.inner_state import turns_of
 from tests.integration.misuse.traffic import make_parameter
 from tests.integration.runtime.groups import until
 from tests.integration.runtime.proxied import proxied
@@ -96,7 +97,7 @@ async def test_a_step_that_waits_for_its_turn_ends() -> None:
                 await inside.wait()
                 steps = [asyncio.create_task(one.step(ctx)) for one in (first, second)]
                 service: Any = a.parts.service("optim")
-                await until(lambda: service.turns == 3)
+                await until(lambda: turns_of(service) == 3)
                 await a.shutdown()
                 async with asyncio.timeout(LIMIT_S):
                     for step in steps:

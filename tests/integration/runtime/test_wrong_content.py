@@ -39,6 +39,7 @@ from asyncrpc.testing import Cluster, acting_as
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import pack_head
 from tests import raw_messages
+from tests.inner_state import optimizers_here, routes_of, series_of, turns_of
 from tests.integration.runtime.wrong_content import JUNK, examples, spoiled
 
 SERVICES = (
@@ -118,13 +119,13 @@ def sizes(worker: Worker) -> dict[str, Any]:
         "references": service("rref").counts(),
         "contexts": service("autograd").open_contexts,
         "passes": service("autograd").running_passes,
-        "optimizers": service("optim").optimizers,
-        "turns": service("optim").turns,
+        "optimizers": optimizers_here(service("optim")),
+        "turns": turns_of(service("optim")),
         "groups": sum(bool(one.members) for one in groups),
         "unknown groups": sum(not one.members for one in groups) > 1,
         "members": [fields_of(one) for one in service("membership").table.records],
         "known": len(service("membership").table),
-        "series": len(rounds.machine.all_series) if rounds.size else 0,
+        "series": len(series_of(rounds.machine)) if rounds.size else 0,
         "regions": len(service("regions")),
         "slabs": len(worker.parts.memory.slabs),
         "served": len(link.served),
@@ -190,7 +191,7 @@ async def attacked(wire: Any = "uds") -> AsyncIterator[tuple[Worker, Worker, Lin
 def methods_of(worker: Worker) -> Iterable[tuple[str, str, str]]:
     """List service, kind and method of all that a worker can be told."""
     for service in worker.parts.services:
-        for route in worker.parts.router.of(service.name):
+        for route in routes_of(worker.parts.router, service.name):
             kind = "request" if route.is_answered else "notice"
             yield service.name, kind, route.method
 

@@ -17,6 +17,7 @@ from asyncrpc import Worker
 from asyncrpc.autograd import context
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.testing import Cluster, acting_as
+from tests.inner_state import routes_of
 from tests.numerics.programs.language import NAMES, Program
 from tests.numerics.programs.program_steps import (
     Here,
@@ -57,7 +58,7 @@ class Counting:
     """Counts the gradients that come to a worker, and those in its answers."""
 
     def __init__(self, worker: Worker) -> None:
-        routes = worker.parts.router.of("autograd")
+        routes = routes_of(worker.parts.router, "autograd")
         self._counted = [one for one in routes if one.method in {"advance", "close"}]
         self._handles = [one.handle for one in self._counted]
         for route in self._counted:

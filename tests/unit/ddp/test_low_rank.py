@@ -147,7 +147,7 @@ class TestSquare:
         step.first()
         step.second()
         step.finish(1)
-        wanted = step.p @ step.q.t()
+        wanted = step.sent @ step.qs.t()
         torch.testing.assert_close(buffer, wanted.view(-1)[:numel])
         torch.testing.assert_close(padded, given_ - wanted.view(-1))
 

@@ -13,6 +13,7 @@ import pytest
 from asyncrpc import UsageError
 from asyncrpc.errors import NotStartedError
 from asyncrpc.runtime.lifecycle import TRANSITIONS, Event, Lifecycle, WorkerState
+from asyncrpc.runtime.loop_guard import LoopGuard
 
 DOC = Path(__file__).parents[3] / "docs" / "explanation" / "architecture.md"
 PATHS = {
@@ -71,7 +72,7 @@ def test_who_uses_it_wrongly_is_told_why(state: WorkerState, text: str) -> None:
     with pytest.raises(NotStartedError, match=text):
         one.check_running()
     with pytest.raises(NotStartedError, match=text):
-        one.check_on_loop("Worker.find")
+        LoopGuard(one).check_on_loop("Worker.find")
 
 
 @pytest.mark.parametrize(
@@ -86,11 +87,22 @@ def test_functions_in_flight_may_use_it_until_it_has_drained(
 
 
 async def test_its_loop_and_no_other() -> None:
-    one = lifecycle_in(WorkerState.RUNNING)
-    one.loop = asyncio.get_running_loop()
-    one.check_on_loop("Worker.find")
+    guard = LoopGuard(lifecycle_in(WorkerState.RUNNING))
+    guard.loop = asyncio.get_running_loop()
+    guard.check_on_loop("Worker.find")
     with pytest.raises(UsageError, match=r"Worker\.find .* in a thread without one"):
-        await asyncio.to_thread(one.check_on_loop, "Worker.find")
+        await asyncio.to_thread(guard.check_on_loop, "Worker.find")
+
+
+async def test_its_loop_is_still_the_one_when_it_has_ended() -> None:
+    guard = LoopGuard(lifecycle_in(WorkerState.CLOSED))
+    guard.loop = asyncio.get_running_loop()
+    guard.check_loop("Worker.shutdown")
+    with pytest.raises(NotStartedError, match="has been shut down"):
+        guard.check_on_loop("Worker.find")
+    guard.lifecycle.advance(Event.FORK)
+    with pytest.raises(NotStartedError, match="a forked child has none"):
+        guard.check_loop("Worker.shutdown")
 
 
 if __name__ == "__main__":

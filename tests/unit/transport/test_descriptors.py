@@ -20,6 +20,7 @@ from asyncrpc.transport.descriptors import (
     DescriptorInbox,
     send_descriptor,
 )
+from tests.inner_state import unclaimed
 
 TOKEN = bytes(range(TOKEN_BYTES))
 
@@ -94,7 +95,7 @@ async def test_a_record_with_any_number_of_files_but_one_is_dropped(
         else:
             sock.sendall(TOKEN)
         await until_closed(sock)
-    assert inbox.waiting == 0
+    assert unclaimed(inbox) == 0
     inbox.close()
 
 
@@ -106,7 +107,7 @@ async def test_a_record_of_another_length_is_dropped(
         socket.send_fds(sock, [token], [0])
         with contextlib.suppress(ConnectionResetError):  # with the rest unread
             await until_closed(sock)
-    assert inbox.waiting == 0
+    assert unclaimed(inbox) == 0
     inbox.close()
 
 
@@ -155,9 +156,9 @@ async def test_no_more_are_kept_than_the_limit(
     with connect(path) as sock:  # taken after them, in order
         sock.sendall(TOKEN)
         await until_closed(sock)
-    assert inbox.waiting == 2
+    assert unclaimed(inbox) == 2
     inbox.close()
-    assert inbox.waiting == 0
+    assert unclaimed(inbox) == 0
 
 
 async def test_a_claim_given_up_closes_what_comes_for_it(

@@ -27,7 +27,8 @@ def test_whole_parts_are_let_go() -> None:
     kept.acknowledge(4)  # inside the second
     assert kept.nbytes == 3
     assert kept.start == 3
-    assert kept.acknowledged == 4
+    with pytest.raises(MalformedError, match="has acknowledged 4"):
+        kept.rest(3)
     kept.acknowledge(6)
     assert kept.nbytes == 0
 
@@ -52,7 +53,8 @@ def test_an_old_acknowledgement_is_no_news() -> None:
     kept = kept_of(b"abc")
     kept.acknowledge(3)
     kept.acknowledge(1)
-    assert kept.acknowledged == 3
+    with pytest.raises(MalformedError, match="has acknowledged 3"):
+        kept.rest(1)
 
 
 def test_less_cannot_have_been_read_than_was_acknowledged() -> None:

@@ -31,6 +31,7 @@ from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc import api
 from asyncrpc.compat.rpc.options import WorkerInfo
 from asyncrpc.compat.rpc.rref import RRef
+from asyncrpc.rref.handle import RRef as Handle
 
 __all__ = ["RemoteModule"]
 
@@ -431,7 +432,7 @@ def _set_mode(
 # --- how it is sent ------------------------------------------------------------------
 
 
-class _Travelling(RRef[nn.Module]):
+class _Travelling(Handle[nn.Module]):
     """The reference of a RemoteModule in a pickle; a call's pickler takes it out.
 
     It is a second reference, of another type, for a message that is being encoded.  It

@@ -12,7 +12,7 @@ from typing import Any
 from asyncrpc.compat.rpc import backend_registry, constants, starting
 from asyncrpc.compat.rpc._testing.faulty_worker import (
     FaultyTensorPipeAgent,
-    FaultyWorker,
+    add_faults,
 )
 from asyncrpc.compat.rpc.faults import Faults
 from asyncrpc.compat.rpc.options import TensorPipeRpcBackendOptions
@@ -100,7 +100,7 @@ def _faulty_tensorpipe_init_backend_handler(
         )
     agent = starting.start_agent(
         (store, name, rank, world_size, rpc_backend_options),
-        worker_class=partial(FaultyWorker, rpc_backend_options.faults()),
+        extensions=[partial(add_faults, faults=rpc_backend_options.faults())],
         agent_class=FaultyTensorPipeAgent,
     )
     assert isinstance(agent, FaultyTensorPipeAgent)

@@ -42,7 +42,6 @@ from torch.utils import _pytree
 from asyncrpc.autograd.context import current_context_var
 from asyncrpc.compat.rpc.agent import Agent
 from asyncrpc.compat.rpc.faults import COUNTED_MAX, Faults, MessageType
-from asyncrpc.compat.rpc.starting import FacadeWorker
 from asyncrpc.errors import DeadlineExceededError, EncodeError, Outcome
 from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.rref.handle import RRef
@@ -73,29 +72,23 @@ class FaultyTensorPipeAgent(Agent):
     """The agent of a worker that loses and delays messages."""
 
 
-class FaultyWorker(FacadeWorker):
-    """A worker that loses and delays messages.
+def add_faults(parts: Parts, *, faults: Faults) -> None:
+    """Let a worker that has references lose and delay messages.
 
     Args:
+        parts: the parts of the worker.
         faults: decides about each message that starts a call.
-        name: name of the worker.
-        **others: the other arguments of `Worker`.
     """
-
-    def __init__(self, faults: Faults, name: str, **others: Any) -> None:
-        super().__init__(name, **others)
-        self._faults = faults
-
-    def _extend(self, parts: Parts) -> None:
-        super()._extend(parts)
-        calls = FaultyCalls(self._faults, parts, self._rrefs)
-        parts.begin = parts.calls.begin = calls.begin  # type: ignore[method-assign]
+    calls = FaultyCalls(faults, parts)
+    parts.begin = parts.calls.begin = calls.begin  # type: ignore[method-assign]
 
 
 class FaultyCalls:
     """Sends calls now, later or not at all; replaces `CallStarter.begin`."""
 
-    def __init__(self, faults: Faults, parts: Parts, references: RRefService) -> None:
+    def __init__(self, faults: Faults, parts: Parts) -> None:
+        references = parts.references
+        assert isinstance(references, RRefService)
         self._faults = faults
         self._parts = parts
         self._references = references

@@ -65,11 +65,6 @@ class Rounds:
         name = self._name_of(rank)
         return name if name == f"rank {rank}" else f"rank {rank} ({name!r})"
 
-    @property
-    def all_series(self) -> list[Series]:
-        """Every series that is remembered."""
-        return list(self._all.values())
-
     def series(self, key: Key) -> Series:
         """Return the series of a key; make it if it does not exist."""
         found = self._all.get(key)

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
@@ -254,10 +254,6 @@ class FairQueue(Generic[T]):
     def buckets(self) -> Iterable[Hashable]:
         """The buckets that requests wait in."""
         return self._buckets.keys()
-
-    def shares_of(self, priority: int) -> Collection[Hashable]:
-        """Return the clients of a level that are remembered, waiting or not."""
-        return self._levels[priority].shares.keys()
 
     def waiting_in(self, bucket: Hashable) -> tuple[int, int, float]:
         """Return number, size, and oldest arrival of the requests in a bucket."""

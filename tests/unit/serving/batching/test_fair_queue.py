@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from asyncrpc.serving.batching.machine.fair_queue import FairQueue, QueuedRequest
+from tests.inner_state import shares_of
 
 STEP_S = 1.0
 
@@ -134,7 +135,7 @@ class TestOrder:
             line.add("n", client=serial)
             line.add("A", client="always")
             line.take(2)
-        assert len(line.queue.shares_of(0)) < 30
+        assert len(shares_of(line.queue, 0)) < 30
 
 
 class TestPriority:

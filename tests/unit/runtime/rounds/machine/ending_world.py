@@ -16,6 +16,7 @@ from asyncrpc.runtime.rounds.machine.messages import Key, RoundMessage
 from asyncrpc.runtime.rounds.machine.series import Series
 from asyncrpc.runtime.rounds.machine.table import Rounds
 from asyncrpc.runtime.rounds.machine.termination import Phase, Termination
+from tests.inner_state import series_of
 from tests.unit.runtime.rounds.machine.world import lost, name_of
 
 Link: TypeAlias = tuple[int, int]
@@ -208,7 +209,7 @@ class World:
                 one.cut_off.add(from_)
                 one.pending = [peer for peer in one.pending if peer != from_]
                 one.serving = [call for call in one.serving if call[0] != from_]
-                for series in one.rounds.all_series:
+                for series in series_of(one.rounds):
                     series.on_lost(from_, lost(from_))
             case (Key() as key, message):
                 one.rounds.receive(one.rounds.series(key), from_, message)  # type: ignore[arg-type]

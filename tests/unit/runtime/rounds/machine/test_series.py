@@ -29,6 +29,7 @@ from asyncrpc.runtime.rounds.machine.messages import (
 )
 from asyncrpc.runtime.rounds.machine.series import FAILURES_KEPT, Series
 from asyncrpc.runtime.rounds.machine.table import Rounds
+from tests.inner_state import series_of
 from tests.unit.runtime.rounds.machine.world import (
     Call,
     Step,
@@ -480,7 +481,7 @@ class TestOneMember:
         one.join(second, b"")
         second.fail(LATE)
         assert one.drop([]) == [second, third]
-        assert one.all_series == [first, fourth]
+        assert series_of(one) == [first, fourth]
         fifth = one.series(call("tag", (0, 1)))
         assert one.drop([fourth]) == [fifth]
         first.fail(LATE)

@@ -24,6 +24,7 @@ from asyncrpc.runtime.rounds.machine.messages import (
 )
 from asyncrpc.runtime.rounds.machine.series import Series
 from asyncrpc.runtime.rounds.machine.table import Rounds
+from tests.inner_state import series_of
 
 Call: TypeAlias = Key
 Step: TypeAlias = tuple[str, int, int]
@@ -191,7 +192,7 @@ class World:
             del self.links[from_, to]
         machine = self.members[to].machine
         if item is None:
-            for series in machine.all_series:
+            for series in series_of(machine):
                 series.on_lost(from_, lost(from_))
         else:
             key, message = item

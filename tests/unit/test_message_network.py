@@ -9,7 +9,7 @@ import pytest
 
 from asyncrpc.errors import UsageError
 from asyncrpc.testing.loop import SimLoop
-from asyncrpc.testing.messages import MessageNetwork
+from tests.message_network import MessageNetwork
 
 
 def deliver(

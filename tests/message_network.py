@@ -1,8 +1,8 @@
 """A network of messages that may be late, lost, repeated and out of order.
 
 For machines that do no I/O: register a function per name, send anything, and run the
-loop.  Unlike `testing.network`, nothing here is a stream; a protocol that survives this
-survives every transport.  The same seed gives the same run.
+loop.  Unlike `asyncrpc.testing.network`, nothing here is a stream; a protocol that
+survives this survives every transport.  The same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class MessageNetwork:
     ) -> None:
         self.trace: deque[tuple[float, str]] = deque(maxlen=TRACE_MAX)
         self.in_flight = 0
-        self._rng = random.Random(seed)  # noqa: S311  (to be repeated, not secret)
+        self._rng = random.Random(seed)
         self._given_loop = loop
         self._receivers: dict[str, Receive] = {}
         self._links: dict[tuple[str, str], MessageLink] = {}
