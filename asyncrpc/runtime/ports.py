@@ -36,7 +36,7 @@ class Scheduler(Protocol):
         """Run a coroutine as a task that ends with the worker."""
 
 
-class Threads(Protocol):
+class Pool(Protocol):
     """Threads that run jobs."""
 
     def submit(self, job: Job, done: Done) -> None:

@@ -23,7 +23,6 @@ TWINS = {
 }
 # The class that several protocols are views of, where it has another name than they.
 VIEWED = {
-    "CancelsCalls": "Link",
     "Functions": "FunctionTable",
     "Links": "Parts",
     "Pool": "ThreadPool",

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from asyncrpc.errors import AsyncRpcError, ClosedError
-from asyncrpc.runtime.ports import Threads
+from asyncrpc.runtime.ports import Pool
 from asyncrpc.runtime.threads import Job
 
 TICK_S: Final = 0.002
@@ -26,7 +26,7 @@ class Completions:
     """Runs short jobs, which complete futures, in as few threads as they need."""
 
     def __init__(
-        self, pool: Callable[[], Threads], loop: asyncio.AbstractEventLoop
+        self, pool: Callable[[], Pool], loop: asyncio.AbstractEventLoop
     ) -> None:
         """Complete futures.
 

@@ -25,7 +25,7 @@ from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.machine.calls import PendingCalls
 from asyncrpc.runtime.calls.machine.link import LinkStatus
 from asyncrpc.runtime.devices.maps import DEVICES, IDENTITY, DeviceMap
-from asyncrpc.runtime.ports import Threads
+from asyncrpc.runtime.ports import Pool
 from asyncrpc.serde import (
     Codec,
     DevicePlacement,
@@ -66,7 +66,7 @@ class PreparationHost(Protocol):
     codec: Codec
 
     @property
-    def host_pool(self) -> Threads:
+    def host_pool(self) -> Pool:
         """Threads for work on host memory."""
 
     @property

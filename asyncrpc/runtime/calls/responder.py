@@ -29,7 +29,7 @@ from asyncrpc.runtime.calls.message_codec import (
 )
 from asyncrpc.runtime.calls.preparation import PACK_HERE_BYTES_MAX
 from asyncrpc.runtime.extensions import NOTE, Pins, References
-from asyncrpc.runtime.ports import MessageSender, PeerLink, Threads
+from asyncrpc.runtime.ports import MessageSender, PeerLink, Pool
 from asyncrpc.runtime.threads import ThreadPool
 from asyncrpc.serde import Encoded, compression_for_answer
 from asyncrpc.trace import CANCELLED, OK, FlightRecorder, outcome_of
@@ -74,7 +74,7 @@ class ResponderHost(Protocol):
     recorder: FlightRecorder
 
     @property
-    def host_pool(self) -> Threads:
+    def host_pool(self) -> Pool:
         """Threads for work on host memory."""
 
     @property

@@ -61,7 +61,7 @@ from asyncrpc.runtime.payloads.messages import (
     OpenRegion,
     RegionsGone,
 )
-from asyncrpc.runtime.ports import PeerLink, Scheduler, Threads, ask
+from asyncrpc.runtime.ports import PeerLink, Pool, Scheduler, ask
 from asyncrpc.runtime.router import Route, answers
 from asyncrpc.serde import Encoded
 from asyncrpc.serde.shared import (
@@ -135,7 +135,7 @@ class RegionsHost(Scheduler, Protocol):
         """The worker's devices."""
 
     @property
-    def pool(self) -> Threads:
+    def pool(self) -> Pool:
         """Threads for functions."""
 
     def run_on_host(self, job: Callable[[], T]) -> asyncio.Future[T]:
