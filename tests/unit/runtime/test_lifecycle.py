@@ -101,7 +101,7 @@ async def test_its_loop_is_still_the_one_when_it_has_ended() -> None:
     with pytest.raises(NotStartedError, match="has been shut down"):
         guard.check_on_loop("Worker.find")
     guard.lifecycle.advance(Event.FORK)
-    with pytest.raises(NotStartedError, match="a forked child has none"):
+    with pytest.raises(NotStartedError, match="a forked child has no worker"):
         guard.check_loop("Worker.shutdown")
 
 
