@@ -86,6 +86,8 @@ class PassParticipant:
         """Take part in a pass, with gradients that have come and those that will."""
         advance.check()
         context_id, pass_id = advance.ids
+        if advance.step is not None and link.peer.incarnation != pass_id.root:
+            raise MalformedError("only the worker that began a pass may add a step")
         state = self._contexts.state(context_id)
         coming, arrived = self._crossings(advance.asked), self._crossings(advance.given)
         state.check_sent(link.peer, (*coming, *arrived))  # before a pass is made
@@ -107,15 +109,7 @@ class PassParticipant:
     async def _with_step(
         self, one: Pass, peer: WorkerId, step: list[Any], answer: PassAnswer
     ) -> PassAnswer:
-        """Commit a pass and take the step after it, if this worker was the last.
-
-        Raises:
-            MalformedError: another worker than that which began the pass asks for it.
-        """
-        if peer.incarnation != one.ids.pass_id.root:
-            raise MalformedError(
-                "a step came from a worker that did not begin the pass"
-            )
+        """Commit a pass and take the step after it, if this worker was the last."""
         is_last = one.machine.is_done and not (
             one.onward or answer.asked or answer.given or answer is NOTHING_NEW
         )

@@ -224,7 +224,7 @@ async def test_word_that_a_pass_is_over_may_overtake_its_requests() -> None:
         ("unheard", None, "which this worker does not know"),
     ],
 )
-async def test_a_request_that_makes_no_sense_is_refused(
+async def test_a_request_about_nothing_known_is_refused(
     method: str, asked: list[Any] | None, words: str
 ) -> None:
     async with group_of(2) as (workers, keepers), context() as ctx:
@@ -236,6 +236,17 @@ async def test_a_request_that_makes_no_sense_is_refused(
         raw_messages.tell(link, "autograd", "abort", ids)
         await backward(ctx, y.sum())
         assert (await ask(keepers["b"], "report")).gradients[0] is not None
+
+
+async def test_a_step_from_a_worker_that_did_not_begin_the_pass_is_refused() -> None:
+    async with group_of(2) as (workers, keepers), context() as ctx:
+        link, y = await open_on_b(workers, keepers)
+        ids = ids_of(ctx, workers[1])
+        gradients, fields = advance(ids, [1 << 40, 0])
+        fields["fields"][-1] = [1, [*ctx.id], None, False, [False, []]]
+        with pytest.raises(asyncrpc.RemoteError, match="may add a step"):
+            await raw_messages.request(link, "autograd", "advance", [gradients, fields])
+        await backward(ctx, y.sum())
 
 
 async def test_a_gradient_that_comes_twice_is_refused() -> None:
