@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from asyncrpc.testing.conformance import Recorder
 from asyncrpc.transport.abc import Connector
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.tcp import TcpConnector
 from asyncrpc.transport.uds import UdsConnector
-from tests.transport_conformance import Recorder
 
 
 def dialed(address: Address) -> socket.socket:

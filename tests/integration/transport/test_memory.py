@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from asyncrpc.testing.conformance import TransportConformance
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.transport.abc import Connector
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.memory import MemoryHub
-from tests.transport_conformance import TransportConformance
 
 
 class TestMemory(TransportConformance):

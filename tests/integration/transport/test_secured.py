@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from asyncrpc.errors import AuthenticationError, ConnectError, ConnectionLostError
+from asyncrpc.testing.conformance import LIMIT_S, Recorder, TransportConformance
 from asyncrpc.transport.abc import Connector
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.tcp import TcpConnector
 from asyncrpc.transport.tls import TlsContexts
 from tests.certificates import Authority
-from tests.transport_conformance import LIMIT_S, Recorder, TransportConformance
 
 
 class TestTls(TransportConformance):

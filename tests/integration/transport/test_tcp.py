@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
+from asyncrpc.testing.conformance import TransportConformance
 from asyncrpc.transport.abc import Connector
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.tcp import TcpConnector
-from tests.transport_conformance import TransportConformance
 
 
 class TestTcpOverIPv4(TransportConformance):

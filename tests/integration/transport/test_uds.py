@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from asyncrpc.testing.conformance import TransportConformance
 from asyncrpc.transport.abc import Connector
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.uds import UdsConnector
-from tests.transport_conformance import TransportConformance
 
 
 class TestUnixSockets(TransportConformance):

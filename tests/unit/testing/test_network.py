@@ -9,6 +9,7 @@ from typing import TypeVar
 import pytest
 
 from asyncrpc.errors import ConnectError, ConnectionLostError, TransportError
+from asyncrpc.testing.conformance import Acceptor, Pair, Recorder
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import (
     BROKEN_AFTER_S,
@@ -17,7 +18,6 @@ from asyncrpc.testing.network import (
     Network,
 )
 from asyncrpc.transport.address import Address
-from tests.transport_conformance import Acceptor, Pair, Recorder
 
 T = TypeVar("T")
 PS = Address("mem", "ps")

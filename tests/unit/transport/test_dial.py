@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from asyncrpc.errors import ConnectError, UsageError
+from asyncrpc.testing.conformance import Acceptor, Recorder
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.dial import Dialled, connect_any
 from asyncrpc.transport.race import STAGGER_S
-from tests.transport_conformance import Acceptor, Recorder
 
 PS = tuple(Address("mem", f"ps-{index}") for index in range(3))
 

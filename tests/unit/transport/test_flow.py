@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from asyncrpc.errors import UsageError
+from asyncrpc.testing.conformance import Recorder
 from asyncrpc.transport.flow import Gauge, WaterMarks
-from tests.transport_conformance import Recorder
 
 
 def test_marks_must_be_in_order() -> None:

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from asyncrpc.errors import ConnectError, ConnectionLostError, TransportError
+from asyncrpc.testing.conformance import Acceptor, Pair, Recorder
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.flow import LINGER_S
 from asyncrpc.transport.memory import TURN_BYTES, MemoryHub
-from tests.transport_conformance import Acceptor, Pair, Recorder
 
 PS = Address("mem", "ps")
 

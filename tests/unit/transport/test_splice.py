@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
+from asyncrpc.testing.conformance import Acceptor, Recorder
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.splice import Splice
 from asyncrpc.transport.tcp import TcpConnector
-from tests.transport_conformance import Acceptor, Recorder
 
 
 async def until_ended(ended: list[Splice]) -> None:

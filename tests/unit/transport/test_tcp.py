@@ -14,10 +14,10 @@ from asyncrpc.errors import (
     TransportError,
     UsageError,
 )
+from asyncrpc.testing.conformance import Acceptor, Recorder
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.interfaces import host_addresses
 from asyncrpc.transport.tcp import TcpConnector
-from tests.transport_conformance import Acceptor, Recorder
 
 LOOPBACK = Address("tcp", "127.0.0.1")
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from asyncrpc.errors import ConnectError, TransportError
+from asyncrpc.testing.conformance import Acceptor, Recorder
 from asyncrpc.transport import uds
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.uds import PATH_BYTES_MAX, UdsConnector
-from tests.transport_conformance import Acceptor, Recorder
 
 
 @pytest.fixture
