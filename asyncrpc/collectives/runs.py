@@ -1,4 +1,4 @@
-"""The collectives of one group as they run: each along the way that all have agreed on.
+"""The running collectives of one group, along the path that all ranks have agreed on.
 
 The ranks agree once, in a collective of its own that the first one begins.  Whatever
 ends a collective here early ends it for all ranks, with the reason.
@@ -18,8 +18,8 @@ from asyncrpc.errors import CollectiveError, GroupChangedError
 from asyncrpc.runtime.parts import Parts
 from asyncrpc.serde import words_of
 
-# Collectives of one group that run at a time here; more wait their turn.  So what a
-# rank that is behind has to keep for those ahead is bounded.
+# Collectives of one group that run at a time here; more wait their turn.  This bounds
+# what a slow rank must keep for the ranks ahead of it.
 RUNNING_MAX: Final = 32
 
 
@@ -27,7 +27,7 @@ class CollectiveRuns:
     """Runs the collectives of one group at this rank.
 
     Attributes:
-        opening: agrees with the other ranks on the way; None: nothing has begun.
+        opening: agrees with the other ranks on the path; None: it has not begun.
     """
 
     def __init__(self, parts: Parts, matching: Matching) -> None:
@@ -72,7 +72,7 @@ class CollectiveRuns:
             run.end()
 
     def start_opening(self) -> asyncio.Task[Path]:
-        """Begin the collective in which all agree on the way, if it has not begun."""
+        """Begin the collective in which all agree on the path, if it has not begun."""
         if self.opening is None:
             run = self._matching.begin(Descriptor("open"), None)
             self.opening = self._parts.start_task(self._open(run))
@@ -81,11 +81,11 @@ class CollectiveRuns:
         return self.opening
 
     async def _open(self, run: CollectiveRun) -> Path:
-        """Agree with the others on the way that all collectives take."""
+        """Agree with the others on the path that all collectives take."""
         try:
             return await open_path(run)
         except BaseException as error:
-            # Some may have agreed: those cannot be made to ask again.
+            # Some ranks may have agreed, and cannot be made to ask again.
             failure = CollectiveFailure(GroupChangedError.code, str(error), ())
             self._matching.lose(run.operation.failure or failure)
             raise
