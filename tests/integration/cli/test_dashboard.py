@@ -244,7 +244,7 @@ class TestRefusals:
             status, words = await refused(capsys, address, "--port", str(port))
         assert status == 2
         assert f"cannot listen at port {port} of host '127.0.0.1'" in words
-        assert "another process has the port" in words
+        assert "the port is in use" in words
 
     @pytest.mark.parametrize(
         ("arguments", "problem"),
@@ -255,8 +255,8 @@ class TestRefusals:
             (("--port", "-1"), "port"),
             (("--port", "x"), "invalid int value: 'x'"),
             (("--every", "0"), "every_s must be at least 0.1 seconds"),
-            (("--every", "nan"), "must be finite seconds"),
-            (("--after", "-1"), "must be finite seconds"),
+            (("--every", "nan"), "must be a finite number of seconds"),
+            (("--after", "-1"), "must be a finite number of seconds"),
             (("--token-file", "/no/such"), "--token-file: cannot read"),
             (("--run", "train"), "there is no run 'train'"),
         ],

@@ -134,7 +134,7 @@ async def test_a_group_is_reconfigured_once_at_a_time(workers: list[Worker]) -> 
     await asyncio.sleep(0)
     with pytest.raises(UsageError, match="once at a time"):
         await groups[0].reconfigure()
-    with pytest.raises(UsageError, match="in group 'training' already"):
+    with pytest.raises(UsageError, match="already in group 'training'"):
         await join_group(workers[0], "training")
     await all_of([first, groups[1].reconfigure()])
     await works(groups)

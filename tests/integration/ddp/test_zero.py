@@ -348,7 +348,7 @@ class TestStates:
         other = torch.optim.Adam(make_parameters(shapes=[(3,)])).state_dict()
         with pytest.raises(UsageError, match=r"groups of \[1\] parameters"):
             zero.load_state_dict(other)
-        with pytest.raises(UsageError, match="not a state of an optimizer"):
+        with pytest.raises(UsageError, match="not the state of an optimizer"):
             zero.load_state_dict({"model": 1})
 
 

@@ -147,7 +147,7 @@ async def test_too_much_of_a_result(way: str, kind: str) -> None:
         error = await told(CALLS[way], a, kind)
         is_said_well(error, kind)
         if kind == "long text":
-            assert "at most 67108864 can be sent" in str(error)
+            assert "the limit is 67108864" in str(error)
 
 
 async def test_a_future_that_was_promised_and_is_none() -> None:

@@ -164,7 +164,9 @@ async def test_a_full_queue_makes_room_for_a_client_without_a_place() -> None:
         await asyncio.sleep(0)
         asked.append(asyncio.ensure_future(batched(3, client="b")))
         await asyncio.wait(asked[2:3])
-        with pytest.raises(OverloadedError, match="gave way to another") as caught:
+        with pytest.raises(
+            OverloadedError, match="another one took its place"
+        ) as caught:
             asked[2].result()
         assert caught.value.outcome is Outcome.NOT_EXECUTED
         with pytest.raises(OverloadedError, match="waiting_max"):
@@ -446,10 +448,10 @@ async def test_what_waits_and_runs_is_told() -> None:
         ({"size_of": 3}, "size_of must be callable"),
         ({"bucket": 3}, "bucket must be callable"),
         ({"max_queue_age_s": 0}, "max_queue_age_s must be"),
-        ({"standing_queue_age_s": 1.0}, "at most max_queue_age_s, which must be given"),
+        ({"standing_queue_age_s": 1.0}, "needs max_queue_age_s and must not exceed it"),
         (
             {"max_queue_age_s": 1.0, "standing_queue_age_s": 2.0},
-            "at most max_queue_age_s",
+            "must not exceed it",
         ),
         ({"priority_step_s": -1}, "priority_step_s must be"),
         ({"overflow": "all"}, "overflow must be 'newest' or 'oldest'"),
