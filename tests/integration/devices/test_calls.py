@@ -330,12 +330,12 @@ async def test_maps_of_a_worker() -> None:
     [
         (
             {"cuda:0": "cpu", "cuda:1": "cpu"},
-            r"cuda:0 and cuda:1 to cpu.*not come back",
+            r"cuda:0 and cuda:1 to cpu.*not be mapped back",
         ),
         ({"cuda:0": "GPU"}, "'GPU' .* is not understood"),
         ({"cuda 0": "cpu"}, "'cuda 0' .* is not understood"),
         ({-1: "cpu"}, "-1 .* is not understood"),
-        ({"cuda": "cpu", "cuda:0": "xla:0"}, "cuda:0 to cpu and to xla:0"),
+        ({"cuda": "cpu", "cuda:0": "xla:0"}, "cuda:0 to both cpu and xla:0"),
     ],
 )
 def test_maps_that_are_none(given: dict[Any, str], words: str) -> None:
