@@ -270,10 +270,13 @@ async def test_a_store_that_nobody_hosts_is_said_to_be_missing(
     [
         (
             {"rendezvous": "tcp://h:1"},
-            "needs none, give the address of a member: join://host:port",
+            "without a rank, use join://host:port of a member",
         ),
         ({"rendezvous": "tcp://h:1", "rank": 0}, "world_size is missing"),
-        ({"rank": 2, "world_size": 2, "rendezvous": "tcp://h:1"}, "rank 2 is not in"),
+        (
+            {"rank": 2, "world_size": 2, "rendezvous": "tcp://h:1"},
+            "rank must be between 0 and 1, not 2",
+        ),
         (
             {"rank": 0, "world_size": 1, "rendezvous": "tcp://h"},
             "rendezvous must be env://",
