@@ -171,21 +171,24 @@ class PassRequests:
         self, one: Pass, request: PassRequest, peer: WorkerId, call: asyncio.Future[Any]
     ) -> None:
         error = AutogradError(ABORTED) if call.cancelled() else call.exception()
-        if one.step is not None and isinstance(request, Advance) and request.step:
-            one.step.is_open = call.cancelled() or _is_unknown(error)
+        has_step = isinstance(request, Advance) and request.step is not None
+        step = one.step if has_step else None
+        if step is not None:
+            step.is_open = call.cancelled() or _is_unknown(error)
         if error is not None:
             one.wave.outstanding -= 1
             one.fail(error)
             return
         try:
             answer = request.read_answer(peer.name, call.result())
-            check_gradients(answer)
-            if answer.step is not None:
-                _note_step(one, request, peer, answer.step)
+            _check_answer(answer, peer, has_step=has_step)
         except MalformedError as wrong:
             one.wave.outstanding -= 1
             one.fail(wrong)
             return
+        if step is not None and answer.step is not None:
+            step.answer = answer.step
+            del one.onward[peer.incarnation]  # which has committed the pass
         one.wave.receive(answer.reports)
         if answer.given or answer.asked:
             # The answer is not taken before the gradients, so this worker is not idle.
@@ -214,26 +217,22 @@ def _step_for(
     return step.content
 
 
-def _is_unknown(error: BaseException | None) -> bool:
-    """Return whether an error leaves open what the other worker has done."""
-    return isinstance(error, CallError) and error.outcome is Outcome.UNKNOWN
-
-
-def _note_step(
-    one: Pass, request: PassRequest, peer: WorkerId, answer: list[Any]
-) -> None:
-    """Note that a worker has taken the step, and committed its part of the pass.
+def _check_answer(answer: PassAnswer, peer: WorkerId, *, has_step: bool) -> None:
+    """Refuse an answer whose parts do not fit, or that has a step nobody asked for.
 
     Raises:
-        MalformedError: the request had no step.
+        MalformedError: its gradients do not fit together, or the request had no step.
     """
-    step = one.step
-    if step is None or not isinstance(request, Advance) or request.step is None:
+    check_gradients(answer)
+    if answer.step is not None and not has_step:
         raise MalformedError(
             f"worker {peer.name!r} answered a step that it was not asked to take"
         )
-    step.answer = answer
-    del one.onward[peer.incarnation]  # which is not told to commit
+
+
+def _is_unknown(error: BaseException | None) -> bool:
+    """Return whether an error leaves open what the other worker has done."""
+    return isinstance(error, CallError) and error.outcome is Outcome.UNKNOWN
 
 
 def _can_go_back(one: Pass, gradients: Sequence[torch.Tensor | None]) -> bool:
