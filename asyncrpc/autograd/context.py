@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, Self
 import torch
 
 from asyncrpc.autograd.engine import Engine, Keeping
-from asyncrpc.autograd.state import ContextState, StepAfterPass
+from asyncrpc.autograd.state import ContextState, StepAfterPass, VotesWithPass
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import UsageError
 from asyncrpc.ids import ContextId, WorkerId
@@ -63,7 +63,7 @@ class ContextService(Protocol):
         deadline: Deadline | None,
         *,
         is_fast: bool = False,
-        step: StepAfterPass | None = None,
+        step: StepAfterPass | VotesWithPass | None = None,
     ) -> None:
         """Run a pass from local roots."""
 

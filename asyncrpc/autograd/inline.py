@@ -6,14 +6,15 @@ on, until it takes long.
 
 Work is short if it takes little processor time: on a busy machine the thread may wait
 for a core, whatever the work.  Only a long wait counts, as the work itself may be
-waiting.
+waiting.  How much is little depends on the machine: on one where the way to a thread
+and back takes longer, all else takes longer, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -24,9 +25,13 @@ from asyncrpc.runtime.threads import uncancelled
 
 T = TypeVar("T")
 
-# The loop must not be held up longer than a few small calls take.
+# The loop must not be held up longer than some small calls take: work that takes less
+# than so many ways to a thread and back is short, within these bounds.
 SHORT_S: Final = 400e-6
-LONG_S: Final = 1e-3
+SHORT_MAX_S: Final = 1e-3
+WAYS: Final = 5
+WAYS_KEPT: Final = 15  # the last ones; their median counts
+LONG: Final = 2.5  # times as long as what is short
 # From begin to end.  Another process keeps a core for about 3 ms: work whose trial took
 # longer may wait for an event.  On the loop, where work must not pay for a busy
 # machine, only work that took much longer is taken to wait.
@@ -100,8 +105,13 @@ class Runner:
             finally:
                 cpu_s, took_s = thread_cpu_s() - begun_cpu_s, now_s() - begun_s
 
+        def note(_: asyncio.Future[T]) -> None:
+            self._policy.note(kind, cpu_s, took_s)
+            self._policy.note_way(now_s() - sent_s - took_s)
+
+        sent_s = now_s()
         work = self._threads.run_in_thread(timed)
-        work.add_done_callback(lambda _: self._policy.note(kind, cpu_s, took_s))
+        work.add_done_callback(note)
         return work
 
 
@@ -127,11 +137,18 @@ class _Pace:
 class InlinePolicy:
     """How long each kind of work takes, as far as is known.
 
+    Attributes:
+        short_s: what takes at most so long is short.
+        long_s: what takes longer has held up the loop.
+
     Thread safety: none; all calls on the worker's loop.
     """
 
     def __init__(self) -> None:
+        self.short_s = SHORT_S
+        self.long_s = LONG * SHORT_S
         self._paces: OrderedDict[Hashable, _Pace] = OrderedDict()
+        self._ways_s: deque[float] = deque(maxlen=WAYS_KEPT)
 
     def is_short(self, kind: Hashable) -> bool:
         """Return whether work of this kind has always been short."""
@@ -141,7 +158,7 @@ class InlinePolicy:
     def is_watched(self, kind: Hashable) -> bool:
         """Return whether the next run on the loop must measure its processor time.
 
-        Work that was over in less than `LONG_S` cannot have taken more processor time.
+        Work that was over in less than `long_s` cannot have taken more processor time.
         """
         pace = self._paces.get(kind)
         return pace is not None and pace.is_watched
@@ -161,14 +178,14 @@ class InlinePolicy:
             if len(self._paces) > KINDS_MAX:
                 self._paces.popitem(last=False)
         if pace.trials < pace.needed:
-            is_short = (cpu_s or 0.0) <= SHORT_S and took_s <= WAIT_S
+            is_short = (cpu_s or 0.0) <= self.short_s and took_s <= WAIT_S
             pace.trials = pace.trials + 1 if is_short else 0
             return
-        is_unclear = cpu_s is None and LONG_S < took_s <= BLOCKED_S
+        is_unclear = cpu_s is None and self.long_s < took_s <= BLOCKED_S
         pace.is_watched = is_unclear
         if is_unclear:
             return
-        if took_s > BLOCKED_S or (cpu_s or 0.0) > LONG_S:
+        if took_s > BLOCKED_S or (cpu_s or 0.0) > self.long_s:
             pace.trials, pace.short = 0, 0
             pace.late += 1
             if pace.late >= LATE_MAX:
@@ -177,3 +194,10 @@ class InlinePolicy:
             pace.short += 1
             if pace.short >= FORGIVEN_AFTER:
                 pace.late, pace.short = pace.late - 1, 0
+
+    def note_way(self, took_s: float) -> None:
+        """Record how long it took to hand work to a thread and to learn of its end."""
+        self._ways_s.append(took_s)
+        way_s = sorted(self._ways_s)[len(self._ways_s) // 2]
+        self.short_s = min(max(SHORT_S, WAYS * way_s), SHORT_MAX_S)
+        self.long_s = LONG * self.short_s

@@ -43,11 +43,14 @@ class PassReport(NamedTuple):
         worker: its incarnation.
         number: counts its reports.
         is_done: whether it has done all the work that it knows of.
+        is_sure: whether the step that is to follow cannot raise on it; None: it was not
+            asked to vote, or has nothing to vote on.
     """
 
     worker: int
     number: int
     is_done: bool
+    is_sure: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,13 +310,15 @@ class Wave:
         self.is_engaged, self.owes = True, by
         return True
 
-    def disengage(self, me: int, *, is_done: bool) -> list[PassReport]:
+    def disengage(
+        self, me: int, *, is_done: bool, is_sure: bool | None = None
+    ) -> list[PassReport]:
         """End here: return the answer, the last reports of all known workers."""
         if not self.is_idle:
             raise LocalProtocolError("work is still under way for the pass")
         self.is_engaged, self.owes = False, None
         self._number += 1
-        self.reports[me] = PassReport(me, self._number, is_done)
+        self.reports[me] = PassReport(me, self._number, is_done, is_sure)
         return list(self.reports.values())
 
     def receive(self, answer: Iterable[PassReport]) -> None:

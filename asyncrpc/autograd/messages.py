@@ -13,7 +13,7 @@ from asyncrpc.autograd.machine import PassReport
 from asyncrpc.errors import MalformedError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
 from asyncrpc.runtime.messages import Notice, Request, message
-from asyncrpc.runtime.schema import Leading, RecordSchema, Spread
+from asyncrpc.runtime.schema import Count, Leading, RecordSchema, Spread
 
 SERVICE: Final = "autograd"
 
@@ -117,6 +117,8 @@ class Advance(Request[PassAnswer]):
         step: a step of an optimizer to take after the pass, as `optim.step` brings it.
             The worker that began the pass has nothing left to do but to hear from the
             receiver: if that has asked nobody else, the pass has succeeded.
+        votes_on: the number of an optimizer of that worker: who has a part of it votes
+            in its reports on the step that is to follow.
     """
 
     gradients: Leading[list[torch.Tensor | None]]
@@ -128,6 +130,7 @@ class Advance(Request[PassAnswer]):
     given: list[int]
     history: list[int] | None
     step: list[Any] | None
+    votes_on: Count | None
 
     def check(self) -> None:
         """Check that the fields fit together.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from asyncrpc.autograd.messages import (
     PassOutcome,
 )
 from asyncrpc.autograd.placing import at_their_devices
-from asyncrpc.autograd.ports import Devices
+from asyncrpc.autograd.ports import Devices, Steps
 from asyncrpc.autograd.state import ABORTED, Pass
 from asyncrpc.autograd.waits import PassWaits
 from asyncrpc.autograd.work import NOTHING_NEW, PassWork
@@ -31,9 +31,6 @@ from asyncrpc.ids import MessageId, WorkerId
 from asyncrpc.runtime.ports import Links, PeerLink, Scheduler, ask
 
 Receive = Callable[[torch.Tensor, Received], torch.Tensor]
-# Given who asks and the step as `optim.step` brings it; returns its answer, as it
-# travels, or None: it was not taken.
-StepTaker = Callable[[WorkerId, list[Any]], Coroutine[Any, Any, list[Any] | None]]
 
 
 class PassParticipant:
@@ -74,11 +71,11 @@ class PassParticipant:
         self._receive = receive
         self._links = links
         self._scheduler = scheduler
-        self._take_step: StepTaker | None = None
+        self._steps: Steps | None = None
 
-    def take_steps_with(self, take: StepTaker) -> None:
+    def step_with(self, steps: Steps) -> None:
         """Say what takes the steps that come with gradients."""
-        self._take_step = take
+        self._steps = steps
 
     # --- requests --------------------------------------------------------------------
 
@@ -98,7 +95,7 @@ class PassParticipant:
         one.inward[link.peer.incarnation] = link.peer
         also: Sequence[CrossingId] = ()
         if is_new:
-            one.is_fast = advance.is_fast
+            one.is_fast, one.votes_on = advance.is_fast, advance.votes_on
             also = one.machine.unsettled if one.is_fast else ()
         await self._take(one, link.peer, coming, arrived, also, advance)
         answer = await self._work.work(one, link.peer.incarnation)
@@ -113,10 +110,10 @@ class PassParticipant:
         is_last = one.machine.is_done and not (
             one.onward or answer.asked or answer.given or answer is NOTHING_NEW
         )
-        if not is_last or self._take_step is None:
+        if not is_last or self._steps is None:
             return answer
         self._ends.finish(one.ids, commit=True)
-        return answer._replace(step=await self._take_step(peer, step))
+        return answer._replace(step=await self._steps.step_after_pass(peer, step))
 
     async def on_gradients_back(
         self, one: Pass, peer: WorkerId, answer: PassAnswer

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 import torch
+
+from asyncrpc.ids import Incarnation, WorkerId
 
 T = TypeVar("T")
 
@@ -41,3 +43,28 @@ class Devices(Protocol):
         self, wanted: dict[int, tuple[torch.Tensor, str]], /
     ) -> Awaitable[dict[int, torch.Tensor]]:
         """Move tensors of the host to their devices."""
+
+
+class Steps(Protocol):
+    """The steps of optimizers that follow backward passes."""
+
+    async def step_after_pass(
+        self, maker: WorkerId, content: list[Any], /
+    ) -> list[Any] | None:
+        """Take a step that came with the last gradients; return its answer, if taken.
+
+        Raises:
+            MalformedError: the content is not that of a step.
+        """
+
+    def vote_after_pass(
+        self,
+        maker: Incarnation,
+        serial: int,
+        gathered: Mapping[torch.Tensor, torch.Tensor],
+        /,
+    ) -> bool | None:
+        """Vote on a step: return whether it cannot raise with these gradients.
+
+        None: this worker has no part of the optimizer.
+        """

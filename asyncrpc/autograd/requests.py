@@ -87,6 +87,7 @@ class PassRequests:
                 given=keys_of(leaves),
                 history=self._keep_history(one.state, peer, found),
                 step=None if one.step is None else _step_for(one, peer, coming | going),
+                votes_on=one.votes_on,
             )
             if one.wave.owes == peer.incarnation and _can_go_back(one, found):
                 one.going_back = advance

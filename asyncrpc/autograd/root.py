@@ -34,7 +34,7 @@ from asyncrpc.autograd.functions import CrossingId, edge_of
 from asyncrpc.autograd.messages import PassId, PassIds
 from asyncrpc.autograd.placing import on_devices_of
 from asyncrpc.autograd.ports import Threads
-from asyncrpc.autograd.state import Pass, StepAfterPass
+from asyncrpc.autograd.state import Pass, StepAfterPass, VotesWithPass
 from asyncrpc.autograd.waits import PassWaits
 from asyncrpc.autograd.work import PassWork
 from asyncrpc.clock import Deadline
@@ -85,11 +85,12 @@ class RootPasses:
         deadline: Deadline | None,
         *,
         is_fast: bool,
-        step: StepAfterPass | None = None,
+        step: StepAfterPass | VotesWithPass | None = None,
     ) -> None:
         """Run a pass from local roots; see `asyncrpc.autograd.backward`.
 
-        A step goes with the last gradients, if they are for its owner.
+        A step goes with the last gradients, if they are for its owner; or the workers
+        vote on it.
         """
         state = self._contexts.state(context_id)
         check = partial(root_gradients, roots, gradients)
@@ -98,7 +99,10 @@ class RootPasses:
         ids = PassIds(context_id, pass_id)
         one = state.join_pass(pass_id, self._me.name, keeping)
         self._ends.note_begun(one)
-        one.step = step
+        if isinstance(step, VotesWithPass):
+            one.votes_on = step.serial
+        else:
+            one.step = step
         one.task = task_here(asyncio.get_running_loop())
         limit = None if deadline is None else asyncio.timeout_at(deadline.at_s)
         try:
@@ -126,6 +130,10 @@ class RootPasses:
                 raise
             raise failed(self._me.name, context_id, error) from error
         self._ends.finish(ids, commit=True)
+        if isinstance(step, VotesWithPass):
+            reports = one.wave.reports.values()
+            said = {it.worker: it.is_sure for it in reports}
+            step.are_sure = {it: sure for it, sure in said.items() if sure is not None}
 
     async def _run(self, one: Pass) -> None:
         """Run a pass until no part of it can go on."""

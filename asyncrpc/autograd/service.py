@@ -39,11 +39,11 @@ from asyncrpc.autograd.messages import (
     read_meta,
 )
 from asyncrpc.autograd.participant import PassParticipant
-from asyncrpc.autograd.ports import Devices, Threads
+from asyncrpc.autograd.ports import Devices, Steps, Threads
 from asyncrpc.autograd.requests import PassRequests
 from asyncrpc.autograd.root import RootPasses
 from asyncrpc.autograd.segment_events import SegmentEvents
-from asyncrpc.autograd.state import ContextState, StepAfterPass
+from asyncrpc.autograd.state import ContextState, StepAfterPass, VotesWithPass
 from asyncrpc.autograd.waits import PassWaits
 from asyncrpc.autograd.work import PassWork
 from asyncrpc.clock import Deadline
@@ -117,7 +117,7 @@ class AutogradService:
         self._lifetime = ContextLifetime(number, contexts, worker, worker)
         requests = PassRequests(number, contexts, directory, worker, worker)
         events = SegmentEvents(worker.recorder)
-        work = PassWork(number, self.engine, requests, worker, events)
+        self._work = work = PassWork(number, self.engine, requests, worker, events)
         ends = PassEnds(number, contexts, directory, worker.pool, worker.recorder)
         waits = PassWaits(me, directory)
         self._root = RootPasses(me, contexts, worker, work=work, ends=ends, waits=waits)
@@ -144,9 +144,13 @@ class AutogradService:
             takes(CommitPass, passes.on_commit),
             takes(AbortPass, passes.on_abort),
         )
-        self.take_steps_with = passes.take_steps_with
         # Called for each message of the worker, so without a call in between.
         self.outgoing = self._crossings.outgoing
+
+    def step_with(self, steps: Steps) -> None:
+        """Say what votes on the steps of optimizers, and takes those of passes."""
+        self._participant.step_with(steps)
+        self._work.vote_with(steps)
 
     # --- contexts --------------------------------------------------------------------
 
@@ -236,11 +240,12 @@ class AutogradService:
         deadline: Deadline | None,
         *,
         is_fast: bool = False,
-        step: StepAfterPass | None = None,
+        step: StepAfterPass | VotesWithPass | None = None,
     ) -> None:
         """Run a pass from local roots; see `asyncrpc.autograd.backward`.
 
-        A step goes with the last gradients, if they are for its owner.
+        A step goes with the last gradients, if they are for its owner; or the workers
+        vote on it.
         """
         await self._root.backward(
             context.id, roots, gradients, keeping, deadline, is_fast=is_fast, step=step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Self
 
 import torch
@@ -203,6 +203,17 @@ class ContextState:
             have = self._committed.get(parameter)
             self._committed[parameter] = total(have, gradient)
 
+    def gradients_with(
+        self, staged: dict[torch.Tensor, torch.Tensor]
+    ) -> dict[torch.Tensor, torch.Tensor] | None:
+        """Return `gradients` as they are once a pass that staged these is committed.
+
+        None: some are still to be added up.
+        """
+        if self._later or not self._committed.keys().isdisjoint(staged):
+            return None
+        return self._committed | staged if self._committed else staged
+
     @property
     def is_added_up(self) -> bool:
         """Return whether `gradients` need not add up."""
@@ -240,6 +251,20 @@ class StepAfterPass:
     answer: list[Any] | None = None
 
 
+@dataclass(slots=True)
+class VotesWithPass:
+    """Votes on a step, which come with a pass: a round trip less before the step.
+
+    Attributes:
+        serial: number of the optimizer at the worker that begins the pass.
+        are_sure: by worker, whether the step cannot raise there; of workers that took
+            part and had something to vote on, once the pass has succeeded.
+    """
+
+    serial: int
+    are_sure: dict[int, bool] = field(default_factory=dict)
+
+
 class Pass:
     """One backward pass on one worker.
 
@@ -265,6 +290,7 @@ class Pass:
         is_fast: whether every sent tensor is assumed to take part.
         is_settled: whether it is known which workers take part.
         step: of an optimizer, to be taken after it; at the worker that began it.
+        votes_on: number of an optimizer of that worker, on whose step all vote.
     """
 
     __slots__ = (
@@ -290,6 +316,7 @@ class Pass:
         "step",
         "task",
         "tasks",
+        "votes_on",
         "wave",
     )
 
@@ -325,6 +352,7 @@ class Pass:
         self.is_fast = False
         self.is_settled = False
         self.step: StepAfterPass | None = None
+        self.votes_on: int | None = None
         self._aborted_because = ""
         self._idle: asyncio.Future[None] | None = None
 
@@ -370,9 +398,10 @@ class Pass:
         if is_over and idle is not None and not idle.done():
             idle.set_result(None)
 
-    def answer(self, me: Incarnation) -> PassAnswer:
+    def answer(self, me: Incarnation, *, is_sure: bool | None = None) -> PassAnswer:
         """Return the answer for the waiting worker, when all has ended here."""
-        reports = self.wave.disengage(me, is_done=self.machine.is_done)
+        is_done = self.machine.is_done
+        reports = self.wave.disengage(me, is_done=is_done, is_sure=is_sure)
         back, self.going_back = self.going_back, None
         if back is None:
             return PassAnswer([], reports, [], [], None, None)

@@ -12,7 +12,7 @@ from asyncrpc.autograd.functions import leaves_of
 from asyncrpc.autograd.inline import Runner
 from asyncrpc.autograd.messages import PassAnswer
 from asyncrpc.autograd.placing import on_devices_of
-from asyncrpc.autograd.ports import Threads
+from asyncrpc.autograd.ports import Steps, Threads
 from asyncrpc.autograd.requests import PassRequests
 from asyncrpc.autograd.segment_events import SegmentEvents
 from asyncrpc.autograd.state import ABORTED, Pass
@@ -50,6 +50,11 @@ class PassWork:
         self._threads = threads
         self._events = events
         self._runner = Runner(threads, engine.lock)
+        self._steps: Steps | None = None
+
+    def vote_with(self, steps: Steps) -> None:
+        """Say what votes on the steps that are to follow passes."""
+        self._steps = steps
 
     async def work(self, one: Pass, asked_by: Incarnation | None = None) -> PassAnswer:
         """Run what is ready; return the answer for the worker that asked.
@@ -75,7 +80,7 @@ class PassWork:
             one.wave.is_running = True
             await self._drain(one)
         await one.idle()
-        return one.answer(self._me)
+        return one.answer(self._me, is_sure=self._vote(one))
 
     async def close(self, one: Pass, asked_by: Incarnation | None = None) -> PassAnswer:
         """Continue, knowing that no further workers take part, and tell the others."""
@@ -85,6 +90,16 @@ class PassWork:
         one.machine.rule_out()
         self._requests.close(one)
         return await self.work(one, asked_by)
+
+    def _vote(self, one: Pass) -> bool | None:
+        """Vote on the step that is to follow a pass, if that is asked for."""
+        if one.votes_on is None or self._steps is None:
+            return None
+        gathered = one.state.gradients_with(one.flow.staged)
+        if gathered is None:
+            return None
+        maker = one.ids.pass_id.root
+        return self._steps.vote_after_pass(maker, one.votes_on, gathered)
 
     async def _drain(self, one: Pass) -> None:
         """Run segments until none is ready; send their results on."""

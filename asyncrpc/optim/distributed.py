@@ -36,7 +36,7 @@ from asyncrpc.arguments import (
 )
 from asyncrpc.autograd.context import Context
 from asyncrpc.autograd.engine import Keeping
-from asyncrpc.autograd.state import StepAfterPass
+from asyncrpc.autograd.state import StepAfterPass, VotesWithPass
 from asyncrpc.errors import UsageError
 from asyncrpc.optim.gathered import GatheredOptimizer, needs_closure
 from asyncrpc.optim.groups import Parameters, group_of, groups_of, owners_of
@@ -232,7 +232,9 @@ class DistributedOptimizer:
 
         It is `await autograd.backward(...)` and `await self.step(...)`.  If one other
         worker owns all parameters and no worker has anything to do for the pass after
-        it, the step goes with the gradients, and is answered with the pass.
+        it, the step goes with the gradients, and is answered with the pass.  If several
+        own them, they vote as they end their parts of the pass, and are then told to
+        step; where the norm is needed, they are asked first, as by `step`.
 
         Args:
             context: open on this worker.
@@ -278,7 +280,7 @@ class DistributedOptimizer:
         service.state(context)  # it is open, or this raises
         keeping, deadline = Keeping(retain_graph), service.deadline_of(timeout_s)
 
-        async def run_pass(step: StepAfterPass | None) -> None:
+        async def run_pass(step: StepAfterPass | VotesWithPass | None) -> None:
             await service.backward(
                 context, given, gradients, keeping, deadline, step=step
             )

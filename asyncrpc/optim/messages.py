@@ -13,7 +13,7 @@ import torch
 from asyncrpc.ids import ContextId
 from asyncrpc.optim.options import GroupChange, Options
 from asyncrpc.runtime.messages import Notice, Request, message
-from asyncrpc.runtime.schema import Count
+from asyncrpc.runtime.schema import Count, Spread
 
 SERVICE: Final = "optim"
 
@@ -80,10 +80,10 @@ class TakeStep(Request[StepTaken]):
     """Prepare and commit in one: the receiver is the only owner."""
 
     serial: Count
-    context_id: ContextId
+    context_id: Spread[ContextId]
     clip_norm: float | None
     skip_nonfinite: bool
-    how: Applying
+    how: Spread[Applying]
 
 
 class StepVote(NamedTuple):
@@ -105,7 +105,7 @@ class PrepareStep(Request[StepVote]):
     """Vote on a step."""
 
     serial: Count
-    context_id: ContextId
+    context_id: Spread[ContextId]
     needs_norm: bool
 
 
@@ -123,10 +123,10 @@ class CommitStep(Request[Count]):
     """
 
     serial: Count
-    context_id: ContextId
+    context_id: Spread[ContextId]
     scale: float
     is_kept: bool
-    how: Applying
+    how: Spread[Applying]
 
 
 @message(SERVICE, "settle")
@@ -158,7 +158,7 @@ class GetGradients(Request[list[torch.Tensor | None]]):
     """Return the gradients of the parameters in a context."""
 
     serial: Count
-    context_id: ContextId
+    context_id: Spread[ContextId]
 
 
 @message(SERVICE, "values")

@@ -1,6 +1,7 @@
 """An optimizer that runs on every owner: steps in two phases, groups, state.
 
-The way in which a step is committed depends on the votes.
+Each owner first votes: when it is asked to, or as it reports the end of its part of the
+backward pass.  The way in which a step is committed depends on the votes.
 
 *   If at most one owner's step might raise, it goes first, alone.  If it raises, it has
 undone itself, and no other owner has begun.  The others follow, at once.
@@ -15,9 +16,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
-from asyncrpc.autograd.state import StepAfterPass
+from asyncrpc.autograd.state import StepAfterPass, VotesWithPass
 from asyncrpc.errors import (
     CallError,
     EncodeError,
@@ -40,6 +42,10 @@ from asyncrpc.optim.options import (
 from asyncrpc.optim.owners import Owners, named, told, try_each
 from asyncrpc.optim.step import StepOptions, StepResult
 from asyncrpc.runtime.calls.context import deadline_var
+
+RunPass: TypeAlias = Callable[
+    [StepAfterPass | VotesWithPass | None], Coroutine[Any, Any, None]
+]
 
 
 class PerOwnerOptimizer:
@@ -117,30 +123,32 @@ class PerOwnerOptimizer:
         await self._tell(lambda differing: not is_harmless(differing), now)
         if len(self._owners.listed) == 1:
             return await self._step_one(context_id, how, now)
-        result = await self._step_many(context_id, how, now)
-        if result.is_applied:
-            self._options().note_step()
-        return result
+        return await self._step_many(context_id, how, now)
 
     async def step_with_pass(
         self,
         context_id: ContextId,
         how: StepOptions,
-        run_pass: Callable[[StepAfterPass | None], Coroutine[Any, Any, None]],
+        run_pass: RunPass,
     ) -> StepResult:
         """Run a backward pass, and take a step, which may go with it.
 
         Args:
             context_id: of the pass.
             how: the step is taken.
-            run_pass: runs the pass with a step; or with none, which comes after it.
+            run_pass: runs the pass with a step, or with votes on one; or with neither.
         """
+        listed = self._owners.listed
         owner = self._owners.only_one_elsewhere
-        if owner is None:
+        if owner is None and (len(listed) == 1 or how.needs_norm):
             await run_pass(None)
             return await self.step(context_id, how)
         now = self._options().now()
         await self._tell(lambda differing: not is_harmless(differing), now)
+        if owner is None:
+            votes = VotesWithPass(self._owners.serial)
+            await run_pass(votes)
+            return await self._step_many(context_id, how, now, votes.are_sure)
         step = StepAfterPass(
             owner.incarnation, self._whole_step(owner, context_id, how, now).pack()
         )
@@ -201,14 +209,31 @@ class PerOwnerOptimizer:
         return self._taken(owner, taken, now)
 
     async def _step_many(
-        self, context_id: ContextId, how: StepOptions, now: list[Options]
+        self,
+        context_id: ContextId,
+        how: StepOptions,
+        now: list[Options],
+        have_voted: Mapping[int, bool] = MappingProxyType({}),
     ) -> StepResult:
+        """Step on several owners.
+
+        Args:
+            context_id: whose gradients are applied.
+            how: the step is taken.
+            now: the options.
+            have_voted: owners that have voted already: whether each is sure.  Nobody
+                needs the norm then.
+        """
         owners = self._owners.listed
         # One message less: this owner goes first, alone, so its answer is its vote.
         silent = None if how.needs_norm else self._owners.only_other
         prepare = m.PrepareStep(self._owners.serial, context_id, how.needs_norm)
         votes = await self._owners.gather(
-            [one for one in owners if one != silent],
+            [
+                one
+                for one in owners
+                if one != silent and one.incarnation not in have_voted
+            ],
             lambda one: self._owners.ask(one, prepare),
             problem="the step was refused, and nothing was applied anywhere",
         )
@@ -220,13 +245,14 @@ class PerOwnerOptimizer:
         if scale is not None:
             step = _Commit(self._owners, context_id, scale)
             parts = {one: self._applying(one, how, now) for one in owners}
-            unsure = [
-                one for one in owners if one not in votes or not votes[one].is_sure
-            ]
+            are_sure = dict(have_voted)
+            are_sure |= {one.incarnation: it.is_sure for one, it in votes.items()}
+            unsure = [one for one in owners if not are_sure.get(one.incarnation)]
             # Once one owner is told, all must be: in a task that our cancellation does
             # not reach.
             task = self._owners.start(self._commit(step, parts, unsure, now))
             count = await asyncio.shield(task)
+            self._options().note_step()
         return StepResult(scale is not None, count, norm)
 
     async def _commit(

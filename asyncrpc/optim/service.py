@@ -32,8 +32,7 @@ import torch
 
 from asyncrpc.autograd.engine import Engine
 from asyncrpc.autograd.inline import Runner
-from asyncrpc.autograd.participant import StepTaker
-from asyncrpc.autograd.ports import Threads
+from asyncrpc.autograd.ports import Steps, Threads
 from asyncrpc.errors import MalformedError, OptimizerError, RejectedError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
 from asyncrpc.optim import messages as m
@@ -84,8 +83,8 @@ class GradientsHere(Protocol):
     async def gathered(self, context_id: ContextId) -> Gathered:
         """Return the gradients here of a context."""
 
-    def take_steps_with(self, take: StepTaker, /) -> None:
-        """Say what takes the steps that come with gradients."""
+    def step_with(self, steps: Steps, /) -> None:
+        """Say what votes on the steps of optimizers, and takes those of passes."""
 
 
 class Functions(Protocol):
@@ -126,7 +125,7 @@ class OptimizerService:
         self._turns = TurnQueue()
         self._runner = Runner(threads, autograd.engine.lock)
         self._serial = 0
-        autograd.take_steps_with(self.step_after_pass)
+        autograd.step_with(self)
         self._handlers: dict[type[Request[Any]], Handler] = {
             m.CreateOptimizer: self._create,
             m.TakeStep: self._step,
@@ -231,6 +230,18 @@ class OptimizerService:
                 self._failed[key] = step.context_id, error
             return None
         return answer
+
+    def vote_after_pass(
+        self, maker: Incarnation, serial: int, gathered: Gathered
+    ) -> bool | None:
+        """Return whether a step with these gradients cannot raise.
+
+        None: there is no part of that optimizer here.
+        """
+        local = self._optimizers.get((maker, serial))
+        if not isinstance(local, LocalOptimizer):
+            return None
+        return local.is_sure(local.gradients(gathered))
 
     async def _step(self, key: Key, step: m.TakeStep) -> m.StepTaken:
         """Prepare and commit in one: all parameters are here.

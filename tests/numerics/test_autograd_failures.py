@@ -186,7 +186,7 @@ def advance(
     gradients: Sequence[Any] = (),
 ) -> list[Any]:
     """Return a request to take part, with the graph kept."""
-    fields = [*ids, "a", True, False, False, list(asked), list(keys), None, None]
+    fields = [*ids, "a", True, False, False, list(asked), list(keys), None, None, None]
     return [list(gradients), {"fields": fields}]
 
 
@@ -243,7 +243,7 @@ async def test_a_step_from_a_worker_that_did_not_begin_the_pass_is_refused() -> 
         link, y = await open_on_b(workers, keepers)
         ids = ids_of(ctx, workers[1])
         gradients, fields = advance(ids, [1 << 40, 0])
-        fields["fields"][-1] = [1, [*ctx.id], None, False, [False, []]]
+        fields["fields"][-2] = [1, *ctx.id, None, False, False, []]
         with pytest.raises(asyncrpc.RemoteError, match="may add a step"):
             await raw_messages.request(link, "autograd", "advance", [gradients, fields])
         await backward(ctx, y.sum())

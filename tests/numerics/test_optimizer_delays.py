@@ -65,3 +65,33 @@ class TestDelays:
                 await asyncio.sleep(30.0)  # virtual: whatever is under way arrives
                 first, second = await group.weights()
                 assert torch.equal(first, second)
+
+    @pytest.mark.parametrize("seed", range(12))
+    @pytest.mark.parametrize("give_up_s", [0.0, 1.5, 2.5, 3.5, 4.5, 100.0])
+    async def test_so_is_one_whose_votes_come_with_its_pass(
+        self, seed: int, give_up_s: float
+    ) -> None:
+        network = Network(seed)
+        async with group_of("bc", network=network) as group:
+            optimizer = await DistributedOptimizer(
+                torch.optim.SGD, group.parameters, lr=0.25
+            )
+            async with context() as ctx:  # then both are sure of the next one
+                outs = [await module.rpc_async()(ONES) for module in group.modules]
+                await optimizer.backward_and_step(ctx, torch.stack(outs).sum())
+            async with context() as ctx:
+                outs = [await module.rpc_async()(ONES) for module in group.modules]
+                for name in "bc":
+                    network.between("a", name).delay(1.0)
+                loss = torch.stack(outs).sum()
+                stepping = asyncio.create_task(optimizer.backward_and_step(ctx, loss))
+                await asyncio.sleep(give_up_s)
+                is_done = stepping.done()
+                stepping.cancel()
+                await asyncio.wait([stepping])
+                await asyncio.sleep(30.0)  # virtual: whatever is under way arrives
+                first, second = await group.weights()
+                assert torch.equal(first, second)
+                assert is_done or give_up_s < 100.0
+                if is_done:
+                    assert torch.equal(first, ONES * 0.5)

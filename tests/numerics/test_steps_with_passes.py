@@ -11,7 +11,7 @@ import torch
 
 import asyncrpc
 from asyncrpc import RRef, UsageError
-from asyncrpc.autograd import context, get_gradients
+from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.errors import BackwardFailedError, OptimizerError, WorkerLostError
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.runtime.ports import PeerLink
@@ -212,6 +212,110 @@ async def test_an_owner_that_has_called_on_is_asked_afterwards() -> None:
         )
         found = await sent_for(group, optimizer)
         assert found["optim.step"] == 1
+
+
+# --- votes that come with the pass ---------------------------------------------------
+
+
+async def test_several_owners_vote_as_they_report_the_end_of_their_parts() -> None:
+    async with group_of("bc") as group:
+        optimizer = DistributedOptimizer("SGD", group.parameters, lr=0.1)
+        found = await sent_for(group, optimizer)
+        wanted = {"autograd.advance": 2, "autograd.commit": 2, "optim.commit": 2}
+        assert found == wanted
+
+
+async def test_owners_vote_to_whoever_asked_them() -> None:
+    async with group_of("c") as group:
+        through = group.workers[0].peer("b").remote(Through, group.modules[0])
+        group.modules[:] = [through]
+        parameters = [*await parameters_there(through), *group.parameters]
+        optimizer = DistributedOptimizer("SGD", parameters, lr=0.1)
+        found = await sent_for(group, optimizer)
+        assert not found["optim.prepare"]
+        assert found["optim.commit"] == 2
+
+
+async def test_the_maker_and_another_owner_step_at_once() -> None:
+    async with group_of("ab") as group:
+        optimizer = DistributedOptimizer("SGD", group.parameters, lr=0.1)
+        found = await sent_for(group, optimizer)
+        wanted = {"autograd.advance": 1, "autograd.commit": 1, "optim.commit": 1}
+        assert found == wanted
+
+
+async def test_an_owner_without_a_part_in_the_pass_is_asked() -> None:
+    async with group_of("bc") as group:
+        optimizer = DistributedOptimizer("SGD", group.parameters, lr=1.0)
+        unused = group.modules.pop()
+        found = await sent_for(group, optimizer)
+        assert (found["optim.prepare"], found["optim.commit"]) == (1, 2)
+        assert (await unused.rpc_async().weights())[0].tolist() == [1.0] * 3
+
+
+async def test_owners_are_asked_where_the_norm_is_needed() -> None:
+    async with group_of("bc") as group:
+        optimizer = DistributedOptimizer("SGD", group.parameters, lr=1.0)
+        counts = count_messages(group)
+        async with context() as ctx:
+            loss = (await group.forward(ONES)).sum()
+            result = await optimizer.backward_and_step(ctx, loss, clip_grad_norm=0.5)
+        assert result.grad_norm is not None
+        assert counts["optim.prepare"] == 2
+
+
+async def test_owners_are_asked_where_a_pass_adds_to_another() -> None:
+    async with group_of("bc") as group:
+        optimizer = DistributedOptimizer("SGD", group.parameters, lr=1.0)
+        counts = count_messages(group)
+        async with context() as ctx:
+            loss = (await group.forward(ONES)).sum()
+            await backward(ctx, loss, retain_graph=True)
+            result = await optimizer.backward_and_step(ctx, loss)
+        assert result.gradients == 2
+        assert counts["optim.prepare"] == 2
+        assert [one.tolist() for one in await group.weights()] == [[-1.0] * 3] * 2
+
+
+class Looked(torch.nn.Module):
+    """Its gradient is sparse, which Adam refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(3, 1, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = torch.nn.functional.embedding(torch.arange(3), self.w, sparse=True)
+        return x * rows.squeeze(1)
+
+    def weights(self) -> Tensors:
+        return [self.w.detach().clone()]
+
+
+async def test_the_last_vote_of_an_owner_counts() -> None:
+    """It reports twice: of a gradient that its optimizer knows, and of one it refuses.
+
+    Had its first vote counted, the other owner would step beside it.
+    """
+    async with group_of("bc") as group:
+        looked = await make(group.workers, "b", Looked)
+        group.parameters += looked.parameters
+        optimizer = await DistributedOptimizer("Adam", group.parameters, lr=1.0)
+        assert (await step_on_ones(group, optimizer)).is_applied
+        before = await group.weights()
+        order = [looked.modules[0], group.modules[1], group.modules[0]]
+        counts = count_messages(group)
+        async with context() as ctx:
+            x = ONES
+            for module in order:
+                x = await module.rpc_async()(x)
+            with pytest.raises(OptimizerError, match=r"'b'.*nothing.*sparse"):
+                await optimizer.backward_and_step(ctx, x.sum())
+        assert counts["optim.commit"] == 1
+        assert not counts["optim.prepare"]
+        for one, wanted in zip(await group.weights(), before, strict=True):
+            assert torch.equal(one, wanted)
+        group.modules.append(looked.modules.pop())
 
 
 # --- what fails ----------------------------------------------------------------------

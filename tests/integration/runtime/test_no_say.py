@@ -69,7 +69,7 @@ async def test_a_gradient_that_was_not_asked_of_its_sender(trio: Trio) -> None:
             (message,) = service.state(ctx).sent
             ids = [*ctx.id, int(c.incarnation), 1]
             given = [message.serial, 0]
-            fields = [*ids, "c", False, False, False, [], given, None, None]
+            fields = [*ids, "c", False, False, False, [], given, None, None, None]
             for name, position in (("c", 0), ("b", 1), ("b", 99)):
                 link = await (b if name == "b" else c).parts.link_to("a")
                 fields[9] = [message.serial, position]

@@ -36,7 +36,7 @@ JUNK: Final[tuple[Any, ...]] = (
     [float("nan")] * 4,
     torch.ones(2),
     [torch.ones(2)],
-    [[torch.ones(1)], {"fields": [1] * 11}],
+    [[torch.ones(1)], {"fields": [1] * 13}],
     [[], {"fields": None}],
     [[], {}],
 )
@@ -63,7 +63,7 @@ def examples(attacker: Worker, victim: Worker) -> dict[tuple[str, str], Any]:
     me = int(attacker.incarnation)
     about = [STRANGER, 1]  # a context, or a reference, of nobody
     ids = [*about, STRANGER, 1]
-    fields = [*ids, attacker.name, False, False, False, [], [5, 0], None, None]
+    fields = [*ids, attacker.name, False, False, False, [], [5, 0], None, None, None]
     how = [False, []]
     return {
         ("rref", "register"): [int(victim.incarnation), 999],
@@ -82,13 +82,13 @@ def examples(attacker: Worker, victim: Worker) -> dict[tuple[str, str], Any]:
         ("autograd", "abort"): ids,
         ("autograd", "release"): about,
         ("optim", "create"): [999, torch.optim.SGD, [{"params": [5]}], [], {"lr": 0.1}],
-        ("optim", "step"): [999, about, None, False, how],
-        ("optim", "prepare"): [999, about, False],
-        ("optim", "commit"): [999, about, 1.0, True, how],
+        ("optim", "step"): [999, *about, None, False, *how],
+        ("optim", "prepare"): [999, *about, False],
+        ("optim", "commit"): [999, *about, 1.0, True, *how],
         ("optim", "settle"): [999, True],
         ("optim", "begin"): [999],
         ("optim", "assign"): [999, [torch.ones(1)], False],
-        ("optim", "gradients"): [999, about],
+        ("optim", "gradients"): [999, *about],
         ("optim", "values"): [999],
         ("optim", "add_group"): [999, {"params": []}],
         ("optim", "state"): [999],

@@ -11,13 +11,18 @@ from asyncrpc.autograd.inline import (
     FORGIVEN_AFTER,
     KINDS_MAX,
     LATE_MAX,
-    LONG_S,
+    LONG,
+    SHORT_MAX_S,
     SHORT_S,
     TRIALS,
     TRIALS_MAX,
     WAIT_S,
+    WAYS,
+    WAYS_KEPT,
     InlinePolicy,
 )
+
+LONG_S = LONG * SHORT_S
 
 
 def try_out(pace: InlinePolicy, kind: Hashable = "a", trials: int = TRIALS) -> None:
@@ -106,3 +111,39 @@ def test_so_many_kinds_are_remembered() -> None:
     for kind in range(KINDS_MAX):
         pace.note(kind, 0.0, 0.0)
     assert not pace.is_short("first")
+
+
+def test_where_the_way_to_a_thread_is_long_longer_work_is_short() -> None:
+    pace = InlinePolicy()
+    way_s = 1.5 * SHORT_S / WAYS
+    for _ in range(WAYS_KEPT):
+        pace.note_way(way_s)
+    assert pace.short_s == pytest.approx(1.5 * SHORT_S)
+    for _ in range(TRIALS):
+        assert not pace.is_short("a")
+        pace.note("a", 1.4 * SHORT_S, 1.4 * SHORT_S)
+    assert pace.is_short("a")
+    pace.note("a", None, 1.4 * LONG_S)
+    assert not pace.is_watched("a")
+    pace.note("a", 1.6 * LONG_S, 1.6 * LONG_S)
+    assert not pace.is_short("a")
+
+
+@pytest.mark.parametrize(
+    ("way_s", "short_s"), [(0.0, SHORT_S), (1.0, SHORT_MAX_S)], ids=["least", "most"]
+)
+def test_what_is_short_has_bounds(way_s: float, short_s: float) -> None:
+    pace = InlinePolicy()
+    for _ in range(WAYS_KEPT):
+        pace.note_way(way_s)
+    assert pace.short_s == short_s
+
+
+def test_a_few_waits_for_a_core_are_no_long_way() -> None:
+    pace = InlinePolicy()
+    for number in range(2 * WAYS_KEPT):
+        pace.note_way(1.0 if number % 3 == 0 else 0.0)
+    assert pace.short_s == SHORT_S
+    for _ in range(WAYS_KEPT):
+        pace.note_way(1.0)
+    assert pace.short_s == SHORT_MAX_S

@@ -25,7 +25,8 @@ ADVANCE = Advance(
     asked=[1, 0],
     given=[2, 0, 2, 1],
     history=[9, 0],
-    step=[7, [3, 4], None, False, [False, []]],
+    step=[7, 3, 4, None, False, False, []],
+    votes_on=7,
 )
 
 
@@ -57,6 +58,7 @@ def test_it_travels_as_the_arguments_of_a_call() -> None:
             [2, 0, 2, 1],
             [9, 0],
             ADVANCE.step,
+            7,
         ]
     }
 
