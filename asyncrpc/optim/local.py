@@ -122,7 +122,9 @@ class LocalOptimizer(LocalParameters):
 
     def is_sure(self, gradients: Gradients) -> bool:
         """Return whether a step with these gradients cannot raise."""
-        return self._is_torchs and all(
+        if not self._is_torchs or len(gradients) != len(self._proven):
+            return False  # a group is just being added
+        return all(
             gradient is None or gradient.layout is layout
             for gradient, layout in zip(gradients, self._proven, strict=True)
         )

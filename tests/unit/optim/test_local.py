@@ -195,6 +195,7 @@ def test_a_step_is_sure_once_each_parameter_has_been_stepped_in_the_same_way() -
     assert local.is_sure([one, None])
     assert not local.is_sure([one, one])
     assert not local.is_sure([sparse, None])
+    assert not local.is_sure([one])  # as a group was being added
     step(local, sparse, one)
     assert local.is_sure([sparse, one])
     local.load_state(local.state())  # torch checks no shape of it
