@@ -22,7 +22,7 @@ from asyncrpc.autograd.messages import (
     PassOutcome,
 )
 from asyncrpc.autograd.placing import at_their_devices
-from asyncrpc.autograd.ports import Devices, Steps
+from asyncrpc.autograd.ports import Devices, PassSteps
 from asyncrpc.autograd.state import ABORTED, Pass
 from asyncrpc.autograd.waits import PassWaits
 from asyncrpc.autograd.work import NOTHING_NEW, PassWork
@@ -71,9 +71,9 @@ class PassParticipant:
         self._receive = receive
         self._links = links
         self._scheduler = scheduler
-        self._steps: Steps | None = None
+        self._steps: PassSteps | None = None
 
-    def step_with(self, steps: Steps) -> None:
+    def step_with(self, steps: PassSteps) -> None:
         """Say what takes the steps that come with gradients."""
         self._steps = steps
 

@@ -45,7 +45,7 @@ class Devices(Protocol):
         """Move tensors of the host to their devices."""
 
 
-class Steps(Protocol):
+class PassSteps(Protocol):
     """The steps of optimizers that follow backward passes."""
 
     async def step_after_pass(

@@ -39,7 +39,7 @@ from asyncrpc.autograd.messages import (
     read_meta,
 )
 from asyncrpc.autograd.participant import PassParticipant
-from asyncrpc.autograd.ports import Devices, Steps, Threads
+from asyncrpc.autograd.ports import Devices, PassSteps, Threads
 from asyncrpc.autograd.requests import PassRequests
 from asyncrpc.autograd.root import RootPasses
 from asyncrpc.autograd.segment_events import SegmentEvents
@@ -147,7 +147,7 @@ class AutogradService:
         # Called for each message of the worker, so without a call in between.
         self.outgoing = self._crossings.outgoing
 
-    def step_with(self, steps: Steps) -> None:
+    def step_with(self, steps: PassSteps) -> None:
         """Say what votes on the steps of optimizers, and takes those of passes."""
         self._participant.step_with(steps)
         self._work.vote_with(steps)

@@ -12,7 +12,7 @@ from asyncrpc.autograd.functions import leaves_of
 from asyncrpc.autograd.inline import Runner
 from asyncrpc.autograd.messages import PassAnswer
 from asyncrpc.autograd.placing import on_devices_of
-from asyncrpc.autograd.ports import Steps, Threads
+from asyncrpc.autograd.ports import PassSteps, Threads
 from asyncrpc.autograd.requests import PassRequests
 from asyncrpc.autograd.segment_events import SegmentEvents
 from asyncrpc.autograd.state import ABORTED, Pass
@@ -50,9 +50,9 @@ class PassWork:
         self._threads = threads
         self._events = events
         self._runner = Runner(threads, engine.lock)
-        self._steps: Steps | None = None
+        self._steps: PassSteps | None = None
 
-    def vote_with(self, steps: Steps) -> None:
+    def vote_with(self, steps: PassSteps) -> None:
         """Say what votes on the steps that are to follow passes."""
         self._steps = steps
 

@@ -32,7 +32,7 @@ import torch
 
 from asyncrpc.autograd.engine import Engine
 from asyncrpc.autograd.inline import Runner
-from asyncrpc.autograd.ports import Steps, Threads
+from asyncrpc.autograd.ports import PassSteps, Threads
 from asyncrpc.errors import MalformedError, OptimizerError, RejectedError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
 from asyncrpc.optim import messages as m
@@ -83,7 +83,7 @@ class GradientsHere(Protocol):
     async def gathered(self, context_id: ContextId) -> Gathered:
         """Return the gradients here of a context."""
 
-    def step_with(self, steps: Steps, /) -> None:
+    def step_with(self, steps: PassSteps, /) -> None:
         """Say what votes on the steps of optimizers, and takes those of passes."""
 
 

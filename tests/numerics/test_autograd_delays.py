@@ -109,7 +109,7 @@ class TestDelays:
                 *(False, False, False),
                 [message.serial, 0],  # whose gradient never comes
                 [],
-                *(None, None),
+                *(None, None, None),
             ]
             value = [[], {"fields": begun}]
             await raw_messages.request(link, "autograd", "advance", value)

@@ -215,7 +215,10 @@ class TestGoingBack:
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        ([[], {"fields": [[["x", 1, 1]], [], [], None, None]}], MalformedError),
+        (
+            [[], {"fields": [[["x", 1, True, None]], [], [], None, None]}],
+            MalformedError,
+        ),
         ([[["x", 1, 1]]], MalformedError),
         ([[], {"fields": [[], [], [3, 0], None, None]}], MalformedError),
         ([[], {"fields": [[], [3], [], None, None]}], MalformedError),
