@@ -81,6 +81,7 @@ class Deadlines(Generic[T]):
             due.append(call)
         else:
             del self._queues[timeout]
+            del queue.timer  # it refers to the queue; no cycle is to be left
         for call in due:
             if ends.pop(call, None) is not None:  # the end of another may have ended it
                 self._end(call)
