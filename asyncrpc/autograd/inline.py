@@ -138,15 +138,13 @@ class InlinePolicy:
     """How long each kind of work takes, as far as is known.
 
     Attributes:
-        short_s: what takes at most so long is short.
-        long_s: what takes longer has held up the loop.
+        short_s: what takes at most so long is short; `LONG` times that is long.
 
     Thread safety: none; all calls on the worker's loop.
     """
 
     def __init__(self) -> None:
         self.short_s = SHORT_S
-        self.long_s = LONG * SHORT_S
         self._paces: OrderedDict[Hashable, _Pace] = OrderedDict()
         self._ways_s: deque[float] = deque(maxlen=WAYS_KEPT)
 
@@ -158,7 +156,7 @@ class InlinePolicy:
     def is_watched(self, kind: Hashable) -> bool:
         """Return whether the next run on the loop must measure its processor time.
 
-        Work that was over in less than `long_s` cannot have taken more processor time.
+        Work that was over in less than is long cannot have taken more processor time.
         """
         pace = self._paces.get(kind)
         return pace is not None and pace.is_watched
@@ -181,11 +179,12 @@ class InlinePolicy:
             is_short = (cpu_s or 0.0) <= self.short_s and took_s <= WAIT_S
             pace.trials = pace.trials + 1 if is_short else 0
             return
-        is_unclear = cpu_s is None and self.long_s < took_s <= BLOCKED_S
+        long_s = LONG * self.short_s
+        is_unclear = cpu_s is None and long_s < took_s <= BLOCKED_S
         pace.is_watched = is_unclear
         if is_unclear:
             return
-        if took_s > BLOCKED_S or (cpu_s or 0.0) > self.long_s:
+        if took_s > BLOCKED_S or (cpu_s or 0.0) > long_s:
             pace.trials, pace.short = 0, 0
             pace.late += 1
             if pace.late >= LATE_MAX:
@@ -200,4 +199,3 @@ class InlinePolicy:
         self._ways_s.append(took_s)
         way_s = sorted(self._ways_s)[len(self._ways_s) // 2]
         self.short_s = min(max(SHORT_S, WAYS * way_s), SHORT_MAX_S)
-        self.long_s = LONG * self.short_s

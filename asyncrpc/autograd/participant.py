@@ -22,7 +22,7 @@ from asyncrpc.autograd.messages import (
     PassOutcome,
 )
 from asyncrpc.autograd.placing import at_their_devices
-from asyncrpc.autograd.ports import Devices, PassSteps
+from asyncrpc.autograd.ports import Devices
 from asyncrpc.autograd.state import ABORTED, Pass
 from asyncrpc.autograd.waits import PassWaits
 from asyncrpc.autograd.work import NOTHING_NEW, PassWork
@@ -71,11 +71,6 @@ class PassParticipant:
         self._receive = receive
         self._links = links
         self._scheduler = scheduler
-        self._steps: PassSteps | None = None
-
-    def step_with(self, steps: PassSteps) -> None:
-        """Say what takes the steps that come with gradients."""
-        self._steps = steps
 
     # --- requests --------------------------------------------------------------------
 
@@ -110,10 +105,11 @@ class PassParticipant:
         is_last = one.machine.is_done and not (
             one.onward or answer.asked or answer.given or answer is NOTHING_NEW
         )
-        if not is_last or self._steps is None:
+        steps = self._work.steps
+        if not is_last or steps is None:
             return answer
         self._ends.finish(one.ids, commit=True)
-        return answer._replace(step=await self._steps.step_after_pass(peer, step))
+        return answer._replace(step=await steps.step_after_pass(peer, step))
 
     async def on_gradients_back(
         self, one: Pass, peer: WorkerId, answer: PassAnswer

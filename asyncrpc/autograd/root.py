@@ -132,8 +132,9 @@ class RootPasses:
         self._ends.finish(ids, commit=True)
         if isinstance(step, VotesWithPass):
             reports = one.wave.reports.values()
-            said = {it.worker: it.is_sure for it in reports}
-            step.are_sure = {it: sure for it, sure in said.items() if sure is not None}
+            step.are_sure = {
+                it.worker: it.is_sure for it in reports if it.is_sure is not None
+            }
 
     async def _run(self, one: Pass) -> None:
         """Run a pass until no part of it can go on."""

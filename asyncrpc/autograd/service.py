@@ -149,8 +149,7 @@ class AutogradService:
 
     def step_with(self, steps: PassSteps) -> None:
         """Say what votes on the steps of optimizers, and takes those of passes."""
-        self._participant.step_with(steps)
-        self._work.vote_with(steps)
+        self._work.steps = steps
 
     # --- contexts --------------------------------------------------------------------
 

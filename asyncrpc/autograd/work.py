@@ -25,7 +25,11 @@ NOTHING_NEW: Final = PassAnswer([], [], [], [], None, None)
 
 
 class PassWork:
-    """Runs the parts of this worker's graph that belong to passes."""
+    """Runs the parts of this worker's graph that belong to passes.
+
+    Attributes:
+        steps: votes on the steps of optimizers, and takes them; the service sets it.
+    """
 
     def __init__(
         self,
@@ -50,11 +54,7 @@ class PassWork:
         self._threads = threads
         self._events = events
         self._runner = Runner(threads, engine.lock)
-        self._steps: PassSteps | None = None
-
-    def vote_with(self, steps: PassSteps) -> None:
-        """Say what votes on the steps that are to follow passes."""
-        self._steps = steps
+        self.steps: PassSteps | None = None
 
     async def work(self, one: Pass, asked_by: Incarnation | None = None) -> PassAnswer:
         """Run what is ready; return the answer for the worker that asked.
@@ -93,13 +93,13 @@ class PassWork:
 
     def _vote(self, one: Pass) -> bool | None:
         """Vote on the step that is to follow a pass, if that is asked for."""
-        if one.votes_on is None or self._steps is None:
+        if one.votes_on is None or self.steps is None:
             return None
         gathered = one.state.gradients_with(one.flow.staged)
         if gathered is None:
             return None
         maker = one.ids.pass_id.root
-        return self._steps.vote_after_pass(maker, one.votes_on, gathered)
+        return self.steps.vote_after_pass(maker, one.votes_on, gathered)
 
     async def _drain(self, one: Pass) -> None:
         """Run segments until none is ready; send their results on."""

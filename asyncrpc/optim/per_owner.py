@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from asyncrpc.autograd.state import StepAfterPass, VotesWithPass
@@ -123,7 +122,7 @@ class PerOwnerOptimizer:
         await self._tell(lambda differing: not is_harmless(differing), now)
         if len(self._owners.listed) == 1:
             return await self._step_one(context_id, how, now)
-        return await self._step_many(context_id, how, now)
+        return await self._step_many(context_id, how, now, {})
 
     async def step_with_pass(
         self,
@@ -138,9 +137,8 @@ class PerOwnerOptimizer:
             how: the step is taken.
             run_pass: runs the pass with a step, or with votes on one; or with neither.
         """
-        listed = self._owners.listed
         owner = self._owners.only_one_elsewhere
-        if owner is None and (len(listed) == 1 or how.needs_norm):
+        if owner is None and (len(self._owners.listed) == 1 or how.needs_norm):
             await run_pass(None)
             return await self.step(context_id, how)
         now = self._options().now()
@@ -213,7 +211,7 @@ class PerOwnerOptimizer:
         context_id: ContextId,
         how: StepOptions,
         now: list[Options],
-        have_voted: Mapping[int, bool] = MappingProxyType({}),
+        have_voted: Mapping[int, bool],
     ) -> StepResult:
         """Step on several owners.
 

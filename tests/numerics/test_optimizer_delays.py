@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,17 @@ from tests.numerics.groups import STEPS, group_of
 from tests.numerics.remote import total
 
 ONES = torch.ones(3, dtype=torch.float64)
+
+
+async def given_up(step: Coroutine[Any, Any, Any], after_s: float) -> bool:
+    """Cancel a step after so long, in virtual time; return whether it was over."""
+    stepping = asyncio.create_task(step)
+    await asyncio.sleep(after_s)
+    is_done = stepping.done()
+    stepping.cancel()
+    await asyncio.wait([stepping])
+    await asyncio.sleep(30.0)  # whatever is under way arrives
+    return is_done
 
 
 class TestDelays:
@@ -58,11 +71,7 @@ class TestDelays:
                 await backward(ctx, [torch.stack(outs).sum()])
                 for name in "bc":
                     network.between("a", name).delay(1.0)
-                stepping = asyncio.create_task(optimizer.step(ctx))
-                await asyncio.sleep(give_up_s)
-                stepping.cancel()
-                await asyncio.wait([stepping])
-                await asyncio.sleep(30.0)  # virtual: whatever is under way arrives
+                await given_up(optimizer.step(ctx), give_up_s)
                 first, second = await group.weights()
                 assert torch.equal(first, second)
 
@@ -84,12 +93,8 @@ class TestDelays:
                 for name in "bc":
                     network.between("a", name).delay(1.0)
                 loss = torch.stack(outs).sum()
-                stepping = asyncio.create_task(optimizer.backward_and_step(ctx, loss))
-                await asyncio.sleep(give_up_s)
-                is_done = stepping.done()
-                stepping.cancel()
-                await asyncio.wait([stepping])
-                await asyncio.sleep(30.0)  # virtual: whatever is under way arrives
+                step = optimizer.backward_and_step(ctx, loss)
+                is_done = await given_up(step, give_up_s)
                 first, second = await group.weights()
                 assert torch.equal(first, second)
                 assert is_done or give_up_s < 100.0

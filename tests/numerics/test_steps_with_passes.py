@@ -167,10 +167,19 @@ async def sent_for(group: Group, optimizer: DistributedOptimizer) -> Counter[str
     return counts
 
 
-async def test_the_only_owner_is_asked_once() -> None:
-    async with group_of("b") as group:
+@pytest.mark.parametrize(
+    ("on", "wanted"),
+    [
+        ("b", {"autograd.advance": 1}),
+        ("bc", {"autograd.advance": 2, "autograd.commit": 2, "optim.commit": 2}),
+        ("ab", {"autograd.advance": 1, "autograd.commit": 1, "optim.commit": 1}),
+    ],
+    ids=["one owner", "several, which vote with the pass", "the maker and another"],
+)
+async def test_the_messages_of_a_step(on: str, wanted: dict[str, int]) -> None:
+    async with group_of(on) as group:
         optimizer = DistributedOptimizer("SGD", group.parameters, lr=0.1)
-        assert await sent_for(group, optimizer) == {"autograd.advance": 1}
+        assert await sent_for(group, optimizer) == wanted
 
 
 async def test_the_owner_is_asked_once_if_it_is_the_last_of_many() -> None:
@@ -217,14 +226,6 @@ async def test_an_owner_that_has_called_on_is_asked_afterwards() -> None:
 # --- votes that come with the pass ---------------------------------------------------
 
 
-async def test_several_owners_vote_as_they_report_the_end_of_their_parts() -> None:
-    async with group_of("bc") as group:
-        optimizer = DistributedOptimizer("SGD", group.parameters, lr=0.1)
-        found = await sent_for(group, optimizer)
-        wanted = {"autograd.advance": 2, "autograd.commit": 2, "optim.commit": 2}
-        assert found == wanted
-
-
 async def test_owners_vote_to_whoever_asked_them() -> None:
     async with group_of("c") as group:
         through = group.workers[0].peer("b").remote(Through, group.modules[0])
@@ -234,14 +235,6 @@ async def test_owners_vote_to_whoever_asked_them() -> None:
         found = await sent_for(group, optimizer)
         assert not found["optim.prepare"]
         assert found["optim.commit"] == 2
-
-
-async def test_the_maker_and_another_owner_step_at_once() -> None:
-    async with group_of("ab") as group:
-        optimizer = DistributedOptimizer("SGD", group.parameters, lr=0.1)
-        found = await sent_for(group, optimizer)
-        wanted = {"autograd.advance": 1, "autograd.commit": 1, "optim.commit": 1}
-        assert found == wanted
 
 
 async def test_an_owner_without_a_part_in_the_pass_is_asked() -> None:
