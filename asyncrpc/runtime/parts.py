@@ -41,6 +41,7 @@ from asyncrpc.runtime.membership.ports import MembershipTimes
 from asyncrpc.runtime.membership.rendezvous import Rendezvous, gateway_from
 from asyncrpc.runtime.membership.service import MembershipService
 from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.payloads.prefaulting import Prefaulting
 from asyncrpc.runtime.payloads.receive_pool import ReceivePool
 from asyncrpc.runtime.payloads.sharing import Sharing
 from asyncrpc.runtime.peers.peer import Peer
@@ -226,7 +227,12 @@ class Parts:
             if self.network is not None
             else spinner_for(self.options.network.spin, loop, self.pool, self.host_pool)
         )
-        self.receive_pool = ReceivePool(loop, self.limits.receive_pool_bytes)
+        self.receive_pool = ReceivePool(
+            loop,
+            self.limits.receive_pool_bytes,
+            # A simulation has no threads.
+            Prefaulting(loop, self.host_pool) if self.network is None else None,
+        )
         self.inbound_credit = InboundCredit(
             self.name, loop, self.limits.inbound_bytes_max, self.receive_pool
         )
@@ -294,6 +300,7 @@ class Parts:
                 heartbeat_s=liveness.heartbeat_s,
                 lost_after_s=liveness.lost_after_s,
                 bulk_lanes=network.bulk_lanes,
+                memory_is_ready=self.receive_pool.is_ready,
                 secret=self.options.secret_bytes,
                 tokens=self.tokens,
             ),

@@ -149,7 +149,7 @@ class Slab:
             _touch(address, 1)
             if not _LIBC.madvise(address, length, _MADV_COLLAPSE):
                 continue
-            if _LIBC.madvise(address, length, _MADV_POPULATE_WRITE):
+            if not populate(address, length):
                 _touch(address, length)
 
     def discard(self, start: int, nbytes: int) -> None:
@@ -161,6 +161,19 @@ class Slab:
         if _LIBC.madvise(self.address + start, nbytes, _MADV_REMOVE):
             number = ctypes.get_errno()
             raise OSError(number, f"cannot free memory: {os.strerror(number)}")
+
+
+def populate(address: int, nbytes: int) -> bool:
+    """Make the kernel provide the pages of mapped memory, whose content stays.
+
+    Slow: for a thread.  Another thread may write to the memory meanwhile.
+
+    Returns:
+        Whether it has; False on a kernel that cannot be told to.
+    """
+    start = address & -mmap.PAGESIZE
+    length = address + nbytes - start
+    return not _LIBC.madvise(start, length, _MADV_POPULATE_WRITE)
 
 
 def _touch(address: int, nbytes: int) -> None:

@@ -258,6 +258,8 @@ class Arrivals:
         deliver: takes messages whose payload is complete.
         on_opened: called when a transfer has been opened: a lane may wait for it.
         on_delivered: called when a message has been delivered.
+        is_ready: whether memory may be written to now, or a lane must wait for it;
+            None: all memory may.
         opened: number of messages that have announced a payload.
         here: number of payloads on their way whose chunks may come over lane 0.
     """
@@ -266,6 +268,7 @@ class Arrivals:
         "_arrivals",
         "deliver",
         "here",
+        "is_ready",
         "on_delivered",
         "on_opened",
         "opened",
@@ -275,6 +278,7 @@ class Arrivals:
         self.deliver = deliver
         self.on_opened: Callable[[], None] | None = None
         self.on_delivered: Callable[[], None] | None = None
+        self.is_ready: Callable[[memoryview], bool] | None = None
         self.opened = 0
         self.here = 0
         self._arrivals: dict[int, Arrival] = {}
@@ -421,6 +425,20 @@ class ChunkLanding:
         self._arrival = self._arrivals.begin(serial, offset, nbytes)
         self._offset, self.left = offset, nbytes
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the memory for the rest of the chunk may be written to now."""
+        arrival, is_ready = self._arrival, self._arrivals.is_ready
+        if arrival is None or is_ready is None or not arrival.is_wanted:
+            return True
+        at, end = self._offset, self._offset + self.left
+        while at < end:
+            piece = arrival.place(at, end - at)
+            if not is_ready(piece):
+                return False
+            at += piece.nbytes
+        return True
+
     def skip(self, nbytes: int) -> None:
         """Discard the bytes that come next."""
         self._arrival, self.left = None, nbytes
@@ -459,8 +477,9 @@ class LaneReader:
     It asks for exactly the bytes that come next, so no byte is ever copied.
 
     Attributes:
-        waits_for: serial of a transfer whose message must come first, else 0.  While it
-            is not 0 the lane must not be read, until `proceed` returns True.
+        waits_for: serial of a transfer whose message must come first, else 0.
+        is_waiting: whether the lane must not be read until `proceed` returns True: it
+            waits for a message, or for the memory of the present chunk.
         bytes_copied: always 0.
     """
 
@@ -468,6 +487,7 @@ class LaneReader:
 
     def __init__(self, arrivals: Arrivals) -> None:
         self.waits_for = 0
+        self.is_waiting = False
         self._arrivals = arrivals
         self._landing = ChunkLanding(arrivals, READ_BYTES_MAX)
         self._next = (0, 0, 0)  # serial, offset and bytes of the chunk that waits
@@ -504,12 +524,14 @@ class LaneReader:
             self._on_header()
 
     def proceed(self) -> bool:
-        """Go on if the awaited message has come; return whether it has come."""
+        """Go on if what the lane waits for is there; return whether it is."""
         if self._arrivals.opened < self.waits_for:
             return False
-        self.waits_for = 0
-        self._landing.begin(*self._next)
-        return True
+        if self.waits_for:
+            self.waits_for = 0
+            self._landing.begin(*self._next)
+        self.is_waiting = not self._landing.is_ready
+        return not self.is_waiting
 
     def _on_header(self) -> None:
         (
@@ -532,5 +554,7 @@ class LaneReader:
         if serial > self._arrivals.opened:
             self._next = serial, offset, nbytes
             self.waits_for = serial
+            self.is_waiting = True
         else:
             self._landing.begin(serial, offset, nbytes)
+            self.is_waiting = not self._landing.is_ready

@@ -27,6 +27,8 @@ SIZES_MIB: Final = (1, 16, 256)
 TCP_SIZES_MIB: Final = (16, 256)
 SHARED_MIB: Final = 64
 FAN_OUT_MIB: Final = 4
+TCP_FAN_OUT_MIB: Final = 64
+TCP_KINDS: Final = ("tcp", "tcp_several")
 AT_ONCE, AT_ONCE_MIB = 8, 16
 KIB_FLOATS: Final = 256  # 1 KiB of float32
 FEATURES: Final = 256
@@ -51,6 +53,7 @@ class Kind(NamedTuple):
 # `pair`: two processes, each side with its defaults.  `tcp`: neither shared memory nor
 # Unix sockets.  `polling`: the loop polls while it waits.  `several`: callers 0, 2 and
 # 3 and one callee; eight callers are eight workers in the processes of these three.
+# `tcp_several`: four processes, as `tcp`.
 # `huge`: torch with huge pages, which it does not ask for by itself.  `facade`: both
 # under torch's names.  `chain`: a worker that trains, and three that have layers.
 # `trainers`: one that has the parameters, and eight that train; the first only counts.
@@ -59,6 +62,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "tcp": Kind(2, ALL),
     "polling": Kind(2, ("asyncrpc",)),
     "several": Kind(4),
+    "tcp_several": Kind(4),
     "huge": Kind(2, ("torch",), {"THP_MEM_ALLOC_ENABLE": "1"}),
     "facade": Kind(2, ours="compat"),
     "chain": Kind(4),
@@ -164,8 +168,15 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
         f"tcp_{size}": _by(
             _rate(f"{size} MiB one way, TCP only", "GB/s", target, "tcp")
         )
-        for size, target in zip(TCP_SIZES_MIB, (1.1, 1.3), strict=True)
+        for size, target in zip(TCP_SIZES_MIB, (1.5, 1.5), strict=True)
     },
+    **{
+        f"tcp_echo_{size}": _rate(f"{size} MiB echoed, TCP only", "GB/s", target, "tcp")
+        for size, target in zip(TCP_SIZES_MIB, (1.3, 1.3), strict=True)
+    },
+    "tcp_group": _rate(
+        f"{TCP_FAN_OUT_MIB} MiB to 3 peers, TCP only", "GB/s", 1.3, "tcp_several"
+    ),
     "at_once_16": _by(_rate(f"{AT_ONCE_MIB} MiB one way, {AT_ONCE} at once", "GB/s")),
     "shared": Workload(
         [Row(f"{SHARED_MIB} MiB shared already, over a call", "us more", limit=50.0)],
@@ -174,15 +185,15 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
     "group": _rate(f"{FAN_OUT_MIB} MiB to 3 peers, group", "GB/s", kind="several"),
     "rref": _rate("RRef: create, call, fetch", "1/s", 4.0),
     "rref_method": _by(_rate("RRef: method on a kept one", "1/s", 4.0), WITH_OBJECTS),
-    "facade_call": _latency("facade: rpc_sync, def callee", 1.0, "facade"),
+    "facade_call": _latency("facade: rpc_sync, def callee", 2.0, "facade"),
     "facade_tensor": _latency("facade: add 1 to 1 KiB tensor", 1.0, "facade"),
     "facade_builtin": _latency("facade: torch.add on 1 KiB", 1 / 1.2, "facade"),
     "facade_many": _rate(
-        f"facade: {FACADE_OUTSTANDING:,} rpc_async", "calls/s", 1.5, "facade"
+        f"facade: {FACADE_OUTSTANDING:,} rpc_async", "calls/s", 2.0, "facade"
     ),
-    "facade_rref": _rate("facade: RRef, call, fetch", "1/s", 2.0, "facade"),
+    "facade_rref": _rate("facade: RRef, call, fetch", "1/s", 2.5, "facade"),
     "facade_train": _rate("facade: remote Linear, a step", "steps/s", 1.1, "facade"),
-    "autograd": _rate(LINEAR, "steps/s", 1.5),
+    "autograd": _rate(LINEAR, "steps/s", 1.6),
     "autograd_apart": _variant("the same, pass and step apart", LINEAR, "steps/s"),
     "train_two": _rate("(a) 2 layers on one worker", "steps/s", 1.5),
     "train_chain": _rate("(b) chain over 3 workers", "steps/s", 1.5, "chain"),
@@ -190,7 +201,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
         f"(c) {TRAINERS} trainers, 1 server", "steps/s", 2.0, "trainers"
     ),
     "train_crossings": _rate(f"(d) {CROSSINGS} crossings, 1 pass", "passes/s", 1.5),
-    "train_nodes": _rate(f"(e) {NODES:,} nodes on one worker", "passes/s", 1.0),
+    "train_nodes": _rate(f"(e) {NODES:,} nodes on one worker", "passes/s", 1.1),
 }
 
 

@@ -49,6 +49,7 @@ from asyncrpc.runtime.links.relay import Relay
 from asyncrpc.runtime.links.routes import Routes
 from asyncrpc.runtime.links.tokens import Tokens
 from asyncrpc.runtime.members import Member, member_of
+from asyncrpc.runtime.payloads.ports import MemoryIsReady
 from asyncrpc.runtime.ports import Identity, Scheduler
 from asyncrpc.trace import FlightRecorder
 from asyncrpc.transport.abc import Connector
@@ -71,6 +72,8 @@ class DirectorySettings:
         heartbeat_s: seconds after which a silent peer is asked whether it is there.
         lost_after_s: seconds after which a silent peer is lost.
         bulk_lanes: how many lanes a connection has; None: as many as help.
+        memory_is_ready: whether memory of payloads may be written to now; None: all
+            memory may.
         secret: proves who this worker is to the sidecars of peers; None: there is
             no secret.
         tokens: those that this worker has issued.
@@ -82,6 +85,7 @@ class DirectorySettings:
     heartbeat_s: float
     lost_after_s: float
     bulk_lanes: int | None
+    memory_is_ready: MemoryIsReady | None
     secret: bytes | None
     tokens: Tokens
 
@@ -184,6 +188,7 @@ class Directory(Generic[LinkT]):
             self.connections,
             wanted=settings.bulk_lanes,
             redial=self.reconnector.on_peer_broken,
+            is_ready=settings.memory_is_ready,
         )
 
     def begin(self, group: GroupRecords, *on_link: Callable[[LinkT], None]) -> None:

@@ -22,6 +22,7 @@ from asyncrpc.runtime.links.routes import Routes
 from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.options import LANES_MAX
 from asyncrpc.runtime.payloads.lanes import Lanes
+from asyncrpc.runtime.payloads.ports import MemoryIsReady
 from asyncrpc.runtime.ports import Identity, Scheduler
 from asyncrpc.wire.chunks import Arrivals
 from asyncrpc.wire.handshake import Role
@@ -40,6 +41,7 @@ class LaneDialer:
         *,
         wanted: int | None,
         redial: Callable[[LinkConnection, int], None],
+        is_ready: MemoryIsReady | None,
     ) -> None:
         """Prepare.
 
@@ -50,6 +52,7 @@ class LaneDialer:
             handshakes: makes connections.
             wanted: how many lanes a link has; None: as many as suit the transport.
             redial: opens a lane anew that has broken at the peer.
+            is_ready: whether memory of payloads may be written to now.
         """
         self._identity = identity
         self._scheduler = scheduler
@@ -57,6 +60,7 @@ class LaneDialer:
         self._handshakes = handshakes
         self._wanted = wanted
         self._redial = redial
+        self._is_ready = is_ready
 
     def prepare(self, control: LinkConnection, member: Member) -> None:
         """Let a connection have lanes, once a large payload needs them."""
@@ -76,6 +80,7 @@ class LaneDialer:
             dial=partial(self._dial_all, member, control) if dialed else None,
             redial=self._redial,
             start_task=self._scheduler.start_task,
+            is_ready=self._is_ready,
         )
 
     async def _dial_all(

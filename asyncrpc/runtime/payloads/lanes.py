@@ -37,7 +37,11 @@ from asyncrpc.runtime.payloads.machine.lanes import (
     LanesState,
     TurnRation,
 )
-from asyncrpc.runtime.payloads.ports import ControlConnection, LaneConnection
+from asyncrpc.runtime.payloads.ports import (
+    ControlConnection,
+    LaneConnection,
+    MemoryIsReady,
+)
 from asyncrpc.transport.flow import LINGER_S, WaterMarks
 from asyncrpc.wire.chunks import Arrivals, LaneReader
 from asyncrpc.wire.frames import FrameKind
@@ -111,7 +115,7 @@ class Lane:
         if not self.is_held:
             self._lanes.on_held(self)
         self.reader.advance(nbytes)
-        if self.reader.waits_for:
+        if self.reader.is_waiting:
             self.stream.pause_reading()
         self._lanes.on_read(nbytes)
 
@@ -138,6 +142,7 @@ class Lanes:
         dial: Callable[[int], Coroutine[Any, Any, None]] | None,
         redial: Callable[[Any, int], None],
         start_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        is_ready: MemoryIsReady | None = None,
     ) -> None:
         """Prepare the lanes of a link, without opening one.
 
@@ -151,12 +156,15 @@ class Lanes:
             redial: dials a lane again that has broken at the peer; its second argument
                 is the last attempt that the peer accepted.
             start_task: runs the dials.
+            is_ready: whether memory may be written to now; None: all memory may.
         """
         if wanted is None:
             wanted = LANES_BY_SCHEME.get(control.scheme, 0)
             wanted = min(wanted, LANES_ON_HOST) if is_on_host else wanted
         self.arrivals = arrivals
-        self.arrivals.on_opened = self._on_opened
+        self.arrivals.on_opened = self._proceed
+        if is_ready is not None:
+            self.arrivals.is_ready = lambda memory: is_ready(memory, self._proceed)
         self.arrivals.on_delivered = self.acknowledge
         self.lanes: list[Lane] = []
         self.accepted: dict[int, Lane] = {}
@@ -218,13 +226,13 @@ class Lanes:
         limit_bytes = self._ration.next_turn(self._control.reads)
         for lane in self.lanes:
             lane.reader.limit_reads(limit_bytes)
-            if not lane.reader.waits_for:
+            if not lane.reader.is_waiting:
                 lane.stream.resume_reading()
 
-    def _on_opened(self) -> None:
-        """Resume lanes that were ahead of the control connection."""
+    def _proceed(self) -> None:
+        """Resume lanes that wait for a message or memory which may be there now."""
         for lane in self.lanes:
-            if lane.reader.waits_for and lane.reader.proceed() and not self._is_paused:
+            if lane.reader.is_waiting and lane.reader.proceed() and not self._is_paused:
                 lane.stream.resume_reading()
 
     # --- opening ---------------------------------------------------------------------

@@ -1,15 +1,19 @@
-"""The interfaces of connections that lanes need: the control connection, and lanes'."""
+"""What lanes need: of the control connection, of their own connections, of memory."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.runtime.payloads.pump import ChunkPump
 from asyncrpc.transport.flow import WaterMarks
 from asyncrpc.wire.outgoing import OutgoingMessages
+
+# Takes memory, and what to call once it is worth asking again; returns whether the
+# memory may be written to now.
+MemoryIsReady: TypeAlias = Callable[[memoryview, Callable[[], None]], bool]
 
 
 class LaneStream(Protocol):

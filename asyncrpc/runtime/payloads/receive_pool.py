@@ -17,6 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrpc.runtime.payloads.machine.blocks import IdleBlocks, size_class
+from asyncrpc.runtime.payloads.prefaulting import (
+    PREFAULTED_BYTES_MIN,
+    Prefaulting,
+    Told,
+)
 from asyncrpc.serde.outgoing_buffers import view_memory
 
 # Below this size the C library reuses memory.  Writing 16 MiB: 15 GB/s into kept
@@ -47,15 +52,23 @@ class _BlockLease:
 class ReceivePool:
     """The memory of one worker's received payloads."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limit_bytes: int,
+        prefaulting: Prefaulting | None = None,
+    ) -> None:
         """Make an empty pool.
 
         Args:
             loop: the worker's loop; `make` is called on its thread.
             limit_bytes: the limit of unused memory that is kept; 0 keeps no memory.
+            prefaulting: makes the pages of long blocks; None: they are made as they are
+                written to.
         """
         self._loop = loop
         self._limit_bytes = limit_bytes
+        self._prefaulting = prefaulting
         self._idle: IdleBlocks[_Block] = IdleBlocks(limit_bytes)
         # Blocks that finalizers, in any thread, have given back.
         self._returned: deque[_Block] = deque()
@@ -87,9 +100,15 @@ class ReceivePool:
         block = self._idle.take(nbytes)
         if block is None:
             block = np.empty(size_class(nbytes), dtype=np.uint8)
+            if self._prefaulting is not None and nbytes >= PREFAULTED_BYTES_MIN:
+                self._prefaulting.begin(block)
         lease = _BlockLease()
         weakref.finalize(lease, self._give_back, block).atexit = False
         return view_memory(lease, block.ctypes.data, nbytes)
+
+    def is_ready(self, memory: memoryview, tell: Told) -> bool:
+        """Return whether memory may be written to now; see `Prefaulting.is_ready`."""
+        return self._prefaulting is None or self._prefaulting.is_ready(memory, tell)
 
     def allow(self, idle_bytes: int) -> None:
         """Lower the limit of unused memory for now; never above the pool's limit."""
@@ -101,6 +120,8 @@ class ReceivePool:
         """Free the kept memory, and keep no memory from now on."""
         self._limit_bytes = 0
         self._idle = IdleBlocks(0)
+        if self._prefaulting is not None:
+            self._prefaulting.close()
         self._returned.clear()
         if self._timer is not None:
             self._timer.cancel()

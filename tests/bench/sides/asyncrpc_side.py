@@ -112,9 +112,9 @@ def shared(peer: asyncrpc.Peer) -> Measured:
     return run
 
 
-def fan_out(worker: asyncrpc.Worker) -> Measured:
+def fan_out(worker: asyncrpc.Worker, mib: int) -> Measured:
     async def run(budget: Budget) -> list[float]:
-        tensor = torch.ones((w.FAN_OUT_MIB << 20) // 4)
+        tensor = torch.ones((mib << 20) // 4)
         peers = [name_of(rank) for rank in (1, 2, 3)]
         group: Any = worker.group(peers)  # type: ignore[attr-defined,unused-ignore]
 
@@ -181,7 +181,8 @@ def measured(worker: asyncrpc.Worker) -> Mapping[str, Measured]:
         "placed_16": placed(worker, 16 << 20),
         "out_256": echo_into(peer, 256 << 20),
         "shared": shared(peer),
-        "group": fan_out(worker),
+        "group": fan_out(worker, w.FAN_OUT_MIB),
+        "tcp_group": fan_out(worker, w.TCP_FAN_OUT_MIB),
         "rref": references,
         "rref_method": kept_reference,
         **training.measured(),
@@ -191,6 +192,7 @@ def measured(worker: asyncrpc.Worker) -> Mapping[str, Measured]:
         found[f"echo_{size}"] = bandwidth(peer, w.echo, size << 20)
     for size in w.TCP_SIZES_MIB:
         found[f"tcp_{size}"] = bandwidth(peer, w.shape_of, size << 20)
+        found[f"tcp_echo_{size}"] = bandwidth(peer, w.echo, size << 20)
     return found
 
 
@@ -200,7 +202,7 @@ def options_for(kind: str) -> asyncrpc.Options:
     Raises:
         LookupError: this version has no such option.
     """
-    if kind == "tcp":
+    if kind in w.TCP_KINDS:
         return asyncrpc.Options(
             secret=SECRET,
             network=asyncrpc.NetworkOptions(listen=("tcp://127.0.0.1:0",)),

@@ -44,8 +44,8 @@ def at_once(budget: Budget) -> list[float]:
     return [per_second(times_s) * tensor.nbytes / 1e9]
 
 
-def fan_out(budget: Budget) -> list[float]:
-    tensor = torch.ones((w.FAN_OUT_MIB << 20) // 4)
+def fan_out(mib: int, budget: Budget) -> list[float]:
+    tensor = torch.ones((mib << 20) // 4)
     peers = [name_of(rank) for rank in (1, 2, 3)]
 
     def one() -> None:
@@ -83,7 +83,8 @@ def measured() -> Mapping[str, Measured]:
         "callers_3": fan_in,
         "send_64k": bandwidth(w.shape_of, 64 << 10),
         "at_once_16": at_once,
-        "group": fan_out,
+        "group": partial(fan_out, w.FAN_OUT_MIB),
+        "tcp_group": partial(fan_out, w.TCP_FAN_OUT_MIB),
         "rref": blocking.references(rpc),
         "rref_method": kept_reference,
         **training.measured(),
@@ -95,6 +96,7 @@ def measured() -> Mapping[str, Measured]:
     found["huge_256"] = found["send_256"]
     for size in w.TCP_SIZES_MIB:
         found[f"tcp_{size}"] = bandwidth(w.shape_of, size << 20)
+        found[f"tcp_echo_{size}"] = bandwidth(w.echo, size << 20)
     return found
 
 
@@ -106,7 +108,7 @@ def backend_options(arguments: Arguments) -> rpc.TensorPipeRpcBackendOptions:
     only_tcp: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}
     return rpc.TensorPipeRpcBackendOptions(
         init_method=f"tcp://127.0.0.1:{arguments.port}",
-        **(only_tcp if arguments.kind == "tcp" else {}),
+        **(only_tcp if arguments.kind in w.TCP_KINDS else {}),
     )
 
 

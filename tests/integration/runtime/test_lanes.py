@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,8 +20,11 @@ from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.links import lane_dialer
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.links.ports import SILENT
+from asyncrpc.runtime.payloads import prefaulting
 from asyncrpc.runtime.payloads.lanes import Lane, Lanes
 from asyncrpc.runtime.payloads.machine.lanes import LanesState
+from asyncrpc.runtime.payloads.prefaulting import Prefaulting
+from asyncrpc.shm.slab import populate
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.testing.cluster import Wires
 from asyncrpc.testing.loop import SimLoop
@@ -27,7 +32,7 @@ from asyncrpc.testing.network import Network
 from asyncrpc.wire.frames import CHUNK_BYTES
 from asyncrpc.wire.handshake import Role
 from tests.integration.runtime import remote
-from tests.integration.runtime.groups import until
+from tests.integration.runtime.groups import LIMIT_S, until
 
 MIB = 1 << 20
 Pair = tuple[Worker, Worker]
@@ -285,6 +290,65 @@ class TestGivingUp:
             await until(lambda: not len(lanes_of(a, "b").arrivals), 0.0)
             assert read.total() < 128 * MIB
             assert not b.parts.active
+
+
+class TestFreshMemory:
+    """Long memory gets its pages from a thread, while the payload arrives."""
+
+    @pytest.mark.parametrize("network", ["tcp", "uds"])
+    async def test_lanes_wait_for_its_pages_and_lose_nothing(
+        self, network: Wires, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        has_waited = False
+        begun = threading.Event()
+        begin = Prefaulting.begin
+
+        def begin_first(self: Prefaulting, memory: Any) -> None:
+            """Read nothing before the thread has begun."""
+            begin(self, memory)
+            assert begun.wait(LIMIT_S)
+
+        async with two(network) as (a, b):
+            await a.peer("b").call(remote.total, numbers(MIB))  # opens them
+            lanes = lanes_of(b, "a")
+
+            def late(address: int, nbytes: int) -> bool:
+                """Make pages once a lane waits for them, in a thread."""
+                nonlocal has_waited
+                begun.set()
+                end_s = time.monotonic() + LIMIT_S
+                while not has_waited and time.monotonic() < end_s:
+                    has_waited = any(one.reader.is_waiting for one in lanes.lanes)
+                return populate(address, nbytes)
+
+            monkeypatch.setattr(prefaulting, "populate", late)
+            monkeypatch.setattr(Prefaulting, "begin", begin_first)
+            large = torch.randint(0, 256, (24 * MIB + 5,), dtype=torch.uint8)
+            one, other = await a.peer("b").call(remote.echo, [large, large[3:].clone()])
+            assert torch.equal(one, large)
+            assert torch.equal(other, large[3:])
+            assert has_waited
+
+    async def test_they_do_not_wait_while_all_threads_are_busy(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A function that waits for the payload may have the last thread."""
+        options = Options(
+            threads=1,
+            network=NetworkOptions(bulk_lanes=1),
+            limits=LimitOptions(shared_memory_bytes=0),
+        )
+        watch = remote.Watch()
+        monkeypatch.setitem(remote.watches, "fresh memory", watch)
+        async with Cluster(2, network="tcp", options=options) as (a, _):
+            waiting = a.parts.start_call("b", remote.pass_gate, ("fresh memory",))
+            await watch.begun.wait()
+            large = torch.ones(16 * MIB, dtype=torch.uint8)
+            assert torch.equal(
+                await a.peer("b").call(remote.add_on_loop, large), large + 1
+            )
+            watch.gate.set()
+            assert await waiting == "through"
 
 
 class TestTheEnd:

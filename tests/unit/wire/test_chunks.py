@@ -234,6 +234,51 @@ class TestArriving:
         receiver.on_lane(b"y" * 9)
         assert receiver.payloads == [b"y" * 9]
 
+    @pytest.mark.parametrize("is_ahead", [False, True])
+    def test_a_lane_waits_for_memory_of_every_buffer_of_a_chunk(
+        self, *, is_ahead: bool
+    ) -> None:
+        asked: list[int] = []
+        ready: set[int] = set()
+
+        def is_ready(memory: memoryview) -> bool:
+            asked.append(memory.nbytes)
+            return memory.nbytes in ready
+
+        receiver = Receiver()
+        receiver.arrivals.is_ready = is_ready
+        lane = receiver.lanes[0]
+        if is_ahead:
+            receiver.on_lane(data_prefix(1, 0, 9))
+            receiver.open(bytes(4), b"", bytes(5))
+            assert not lane.proceed()
+        else:
+            receiver.open(bytes(4), b"", bytes(5))
+            receiver.on_lane(data_prefix(1, 0, 9))
+        assert lane.is_waiting
+        assert not lane.is_between_chunks
+        ready.add(4)
+        assert not lane.proceed()
+        ready.add(5)
+        assert lane.proceed()
+        assert not lane.is_waiting
+        assert asked == [4, 4, 5, 4, 5]
+        receiver.on_lane(b"123456789")
+        assert receiver.payloads == [b"123456789"]
+
+    def test_a_lane_waits_for_no_memory_of_what_nobody_wants(self) -> None:
+        receiver = Receiver()
+        receiver.arrivals.is_ready = lambda _: False
+        lane = receiver.lanes[0]
+        receiver.open(bytes(9))
+        receiver.on_lane(data_prefix(1, 0, 9))
+        assert lane.is_waiting
+        receiver.arrivals.forget(REQUEST, 1)
+        assert lane.proceed()
+        receiver.on_lane(b"y" * 9)
+        assert receiver.payloads == []
+        assert not len(receiver.arrivals)
+
     def test_whoever_waits_is_told_of_each_message(self) -> None:
         told: list[int] = []
         receiver = Receiver()

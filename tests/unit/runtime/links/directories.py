@@ -43,6 +43,7 @@ TIMES = DirectorySettings(
     heartbeat_s=1.0,
     lost_after_s=4.0,
     bulk_lanes=0,
+    memory_is_ready=None,
     secret=None,
     tokens=Tokens(os.urandom),
 )

@@ -1,0 +1,168 @@
+"""Makes the pages of fresh memory in a thread, ahead of the payload that lands in it.
+
+The first write to a page lets the kernel find and clear it.  For a huge page that takes
+0.2 ms, and in a virtual machine whose host must find the memory too up to 10 ms.  On
+the event loop every call of the worker would wait meanwhile, once for each 2 MiB of
+the payload.
+
+A reader asks whether memory is ready before it reads into it, and if not, lets its
+connection rest until it is told.  It never waits for a thread that has not begun: all
+threads may be busy with functions that wait for this very payload.
+
+Source: madvise(2), MADV_POPULATE_WRITE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncrpc.errors import RejectedError
+from asyncrpc.runtime.payloads.own_slabs import address_of
+from asyncrpc.runtime.ports import Pool
+from asyncrpc.shm.slab import populate
+
+# Shorter memory has small pages, which take some microseconds each.
+PREFAULTED_BYTES_MIN: Final = 4 << 20
+# A huge page: longer calls would keep other threads from mapping memory.
+STEP_BYTES: Final = 2 << 20
+
+Told: TypeAlias = Callable[[], None]
+
+
+class _FreshBlock:
+    """A block whose pages are being made, or will be.
+
+    Attributes:
+        memory: the block, which is kept alive.
+        first: address of its first byte.
+        end: address after its last byte.
+        ready_until: address up to which it may be written to without a wait.
+        is_over: whether the thread is through with it.
+    """
+
+    __slots__ = ("end", "first", "is_over", "memory", "ready_until")
+
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+        self.memory = memory
+        self.first = memory.ctypes.data
+        self.end = self.ready_until = self.first + memory.nbytes
+        self.is_over = False
+
+
+class Prefaulting:
+    """The fresh memory of one worker's received payloads, until it has pages.
+
+    One thread makes pages at a time: the kernel does not let go of its core meanwhile.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: Pool) -> None:
+        """Begin without memory.
+
+        Args:
+            loop: the worker's loop; all methods are called on its thread.
+            pool: has the threads that make the pages.
+        """
+        self._loop = loop
+        self._pool = pool
+        self._blocks: list[_FreshBlock] = []
+        self._waiting: dict[Told, None] = {}  # in their order
+        self._is_closed = False
+        self._lock = threading.Lock()  # of what follows
+        self._queue: deque[_FreshBlock] = deque()
+        self._is_submitted = False
+        self._has_begun = False
+
+    def begin(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Make the pages of fresh memory, from its beginning on."""
+        block = _FreshBlock(memory)
+        with self._lock:
+            if self._has_begun:  # the thread will get to it
+                block.ready_until = block.first
+            self._queue.append(block)
+            is_submitted, self._is_submitted = self._is_submitted, True
+        self._blocks.append(block)
+        if not is_submitted:
+            try:
+                self._pool.submit(self._make_all_pages, self._on_end)
+            except RejectedError:  # no thread: pages are made as they are written to
+                self._queue.clear()
+                self._blocks.clear()
+                self._is_submitted = False
+
+    def is_ready(self, memory: memoryview, tell: Told) -> bool:
+        """Return whether memory may be written to without a wait for its pages.
+
+        Args:
+            memory: writable.
+            tell: if not, it is called once, as soon as it is worth asking again.
+        """
+        if not self._blocks:
+            return True
+        first = address_of(memory)
+        for block in self._blocks:
+            if block.first <= first < block.end:
+                if first + memory.nbytes <= block.ready_until:
+                    return True
+                self._waiting[tell] = None
+                return False
+        return True
+
+    def close(self) -> None:
+        """Make no more pages; whatever waits goes on."""
+        self._is_closed = True
+        self._blocks.clear()
+        self._tell()
+
+    def _make_all_pages(self) -> None:
+        """Make the pages of all blocks, in a thread."""
+        with self._lock:
+            self._has_begun = True
+            for block in self._queue:
+                block.ready_until = block.first
+        while (following := self._next()) is not None:
+            self._make_pages(following)
+
+    def _next(self) -> _FreshBlock | None:
+        with self._lock:
+            if self._queue:
+                return self._queue.popleft()
+            self._has_begun = self._is_submitted = False
+            return None
+
+    def _make_pages(self, block: _FreshBlock) -> None:
+        at = block.first
+        while at < block.end and not self._is_closed:
+            end = min((at // STEP_BYTES + 1) * STEP_BYTES, block.end)
+            if not populate(at, end - at):
+                break  # the kernel cannot: they are made as they are written to
+            at = block.ready_until = end
+            if self._waiting:
+                self._tell_soon()
+        block.ready_until = block.end
+        block.is_over = True
+        self._tell_soon()
+
+    def _tell_soon(self) -> None:
+        """Tell those who wait, from the thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        self._blocks = [one for one in self._blocks if not one.is_over]
+        waiting, self._waiting = self._waiting, {}
+        for tell in waiting:
+            tell()
+
+    def _on_end(self, _: None, error: BaseException | None) -> None:
+        """Go on without pages if the thread has failed."""
+        if error is not None:
+            self.close()
+            raise error
