@@ -1,6 +1,6 @@
 """How does asyncrpc compare with torch.distributed.rpc, on this machine, now?
 
-    $ make bench                      # everything, side by side: twelve minutes
+    $ make bench                      # everything, side by side: a quarter of an hour
     $ make bench ONLY=call,rref       # workloads whose names contain one of these
     $ make bench ONLY=transport       # one of the scripts bench_*.py instead
     $ python -m tests.bench --quick   # one start of each side
