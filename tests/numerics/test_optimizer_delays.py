@@ -26,7 +26,7 @@ async def given_up(step: Coroutine[Any, Any, Any], after_s: float) -> bool:
     is_done = stepping.done()
     stepping.cancel()
     await asyncio.wait([stepping])
-    await asyncio.sleep(30.0)  # whatever is under way arrives
+    await asyncio.sleep(30.0)  # virtual: whatever is under way arrives
     return is_done
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -299,35 +298,36 @@ class TestFreshMemory:
     async def test_lanes_wait_for_its_pages_and_lose_nothing(
         self, network: Wires, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        has_waited = False
-        begun = threading.Event()
-        begin = Prefaulting.begin
+        begun, waits = threading.Event(), threading.Event()
+        begin, is_ready = Prefaulting.begin, Prefaulting.is_ready
 
         def begin_first(self: Prefaulting, memory: Any) -> None:
             """Read nothing before the thread has begun."""
             begin(self, memory)
             assert begun.wait(LIMIT_S)
 
-        async with two(network) as (a, b):
+        def asked(self: Prefaulting, memory: memoryview, tell: Any) -> bool:
+            found = is_ready(self, memory, tell)
+            if not found:
+                waits.set()
+            return found
+
+        def late(address: int, nbytes: int) -> bool:
+            """Make pages once a lane waits for them, in a thread."""
+            begun.set()
+            assert waits.wait(LIMIT_S)
+            return populate(address, nbytes)
+
+        async with two(network) as (a, _):
             await a.peer("b").call(remote.total, numbers(MIB))  # opens them
-            lanes = lanes_of(b, "a")
-
-            def late(address: int, nbytes: int) -> bool:
-                """Make pages once a lane waits for them, in a thread."""
-                nonlocal has_waited
-                begun.set()
-                end_s = time.monotonic() + LIMIT_S
-                while not has_waited and time.monotonic() < end_s:
-                    has_waited = any(one.reader.is_waiting for one in lanes.lanes)
-                return populate(address, nbytes)
-
             monkeypatch.setattr(prefaulting, "populate", late)
             monkeypatch.setattr(Prefaulting, "begin", begin_first)
+            monkeypatch.setattr(Prefaulting, "is_ready", asked)
             large = torch.randint(0, 256, (24 * MIB + 5,), dtype=torch.uint8)
             one, other = await a.peer("b").call(remote.echo, [large, large[3:].clone()])
             assert torch.equal(one, large)
             assert torch.equal(other, large[3:])
-            assert has_waited
+            assert waits.is_set()
 
     async def test_they_do_not_wait_while_all_threads_are_busy(
         self, monkeypatch: pytest.MonkeyPatch
