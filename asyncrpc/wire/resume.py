@@ -25,9 +25,10 @@ from typing import Final
 from asyncrpc.errors import MalformedError
 
 # An ACK is due after so many bytes: one for hundreds of small calls.  On a lane, where
-# only chunks of 512 KiB travel, less often.
+# only chunks of 512 KiB travel, less often: an ACK costs both ends 20 us, and each
+# payload that is complete causes one.
 ACK_BYTES: Final = 32 << 10
-LANE_ACK_BYTES: Final = 1 << 20
+LANE_ACK_BYTES: Final = 8 << 20
 
 NEVER: Final = 1 << 64  # no call and no byte has this number
 

@@ -28,7 +28,7 @@ from typing import Any, Final
 from tests.bench import harness, machine, pages
 from tests.bench.comparing import Comparison
 from tests.bench.processes import say
-from tests.bench.workloads import WORKLOADS
+from tests.bench.workloads import SOCKETS, WORKLOADS
 
 STARTS: Final = 3
 SECONDS: Final = 0.7  # per workload and start
@@ -60,7 +60,8 @@ def chosen(only: str) -> tuple[list[str], list[str]]:
 def measure(names: Sequence[str], *, starts: int, seconds: float) -> dict[str, Any]:
     """Measure both sides; return what `--json` writes."""
     load = machine.load()
-    comparison = Comparison(names, seconds=seconds)
+    sides = (*harness.SIDES, SOCKETS)
+    comparison = Comparison(names, seconds=seconds, sides=sides)
     comparison.run(starts)
     return {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),

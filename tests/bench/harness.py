@@ -216,9 +216,11 @@ def figure_of(starts: Sequence[Mapping[str, float]], name: str) -> Figure | None
 
 def cells_of(result: Result) -> list[str]:
     """Return one line of the table."""
-    figures = [str(result.figures[side] or "-") for side in SIDES]
-    ratio = "-" if result.ratio is None else f"{result.ratio:.2f}"
     row = result.row
+    figures = [str(result.figures[side] or "-") for side in SIDES]
+    if row.against and row.against[0] not in SIDES and result.rival:
+        figures[1] = f"{row.against[0]}: {result.rival}"
+    ratio = "-" if result.ratio is None else f"{result.ratio:.2f}"
     return [row.name, row.unit, *figures, ratio, result.aim or "-", result.verdict]
 
 

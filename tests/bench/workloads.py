@@ -18,6 +18,7 @@ from tests.bench.harness import SIDES, Row
 from tests.bench.training import CROSSINGS, NODES, TRAINERS
 
 CALLER, CALLEE = "caller", "callee"
+SOCKETS: Final = "sockets"  # no library: what two of them move
 ALL: Final = (*SIDES, "pyzmq", "grpc", "ray")  # the others: `make bench-peers`
 WITH_OBJECTS: Final = (*SIDES, "ray")  # sides that have objects on the callee
 OUTSTANDING: Final = 256
@@ -53,13 +54,14 @@ class Kind(NamedTuple):
 # `pair`: two processes, each side with its defaults.  `tcp`: neither shared memory nor
 # Unix sockets.  `polling`: the loop polls while it waits.  `several`: callers 0, 2 and
 # 3 and one callee; eight callers are eight workers in the processes of these three.
-# `tcp_several`: four processes, as `tcp`.
+# `tcp_several`: four processes, as `tcp`.  `sockets`: two, without a library.
 # `huge`: torch with huge pages, which it does not ask for by itself.  `facade`: both
 # under torch's names.  `chain`: a worker that trains, and three that have layers.
 # `trainers`: one that has the parameters, and eight that train; the first only counts.
 KINDS: Final[Mapping[str, Kind]] = {
     "pair": Kind(2, ALL),
     "tcp": Kind(2, ALL),
+    "sockets": Kind(2, (SOCKETS,)),
     "polling": Kind(2, ("asyncrpc",)),
     "several": Kind(4),
     "tcp_several": Kind(4),
@@ -99,6 +101,19 @@ def _variant(name: str, usual: str, unit: str = "GB/s") -> Workload:
     """Return another way of asyncrpc's to do something, compared with torch's one."""
     row = Row(name, unit, higher_is_better=True, against=("torch", usual))
     return Workload([row], sides=("asyncrpc",))
+
+
+def _beside_sockets(usual: str) -> Workload:
+    """Return what blocking sockets do, compared with the same by asyncrpc."""
+    row = Row(
+        f"{usual}, against {SOCKETS}",
+        "GB/s",
+        higher_is_better=True,
+        target=0.8,
+        against=(SOCKETS, f"{usual}, against {SOCKETS}"),
+        ours=f"{usual}, TCP only",
+    )
+    return Workload([row], SOCKETS, (SOCKETS,))
 
 
 TRIVIAL: Final = "call, async def callee"
@@ -173,6 +188,11 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
     **{
         f"tcp_echo_{size}": _rate(f"{size} MiB echoed, TCP only", "GB/s", target, "tcp")
         for size, target in zip(TCP_SIZES_MIB, (1.3, 1.3), strict=True)
+    },
+    **{
+        f"sockets_{way}{size}": _beside_sockets(f"{size} MiB {words}")
+        for way, words in (("", "one way"), ("echo_", "echoed"))
+        for size in TCP_SIZES_MIB
     },
     "tcp_group": _rate(
         f"{TCP_FAN_OUT_MIB} MiB to 3 peers, TCP only", "GB/s", 1.3, "tcp_several"

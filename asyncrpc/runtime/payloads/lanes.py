@@ -44,7 +44,7 @@ from asyncrpc.runtime.payloads.ports import (
 )
 from asyncrpc.transport.flow import LINGER_S, WaterMarks
 from asyncrpc.wire.chunks import Arrivals, LaneReader
-from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.frames import HEADER_BYTES, FrameKind
 from asyncrpc.wire.outgoing import OutgoingEvent, OutgoingMessage
 
 logger = logging.getLogger("asyncrpc")
@@ -92,12 +92,16 @@ class Lane:
         self._lanes = lanes
 
     def write(self, limit_bytes: int) -> int:
-        """Write the next bytes of the chunk; return how many."""
+        """Write the next bytes of the chunk; return how many.
+
+        A rest that is no longer than a header is written, too: else a chunk as long as
+        the limit would take two writes, and two reads at the other end.
+        """
         parts: list[bytes | memoryview] = []
         written = 0
         while self.rest and written < limit_bytes:
             part = self.rest.popleft()
-            if len(part) > limit_bytes - written:
+            if len(part) > limit_bytes + HEADER_BYTES - written:
                 view = memoryview(part)
                 self.rest.appendleft(view[limit_bytes - written :])
                 part = view[: limit_bytes - written]

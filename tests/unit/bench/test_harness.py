@@ -137,6 +137,17 @@ def test_the_table_is_aligned() -> None:
     ]
 
 
+def test_a_row_against_another_side_shows_whose_figure_it_is_compared_with() -> None:
+    row = RATE._replace(name="calls, against sockets", against=("sockets", "bare"))
+    starts = {
+        "asyncrpc": [{row.name: 3.0}],
+        "sockets": [{"bare": 2.0}],
+    }
+    last = table(collect([row], starts)).splitlines()[-1]
+    expected = "calls, against sockets 1/s 3.00 sockets: 2.00 1.50 -"
+    assert " ".join(last.split()) == expected
+
+
 def test_markdown_has_a_rule_and_right_aligned_numbers() -> None:
     lines = table([result(LATENCY, 100.0, 250.0)], markdown=True).splitlines()
     assert lines == [

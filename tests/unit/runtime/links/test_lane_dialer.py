@@ -100,6 +100,7 @@ def test_a_lane_that_breaks_is_resumed() -> None:
         await until(lambda: b.directory.link_to("a") is not None)
         send_large(a, "b", 1)
         await until(lambda: b.arrived("a") == [1])
+        await until(lambda: lanes(a, "b") == lanes(b, "a") == 2)
         network.between("a", "b").drop_connections()
         await until(lambda: a.directory.link_to("b") is not None)
         await until(lambda: a.counters.connections_resumed >= 3)

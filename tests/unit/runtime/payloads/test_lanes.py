@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 import pytest
@@ -13,10 +13,15 @@ import pytest_asyncio
 from asyncrpc.errors import ConnectError, MalformedError
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.payloads.lanes import Lanes
-from asyncrpc.runtime.payloads.machine.lanes import QUIET_TURN_BYTES, LanesState
+from asyncrpc.runtime.payloads.machine.lanes import (
+    QUIET_TURN_BYTES,
+    TURN_BYTES,
+    LanesState,
+)
 from asyncrpc.testing.loop import SimLoop
+from asyncrpc.transport.abc import Buffer
 from asyncrpc.wire.chunks import Arrivals
-from asyncrpc.wire.frames import CHUNK_BYTES, FrameKind, prefix
+from asyncrpc.wire.frames import CHUNK_BYTES, HEADER_BYTES, FrameKind, prefix
 from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, Role
 from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
@@ -260,7 +265,7 @@ class TestSending:
     async def test_acks_of_a_payload_are_not_taken_for_small_messages(
         self, both: Laned
     ) -> None:
-        """They come for each MiB, and would keep the turns short."""
+        """They come for each 8 MiB, and would keep the turns short."""
         both.open_lane()
         pump, lanes = both.a.connection.pump, lanes_of(both.a)
         ration, on_ack = pump.ration, lanes.on_ack
@@ -281,6 +286,47 @@ class TestSending:
         assert both.b.messages == [(1, b"", payload)]
         assert len(acks) > 4
         assert set(rations) == {QUIET_TURN_BYTES}
+
+    async def test_a_whole_chunk_takes_one_write_and_two_reads(
+        self, both: Laned
+    ) -> None:
+        """Its header is not counted, which would leave 40 bytes for a third."""
+        lane = both.open_lane()
+        line = both.lines[-1]
+        written, read = list[int](), list[int]()
+        send, updated = line.send, line.other.handler.buffer_updated
+
+        def note_send(buffers: Sequence[Buffer]) -> None:
+            written.append(sum(map(len, buffers)))
+            send(buffers)
+
+        def note_read(nbytes: int) -> None:
+            read.append(nbytes)
+            updated(nbytes)
+
+        line.send = note_send  # type: ignore[method-assign]
+        line.other.handler.buffer_updated = note_read  # type: ignore[method-assign]
+        payload = bytes(4 * CHUNK_BYTES)
+        both.a.send(1, b"", payload)
+        await both.settle()
+        assert both.b.messages == [(1, b"", payload)]
+        assert written == [HEADER_BYTES + CHUNK_BYTES] * 4
+        assert read[-6:] == [HEADER_BYTES, CHUNK_BYTES] * 3  # reads begin shorter
+        assert not lane.is_broken
+
+    @pytest.mark.parametrize("limit_bytes", [TURN_BYTES, TURN_BYTES - HEADER_BYTES])
+    async def test_a_turn_leaves_no_rest_that_is_shorter_than_a_header(
+        self, both: Laned, limit_bytes: int
+    ) -> None:
+        both.open_lane()
+        (lane,) = lanes_of(both.a).lanes
+        lane.rest.extend((bytes(HEADER_BYTES), memoryview(bytes(CHUNK_BYTES))))
+        written = []
+        while lane.rest:
+            written.append(lane.write(limit_bytes))
+        assert sum(written) == HEADER_BYTES + CHUNK_BYTES
+        assert min(written) > HEADER_BYTES
+        assert max(written) <= limit_bytes + HEADER_BYTES
 
     async def test_chunks_may_come_before_their_message(self, both: Laned) -> None:
         both.open_lane()
