@@ -5,6 +5,7 @@
     $ make bench ONLY=transport       # one of the scripts bench_*.py instead
     $ python -m tests.bench --quick   # one start of each side
     $ python -m tests.bench --starts 5 --json FILE --plot FILE.png
+    $ python -m tests.bench --spin off --only train_  # asyncrpc does not poll
     $ python -m tests.bench --update-docs FILE   # the page and the picture, from a run
 
 Nothing passes or fails.  Each start is a fresh set of processes; the starts of the two
@@ -57,11 +58,13 @@ def chosen(only: str) -> tuple[list[str], list[str]]:
     return pick(list(WORKLOADS)), pick(SCRIPTS)
 
 
-def measure(names: Sequence[str], *, starts: int, seconds: float) -> dict[str, Any]:
+def measure(
+    names: Sequence[str], *, starts: int, seconds: float, spin: str
+) -> dict[str, Any]:
     """Measure both sides; return what `--json` writes."""
     load = machine.load()
     sides = (*harness.SIDES, SOCKETS)
-    comparison = Comparison(names, seconds=seconds, sides=sides)
+    comparison = Comparison(names, seconds=seconds, sides=sides, spin=spin)
     comparison.run(starts)
     return {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
@@ -69,6 +72,7 @@ def measure(names: Sequence[str], *, starts: int, seconds: float) -> dict[str, A
         "load": load,
         "starts": starts,
         "seconds": seconds,
+        "spin": spin,
         "rows": harness.as_json(comparison.results()),
     }
 
@@ -91,6 +95,9 @@ def draw(written: dict[str, Any], path: Path) -> None:
 
 
 def update_docs(written: dict[str, Any]) -> None:
+    if written.get("spin") == "off":
+        pages.renew("table, not polling", pages.section(written))
+        return
     pages.renew("table", pages.section(written))
     draw(written, pages.PICTURE)
 
@@ -102,6 +109,7 @@ def parse() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="one short start a side")
     add("--starts", type=int, default=STARTS, metavar="N", help="of each side")
     add("--only", default=os.environ.get("ONLY", ""), metavar="NAMES")
+    add("--spin", default="", help="asyncrpc's NetworkOptions.spin: off, adaptive")
     add("--json", type=Path, metavar="FILE", help="write figures there")
     add("--markdown", action="store_true", help="print for a document")
     add("--plot", type=Path, metavar="FILE.png", help="draw the ratios")
@@ -131,6 +139,7 @@ def main() -> int:
                 names,
                 starts=1 if options.quick else options.starts,
                 seconds=QUICK_SECONDS if options.quick else SECONDS,
+                spin=options.spin,
             )
         )
         show(written, markdown=options.markdown)

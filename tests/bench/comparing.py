@@ -32,6 +32,7 @@ class Comparison:
         *,
         seconds: float,
         sides: Sequence[str] = harness.SIDES,
+        spin: str = "",
     ) -> None:
         """Begin with nothing.
 
@@ -39,9 +40,11 @@ class Comparison:
             names: the workloads.
             seconds: how long each is repeated in each start.
             sides: what is compared.
+            spin: asyncrpc's `NetworkOptions.spin`; empty: its default.
         """
         self._names = names
         self._seconds = seconds
+        self._spin = spin
         self._found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
         self.failures: dict[str, dict[str, str]] = {side: {} for side in sides}
 
@@ -88,7 +91,8 @@ class Comparison:
     def _hear(
         self, side: str, kind: str, missing: list[str], values: dict[str, float]
     ) -> None:
-        arguments = ["--kind", kind, "--seconds", str(self._seconds), *missing]
+        arguments = ["--kind", kind, "--seconds", str(self._seconds)]
+        arguments += ["--spin", self._spin, *missing]
         heard = reports(
             w.KINDS[kind].module_of(side),
             arguments,

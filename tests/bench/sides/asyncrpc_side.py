@@ -196,20 +196,25 @@ def measured(worker: asyncrpc.Worker) -> Mapping[str, Measured]:
     return found
 
 
-def options_for(kind: str) -> asyncrpc.Options:
+def options_for(kind: str, spin: str = "") -> asyncrpc.Options:
     """Return what the workers of a start are told.
+
+    Args:
+        kind: of the start.
+        spin: `NetworkOptions.spin`; empty: the default.
 
     Raises:
         LookupError: this version has no such option.
     """
+    given: Any = {"spin": spin} if spin else {}
     if kind in w.TCP_KINDS:
         return asyncrpc.Options(
             secret=SECRET,
-            network=asyncrpc.NetworkOptions(listen=("tcp://127.0.0.1:0",)),
+            network=asyncrpc.NetworkOptions(listen=("tcp://127.0.0.1:0",), **given),
         )
     if kind == "polling":
         return with_spin(POLLING)
-    return asyncrpc.Options()
+    return with_spin(spin) if spin else asyncrpc.Options()
 
 
 def with_spin(spin: object) -> asyncrpc.Options:
@@ -244,7 +249,7 @@ def rank_of(arguments: Arguments, at: int) -> int:
 
 async def main(arguments: Arguments) -> None:
     torch.set_num_threads(1)
-    options = options_for(arguments.kind)
+    options = options_for(arguments.kind, arguments.spin)
     total = sum(WORKERS_EACH) if arguments.kind == "several" else arguments.processes
     windows.workers += [
         asyncrpc.Worker(

@@ -6,10 +6,13 @@ Its figures stand in asyncrpc's column, in starts of the kind `facade`.
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import torch
 
+import asyncrpc
 from asyncrpc.compat import rpc
+from asyncrpc.compat.rpc import starting
 from tests.bench.sides import blocking
 from tests.bench.sides.names import facade_names
 from tests.bench.sides.side import Arguments, start
@@ -17,6 +20,10 @@ from tests.bench.sides.side import Arguments, start
 
 def main(arguments: Arguments) -> None:
     torch.set_num_threads(1)
+    if arguments.spin:  # torch's options have no place for it
+        network = asyncrpc.NetworkOptions(spin=arguments.spin)
+        options = partial(asyncrpc.Options, network=network)
+        starting.Options = options  # type: ignore[assignment,misc]
     rpc.init_rpc(
         arguments.name,
         rank=arguments.rank,

@@ -26,6 +26,7 @@ class Arguments:
     port: int
     seconds: float
     kind: str
+    spin: str  # asyncrpc's NetworkOptions.spin; empty: its default
     workloads: Sequence[str]
 
     @property
@@ -65,6 +66,7 @@ def parse() -> Arguments:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--kind", choices=list(w.KINDS), default="pair")
+    parser.add_argument("--spin", default="")
     parser.add_argument("workloads", nargs="+")
     return Arguments(**vars(parser.parse_args()))
 

@@ -201,7 +201,16 @@ def test_a_page_without_its_markers_is_left_alone(page: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["table", "peers", "call path", "call path, not polling", "spin", "busy"]
+    "part",
+    [
+        "table",
+        "table, not polling",
+        "peers",
+        "call path",
+        "call path, not polling",
+        "spin",
+        "busy",
+    ],
 )
 def test_the_page_of_this_repository_has_the_markers_of(part: str) -> None:
     page = pages.PAGE.read_text("utf-8")
