@@ -29,7 +29,7 @@ from typing import Any, Final
 from tests.bench import harness, machine, pages
 from tests.bench.comparing import Comparison
 from tests.bench.processes import say
-from tests.bench.workloads import SOCKETS, WORKLOADS
+from tests.bench.workloads import SOCKETS, WORKLOADS, rows_of
 
 STARTS: Final = 3
 SECONDS: Final = 0.7  # per workload and start
@@ -55,7 +55,14 @@ def chosen(only: str) -> tuple[list[str], list[str]]:
     def pick(names: Sequence[str]) -> list[str]:
         return [name for name in names if any(word in name for word in words)]
 
-    return pick(list(WORKLOADS)), pick(SCRIPTS)
+    return with_partners(pick(list(WORKLOADS))), pick(SCRIPTS)
+
+
+def with_partners(names: Sequence[str]) -> list[str]:
+    """Add the workloads that have asyncrpc's figures for rows of others."""
+    found_in = {row.name: name for name in WORKLOADS for row in rows_of([name])}
+    partners = {found_in[row.ours] for row in rows_of(names) if row.ours}
+    return [name for name in WORKLOADS if name in names or name in partners]
 
 
 def measure(

@@ -91,8 +91,9 @@ class Comparison:
     def _hear(
         self, side: str, kind: str, missing: list[str], values: dict[str, float]
     ) -> None:
-        arguments = ["--kind", kind, "--seconds", str(self._seconds)]
-        arguments += ["--spin", self._spin, *missing]
+        arguments = ["--kind", kind, "--seconds", str(self._seconds), *missing]
+        if self._spin:
+            arguments += ["--spin", self._spin]
         heard = reports(
             w.KINDS[kind].module_of(side),
             arguments,

@@ -23,7 +23,7 @@ def main(arguments: Arguments) -> None:
     if arguments.spin:  # torch's options have no place for it
         network = asyncrpc.NetworkOptions(spin=arguments.spin)
         options = partial(asyncrpc.Options, network=network)
-        starting.Options = options  # type: ignore[assignment,misc]
+        starting.Options = options  # type: ignore[assignment,attr-defined]
     rpc.init_rpc(
         arguments.name,
         rank=arguments.rank,

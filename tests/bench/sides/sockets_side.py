@@ -26,7 +26,7 @@ LISTENING_WITHIN_S = 60.0
 
 def memory(nbytes: int) -> memoryview:
     """Return memory that has been written to; its first byte is not 0."""
-    return memoryview(torch.ones(nbytes, dtype=torch.uint8).numpy())
+    return torch.ones(nbytes, dtype=torch.uint8).numpy().data
 
 
 def read_all(sock: socket.socket, into: memoryview) -> bool:

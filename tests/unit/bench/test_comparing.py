@@ -13,6 +13,7 @@ import pytest
 
 from tests.bench import comparing, harness, pages
 from tests.bench import workloads as w
+from tests.bench.__main__ import chosen
 from tests.bench.comparing import Comparison
 from tests.bench.harness import Figure, Result, Row
 from tests.bench.processes import reports
@@ -115,6 +116,21 @@ def test_a_start_that_never_begins_fails_its_workloads_and_is_not_repeated(
     )
     assert len(script.asked) == 2
     assert [one.failure for one in results] == ["no such option"] * 2
+
+
+def test_processes_are_told_how_asyncrpc_is_to_poll(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = Script([[("send_1", [[1.0], ""])]] * 2)
+    monkeypatch.setattr(comparing, "reports", script)
+    Comparison(["send_1"], seconds=0.1, spin="off").run(1)
+    assert script.asked == [["send_1", "--spin", "off"]] * 2
+
+
+def test_a_row_is_measured_with_the_one_that_has_the_figure_of_asyncrpc() -> None:
+    assert chosen("sockets_16")[0] == ["tcp_16", "sockets_16"]
+    assert chosen("huge")[0] == ["send_256", "huge_256"]
+    assert chosen("rref_method")[0] == ["rref_method"]
 
 
 def test_each_side_is_first_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
