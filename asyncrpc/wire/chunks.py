@@ -257,7 +257,7 @@ class Arrivals:
     Attributes:
         deliver: takes messages whose payload is complete.
         on_opened: called when a transfer has been opened: a lane may wait for it.
-        on_delivered: called when a message has been delivered.
+        on_complete: called when a message is complete, and delivered next.
         is_ready: whether memory may be written to now, or a lane must wait for it;
             None: all memory may.
         opened: number of messages that have announced a payload.
@@ -269,7 +269,7 @@ class Arrivals:
         "deliver",
         "here",
         "is_ready",
-        "on_delivered",
+        "on_complete",
         "on_opened",
         "opened",
     )
@@ -277,7 +277,7 @@ class Arrivals:
     def __init__(self, deliver: Callable[[Arrival], None]) -> None:
         self.deliver = deliver
         self.on_opened: Callable[[], None] | None = None
-        self.on_delivered: Callable[[], None] | None = None
+        self.on_complete: Callable[[], None] | None = None
         self.is_ready: Callable[[memoryview], bool] | None = None
         self.opened = 0
         self.here = 0
@@ -327,9 +327,9 @@ class Arrivals:
         if arrival.is_over:
             self._close(arrival)
             if arrival.is_wanted:
+                if self.on_complete is not None:
+                    self.on_complete()  # an ACK goes with what answers at once
                 self.deliver(arrival)
-                if self.on_delivered is not None:
-                    self.on_delivered()
 
     def drop(self, serial: int, sent_bytes: int) -> tuple[int, int] | None:
         """Record that the peer gave up a transfer.

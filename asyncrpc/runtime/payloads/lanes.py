@@ -169,7 +169,7 @@ class Lanes:
         self.arrivals.on_opened = self._proceed
         if is_ready is not None:
             self.arrivals.is_ready = lambda memory: is_ready(memory, self._proceed)
-        self.arrivals.on_delivered = self.acknowledge
+        self.arrivals.on_complete = self.acknowledge
         self.lanes: list[Lane] = []
         self.accepted: dict[int, Lane] = {}
         self.state = LanesState.NONE if wanted else LanesState.OFF

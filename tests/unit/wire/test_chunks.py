@@ -299,13 +299,15 @@ class TestArriving:
         assert receiver.payloads == [b"a" * 10 + b"b" * 10 + b"c" * 5]
         assert receiver.control.bytes_copied == 0
 
-    def test_whoever_waits_is_told_of_each_delivery(self) -> None:
+    def test_whoever_acknowledges_is_told_before_each_delivery(self) -> None:
+        """An ACK that came after it would not go with what answers at once."""
         told: list[int] = []
         receiver = Receiver()
-        receiver.arrivals.on_delivered = lambda: told.append(len(receiver.messages))
+        receiver.arrivals.on_complete = lambda: told.append(len(receiver.messages))
         receiver.open(bytes(9))
         receiver.on_lane(chunk(0, bytes(9)))
-        assert told == [1]
+        assert told == [0]
+        assert receiver.payloads == [bytes(9)]
 
     def test_small_messages_are_read_many_at_a_time_meanwhile(self) -> None:
         """Only payloads on the connection itself make its reader take single frames."""
