@@ -9,10 +9,10 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-import time
 from collections.abc import Mapping
 
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from tests.bench import workloads as w
 from tests.bench.harness import Budget, gb_per_second, measure
@@ -21,11 +21,10 @@ from tests.bench.sides.side import Arguments, start, warm_ups_for
 
 TASK = struct.Struct("<Q?")  # of one request: bytes of its payload, whether to echo it
 HOST = "127.0.0.1"
-LISTENING_WITHIN_S = 60.0
 
 
 def memory(nbytes: int) -> memoryview:
-    """Return memory that has been written to; its first byte is not 0."""
+    """Return memory that has been written to."""
     return torch.ones(nbytes, dtype=torch.uint8).numpy().data
 
 
@@ -76,33 +75,21 @@ def measured(sock: socket.socket) -> Mapping[str, Measured]:
     }
 
 
-def connected(port: int) -> socket.socket:
-    """Connect to rank 1, which may not listen yet.
-
-    Raises:
-        OSError: it does not listen in time.
-    """
-    end_s = time.monotonic() + LISTENING_WITHIN_S
-    while True:
-        try:
-            return socket.create_connection((HOST, port))
-        except ConnectionRefusedError:
-            if time.monotonic() > end_s:
-                raise
-            time.sleep(0.02)
-
-
 def main(arguments: Arguments) -> None:
-    if arguments.rank == 0:
-        with connected(arguments.port) as sock:
+    is_first = arguments.rank == 0
+    store = TCPStore(HOST, arguments.port, is_master=is_first)
+    if is_first:
+        port = int(store.get("port"))  # it waits until rank 1 listens
+        with socket.create_connection((HOST, port)) as sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             lead(measured(sock), arguments)
-    else:
-        with socket.create_server((HOST, arguments.port)) as server:
-            sock, _ = server.accept()
-        with sock:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            serve(sock)
+        return
+    with socket.create_server((HOST, 0)) as server:
+        store.set("port", str(server.getsockname()[1]))
+        sock, _ = server.accept()
+    with sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        serve(sock)
 
 
 if __name__ == "__main__":
