@@ -35,7 +35,9 @@ class Crossings:
         self._contexts = contexts
         self._open = contexts.open
         self._loop = loop
-        self._anchor = torch.zeros((), requires_grad=True)  # so that `receive` is noted
+        self._anchor = torch.zeros(
+            (), requires_grad=True, dtype=torch.float32, device="cpu"
+        )  # so that `receive` is noted
 
     def outgoing(self, link: PeerLink, tensors: list[torch.Tensor]) -> Any:
         """Record what a message takes out of this worker's graph."""

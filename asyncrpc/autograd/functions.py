@@ -156,7 +156,7 @@ class _GradientProbe(torch.autograd.Function):
     def forward(ctx: Any, _tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor that depends on the input."""
         _ = ctx
-        return torch.empty(0)
+        return torch.empty(0, dtype=torch.float32, device="cpu")
 
     @staticmethod
     def backward(ctx: Any, *_gradients: torch.Tensor) -> None:

@@ -36,7 +36,7 @@ class MessagePath:
 
     async def empty(self, run: CollectiveRun, nbytes: int) -> torch.Tensor:
         """Return memory of this rank: uint8, (nbytes,)."""
-        return torch.empty(nbytes, dtype=torch.uint8)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     async def barrier(self, run: CollectiveRun) -> None:
         """Wait for all ranks."""
@@ -126,7 +126,7 @@ class MessagePath:
         self, run: CollectiveRun, parts: list[torch.Tensor] | None, root: int
     ) -> torch.Tensor:
         """Return this rank's part of the tensors that `root` gives."""
-        found = parts or [torch.empty(0)] * self._size
+        found = parts or [torch.empty(0, dtype=torch.uint8, device="cpu")] * self._size
         plan = schedules.star_scatter(self._rank, self._size, root)
         await play(run, plan, found, adopt=True)
         return found[self._rank]

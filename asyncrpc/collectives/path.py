@@ -90,12 +90,14 @@ async def open_path(run: CollectiveRun) -> Path:
         return by_messages
     memory = _board_memory(size) if rank == 0 and _is_willing(run) else None
     is_willing = memory is not None if rank == 0 else _is_willing(run)
-    mine = torch.tensor([is_willing, _host_number(), os.getpid()])
+    mine = torch.tensor([is_willing, _host_number(), os.getpid()], device="cpu")
     said = [row.tolist() for row in await by_messages.all_gather(run, mine)]
     willing, hosts, pids = zip(*said, strict=True)
     if not all(willing) or len(set(hosts)) > 1 or len(set(pids)) < size:
         return by_messages
-    found = [torch.empty(0) if memory is None else memory]
+    found = [
+        torch.empty(0, dtype=torch.uint8, device="cpu") if memory is None else memory
+    ]
     await play(run, schedules.tree_broadcast(rank, size, 0), found, adopt=True)
     return SharedPath(board.Board(found[0], rank, size), rank)
 

@@ -66,7 +66,7 @@ class Part(NamedTuple):
         dtype = getattr(torch, self.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise CollectiveError(f"this rank has no dtype {self.dtype!r}")
-        return torch.empty(self.shape, dtype=dtype)
+        return torch.empty(self.shape, dtype=dtype, device="cpu")
 
 
 class SharedPath:
@@ -85,7 +85,11 @@ class SharedPath:
 
     async def empty(self, run: CollectiveRun, nbytes: int) -> torch.Tensor:
         """Return memory of this rank that all ranks see: uint8, (nbytes,)."""
-        mine = torch.empty(nbytes, dtype=torch.uint8) if nbytes == 0 else None
+        mine = (
+            torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+            if nbytes == 0
+            else None
+        )
         if mine is None:
             mine = shared_bytes(nbytes, "asyncrpc-group")
         by_messages = MessagePath(self._rank, self._size)
@@ -506,7 +510,7 @@ def shared_bytes(nbytes: int, name: str) -> torch.Tensor:
         storage = storage_over(descriptor, os.urandom(KEY_BYTES), nbytes)
     finally:
         os.close(descriptor)
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
 def _span(tensors: Sequence[torch.Tensor]) -> int:

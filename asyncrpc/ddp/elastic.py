@@ -51,17 +51,17 @@ async def broadcast_state(group: Group, state: Any, source: int) -> Any:
     check_rank(source, "source", group.size)
     run_in_thread = group.parts.run_in_thread
     group.parts.check_on_loop("broadcast_state")
-    packed = torch.empty(0, dtype=torch.uint8)
+    packed = torch.empty(0, dtype=torch.uint8, device="cpu")
     if group.rank == source:
         try:
             packed = await run_in_thread(lambda: _packed(state))
         except Exception as error:
             group.refuse(f"cannot save its state: {error}")
             raise UsageError(f"state cannot be saved: {error}") from error
-    length = torch.tensor([len(packed)])
+    length = torch.tensor([len(packed)], device="cpu")
     await group.broadcast(length, source)
     if group.rank != source:
-        packed = torch.empty(int(length), dtype=torch.uint8)
+        packed = torch.empty(int(length), dtype=torch.uint8, device="cpu")
     for piece in torch.split(packed, _PIECE_BYTES):
         await group.broadcast(piece, source)
     if group.rank == source:

@@ -291,7 +291,11 @@ class Exchange:
         values = await self.group.all_gather(mine.values())
         # In the order of ranks, so that the sums are the same everywhere.
         whole = torch.sparse_coo_tensor(
-            torch.cat(indices, 1), torch.cat(values), mine.shape, check_invariants=True
+            torch.cat(indices, 1),
+            torch.cat(values),
+            mine.shape,
+            check_invariants=True,
+            device=mine.device,
         )
         return whole.coalesce()
 
@@ -312,11 +316,11 @@ class Exchange:
 
     async def _send_order(self, current: Backward) -> None:
         count = len(self.parameters)
-        order = torch.zeros(count, dtype=torch.int64)
+        order = torch.zeros(count, dtype=torch.int64, device="cpu")
         if self.group.rank == current.terms.root:
             came = current.readiness.order
             rest = set(range(count)) - set(came)
-            order = torch.tensor([*came, *sorted(rest, reverse=True)])
+            order = torch.tensor([*came, *sorted(rest, reverse=True)], device="cpu")
         await self.group.broadcast(order, current.terms.root)
         current.order = order.tolist()
 

@@ -279,10 +279,11 @@ def _sparse_of(
     """Return a sparse gradient with every element once, of its own memory."""
     if grad is None:
         grad = torch.sparse_coo_tensor(
-            torch.empty((1, 0), dtype=torch.int64),
+            torch.empty((1, 0), dtype=torch.int64, device=parameter.device),
             parameter.new_empty((0, *parameter.shape[1:])),
             parameter.shape,
             check_invariants=True,
+            device=parameter.device,
         )
     if not grad.is_sparse:
         raise UsageError(

@@ -90,7 +90,7 @@ class Join:
     async def _count(self, *, is_here: bool) -> Sequence[int]:
         """Return the ranks that have an input."""
         group = self._exchange.group
-        here = torch.zeros(group.size, dtype=torch.int32)
+        here = torch.zeros(group.size, dtype=torch.int32, device="cpu")
         here[group.rank] = is_here
         await group.all_reduce(here)
         present = here.nonzero().flatten().tolist()

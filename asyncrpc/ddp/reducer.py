@@ -214,7 +214,9 @@ class Reducer:
         )
         current.wants_order = not gradients.is_ordered
         if gradients.asks_who_uses:
-            current.used = torch.zeros(len(gradients.learned), dtype=torch.int32)
+            current.used = torch.zeros(
+                len(gradients.learned), dtype=torch.int32, device="cpu"
+            )
         self._current = current
         gradients.fill_unused(current)
         return current
@@ -318,7 +320,9 @@ class Reducer:
         )
         current.wants_order = not gradients.is_ordered
         if gradients.asks_who_uses:
-            current.used = torch.zeros(len(gradients.learned), dtype=torch.int32)
+            current.used = torch.zeros(
+                len(gradients.learned), dtype=torch.int32, device="cpu"
+            )
         gradients.fill_zeros(current)
         current.on_over()
         try:

@@ -110,7 +110,7 @@ async def _agree(
         dtype in kept and kept[dtype].numel() >= numel for dtype, numel in sizes.items()
     )
     marks = [_mark(one.grad) for one in parameters]
-    sums = torch.tensor([*marks, has_room], dtype=torch.int64)
+    sums = torch.tensor([*marks, has_room], dtype=torch.int64, device="cpu")
     if group.size > 1:
         await group.all_reduce(sums)
     *counts, having = sums.tolist()

@@ -49,7 +49,7 @@ class Entrance(Recv):
 def enter(tensor: torch.Tensor) -> tuple[torch.Tensor, Caught]:
     """Begin a graph at a received tensor; return it, and where its gradient will be."""
     caught = Caught()
-    anchor = torch.zeros((), requires_grad=True)
+    anchor = torch.zeros((), requires_grad=True, dtype=torch.float32, device="cpu")
     entered: torch.Tensor = Entrance.apply(  # type: ignore[no-untyped-call]
         anchor, tensor, caught
     )

@@ -138,7 +138,7 @@ def set_options(optimizer: torch.optim.Optimizer, differing: Changes) -> None:
             have = group.get(key)
             if isinstance(have, torch.Tensor):
                 with torch.no_grad():
-                    have.copy_(torch.as_tensor(value))
+                    have.copy_(torch.as_tensor(value, device=have.device))
             else:
                 group[key] = value
 

@@ -64,7 +64,7 @@ def shared(value: Any) -> Any:
         return value
     content = value.content
     if not content.nbytes:
-        return torch.empty(value.shape, dtype=value.dtype)
+        return torch.empty(value.shape, dtype=value.dtype, device="cpu")
     # numpy marks the memory read-only, and torch would warn about such an array once in
     # the process.  The buffer holds the array, and with it the object in the store.
     buffer: Any = (ctypes.c_ubyte * content.nbytes).from_address(content.ctypes.data)

@@ -459,6 +459,6 @@ class _Packing(NamedTuple):
             return memoryview(data)
         if memoryview(data).readonly:
             data = bytearray(data)  # torch warns about read-only memory
-        wide = torch.empty(self.elements, dtype=self.dtype)
+        wide = torch.empty(self.elements, dtype=self.dtype, device="cpu")
         CASTS[self.cast].widen(torch.from_numpy(np.frombuffer(data, np.uint8)), wide)
         return _bytes_of(wide)

@@ -84,7 +84,7 @@ def take_apart(tensor: torch.Tensor, flags: int, add: AddPart) -> list[Any]:
 
 
 def _quantized(tensor: torch.Tensor, flags: int, add: AddPart) -> list[Any]:
-    carrier = torch.empty(0, dtype=_CARRIERS[tensor.dtype])
+    carrier = torch.empty(0, dtype=_CARRIERS[tensor.dtype], device=tensor.device)
     carrier.set_(
         tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
     )
@@ -120,23 +120,27 @@ def put_together(entry: list[Any], get: GetPart) -> torch.Tensor:
         return _from_quantized(fields, get)
     if kind == ENTRY_SPARSE_COO:
         shape, indices, values, coalesced = fields
+        elements = get(values)
         return torch.sparse_coo_tensor(
             get(indices),
-            get(values),
+            elements,
             shape,
             is_coalesced=coalesced is True,
             check_invariants=True,
+            device=elements.device,
         )
     shape, outer, inner, values, layout = fields
     if layout not in _COMPRESSED:
         raise DecodeError(f"sparse layout {layout!r:.40} is unknown")
+    elements = get(values)
     return torch.sparse_compressed_tensor(
         get(outer),
         get(inner),
-        get(values),
+        elements,
         shape,
         layout=_COMPRESSED[layout],
         check_invariants=True,
+        device=elements.device,
     )
 
 

@@ -82,7 +82,7 @@ def _slabs(elements: int) -> Iterator[slice]:
 def _to_half(
     wide: torch.Tensor, dtype: torch.dtype, limit: float, advice: str
 ) -> torch.Tensor:
-    narrow = torch.empty(wide.numel(), dtype=dtype)
+    narrow = torch.empty(wide.numel(), dtype=dtype, device="cpu")
     for slab in _slabs(wide.numel()):
         part = wide[slab]
         low, high = (float(end) for end in torch.aminmax(part))
@@ -131,10 +131,12 @@ def _rows(elements: torch.Tensor, slab: slice) -> Iterator[torch.Tensor]:
 
 def _to_int8(wide: torch.Tensor) -> torch.Tensor:
     scales_bytes = _SCALE_BYTES * _blocks(wide.numel())
-    narrow = torch.empty(scales_bytes + wide.numel(), dtype=torch.uint8)
+    narrow = torch.empty(scales_bytes + wide.numel(), dtype=torch.uint8, device="cpu")
     scales = narrow[:scales_bytes].view(torch.float32)
     elements = narrow[scales_bytes:].view(torch.int8)
-    scratch = torch.empty(min(wide.numel(), _SLAB_ELEMENTS))
+    scratch = torch.empty(
+        min(wide.numel(), _SLAB_ELEMENTS), dtype=torch.float32, device="cpu"
+    )
     done = 0
     for slab in _slabs(wide.numel()):
         pairs = zip(_rows(wide, slab), _rows(elements, slab), strict=True)

@@ -271,7 +271,7 @@ def _overlap(items: Sequence[_OutgoingTensor], union: Span) -> bool:
         return True
     if any(item.tensor.itemsize != item_bytes for item in items):
         return True
-    taken = torch.zeros(elements, dtype=torch.bool)
+    taken = torch.zeros(elements, dtype=torch.bool, device="cpu")
     for item in items:
         tensor = item.tensor
         strides = tensor.stride()
@@ -381,7 +381,7 @@ class TensorReader:
             self._check_shape(shape)
             if 0 not in shape:
                 raise DecodeError(f"no bytes arrived for shape {shape}")
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         strides = _dense(shape) if strides is None else strides
         return self._over(index, dtype, shape, strides, offset)
 
@@ -402,7 +402,7 @@ class TensorReader:
                 f"a tensor reaches byte {stop} of a buffer of {size_bytes}"
             )
         storage = self._base(index).untyped_storage()
-        tensor = torch.empty(0, dtype=dtype)
+        tensor = torch.empty(0, dtype=dtype, device="cpu")
         return tensor.set_(storage, offset, tuple(shape), tuple(strides))
 
     def _base(self, index: int) -> torch.Tensor:

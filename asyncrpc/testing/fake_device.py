@@ -137,7 +137,7 @@ class _Module:
             host = kind._new_shared_fd_cpu(descriptor, nbytes)  # noqa: SLF001
         finally:
             os.close(descriptor)
-        flat = torch.empty(0, dtype=torch.uint8).set_(host)
+        flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(host)
         return _fake(flat, index).untyped_storage()
 
     def _is_in_bad_fork(self) -> bool:
@@ -203,14 +203,14 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
         address, torch.device("cpu"), size_bytes
     )
     place = tensor.storage_offset(), tensor.shape, tensor.stride()
-    view = torch.empty(0, dtype=tensor.dtype).set_(host, *place)
+    view = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(host, *place)
     view.kept = storage  # type: ignore[attr-defined]  # it owns the memory
     return view
 
 
 def _fake(host: torch.Tensor, index: int) -> torch.Tensor:
     """Return a tensor of a device over the memory of one of the host."""
-    flat = torch.empty(0, dtype=torch.uint8).set_(host.untyped_storage())
+    flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(host.untyped_storage())
     capsule = torch._C._to_dlpack(flat)  # noqa: SLF001
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = (
@@ -279,7 +279,7 @@ class _HostArguments:
         if not _is_fake(value):
             return self.lower(value)
         self.index = value.device.index
-        host = torch.empty(0, dtype=value.dtype)
+        host = torch.empty(0, dtype=value.dtype, device="cpu")
         self._replaced.append((host, value))
         self._outs.append((host, value))
         return host
@@ -374,7 +374,7 @@ def _resize(
     """Give a tensor another shape, and other memory."""
     _ = memory_format
     host = host_view(tensor)
-    bigger = torch.zeros(size, dtype=tensor.dtype)
+    bigger = torch.zeros(size, dtype=tensor.dtype, device="cpu")
     kept = min(host.numel(), bigger.numel())
     bigger.view(-1)[:kept] = host.reshape(-1)[:kept]
     fake = _fake(bigger, tensor.device.index)

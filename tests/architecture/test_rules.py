@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from torch.utils._device import _device_constructors
 
 from tests.architecture.sources import (
     PACKAGE,
@@ -42,6 +43,11 @@ MAY_READ_ENVIRONMENT = {
     "asyncrpc/runtime/membership/rendezvous.py",
     "asyncrpc/serving/model_host/slot.py",  # the place of runs
 }
+
+# What torch makes on its default device, which is the program's, if no device is given.
+FACTORIES = {f"torch.{made.__name__}" for made in _device_constructors()}
+# Of these, what is of the default dtype if no dtype is given.
+BY_DEFAULT_DTYPE = {"torch.empty", "torch.full", "torch.ones", "torch.zeros"}
 
 PACKAGE_FILES = python_files(PACKAGE)
 ALL_FILES = python_files(PACKAGE, TESTS)
@@ -97,3 +103,19 @@ def test_time_is_read_through_the_clock(path: Path) -> None:
         return
     readings = {"time.time", "time.monotonic", "time.perf_counter"}
     assert readings & set(dotted_uses(parse(path))) == set()
+
+
+@pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
+def test_no_tensor_of_ours_follows_the_defaults_of_the_program(path: Path) -> None:
+    """`torch.set_default_device` and `set_default_dtype` are for the program's own."""
+    calls = [
+        (ast.unparse(node.func), {keyword.arg for keyword in node.keywords})
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Call)
+    ]
+    assert [
+        name for name, has in calls if name in FACTORIES and "device" not in has
+    ] == []
+    assert [
+        name for name, has in calls if name in BY_DEFAULT_DTYPE and "dtype" not in has
+    ] == []

@@ -86,6 +86,7 @@ class CollectiveOps:
             torch.cat(values),
             mine.shape,
             check_invariants=True,
+            device=mine.device,
         ).coalesce()
         with torch.no_grad():  # a detached one would get elements of its own
             tensor.copy_(total / self.group.size if by == "avg" else total)
@@ -350,7 +351,7 @@ def _letter(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     """
     shapes.check(tensor)
     head = rank.to_bytes(_RANK_BYTES, "little") + str(tensor.dtype).encode()
-    letter = torch.empty(_HEAD_BYTES + tensor.nbytes, dtype=torch.uint8)
+    letter = torch.empty(_HEAD_BYTES + tensor.nbytes, dtype=torch.uint8, device="cpu")
     letter[:_HEAD_BYTES] = torch.frombuffer(
         bytearray(head.ljust(_HEAD_BYTES)), dtype=torch.uint8
     )
@@ -377,5 +378,5 @@ def _open_letter(letter: torch.Tensor, out: torch.Tensor) -> tuple[int, torch.Te
             f"{shapes.text(out)}, of {out.nbytes} bytes"
         )
     if not nbytes:
-        return rank, torch.empty(out.shape, dtype=out.dtype)
+        return rank, torch.empty(out.shape, dtype=out.dtype, device="cpu")
     return rank, letter[_HEAD_BYTES:].view(out.dtype).view(out.shape)

@@ -363,7 +363,11 @@ class PowerSGDState(HookState):
         """Fill tensors with random numbers, the same at all ranks and as torch's."""
         draw = torch.Generator().manual_seed(int(self.rng.randint(_SEEDS)))
         for target in targets:
-            target.copy_(torch.randn(target.shape, dtype=target.dtype, generator=draw))
+            target.copy_(
+                torch.randn(
+                    target.shape, dtype=target.dtype, generator=draw, device="cpu"
+                )
+            )
 
 
 def _check_epsilon(epsilon: float) -> None:

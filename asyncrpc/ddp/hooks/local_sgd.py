@@ -111,7 +111,7 @@ class PostLocalSGDState(HookState):
             )
         if self._host_group is None:
             host = hashlib.blake2b(HOST_ID.encode()).digest()
-            hosts = await self.group.all_gather(torch.tensor(list(host)))
+            hosts = await self.group.all_gather(torch.tensor(list(host), device="cpu"))
             mine = hosts[self.group.rank]
             here = [rank for rank, other in enumerate(hosts) if other.equal(mine)]
             self._host_group = self.group.subgroup(here, name="local SGD")

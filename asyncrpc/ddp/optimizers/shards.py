@@ -191,7 +191,7 @@ class Shards:
         for root, owned in enumerate(self._owned):
             parameters = _sent(owned)
             places = list(_places(parameters))
-            bucket = torch.zeros(places[-1], dtype=torch.uint8)
+            bucket = torch.zeros(places[-1], dtype=torch.uint8, device="cpu")
             for parameter, start in zip(parameters, places, strict=False):
                 part = bucket[start : start + parameter.nbytes]
                 view = part.view(parameter.dtype).view(parameter.shape)
@@ -230,7 +230,11 @@ class Shards:
 
         def pack_mine() -> torch.Tensor:
             packed = [piece.packed() for piece in mine]
-            return torch.cat(packed) if packed else torch.empty(0, dtype=torch.uint8)
+            return (
+                torch.cat(packed)
+                if packed
+                else torch.empty(0, dtype=torch.uint8, device="cpu")
+            )
 
         def take_theirs() -> None:
             for owned, received in zip(self._pieces, found, strict=True):
@@ -250,7 +254,7 @@ class Shards:
             await group.broadcast(packed, piece.root)
             return
         if memory is None:
-            memory = torch.empty(piece.nbytes, dtype=torch.uint8)
+            memory = torch.empty(piece.nbytes, dtype=torch.uint8, device="cpu")
         await group.broadcast(memory, piece.root)
         await run_beside(functools.partial(piece.take, memory), copied_bytes, user)
 

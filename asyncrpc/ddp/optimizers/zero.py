@@ -392,7 +392,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
     async def _gather_states(self, group: Group, to: int) -> dict[int, Any]:
         """Return at `to` the state of all parameters, by place."""
-        nothing = torch.empty(0, dtype=torch.uint8)
+        nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
         places, user = self._places(), user_of(group.parts, self._shards.parameters)
         if group.rank == to:
             state = await in_thread(lambda: copied(self.optim, places), user)

@@ -55,7 +55,7 @@ class Backend:
     def empty(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return memory on the host that a tensor of the device can be copied to."""
         return torch.empty_strided(
-            tensor.shape, _dense_strides(tensor), dtype=tensor.dtype
+            tensor.shape, _dense_strides(tensor), dtype=tensor.dtype, device="cpu"
         )
 
     def mark(self, device: torch.device) -> Any:
@@ -158,6 +158,7 @@ class Cuda(Backend):
             _dense_strides(tensor),
             dtype=tensor.dtype,
             pin_memory=True,
+            device="cpu",
         )
 
     def mark(self, device: torch.device) -> Any:

@@ -55,6 +55,6 @@ def empty(
         with thread_blocked():
             found = made.result()
     if found is None:
-        return torch.empty(sizes, dtype=dtype)
+        return torch.empty(sizes, dtype=dtype, device="cpu")
     flat = torch.from_numpy(np.ndarray(nbytes, np.uint8, found))
     return flat.view(dtype).view(sizes)

@@ -389,3 +389,17 @@ def test_a_read_only_buffer_is_copied() -> None:
 
 def test_a_plan_of_no_cast_looks_at_nothing() -> None:
     assert CompressionPlan(CODECS["zstd"], [], []).cast(0, memoryview(b"abc"))[1] == ""
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+def test_a_lossy_codec_ignores_the_default_device_and_dtype(codec: str) -> None:
+    tensor = torch.linspace(-1, 1, 10_000)
+    expected = through(tensor, codec)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            back = through(tensor, codec)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert back.device.type == "cpu"
+    assert back.equal(expected)

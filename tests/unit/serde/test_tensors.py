@@ -542,3 +542,47 @@ def test_sparse_indices_outside_of_the_tensor_are_refused() -> None:
     np.frombuffer(buffers[0], np.int64)[0] = 1 << 40
     with pytest.raises(DecodeError):
         STRICT.decode(encoded.control, buffers)
+
+
+DEFAULT_DEVICE_SENT = {
+    "plain": lambda: torch.arange(3.0),
+    "empty": lambda: torch.ones(0, 3),
+    "transposed": lambda: torch.ones(3, 4).T,
+    "gathered": lambda: torch.ones(300, 400)[:, ::200],
+    "expanded": lambda: torch.ones(1).expand(4),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "compressed": lambda: torch.eye(3).to_sparse_csr(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    "conjugated": lambda: torch.ones(2, dtype=torch.complex64).conj(),
+    "scalar": lambda: torch.tensor(1.0),
+    "leaf": lambda: torch.nn.Parameter(torch.ones(2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("name", DEFAULT_DEVICE_SENT)
+def test_a_tensor_arrives_on_its_device_whatever_the_default_device(name: str) -> None:
+    tensor = DEFAULT_DEVICE_SENT[name]()
+    expected = round_trip([tensor, tensor])
+    with torch.device("meta"):
+        aliases = round_trip([tensor, tensor])
+    assert [back.device.type for back in aliases] == ["cpu", "cpu"]
+    for back, like in zip(aliases, expected, strict=True):
+        assert back.layout == like.layout
+        assert torch.equal(_as_dense(back), _as_dense(like))
+
+
+def test_views_of_one_storage_arrive_as_such_whatever_the_default_device() -> None:
+    whole = torch.arange(36.0).view(6, 6)
+    with torch.device("meta"):
+        row, rows = round_trip([whole[0], whole[0:2]])
+    row[0] = 9
+    assert rows.device.type == "cpu"
+    assert rows[0, 0] == 9
+
+
+def _as_dense(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.detach().resolve_conj()
+    if plain.is_quantized:
+        return plain.dequantize()
+    return plain if plain.layout is torch.strided else plain.to_dense()
