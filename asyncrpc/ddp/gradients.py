@@ -71,6 +71,7 @@ class Gradients:
         ]
         self.nbytes = bytes_for(self._parameters, self._sparse)
         self.numbers: list[list[int]] = []
+        self._used_before: set[int] = set()
         self._buckets: Buckets | None = None
         self.begin_anew()
 
@@ -99,14 +100,21 @@ class Gradients:
     def text_of_missing(self, names: str) -> str:
         """Return the error text for gradients that have not come."""
         if self._options.static_graph:
-            return (
-                f"the graph is not static: {names} took part in this backward pass "
-                "differently than in the first; use find_unused_parameters=True "
-                "instead of static_graph=True"
-            )
+            return _text_of_changed(names)
         return (
             f"the loss does not depend on {names}, which got no gradient in this "
             "backward pass; if that is intended, use find_unused_parameters=True"
+        )
+
+    def text_of_surplus(self, name: str) -> str:
+        """Return the error text for a gradient that came more often than expected."""
+        if self._options.static_graph:
+            return _text_of_changed(name)
+        return (
+            f"the gradient of {name} came more often in one backward pass than it "
+            "should (torch.utils.checkpoint with use_reentrant=True does that); use "
+            "use_reentrant=False there, or static_graph=True and `await "
+            "module.backward(loss)` here"
         )
 
     # --- buckets ---------------------------------------------------------------------
@@ -122,6 +130,7 @@ class Gradients:
     def drop(self) -> None:
         """Let go of all gradients, and of the memory."""
         self._buckets = None
+        self._used_before.clear()
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -143,6 +152,22 @@ class Gradients:
         )
 
     # --- in --------------------------------------------------------------------------
+
+    def note_use(self, number: int) -> None:
+        """Note that a pass which reduces nothing has added to a gradient.
+
+        Raises:
+            UsageError: the graph is static, and no rank has used the parameter before.
+        """
+        if number in self._unused:
+            raise UsageError(_text_of_changed(repr(self.learned[number].name)))
+        self._used_before.add(number)
+
+    def gathered(self) -> list[int]:
+        """Return the parameters whose gradients were begun within `no_sync`."""
+        return [
+            one for one in self._used_before if self._parameters[one].grad is not None
+        ]
 
     def is_lazy(self, number: int) -> bool:
         """Return whether a gradient is only computed when it is read."""
@@ -202,6 +227,7 @@ class Gradients:
             unused = frozenset(one for one, count in enumerate(counts) if not count)
             if self._options.static_graph:
                 self._unused = unused
+        self._used_before.clear()
         with torch.no_grad():
             for bucket, numbers in enumerate(current.buckets.numbers):
                 for number in numbers:
@@ -258,6 +284,14 @@ class Gradients:
             and buckets is not None
             and buckets.holds(number, parameter.grad)
         }
+
+
+def _text_of_changed(names: str) -> str:
+    return (
+        f"the graph is not static: {names} took part in this backward pass differently "
+        "than in the first; use find_unused_parameters=True instead of "
+        "static_graph=True"
+    )
 
 
 def _fetch(grad: torch.Tensor, view: torch.Tensor, terms: PassConfig) -> None:

@@ -144,6 +144,7 @@ class Reducer:
             CollectiveError: a reduction of this pass has failed.
         """
         if not self.is_syncing:
+            self._gradients.note_use(number)
             return
         current = self._current or self._begin_plain()
         try:
@@ -231,13 +232,8 @@ class Reducer:
     def _arrive(self, current: Backward, number: int) -> None:
         readiness = current.readiness
         if not readiness.is_expected(number):
-            name = self._gradients.learned[number].name
-            raise UsageError(
-                f"the gradient of {name!r} came more often in one backward pass than "
-                "it should (torch.utils.checkpoint with use_reentrant=True does "
-                "that); use use_reentrant=False there, or static_graph=True and "
-                "`await module.backward(loss)` here"
-            )
+            name = repr(self._gradients.learned[number].name)
+            raise UsageError(self._gradients.text_of_surplus(name))
         if readiness.arrive(number):
             if self._gradients.is_lazy(number):
                 current.late.append(number)
@@ -293,7 +289,7 @@ class Reducer:
         for number in missing:
             self._complete(current, number)
         if current.used is not None:
-            current.used[readiness.order] = 1
+            current.used[[*readiness.order, *gradients.gathered()]] = 1
 
     def _give_up(self, current: Backward, error: BaseException) -> None:
         """End a pass that has failed, here or elsewhere; it leaves no gradient."""

@@ -324,6 +324,7 @@ class TestPasses:
         for error in found:
             assert isinstance(error, UsageError | CollectiveError)
         assert isinstance(found[1], UsageError)
+        assert "the graph is not static: 'branches.1." in str(found[1])
 
 
 kept: dict[str, Model] = {}  # of a process, between two calls
