@@ -1,14 +1,16 @@
-"""A call that is given up lets go of the future that its function has returned."""
+"""Calls that are given up: what their functions have returned, and their contexts."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from asyncrpc.runtime.calls.context import current_call_var
 from asyncrpc.runtime.calls.deadlines import Deadlines
 from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.modes import Mode, Target
@@ -39,6 +41,8 @@ class Host(Tasks):
 class Responder:
     """Takes note of calls of which nobody wants an answer."""
 
+    caller = "a"
+
     def __init__(self) -> None:
         self.forgotten: list[InboundCall] = []
         self.has_forgotten = asyncio.Event()
@@ -46,6 +50,9 @@ class Responder:
     def forget(self, inbound: InboundCall, *, items: int = 0) -> None:
         self.forgotten.append(inbound)
         self.has_forgotten.set()
+
+    def answer(self, inbound: InboundCall, value: Any) -> None:
+        assert value is None
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
@@ -66,3 +73,26 @@ async def test_a_future_is_cancelled_however_early_its_call_is_given_up(
     assert returned.cancelled()
     await asyncio.wait_for(responder.has_forgotten.wait(), 60.0)
     assert responder.forgotten == [inbound]
+
+
+async def test_the_variables_of_a_call_are_read_while_a_thread_is_in_its_context() -> (
+    None
+):
+    host = Host()
+    inbound = InboundCall(host, Responder(), 1, 0.0, None, {})  # type: ignore[arg-type]
+    let_go, is_inside = threading.Event(), asyncio.Event()
+
+    def hold() -> None:
+        host.loop.call_soon_threadsafe(is_inside.set)
+        let_go.wait()
+
+    inbound.run(Target("hold", hold, Mode.THREAD), [], {})
+    thread = threading.Thread(target=host.ended)
+    thread.start()
+    try:
+        await is_inside.wait()
+        value = inbound.in_context(lambda value: (current_call_var.get(), value), 2)
+        assert value == (inbound, 2)
+    finally:
+        let_go.set()
+        thread.join()
