@@ -187,13 +187,14 @@ class RemoteValues:
 
         Raises:
             EncodeError: an argument cannot travel.
+            UsageError: another event loop than the worker's runs in this thread.
         """
-        handles = self._handles
-        shared = self._shared.of(handles.new_id(), self._owner_named(to))
-        # Queued before any note of the handle's end, in whatever thread that comes.
-        handles.note_remote(shared)
+        handles, owner = self._handles, self._owner_named(to)
         name = target[-1] if isinstance(target, list) else target or "a callable"
         call = self._calls.new_call(name.rpartition(":")[2], to, kind="remote")
+        shared = self._shared.of(handles.new_id(), owner)
+        # Queued before any note of the handle's end, in whatever thread that comes.
+        handles.note_remote(shared)
         call.options = options
         call.add_done_callback(_Keep(keep))
         shared.call = call

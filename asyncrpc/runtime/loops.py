@@ -62,8 +62,10 @@ def check_loop(used: str, loop: asyncio.AbstractEventLoop, whose: str) -> None:
         where = "in a thread without one" if running is None else "on another one"
         raise UsageError(
             f"{used} must be used on the event loop that {whose} was started on, not"
-            f" {where}; there use `asyncio.run_coroutine_threadsafe(..., worker.loop)`,"
-            " or the blocking names such as `asyncrpc.rpc_sync`"
+            f" {where}; from another thread use"
+            " `asyncio.run_coroutine_threadsafe(..., worker.loop)`, or, without a loop,"
+            " the blocking names such as `asyncrpc.rpc_sync`; in one thread run all on"
+            " one loop (pytest-asyncio: the same loop_scope for fixture and test)"
         )
 
 

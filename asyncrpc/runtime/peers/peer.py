@@ -238,6 +238,8 @@ class Peer:
             try:
                 async for item in items:
                     yield item
+                    if not calls.is_loop_running():  # another loop resumes this
+                        calls.loop_guard.check_on_loop("Peer.stream")
             finally:
                 await items.aclose()
 

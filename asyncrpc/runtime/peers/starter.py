@@ -123,6 +123,7 @@ class CallStarter:
         self.recorder = recorder
         self.now_s = recorder.now_s
         self.loop = tasks.loop
+        self.is_loop_running = tasks.loop.is_running
         self.directory = directory
         self.thread_id = tasks.thread_id
         self.start_task = tasks.start_task
@@ -272,7 +273,14 @@ class CallStarter:
             kind: what a profiler shows it as; "" shows nothing.  "repeated" is an
                 "async" one whose attempts have futures of their own.
             attempt_of: the repeated call that it is an attempt of.
+
+        Raises:
+            UsageError: another event loop than the worker's runs in this thread.
         """
+        # In one thread, one loop runs at a time.  To ask which costs a system call on
+        # Python 3.11; to ask ours, 30 ns.  Other threads are looked at by `begin`.
+        if not self.is_loop_running() and running_loop() is not None:
+            self.loop_guard.check_on_loop("a call")
         self.lifecycle.check_running()
         call: CallFuture[Any] = CallFuture(
             loop=self.loop, function=function, to=to, began_s=self.now_s()
