@@ -20,13 +20,11 @@ tensors that require a gradient.
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import struct
 from collections.abc import Sequence
 from ctypes import memmove
 from typing import Any, Final, TypeAlias
-from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -35,7 +33,7 @@ from torch.multiprocessing import reductions
 from asyncrpc.errors import UsageError
 from asyncrpc.multiprocessing.arguments import refuse_graph, refusing
 from asyncrpc.serde.layouts import is_known, put_together, take_apart
-from asyncrpc.serde.shared import descriptor_of, key_of, mark, storage_over
+from asyncrpc.serde.shared import MappedFiles, key_of, mark
 from asyncrpc.serde.spans import reach
 from asyncrpc.shm.channel import Channel, Hold, Taken
 from asyncrpc.shm.machine.ring import (
@@ -55,7 +53,8 @@ _ALIGN_BYTES: Final = 64  # as torch aligns its own memory
 
 # A body: the numbers of parts and of keys; a row for each part: where it is (an offset,
 # or the number of a descriptor), its length, how much of its storage was left out
-# before it, and its kind; the keys; the pickle.
+# before it (behind a descriptor: its offset there), and its kind; a key for each part
+# behind a descriptor; the pickle.
 _HEAD: Final = struct.Struct("<II")
 _ROW: Final = struct.Struct("<QQQI")
 _IN_BLOCK: Final = 0  # kinds of parts
@@ -71,8 +70,6 @@ _NEGATIVE: Final = 8
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 Part: TypeAlias = tuple[torch.UntypedStorage, int]
-# Storages behind descriptors that are alive here, by device and inode.
-Known: TypeAlias = WeakValueDictionary[tuple[int, int], torch.UntypedStorage]
 
 
 class _Source:
@@ -194,7 +191,7 @@ class _TensorlessPickler(pickle.Pickler):
 class PackedItem:
     """An item that is packed, but not put yet."""
 
-    def __init__(self, value: object, channel: Channel, known: Known) -> None:
+    def __init__(self, value: object, channel: Channel, known: MappedFiles) -> None:
         """Pickle a value; its memory is copied when there is room.
 
         Raises:
@@ -216,7 +213,7 @@ class PackedItem:
         else:
             self._holds = []
 
-    def _plan(self, known: Known) -> None:
+    def _plan(self, known: MappedFiles) -> None:
         """Decide where each part goes."""
         channel = self._channel
         self._descriptors, self._keys = _pass_along(self._sources, known)
@@ -289,7 +286,7 @@ class PackedItem:
             self._channel.write_outside(self._blocks, self._body)
 
 
-def unpack(taken: Taken, channel: Channel, known: Known) -> Any:
+def unpack(taken: Taken, channel: Channel, known: MappedFiles) -> Any:
     """Return the value of an item; its tensors are over the queue's memory.
 
     Raises:
@@ -304,15 +301,18 @@ def unpack(taken: Taken, channel: Channel, known: Known) -> Any:
         rows = [_ROW.unpack_from(body, at + _ROW.size * row) for row in range(count)]
         at += _ROW.size * count
         memory = memoryview(body)
-        found = [
+        found = (
             bytes(memory[at + 16 * key : at + 16 * key + 16]) for key in range(keys)
-        ]
+        )
         holds = {hold.block: hold for hold in taken.holds}
         parts: list[Part | memoryview] = []
         for where, nbytes, start, kind in rows:
             if kind == _BEHIND_DESCRIPTOR:
-                descriptor, key = taken.descriptors[where], found[where]
-                parts.append((_storage_behind(descriptor, nbytes, key, known), start))
+                storage = known.storage_at(taken.descriptors[where], start, nbytes)
+                key = next(found)
+                if key != _NO_KEY and key_of(storage) is None:
+                    mark(storage, key)
+                parts.append((storage, 0))
                 continue
             view = holds[channel.layout.block_at(where)].view(where, nbytes)
             if kind == _ARRAY:
@@ -326,36 +326,18 @@ def unpack(taken: Taken, channel: Channel, known: Known) -> Any:
 
 
 def _pass_along(
-    sources: Sequence[_Source], known: Known
+    sources: Sequence[_Source], known: MappedFiles
 ) -> tuple[list[int], list[bytes]]:
-    """Number the parts behind descriptors; return those and their keys."""
-    descriptors: list[int] = []
+    """Number the descriptors of parts; return them, and the keys of the parts."""
+    numbers: dict[int, int] = {}
     keys: list[bytes] = []
     for source in sources:
         if source.kind == _BEHIND_DESCRIPTOR:
-            descriptor = descriptor_of(source.owner)
-            source.where = len(descriptors)
-            descriptors.append(descriptor)
+            descriptor, start = known.add(source.owner)
+            source.where = numbers.setdefault(descriptor, len(numbers))
+            source.start, source.stop = start, start + source.nbytes
             keys.append(key_of(source.owner) or _NO_KEY)
-            known[_identity(descriptor)] = source.owner
-    return descriptors, keys
-
-
-def _storage_behind(
-    descriptor: int, nbytes: int, key: bytes, known: Known
-) -> torch.UntypedStorage:
-    identity = _identity(descriptor)
-    storage = known.get(identity)
-    if storage is None or storage.nbytes() != nbytes:
-        storage = known[identity] = storage_over(descriptor, None, nbytes)
-    if key != _NO_KEY and key_of(storage) is None:
-        mark(storage, key)
-    return storage
-
-
-def _identity(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
+    return list(numbers), keys
 
 
 def _refuse_too_large(sizes: Sequence[int], held: int, limit_bytes: int) -> None:

@@ -21,13 +21,13 @@ import select
 from multiprocessing import reduction
 from queue import Empty, Full
 from typing import Any, Final, Generic, TypeVar, cast
-from weakref import WeakValueDictionary
 
 from asyncrpc.arguments import check_count, check_timeout
 from asyncrpc.clock import Clock, Deadline
 from asyncrpc.errors import UsageError
-from asyncrpc.multiprocessing.packing import Known, PackedItem, unpack
+from asyncrpc.multiprocessing.packing import PackedItem, unpack
 from asyncrpc.multiprocessing.processes import refuse_on_loop
+from asyncrpc.serde.shared import MappedFiles
 from asyncrpc.shm.channel import ITEMS_POLL_S, ROOM_POLL_S, Channel, Ends
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class Queue(Generic[T]):
 
     def _use(self, channel: Channel) -> None:
         self._channel = channel
-        self._known: Known = WeakValueDictionary()
+        self._known = MappedFiles()
         self._clock = Clock()
 
     # --- putting ---------------------------------------------------------------------

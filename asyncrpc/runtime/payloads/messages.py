@@ -83,6 +83,23 @@ class AttachRegion(Request[None]):
     token: bytes
 
 
+@message(REGIONS, "attach_part")
+class AttachPart(Request[None]):
+    """Map a region that is a part of a file, passed like that of a slab.
+
+    Attributes:
+        key: the key of the region.
+        size_bytes: the size of the region.
+        token: names the descriptor of the file.
+        start: where the region begins in the file, in bytes; a multiple of a page.
+    """
+
+    key: Key
+    size_bytes: Positive
+    token: bytes
+    start: Positive
+
+
 @message(REGIONS, "open")
 class OpenRegion(Request[None]):
     """Open memory of a device.

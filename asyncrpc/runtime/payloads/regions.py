@@ -55,6 +55,7 @@ from asyncrpc.runtime.payloads.loans import (
 from asyncrpc.runtime.payloads.machine.regions import KeptRegions, RegionQuestion
 from asyncrpc.runtime.payloads.messages import (
     REGIONS,
+    AttachPart,
     AttachRegion,
     HasRegions,
     KeyedRegion,
@@ -65,9 +66,8 @@ from asyncrpc.runtime.ports import PeerLink, Pool, Scheduler, ask
 from asyncrpc.runtime.router import Route, answers
 from asyncrpc.serde import Encoded
 from asyncrpc.serde.shared import (
-    descriptor_of,
+    MappedFiles,
     mark,
-    storage_over,
     users_of,
 )
 from asyncrpc.trace import FlightRecorder
@@ -195,6 +195,7 @@ class Regions:
         self.routes = [
             self._route(HasRegions, self._on_has),
             self._route(AttachRegion, self._on_attach),
+            self._route(AttachPart, self._on_attach),
             self._route(OpenRegion, self._on_open),
             self._route(RegionsGone, self._on_gone),
         ]
@@ -203,6 +204,7 @@ class Regions:
         self._kept: KeptRegions[PeerLink, torch.UntypedStorage] = KeptRegions(
             has_users=lambda storage: users_of(storage) > 1
         )
+        self._files = MappedFiles()
         self.loans = Loans(host.loop, self._end_loan)
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -333,10 +335,15 @@ class Regions:
         if storage.device.type != "cpu":
             await self._lend(link, path, key, storage, token)
             return
-        await self._host.run_on_host(
-            lambda: send_descriptor(path, token, descriptor_of(storage))
+        descriptor, start = self._files.add(storage)
+        await self._host.run_on_host(lambda: send_descriptor(path, token, descriptor))
+        nbytes = storage.nbytes()
+        await self._ask(
+            link,
+            AttachPart(key, nbytes, token, start)
+            if start
+            else AttachRegion(key, nbytes, token),
         )
-        await self._ask(link, AttachRegion(key, storage.nbytes(), token))
 
     async def _lend(
         self,
@@ -439,8 +446,10 @@ class Regions:
                 self._kept.on_asked(link, one.key)
         return found
 
-    async def _on_attach(self, link: PeerLink, asked: AttachRegion) -> None:
-        await self._attach(asked.key, asked.size_bytes, asked.token)
+    async def _on_attach(
+        self, link: PeerLink, asked: AttachRegion | AttachPart
+    ) -> None:
+        await self._attach(asked)
         self._check_shares(link)  # it may have been lost meanwhile
         self._kept.on_asked(link, asked.key)
 
@@ -465,13 +474,19 @@ class Regions:
             )
         return True
 
-    async def _attach(self, key: bytes, nbytes: int, token: bytes) -> None:
-        descriptor = await self._memory.inbox.claim(token)
+    async def _attach(self, asked: AttachRegion | AttachPart) -> None:
+        key, nbytes = asked.key, asked.size_bytes
+        start = asked.start if isinstance(asked, AttachPart) else 0
+        descriptor = await self._memory.inbox.claim(asked.token)
         try:
-            if os.fstat(descriptor).st_size < nbytes:
-                raise MalformedError(f"shared memory is shorter than {nbytes} bytes")
+            if os.fstat(descriptor).st_size < start + nbytes:
+                raise MalformedError(
+                    f"shared memory is shorter than {start + nbytes} bytes"
+                )
             if not self._has(key, nbytes):
-                self._keep(key, storage_over(descriptor, key, nbytes))
+                storage = self._files.storage_at(descriptor, start, nbytes)
+                mark(storage, key)
+                self._keep(key, storage)
         except (OSError, RuntimeError) as error:
             raise MalformedError(f"shared memory cannot be mapped: {error}") from error
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc.errors import UsageError
-from asyncrpc.multiprocessing import launch
+from asyncrpc.multiprocessing import Queue, launch
+from asyncrpc.serde.shared import key_of
 from tests.integration.multiprocessing import queue_targets as targets
 
 
@@ -49,3 +51,45 @@ def test_share_takes_the_gradients_of_a_module_along() -> None:
     assert all(
         one.grad is not None and one.grad.is_shared() for one in model.parameters()
     )
+
+
+def many(*, shared: bool) -> list[torch.Tensor]:
+    tensors = [torch.full((number % 7 + 1,), float(number)) for number in range(200)]
+    if shared:
+        module = nn.Module()
+        for number, tensor in enumerate(tensors):
+            module.register_buffer(f"b{number}", tensor)
+        asyncrpc.share(module)
+    return tensors
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_launch_takes_one_descriptor_for_all_tensors(shared: bool) -> None:  # noqa: FBT001  a case
+    tensors = many(shared=shared)
+    views = [tensor[:1] for tensor in tensors]
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    (without,) = launch(targets.add_to_all, ([],), method="forkserver")
+    found = launch(
+        targets.add_to_all, ([*tensors, torch.ones(3)],), nprocs=2, method="forkserver"
+    )
+    assert max(found) - without <= 2
+    assert len(list(Path("/proc/self/fd").iterdir())) - before <= 2
+    assert [float(view) for view in views] == [number + 2.0 for number in range(200)]
+
+
+def test_a_queue_takes_one_descriptor_for_what_was_shared_together() -> None:
+    tensors, queue = many(shared=True), Queue[Any]()
+    with launch(
+        targets.put_twice, (queue, tensors), join=False, method="forkserver"
+    ) as processes:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        back = queue.get(timeout_s=60.0)
+        last = queue.get(timeout_s=60.0)
+        assert len(list(Path("/proc/self/fd").iterdir())) - before <= 1
+        processes.wait()
+    for tensor, arrived in zip(tensors, back, strict=True):
+        arrived.add_(1)
+        assert torch.equal(tensor, arrived)
+    assert torch.equal(last, tensors[-1])
+    assert key_of(last.untyped_storage()) == key_of(tensors[-1].untyped_storage())
+    queue.close()

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import resource
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.masked import masked_tensor
 
 import asyncrpc
 from asyncrpc import Options, UsageError, Worker, WorkerLostError
@@ -113,6 +120,179 @@ def test_a_module_keeps_its_parameters_and_shares_all_state() -> None:
 def test_what_cannot_be_shared_is_refused(value: Any) -> None:
     with pytest.raises(UsageError, match="value must be"):
         asyncrpc.share(value)
+
+
+class Wrapper(torch.Tensor):
+    """A tensor without memory, which computes with another one."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Self:
+        made: Self = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001  how torch's are made
+            cls, inner.shape, dtype=inner.dtype, device=inner.device
+        )
+        made.held = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's type is a stub's
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        inner = [one.held if isinstance(one, Wrapper) else one for one in args]
+        result = func(*inner, **(kwargs or {}))
+        return Wrapper(result) if isinstance(result, torch.Tensor) else result
+
+
+def a_fake_tensor() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.ones(3)
+
+
+def a_module_of_a_wrapper() -> nn.Module:
+    module = nn.Linear(4, 4)
+    module.weight = nn.Parameter(Wrapper(torch.ones(4, 4)), requires_grad=False)
+    return module
+
+
+def a_distributed_tensor() -> torch.Tensor:
+    mesh = DeviceMesh("cpu", [0], _init_backend=False, _rank=0)
+    spec = DTensorSpec(
+        mesh, (Replicate(),), TensorMeta(torch.Size([3]), (1,), torch.float32)
+    )
+    return DTensor(  # type: ignore[no-untyped-call]  # torch's
+        torch.ones(3), spec, requires_grad=False
+    )
+
+
+WITHOUT_MEMORY: dict[str, Callable[[], torch.Tensor | nn.Module]] = {
+    "a wrapper": lambda: Wrapper(torch.ones(3)),
+    "a parameter of a module": a_module_of_a_wrapper,
+    "a DTensor": a_distributed_tensor,
+    "a MaskedTensor": lambda: masked_tensor(torch.ones(2), torch.ones(2).bool()),
+    "a FakeTensor": a_fake_tensor,
+    "a jagged tensor": lambda: torch.nested.nested_tensor(
+        [torch.ones(2), torch.ones(3)], layout=torch.jagged
+    ),
+    "a nested tensor": lambda: torch.nested.nested_tensor([torch.ones(2)]),
+    "a functional tensor": lambda: torch._to_functional_tensor(torch.ones(3)),  # noqa: SLF001
+    "a parameter of a lazy module": lambda: nn.LazyLinear(3),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(prototype|nested tensor)")
+@pytest.mark.parametrize("kind", WITHOUT_MEMORY)
+def test_a_tensor_without_memory_of_its_own_is_refused(kind: str) -> None:
+    with pytest.raises(UsageError, match="value must"):
+        asyncrpc.share(WITHOUT_MEMORY[kind]())
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad])
+def test_a_tensor_inside_a_transform_is_refused(transform: Any) -> None:
+    def share(value: torch.Tensor) -> torch.Tensor:
+        return asyncrpc.share(value).sum()
+
+    with pytest.raises(UsageError, match="value must"):
+        transform(share)(torch.ones(3))
+
+
+def descriptors() -> set[str]:
+    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
+
+
+def many(count: int = 300) -> nn.Module:
+    """A module of parameters of several sizes and kinds, all different."""
+    module = nn.Module()
+    for number in range(count):
+        weight = torch.full((number % 5, 7), float(number), dtype=torch.float64)
+        module.register_parameter(f"w{number}", nn.Parameter(weight))
+    return module
+
+
+def values_of(module: nn.Module) -> list[list[float]]:
+    return [one.flatten().tolist() for one in module.parameters()]
+
+
+def test_a_module_takes_one_descriptor_and_every_view_goes_along() -> None:
+    module = many()
+    state, wanted = module.state_dict(), values_of(module)
+    before = descriptors()
+    asyncrpc.share(module)
+    assert len(descriptors() - before) == 1
+    assert values_of(module) == wanted
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(1)
+    assert [one.flatten().tolist() for one in state.values()] == values_of(module)
+    assert all(is_shared(one) for one in module.parameters() if one.numel())
+
+
+def test_the_memory_of_a_module_ends_with_the_last_of_its_tensors() -> None:
+    module: Any = asyncrpc.share(many())
+    last = module.w299
+    file = descriptors()
+    del module
+    gc.collect()
+    assert last[0, 0] == 299
+    del last
+    gc.collect()
+    assert len(file - descriptors()) == 1
+
+
+def test_a_share_without_a_descriptor_left_moves_nothing() -> None:
+    module = many()
+    before = [one.data_ptr() for one in module.parameters()]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            asyncrpc.share(module)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [one.data_ptr() for one in module.parameters()] == before
+    assert all(key_of(one.untyped_storage()) is None for one in module.parameters())
+    asyncrpc.share(module)
+    assert values_of(module) == values_of(many())
+
+
+def test_a_module_that_was_used_keeps_its_graph_and_its_storages() -> None:
+    module: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    tied = module[1].weight = module[0].weight
+    view = module[0].bias.detach()
+    loss = module(torch.ones(1, 3)).sum()
+    asyncrpc.share(module)
+    loss.backward()
+    assert tied.grad is not None
+    assert module[0].weight is module[1].weight
+    view.fill_(5)
+    assert module[0].bias.tolist() == [5.0] * 3
+
+
+def test_inference_tensors_and_bits_are_kept() -> None:
+    with torch.inference_mode():
+        module = nn.Module()
+        module.register_buffer("first", torch.arange(3.0))
+        module.register_buffer("wave", torch.tensor([1 + 2j]).conj())
+        module.register_buffer("empty", torch.ones(0))
+        module.register_buffer("expanded", torch.ones(1).expand(4))
+    asyncrpc.share(module)
+    state: Any = module
+    assert state.first.is_inference()
+    assert state.wave.is_conj()
+    assert state.wave.tolist() == [1 - 2j]
+    assert state.expanded.tolist() == [1.0] * 4
+
+
+async def test_a_shared_module_takes_one_descriptor_of_its_receiver(host: Trio) -> None:
+    a, _, _ = host
+    module = asyncrpc.share(many(40))
+    await a.peer("b").call(len, ())  # connected
+    before = descriptors()
+    await a.peer("b").call(keep, module)
+    await until(lambda: len(descriptors() - before) <= 1)
+    await a.peer("b").call(fill_model, KEPT[-1], 3.0)
+    assert all(bool((one == 3).all()) for one in module.parameters())
+    assert KEPT[-1].w1.data_ptr() != module.get_parameter("w1").data_ptr()
 
 
 # --- by reference --------------------------------------------------------------------
