@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ from asyncrpc.serving.batching.queue_arguments import (
     batches_of,
     check_queue,
     check_request,
+    checked_answers,
     checked_callable,
     chosen_name,
     hashable,
@@ -128,9 +130,10 @@ class Batcher(Generic[A, B]):
         """Describe a batcher; `async with` starts it.
 
         Args:
-            function: gets 1 to `max_size` items and returns as many answers, in order;
-                a tensor `(items, ...)` counts as its rows.  An exception in the place
-                of an answer is raised only to the caller of that item.
+            function: gets 1 to `max_size` items and returns a list of as many answers,
+                in order; a tensor or array `(items, ...)` counts as its rows.  An
+                exception in the place of an answer is raised only to the caller of
+                that item.
             max_size: items in a batch.
             max_wait_s: seconds that an item waits for others while nothing else holds
                 it back; 0 sends it at once.
@@ -176,6 +179,7 @@ class Batcher(Generic[A, B]):
         self._bucket = bucket
         self._warm_up = batches_of("warm_up", warm_up, max_size)
         self._name = chosen_name(name, function)
+        self._whose = f"the function {name_of(function)!r} of a Batcher"
         self._batches: BatchQueue[_BatchItem[A, B]] = BatchQueue(
             self._batch,
             QueueLimits(
@@ -208,7 +212,7 @@ class Batcher(Generic[A, B]):
         loop = loop_for("a Batcher")
         self._context = contextvars.copy_context()
         for items in self._warm_up:
-            await self._function(list(items))  # the program's function ends it
+            await self._call(list(items))  # the program's function ends it
         self._loop = loop
         self._hide = show(self._name, self._figures, self._context)
         return self
@@ -403,10 +407,12 @@ class Batcher(Generic[A, B]):
         deadline_var.set(_latest(batch.members))
         try:
             with self._shown(batch.members):
-                answers = await self._function(
-                    [member.item for member in batch.members]
+                answers = checked_answers(
+                    self._whose,
+                    await self._call([member.item for member in batch.members]),
+                    len(batch.members),
+                    "items",
                 )
-                _check_count(answers, len(batch.members))
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001  (raised in the callers)
@@ -415,10 +421,19 @@ class Batcher(Generic[A, B]):
             batch.is_typical = True
             self._answer(batch.members, answers)
 
+    async def _call(self, items: list[A]) -> Any:
+        answering = self._function(items)
+        if not inspect.isawaitable(answering):
+            raise UsageError(
+                f"{self._whose} must be a coroutine function (async def), not one that"
+                f" returns an object of type {type(answering).__name__}"
+            )
+        return await answering
+
     def _answer(
         self,
         members: Sequence[_BatchItem[A, B]],
-        answers: Collection[B | BaseException],
+        answers: Sequence[B | BaseException],
     ) -> None:
         for member, answer in zip(members, answers, strict=True):
             if member.answer.done():
@@ -479,11 +494,3 @@ def _latest(members: Sequence[_BatchItem[Any, Any]]) -> Deadline | None:
     """Return the latest deadline of some requests; None if one has no limit."""
     limits = [member.deadline for member in members if member.deadline is not None]
     return max(limits) if len(limits) == len(members) else None
-
-
-def _check_count(answers: Collection[Any], items: int) -> None:
-    if len(answers) != items:
-        raise UsageError(
-            f"the function of a Batcher returned {len(answers)} answers to {items} "
-            "items; it must return one for each, in order"
-        )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+import torch
 
 from asyncrpc.arguments import (
     check_above,
@@ -76,6 +79,45 @@ def hashable(name: str, value: Any) -> Hashable:
 def name_of(function: object) -> str:
     """Return the name of a function, for people."""
     return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def checked_answers(whose: str, answers: Any, count: int, asked: str) -> list[Any]:
+    """Return what a function of many answers, if there is one for each, in order.
+
+    Only what has an order of its own is taken for answers: a set has none, a dict's
+    length is that of its keys, a string's that of its letters, and a named tuple's that
+    of its fields.
+
+    Args:
+        whose: the function, for errors.
+        answers: what it returned.
+        count: of what it was asked.
+        asked: what that is, in the plural.
+
+    Raises:
+        UsageError: there are more answers, or fewer, or it returned something else.
+    """
+    if isinstance(answers, torch.Tensor | np.ndarray):
+        is_ordered = answers.ndim > 0
+    elif isinstance(answers, tuple):
+        is_ordered = type(answers) is tuple
+    else:
+        is_ordered = isinstance(answers, Sequence) and not isinstance(
+            answers, str | bytes | bytearray | memoryview
+        )
+    if not is_ordered:
+        kind = type(answers)
+        raise UsageError(
+            f"{whose} must return a list with one answer for each of the {count}"
+            f" {asked}, in order, or a tensor or array with that many rows, not an"
+            f" object of type {kind.__module__}.{kind.__qualname__}"
+        )
+    if len(answers) != count:
+        raise UsageError(
+            f"{whose} returned {len(answers)} answers to {count} {asked}; it must "
+            "return one for each, in order"
+        )
+    return list(answers)
 
 
 def chosen_name(name: object, function: object) -> str:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
@@ -35,6 +37,7 @@ from asyncrpc.serving.batching.machine.sequences import (
 )
 from asyncrpc.serving.batching.machine.service_rate import ServiceRate
 from asyncrpc.serving.batching.model_thread import ModelThread
+from asyncrpc.serving.batching.queue_arguments import checked_answers
 from asyncrpc.serving.batching.sequence_model import SequenceModel
 from asyncrpc.serving.batching.statistics import EndCounts
 
@@ -258,7 +261,7 @@ class SequenceDriver(Generic[R, S, T]):
                 requests,
                 late=lambda made: self._on_entered_late(entering, made),
             )
-            _check_answers("enter", states, len(requests))
+            states = _answers("enter", states, len(requests))
         except Exception as error:  # noqa: BLE001  (raised in the consumers)
             if len(entering) > 1 and not isinstance(error, UsageError):
                 for generation in entering:
@@ -284,8 +287,7 @@ class SequenceDriver(Generic[R, S, T]):
     def _on_entered_late(self, entering: list[Generation[R, T]], states: Any) -> None:
         """Take states that a thread made after the cancellation, so that they leave."""
         with suppress(UsageError):
-            _check_answers("enter", states, len(entering))
-            self._on_entered(entering, states)
+            self._on_entered(entering, _answers("enter", states, len(entering)))
 
     def _refuse(self, generation: Generation[R, T], error: BaseException) -> None:
         """Refuse a sequence that the model has made no state of."""
@@ -299,7 +301,7 @@ class SequenceDriver(Generic[R, S, T]):
         self.steps.begin(chosen_step := object(), self._now_s())
         try:
             steps = await self._thread.call(self._model.step, states)
-            _check_answers("step", steps, len(states))
+            steps = _answers("step", steps, len(states))
         except Exception as error:  # noqa: BLE001  (raised in the consumers)
             steps = [error] * len(states)
         except BaseException:
@@ -347,7 +349,7 @@ class SequenceDriver(Generic[R, S, T]):
             The sequences have left.
         """
         states = await thread.call(self._model.enter, requests)
-        _check_answers("enter", states, len(requests))
+        states = _answers("enter", states, len(requests))
         for state in states:
             if isinstance(state, BaseException):
                 raise state
@@ -357,7 +359,7 @@ class SequenceDriver(Generic[R, S, T]):
                 if not left:
                     break
                 steps = await thread.call(self._model.step, left)
-                _check_answers("step", steps, len(left))
+                steps = _answers("step", steps, len(left))
                 left = [
                     state
                     for state, step in zip(left, steps, strict=True)
@@ -396,20 +398,13 @@ class SequenceDriver(Generic[R, S, T]):
         return asyncio.get_running_loop().time()
 
 
-def _check_answers(what: str, answers: Any, count: int) -> None:
-    """Raise UsageError unless a model has returned as many answers as it must."""
-    try:
-        found = len(answers)
-    except TypeError:
-        raise UsageError(
-            f"the model's `{what}` must return a list with one answer for each, not an "
-            f"object of type {type(answers).__name__}"
-        ) from None
-    if found != count:
-        raise UsageError(
-            f"the model's `{what}` returned {found} answers for {count} sequences; it "
-            "must return one for each, in order"
-        )
+def _answers(what: str, answers: Any, count: int) -> list[Any]:
+    """Return the answers of a model's function, one for each sequence.
+
+    Raises:
+        UsageError: it returned something else.
+    """
+    return checked_answers(f"the model's `{what}`", answers, count, "sequences")
 
 
 def _read_step(step: Any) -> tuple[list[Any], bool]:
@@ -421,8 +416,16 @@ def _read_step(step: Any) -> tuple[list[Any], bool]:
     """
     if isinstance(step, BaseException):
         raise step
+    is_pair = isinstance(step, tuple | list) and len(step) == 2  # noqa: PLR2004
+    items: Any
+    items, is_last = step if is_pair else (None, True)
+    if isinstance(items, str | bytes | bytearray | Mapping | AbstractSet):
+        raise UsageError(
+            "the model's `step` must return for each sequence a list of its items,"
+            " also of a single one, and whether it was its last step; an object of type"
+            f" {type(items).__name__} is not a list"
+        )
     try:
-        items, is_last = step
         return list(items), bool(is_last)
     except (TypeError, ValueError) as error:
         raise UsageError(

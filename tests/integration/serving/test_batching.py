@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple
 
 import aiohttp
+import numpy as np
 import pytest
+import torch
 from aiohttp import web
 
 from asyncrpc import (
@@ -149,7 +153,79 @@ async def test_the_wrong_number_of_answers_is_named() -> None:
         errors = await asyncio.gather(*map(batched, range(2)), return_exceptions=True)
     for error in errors:
         assert isinstance(error, UsageError)
-        assert "1 answers to 2 items" in str(error)
+        assert "lose_one' of a Batcher returned 1 answers to 2 items" in str(error)
+
+
+class Fields(NamedTuple):
+    logits: list[float]
+    hidden: list[float]
+
+
+NO_ANSWERS: dict[str, Callable[[], Any]] = {
+    "None": lambda: None,
+    "a number": lambda: 2,
+    "a set": lambda: {1, 2},
+    "a frozenset": lambda: frozenset({1, 2}),
+    "a dict": lambda: {"logits": [1, 2], "hidden": [3, 4]},
+    "a subclass of dict": lambda: OrderedDict(logits=1, hidden=2),
+    "the keys of a dict": {1: 1, 2: 2}.keys,
+    "the values of a dict": {1: 1, 2: 2}.values,
+    "a string": lambda: "ab",
+    "bytes": lambda: b"ab",
+    "a bytearray": lambda: bytearray(b"ab"),
+    "a memoryview": lambda: memoryview(b"ab"),
+    "a generator": lambda: (number for number in range(2)),
+    "an iterator": lambda: iter([1, 2]),
+    "a named tuple": lambda: Fields([1.0], [2.0]),
+    "a tuple of torch": lambda: torch.ones(2, 2).max(dim=1),
+    "a size": lambda: torch.Size([3, 4]),
+    "a tensor without rows": lambda: torch.tensor(2),
+    "an array without rows": lambda: np.array(2),
+    "a tensor of other rows": lambda: torch.ones(1, 2),
+    "an array of other rows": lambda: np.ones((3, 2)),
+    "a nested list": lambda: [[1, 2]],
+}
+
+
+@pytest.mark.parametrize("kind", NO_ANSWERS)
+async def test_what_is_no_list_of_answers_is_refused_by_name(kind: str) -> None:
+    async def predict(numbers: list[int]) -> Any:
+        return NO_ANSWERS[kind]()
+
+    async with Batcher(predict, 2, FOREVER_S) as batched:
+        errors = await asyncio.gather(*map(batched, range(2)), return_exceptions=True)
+    assert [type(error) for error in errors] == [UsageError] * 2
+    assert "predict' of a Batcher" in str(errors[0])
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [1, 2],
+        (1, 2),
+        deque([1, 2]),
+        range(1, 3),
+        torch.tensor([1, 2]),
+        np.array([1, 2]),
+    ],
+)
+async def test_every_sequence_of_answers_is_taken_in_order(answers: Any) -> None:
+    async def predict(numbers: list[int]) -> Any:
+        return answers
+
+    async with Batcher(predict, 2, FOREVER_S) as batched:
+        found = await asyncio.gather(*map(batched, range(2)))
+    assert [int(answer) for answer in found] == [1, 2]
+
+
+async def test_a_function_that_is_no_coroutine_function_is_refused_by_name() -> None:
+    def predict(numbers: list[int]) -> list[int]:
+        return numbers
+
+    wrong: Any = predict
+    async with Batcher(wrong, 1, 0.0) as batched:
+        with pytest.raises(UsageError, match=r"predict' of a Batcher must be a corout"):
+            await batched(1)
 
 
 async def test_a_function_that_cancels_itself_does_not_cancel_its_members() -> None:

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+import torch
 
 from asyncrpc import Outcome, RejectedError, UsageError, current_worker, deadline
 from asyncrpc.errors import DeadlineExceededError, NotStartedError, OverloadedError
@@ -427,9 +428,22 @@ async def test_errors_name_what_is_wrong() -> None:
 
     for entered, stepped, said in [
         (None, None, "`enter` must return a list"),
-        ([1, 2], None, "`enter` returned 2 answers for 1 sequences"),
+        ({1: 1}, None, "`enter` must return a list .* not an object of type .*dict"),
+        ({1}, None, "`enter` must return a list"),
+        ("a", None, "`enter` must return a list"),
+        (iter([1]), None, "`enter` must return a list"),
+        (torch.tensor(1), None, "`enter` must return a list"),
+        ([1, 2], None, "`enter` returned 2 answers to 1 sequences"),
         ([1], None, "`step` must return a list"),
-        ([1], [], "`step` returned 0 answers for 1 sequences"),
+        ([1], [], "`step` returned 0 answers to 1 sequences"),
+        ([1], {("a", True)}, "`step` must return a list"),
+        ([1], {"a": True}, "`step` must return a list"),
+        ([1], [("token", True)], "a list of its items, also of a single one"),
+        ([1], [(b"token", True)], "a list of its items"),
+        ([1], [({"token": 1}, True)], "a list of its items"),
+        ([1], [({"token"}, True)], "a list of its items"),
+        ([1], ["ab"], "its items and whether it was its last step"),
+        ([1], [{1: 2, 3: 4}], "its items and whether it was its last step"),
         ([1], [3], "its items and whether it was its last step, not an object of"),
         ([1], [([1], True, 3)], "its items and whether it was its last step"),
     ]:
