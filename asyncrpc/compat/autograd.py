@@ -204,7 +204,7 @@ def backward_from_reference(rref: Any, context_id: int, retain_graph: bool) -> N
     if context_id == -1:
         raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
     agent.host.do_at_once(lambda: _context(agent, context_id))  # refused here, at once
-    agent.sync(
+    agent.result_of(
         lambda: agent.start(
             rref.owner_name(),
             _backward_here,

@@ -7,11 +7,15 @@ extended enum of backends is seen.  torch's own modules are removed from `sys.mo
 the import system sets the attributes (`torch.distributed.rpc`), as for any module.
 
 Replaced are `torch.distributed.rpc` and `torch.distributed.autograd` with their
-submodules, the two modules that define DistributedOptimizer and RemoteModule, and the
-class `profile` of torch's legacy profiler, whose events are also the callees'.  Only
-modules that had been imported before are imported again: importing
-`torch.distributed.optim` takes seconds, and a later import finds the substitute.  Names
-that other modules of torch re-export are copied again.
+submodules and the C++ modules below them, the two modules that define
+DistributedOptimizer and RemoteModule, and the class `profile` of torch's legacy
+profiler, whose events are also the callees'.  Only modules that had been imported
+before are imported again: importing `torch.distributed.optim` takes seconds, and a
+later import finds the substitute.
+
+Other modules of torch, ShardedTensor's for one, have imported names from the replaced
+ones: in those the names are set again.  In modules of the program they are not: a
+warning lists them.
 
 Invariants: the facade is imported before any module is removed, as it has some records
 (options, constants) from torch; while the finder is installed, no module of torch that
@@ -30,7 +34,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
 
@@ -42,16 +46,13 @@ _RPC: Final = "torch.distributed.rpc"
 _AUTOGRAD: Final = "torch.distributed.autograd"
 _OPTIMIZER: Final = "torch.distributed.optim.optimizer"
 _REMOTE_MODULE: Final = "torch.distributed.nn.api.remote_module"
+# C++ modules: attributes of `torch._C`, which is not a package that imports them.
+_C_RPC: Final = "torch._C._distributed_rpc"
+_C_AUTOGRAD: Final = "torch._C._distributed_autograd"
+_C_TESTING: Final = "torch._C._distributed_rpc_testing"
 # No module of torch stays below these, even if the facade has no such module.
 _PACKAGES: Final = (_RPC, _AUTOGRAD)
 _FACADE_RPC: Final = "asyncrpc.compat.rpc"
-# The modules that re-export a name, and the module that defines it.
-# DistributedDataParallel looks for RRefs in the result of a module.
-_REEXPORTED: Final[Mapping[tuple[str, str], str]] = {
-    ("torch.distributed.optim", "DistributedOptimizer"): _OPTIMIZER,
-    ("torch.distributed.nn", "RemoteModule"): _REMOTE_MODULE,
-    ("torch.nn.parallel.distributed", "RRef"): _RPC,
-}
 # Names in modules that stay torch's, and their definitions here: a profiler that shows
 # events of callees.
 _PROFILER: Final = "torch.autograd.profiler_legacy"
@@ -59,16 +60,19 @@ _REPLACED: Final[Mapping[tuple[str, str], str]] = {
     (_PROFILER, "profile"): "asyncrpc.compat.profiler_legacy",
 }
 _NOTHING: Final = object()  # the value of a name that a home lacks
-# Modules that may keep torch's own names: torch's (the third are generated), ours, and
-# the main module's other name.
-_UNASKED: Final = ("torch.", "asyncrpc.", "_remote_module_", "__mp_main__")
+# Modules that nobody has to be told of: torch's (the third are generated), whose names
+# are set again, ours, and the main module's other name.
+_TORCH: Final = ("torch.", "_remote_module_")
+_UNASKED: Final = (*_TORCH, "asyncrpc.", "__mp_main__")
+_FOREIGN: Final = (types.ModuleType, TypeVar, ParamSpec, types.UnionType)
 # torch's modules, and C++ modules, that define what programs may have imported.
 _DEFINING: Final = (
     *_PACKAGES,
     _OPTIMIZER,
     _REMOTE_MODULE,
-    "torch._C._distributed_rpc",
-    "torch._C._distributed_autograd",
+    _C_RPC,
+    _C_AUTOGRAD,
+    _C_TESTING,
 )
 
 
@@ -110,7 +114,6 @@ def install() -> None:
     finder.displace()
     sys.meta_path.insert(0, finder)
     finder.fill()
-    _export_again()
     children.cover()
     _warn_of(sorted(_holders(finder)))
 
@@ -134,7 +137,6 @@ def uninstall() -> None:
         )
     sys.meta_path.remove(finder)
     finder.restore()
-    _export_again()
     children.uncover()
 
 
@@ -144,11 +146,19 @@ class Substitute(types.ModuleType):
     Args:
         name: name of the replaced module.
         homes: the modules that it searches, in this order.
+        original: torch's module, if it was loaded: what that has imported for itself
+            (`rpc.api.Future`, say) is there too.
     """
 
-    def __init__(self, name: str, homes: Sequence[types.ModuleType]) -> None:
+    def __init__(
+        self,
+        name: str,
+        homes: Sequence[types.ModuleType],
+        original: types.ModuleType | None,
+    ) -> None:
         super().__init__(name, f"asyncrpc's, in the place of {name}.")
         vars(self)["_homes"] = tuple(homes)
+        vars(self)["_original"] = original
         vars(self)["__all__"] = [
             one
             for one in getattr(homes[0], "__all__", ())
@@ -165,6 +175,11 @@ class Substitute(types.ModuleType):
                 found = getattr(home, name, _NOTHING)
                 if found is not _NOTHING:
                     return found
+            imported = getattr(self.__dict__["_original"], name, _NOTHING)
+            if isinstance(imported, types.ModuleType):  # one that is replaced, or not
+                imported = sys.modules.get(imported.__name__, _NOTHING)
+            if _is_foreign(imported):
+                return imported
         raise AttributeError(_missing(self.__name__, name), name=name, obj=self)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -188,6 +203,18 @@ class Substitute(types.ModuleType):
 
 def _is_dunder(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
+
+
+def _is_foreign(value: object) -> bool:
+    """Return whether a module of torch's has a value from another one."""
+    if isinstance(value, _FOREIGN):
+        return True
+    return callable(value) and not _is_theirs(value) and hasattr(value, "__module__")
+
+
+def _is_theirs(value: object) -> bool:
+    """Return whether a function or class is defined by a module that is replaced."""
+    return str(getattr(value, "__module__", "")).startswith(_DEFINING)
 
 
 def _missing(module: str, name: str) -> str:
@@ -233,7 +260,8 @@ class SubstituteFinder(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
         """Make the substitute."""
-        return Substitute(spec.name, self._homes[spec.name])
+        homes = self._homes[spec.name]
+        return Substitute(spec.name, homes, self.displaced.get(spec.name))
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Do nothing: a substitute looks up its names when they are used."""
@@ -248,21 +276,31 @@ class SubstituteFinder(MetaPathFinder, Loader):
             setattr(theirs, name, getattr(importlib.import_module(home), name))
 
     def fill(self) -> None:
-        """Import the substitutes of modules that had been imported."""
+        """Load the substitutes of modules that had been loaded, and set their names.
+
+        (The import system cannot: `torch._C` is no package.)
+        """
         for name in self._homes:
             if name in self.displaced:
-                importlib.import_module(name)
+                module = Substitute(name, self._homes[name], self.displaced[name])
+                module.__spec__ = self.find_spec(name)
+                module.__path__ = []
+                sys.modules[name] = module
+                _set_in_parent(name, module)
+        _rebind(self.displaced, sys.modules)
 
     def restore(self) -> None:
-        """Put torch's modules back where they were."""
-        for name in self._replaced():
-            del sys.modules[name]
+        """Put torch's modules, and their names in others, back where they were."""
+        substitutes = {name: sys.modules.pop(name) for name in self._replaced()}
+        for name in substitutes:
             _set_in_parent(name, None)
         sys.modules.update(self.displaced)
         for name, module in self.displaced.items():
             _set_in_parent(name, module)
         for (home, name), value in self.replaced.items():
             setattr(sys.modules[home], name, value)
+        originals = {name: importlib.import_module(name) for name in substitutes}
+        _rebind(substitutes, originals)
 
     def _replaced(self) -> list[str]:
         below = tuple(f"{package}." for package in _PACKAGES)
@@ -295,15 +333,25 @@ def _homes() -> dict[str, list[types.ModuleType]]:
     submodules re-export it the same way.
     """
     rpc = importlib.import_module(_FACADE_RPC)
+    lock = importlib.import_module(f"{_FACADE_RPC}.store_lock")
     homes = {
         _RPC: [rpc],
         _AUTOGRAD: [importlib.import_module("asyncrpc.compat.autograd")],
-        _OPTIMIZER: [importlib.import_module("asyncrpc.compat.optim")],
-        _REMOTE_MODULE: [importlib.import_module("asyncrpc.compat.nn")],
+        _OPTIMIZER: [importlib.import_module("asyncrpc.compat.optim"), rpc],
+        _REMOTE_MODULE: [
+            importlib.import_module("asyncrpc.compat.nn.api.remote_module"),
+            importlib.import_module("asyncrpc.compat.nn"),
+            rpc.internal,
+        ],
+        f"{_RPC}._utils": [lock, rpc],
+        _C_RPC: [importlib.import_module(f"{_FACADE_RPC}.bindings")],
+        _C_AUTOGRAD: [importlib.import_module("asyncrpc.compat.autograd")],
     }
+    if _C_TESTING in sys.modules:
+        homes[_C_TESTING] = [importlib.import_module(f"{_FACADE_RPC}._testing")]
     for leaf in sorted(_below(sys.modules[_RPC]) & _below(rpc)):
         own = importlib.import_module(f"{_FACADE_RPC}.{leaf}")
-        homes[f"{_RPC}.{leaf}"] = [own, rpc]
+        homes[f"{_RPC}.{leaf}"] = [own, rpc, lock]
     return homes
 
 
@@ -311,18 +359,30 @@ def _below(package: types.ModuleType) -> set[str]:
     return {one.name for one in pkgutil.iter_modules(package.__path__)}
 
 
-def _export_again() -> None:
-    """Copy the names that loaded modules of torch re-export from the new definitions.
+def _rebind(
+    old: Mapping[str, types.ModuleType], new: Mapping[str, types.ModuleType]
+) -> None:
+    """Set names of other modules of torch that still have values of the old modules.
 
-    Modules that are not loaded yet will import them themselves.
+    Modules that are not loaded yet will import the new ones themselves.
     """
-    for (module, name), defining in _REEXPORTED.items():
-        if module in sys.modules:
-            setattr(
-                sys.modules[module],
-                name,
-                getattr(importlib.import_module(defining), name),
-            )
+    values: dict[int, dict[str, object]] = {}
+    for name, module in old.items():
+        if name not in new:
+            continue
+        values[id(module)] = {name.rpartition(".")[2]: new[name]}
+        for key in dir(module):
+            mine = getattr(module, key, _NOTHING)
+            other = getattr(new[name], key, _NOTHING)
+            if callable(mine) and mine is not other is not _NOTHING:
+                values.setdefault(id(mine), {})[key] = other
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_TORCH) and name not in old:
+            for key, value in list(vars(module).items()):
+                if id(value) in values and not _is_dunder(key):
+                    by_name = values[id(value)]  # two names may have one value
+                    other = by_name.get(key, next(iter(by_name.values())))
+                    setattr(module, key, other)
 
 
 # --- imports before `install` --------------------------------------------------------
@@ -345,8 +405,7 @@ def _differing(displaced: Mapping[str, types.ModuleType]) -> Iterator[int]:
     for name, module in displaced.items():
         substitute = sys.modules.get(name)
         for key, value in vars(module).items():
-            is_theirs = str(getattr(value, "__module__", "")).startswith(_DEFINING)
-            if is_theirs and getattr(substitute, key, None) is not value:
+            if _is_theirs(value) and getattr(substitute, key, None) is not value:
                 yield id(value)
 
 

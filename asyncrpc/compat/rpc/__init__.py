@@ -29,14 +29,10 @@ from asyncrpc.compat.rpc import (
     options,
     starting,
 )
-from asyncrpc.compat.rpc.agent import Agent as RpcAgent
 from asyncrpc.compat.rpc.api import (
     AllGatherStates,
     RRef,
-    _get_current_rpc_agent,
-    _is_current_rpc_agent_set,
     _wait_all,
-    get_rpc_timeout,
     get_worker_info,
     remote,
     rpc_async,
@@ -50,15 +46,23 @@ from asyncrpc.compat.rpc.backend_registry import (
     init_backend,
     register_backend,
 )
-from asyncrpc.compat.rpc.options import (
+from asyncrpc.compat.rpc.bindings import *  # noqa: F403
+from asyncrpc.compat.rpc.bindings import (
+    PyRRef,
+    RpcAgent,
     RpcBackendOptions,
-    TensorPipeRpcBackendOptions,
+    TensorPipeAgent,
     WorkerInfo,
+    _get_current_rpc_agent,
+    _is_current_rpc_agent_set,
+    _rref_context_get_debug_info,
+    get_rpc_timeout,
 )
+from asyncrpc.compat.rpc.options import TensorPipeRpcBackendOptions
 
-__all__ = [  # noqa: F822  (BackendType is looked up by `__getattr__`)
+__all__ = [
     "AllGatherStates",
-    "BackendType",
+    "BackendType",  # noqa: F405  (`__getattr__` looks it up)
     "BackendValue",
     "PyRRef",
     "RRef",
@@ -89,15 +93,8 @@ __all__ = [  # noqa: F822  (BackendType is looked up by `__getattr__`)
     "shutdown",
 ]
 
-# torch's base classes in C++.
-TensorPipeAgent = RpcAgent
-PyRRef = RRef
-
 _is_tensorpipe_available = True
-_DEFAULT_INIT_METHOD = constants.DEFAULT_INIT_METHOD
-_DEFAULT_NUM_WORKER_THREADS = constants.DEFAULT_NUM_WORKER_THREADS
-_DEFAULT_RPC_TIMEOUT_SEC = constants.DEFAULT_RPC_TIMEOUT_SEC
-_UNSET_RPC_TIMEOUT = constants.UNSET_RPC_TIMEOUT
+method_factory, new_method = api.method_factory, api.new_method
 
 logger = logging.getLogger(__name__)
 
@@ -180,18 +177,7 @@ def _init_rpc_backend(  # noqa: PLR0917  (torch's signature)
     Raises:
         RuntimeError: an argument has the wrong type, or RPC already runs.
     """
-    for value, kinds in (
-        (backend, backend_registry.BackendType),
-        (store, Store),
-        (name, str),
-        (rank, numbers.Integral),
-        (world_size, (numbers.Integral, type(None))),
-        (rpc_backend_options, RpcBackendOptions),
-    ):
-        if not isinstance(value, kinds):
-            raise RuntimeError(  # noqa: TRY004  (torch's type)
-                f"Argument {value} must be of type {kinds} but got type {type(value)}"
-            )
+    _validate_rpc_args(backend, store, name, rank, world_size, rpc_backend_options)
     if _agent.is_set():
         raise RuntimeError("RPC is already initialized")
     made = backend_registry.init_backend(
@@ -208,13 +194,31 @@ def _init_rpc_backend(  # noqa: PLR0917  (torch's signature)
 # --- private names of torch that programs use ----------------------------------------
 
 
-def _set_rpc_timeout(timeout: float) -> None:
-    _agent.current().rpc_timeout_s = timeout
+def _validate_rpc_args(  # noqa: PLR0917  (torch's signature)
+    backend: Any,
+    store: Any,
+    name: Any,
+    rank: Any,
+    world_size: Any,
+    rpc_backend_options: Any,
+) -> None:
+    """Check the types of what `init_rpc` makes an agent from.
 
-
-def _rref_context_get_debug_info() -> dict[str, str]:
-    agent = _agent.current()
-    return agent.host.do_at_once(agent.reference_figures)
+    Raises:
+        RuntimeError: an argument has the wrong type.
+    """
+    for value, kinds in (
+        (backend, backend_registry.BackendType),
+        (store, Store),
+        (name, str),
+        (rank, numbers.Integral),
+        (world_size, (numbers.Integral, type(None))),
+        (rpc_backend_options, RpcBackendOptions),
+    ):
+        if not isinstance(value, kinds):
+            raise RuntimeError(  # noqa: TRY004  (torch's type)
+                f"Argument {value} must be of type {kinds} but got type {type(value)}"
+            )
 
 
 def _get_debug_info() -> dict[str, str]:
@@ -224,8 +228,3 @@ def _get_debug_info() -> dict[str, str]:
     info.update(_get_current_rpc_agent().get_debug_info())
     info.update({key: str(one) for key, one in autograd._get_debug_info().items()})  # noqa: SLF001
     return info
-
-
-def enable_gil_profiling(flag: bool) -> None:  # noqa: FBT001  (torch's signature)
-    """Do nothing: no C++ code waits for the GIL here, as in torch."""
-    _agent.current().shows_gil_wait = flag

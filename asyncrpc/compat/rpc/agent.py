@@ -20,7 +20,7 @@ from asyncrpc.compat.rpc import errors
 from asyncrpc.compat.rpc.completion import Completions
 from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
 from asyncrpc.compat.rpc.gathering import ProfiledThreads
-from asyncrpc.compat.rpc.options import RpcBackendOptions, WorkerInfo
+from asyncrpc.compat.rpc.options import TensorPipeRpcBackendOptions, WorkerInfo
 from asyncrpc.compat.rpc.promises import Promise
 from asyncrpc.errors import CallError, EncodeError
 from asyncrpc.runtime.calls.context import forget_deadline
@@ -28,6 +28,7 @@ from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.hosting import LoopThread
 from asyncrpc.runtime.options import options_within
 
+_POLL_S: Final = 0.01  # between looks at the calls in flight, for `join`
 CONTEXT_BITS: Final = 48  # of an id of a context; above them is the rank
 
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, torch.Tensor})
@@ -55,7 +56,7 @@ class Agent:
         self,
         worker: Worker,
         host: LoopThread,
-        options: RpcBackendOptions,
+        options: TensorPipeRpcBackendOptions,
         store: Any,
         *,
         is_static: bool,
@@ -117,6 +118,16 @@ class Agent:
             return sorted(names)
         return sorted(names - {one.name for one in self.worker.known_members})
 
+    def _get_device_map(self, dst: WorkerInfo) -> dict[torch.device, torch.device]:
+        """Return the options' device map for a worker, which may be empty."""
+        return dict(self.options.device_maps.get(dst.name, {}))
+
+    def _get_backend_options(self) -> TensorPipeRpcBackendOptions:
+        return self.options
+
+    def _update_group_membership(self, *_: object) -> None:
+        """Do nothing: asyncrpc's members know who joins and who leaves."""
+
     def _known(self) -> dict[str | int, WorkerInfo]:
         if self._infos:
             return self._infos
@@ -132,20 +143,27 @@ class Agent:
         found = self._known().get(name)
         return -1 if found is None else found.id
 
+    def get_metrics(self) -> dict[str, str]:
+        """Return figures about calls and threads, as texts."""
+        return self.get_debug_info()
+
     def get_debug_info(self) -> dict[str, str]:
         """Return figures about calls and threads, as texts."""
-        pool = self.worker.parts.pool
+        threads = self.worker.options.threads
+        idle = max(threads - self.worker.parts.pool.unfinished, 0)
         waits = {"agent.gil_average_wait_time_us": "0"} if self.shows_gil_wait else {}
         return {
             **waits,
-            "agent.num_idle_threads": str(max(pool.threads - pool.unfinished, 0)),
-            "agent.thread_pool_size": str(self.worker.options.threads),
+            "agent.num_idle_threads": str(idle),
+            "agent.thread_pool_size": str(threads),
             "agent.server_active_calls": str(self.worker.parts.active),
             "agent.server_active_async_calls": "0",
-            "agent.client_active_calls": str(
-                sum(len(link.pending) for link in self.worker.parts.directory.links)
-            ),
+            "agent.client_active_calls": str(self._calls_in_flight()),
         }
+
+    def _calls_in_flight(self) -> int:
+        """Return the number of calls that this worker makes."""
+        return sum(len(link.pending) for link in self.worker.parts.directory.links)
 
     def reference_figures(self) -> dict[str, str]:
         """Return figures about references, as texts; on the loop."""
@@ -191,7 +209,7 @@ class Agent:
         options = _within(limit_s)
         return self.worker.parts.start_call(to, function, args, kwargs, options=options)
 
-    def sync(self, start: Callable[[], Any], limit_s: float | None = None) -> Any:
+    def result_of(self, start: Callable[[], Any], limit_s: float | None = None) -> Any:
         """Start a call, block until it ends, and return its result.
 
         Args:
@@ -241,7 +259,7 @@ class Agent:
 
         Args:
             start: starts the call, on the loop.
-            limit_s: seconds that it may take all in all, as for `sync`.
+            limit_s: seconds that it may take all in all, as for `result_of`.
             waits: whether to wait until it is started; else its future says how that
                 went.
 
@@ -269,10 +287,44 @@ class Agent:
 
     # --- life ------------------------------------------------------------------------
 
-    def shutdown(
-        self, *, graceful: bool, timeout_s: float | None, drains: bool = False
+    def sync(self) -> None:
+        """Do nothing, as torch: `join` waits for the others."""
+
+    def join(
+        self,
+        shutdown: bool = False,  # noqa: FBT001, FBT002  (torch's signature)
+        timeout: float = 0,
     ) -> None:
-        """End the worker, its loop and the thread.
+        """Wait until all workers have called this and no call is in flight anywhere.
+
+        Args:
+            shutdown: whether to end the worker then.
+            timeout: seconds; 0: no limit.
+
+        Raises:
+            RuntimeError: the others did not come in time, or one is gone.
+        """
+        if shutdown:
+            is_static, limit_s = self.is_static_group, timeout or None
+            self.shutdown(graceful=is_static, timeout_s=limit_s, drains=True)
+            return
+        from asyncrpc.compat.rpc import api  # noqa: PLC0415  (which needs this)
+
+        tick, in_flight = threading.Event(), 1
+        while in_flight:
+            while self._calls_in_flight():
+                tick.wait(_POLL_S)
+            made = api._all_gather(self._calls_in_flight(), timeout=timeout)  # noqa: SLF001
+            in_flight = sum(made.values())
+
+    def shutdown(
+        self,
+        *,
+        graceful: bool = False,
+        timeout_s: float | None = None,
+        drains: bool = False,
+    ) -> None:
+        """End the worker, its loop and the thread; do nothing if it has ended.
 
         Args:
             graceful: together with the group.
@@ -282,6 +334,8 @@ class Agent:
         Raises:
             RuntimeError: others did not come in time.
         """
+        if self.worker.is_closed:
+            return
         try:
             if graceful:
                 self.host.run(self.worker.shutdown(graceful=True, timeout_s=timeout_s))

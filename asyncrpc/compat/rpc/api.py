@@ -23,7 +23,13 @@ from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc import profiling
 from asyncrpc.compat.rpc.agent import Agent
 from asyncrpc.compat.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
-from asyncrpc.compat.rpc.internal import _internal_rpc_pickler
+from asyncrpc.compat.rpc.internal import (
+    PythonUDF,
+    RPCExecMode,
+    _build_rpc_profiling_key,
+    _internal_rpc_pickler,
+    pickled_call,
+)
 from asyncrpc.compat.rpc.options import WorkerInfo
 from asyncrpc.compat.rpc.rref import RRef, made
 from asyncrpc.compat.rpc.store_lock import locked_at
@@ -33,8 +39,12 @@ from asyncrpc.runtime.options import options_within
 
 __all__ = [
     "AllGatherStates",
+    "PythonUDF",
     "RRef",
+    "_build_rpc_profiling_key",
     "get_worker_info",
+    "method_factory",
+    "new_method",
     "remote",
     "rpc_async",
     "rpc_sync",
@@ -50,6 +60,7 @@ R = TypeVar("R")
 _ignore_rref_leak = True
 _default_pickler: Any = _internal_rpc_pickler
 _thread_local_var = threading.local()
+_get_should_profile = profiling.is_on
 
 
 def _require_initialized(function: Callable[P, R]) -> Callable[P, R]:
@@ -80,7 +91,7 @@ def get_rpc_timeout() -> float:
 
 @contextlib.contextmanager
 def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
-    """Set another pickler for a while; calls still use asyncrpc's own."""
+    """Send functions and arguments by another pickler for a while."""
     global _default_pickler  # noqa: PLW0603  (torch's name for it)
     _default_pickler = rpc_pickler
     try:
@@ -117,6 +128,18 @@ def _check_callable(func: Any) -> None:
         raise TypeError("function should be callable.")
 
 
+def _pickled(
+    func: Any, args: Any, kwargs: Any
+) -> tuple[Any, Sequence[Any] | None, Mapping[str, Any] | None]:
+    """Return a call as the program's pickler packs it; torch's own functions as is."""
+    is_named = isinstance(func, torch.jit.ScriptFunction) or profiling.find_builtin(
+        func
+    )
+    if is_named:
+        return func, args, kwargs
+    return *pickled_call(_default_pickler, func, args or (), kwargs or {}), None
+
+
 @_require_initialized
 def rpc_sync(
     to: str | int | WorkerInfo,
@@ -144,11 +167,15 @@ def rpc_sync(
     """
     _check_callable(func)
     agent, name = agents.current(), _to_worker_info(to).name
+    if _default_pickler is not _internal_rpc_pickler:
+        func, args, kwargs = _pickled(func, args, kwargs)
     given, named = args or (), kwargs or {}
     limit_s = agent.limit_s(timeout)
     if profiling.is_on():
         return profiling.sync(agent, name, func, (given, named), limit_s)
-    return agent.sync(lambda: agent.start(name, func, given, named, limit_s), limit_s)
+    return agent.result_of(
+        lambda: agent.start(name, func, given, named, limit_s), limit_s
+    )
 
 
 @_require_initialized
@@ -175,21 +202,35 @@ def rpc_async(
 
     Source: torch.distributed.rpc.rpc_async.
     """
-    _check_callable(func)
-    agent, name = agents.current(), _to_worker_info(to).name
-    given, named = args or (), kwargs or {}
-    limit_s = agent.limit_s(timeout)
-    if profiling.is_on():
-        future = profiling.future(agent, name, func, (given, named), limit_s)
-    else:
-        future = agent.future(
-            partial(agent.start, name, func, given, named, limit_s),
-            limit_s,
-            waits=not agent.cannot_fail(func, given, named),
-        )
+    future = _invoke_rpc(to, func, RPCExecMode.ASYNC, args, kwargs, timeout)
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
     return future
+
+
+def _invoke_rpc(  # noqa: PLR0917  (torch's signature)
+    to: str | int | WorkerInfo,
+    func: Callable[..., Any],
+    rpc_type: RPCExecMode,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    rpc_timeout: float = UNSET_RPC_TIMEOUT,
+) -> torch.futures.Future[Any]:
+    """Start a call and return its future, which `_wait_all` does not know."""
+    _ = rpc_type  # as a profiler shows it in torch; here all are calls of `rpc_async`
+    _check_callable(func)
+    agent, name = agents.current(), _to_worker_info(to).name
+    if _default_pickler is not _internal_rpc_pickler:
+        func, args, kwargs = _pickled(func, args, kwargs)
+    given, named = args or (), kwargs or {}
+    limit_s = agent.limit_s(rpc_timeout)
+    if profiling.is_on():
+        return profiling.future(agent, name, func, (given, named), limit_s)
+    return agent.future(
+        partial(agent.start, name, func, given, named, limit_s),
+        limit_s,
+        waits=not agent.cannot_fail(func, given, named),
+    )
 
 
 @_require_initialized
@@ -216,7 +257,9 @@ def remote(
     """
     _check_callable(func)
     agent, name = agents.current(), _to_worker_info(to).name
-
+    kind: Any = func
+    if _default_pickler is not _internal_rpc_pickler:
+        func, args, kwargs = _pickled(func, args, kwargs)
     given, named = args or (), kwargs or {}
 
     def start() -> Any:
@@ -233,7 +276,6 @@ def remote(
         rref = profiling.remote(agent, name, func, start, make)
     else:
         rref = make(start)
-    kind: Any = func
     plain: Any = object.__new__  # its result is an instance of the class
     if type(kind) is type and kind.__new__ is plain:
         rref._made_of = kind  # noqa: SLF001  (so that no proxy has to ask for it)
@@ -274,6 +316,23 @@ def _rref_typeof_on_user(
         rref.owner(), _rref_typeof_on_owner, args=(rref,), timeout=timeout
     )
     return future.wait() if blocking else future
+
+
+def method_factory(method_name: str, docstring: str) -> Callable[..., Any]:
+    """Return a function that calls a method of a reference."""
+
+    def method(self: RRef[Any], *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, method_name)(*args, **kwargs)
+
+    method.__doc__ = docstring
+    return method
+
+
+# What torch's loop over the methods of RRef leaves behind: editors have imported it in
+# programs that never use it.
+method_name, method = "to_here", RRef.to_here
+docstring = str(method.__doc__)
+new_method = method_factory(method_name, docstring)
 
 
 # --- all workers together ------------------------------------------------------------
@@ -443,13 +502,13 @@ def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 0.0) -> None:
     agents.current().is_let_go = True
 
 
-def _check_leaks(agent: Agent) -> None:
+def _check_leaks(agent: Agent, *, is_ignored: bool) -> None:
     """Refuse to end while others refer to values here, if the program asks for that.
 
     Raises:
         RuntimeError: another worker still refers to a value here.
     """
-    if _ignore_rref_leak or agent.is_let_go:
+    if is_ignored or agent.is_let_go:
         return
     figures = agent.host.do_at_once(agent.reference_figures)
     if int(figures["num_owner_rrefs"]):
@@ -483,7 +542,7 @@ def shutdown(
             _wait_all_workers(timeout)
             _delete_all_user_and_unforked_owner_rrefs()
         is_graceful = graceful
-        _check_leaks(agent)
+        _check_leaks(agent, is_ignored=_ignore_rref_leak)
     finally:
         is_alone = graceful and not agent.is_static_group
         try:
@@ -495,3 +554,8 @@ def shutdown(
                 )
         finally:
             agents.reset_current()
+
+
+def _finalize_shutdown() -> None:
+    """End RPC in this process, without the others."""
+    shutdown(graceful=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from asyncrpc.compat.rpc import constants, starting
 from asyncrpc.compat.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
@@ -20,7 +20,7 @@ class BackendValue(NamedTuple):
     init_backend_handler: Callable[..., Any]
 
 
-def _options(
+def _tensorpipe_construct_rpc_backend_options_handler(
     rpc_timeout: float,
     init_method: str,
     num_worker_threads: int = constants.DEFAULT_NUM_WORKER_THREADS,
@@ -45,7 +45,11 @@ def _enum_of(members: dict[str, BackendValue]) -> Any:
     return _TorchEnum("BackendType", members)  # type: ignore[call-arg]
 
 
-BackendType: Any = _enum_of({"TENSORPIPE": BackendValue(_options, starting.init_agent)})
+_tensorpipe_init_backend_handler = starting.init_agent
+_TENSORPIPE: Final = BackendValue(
+    _tensorpipe_construct_rpc_backend_options_handler, _tensorpipe_init_backend_handler
+)
+BackendType: Any = _enum_of({"TENSORPIPE": _TENSORPIPE})
 
 
 def backend_registered(backend_name: str) -> bool:

@@ -46,7 +46,7 @@ class Made(Protocol):
 M = TypeVar("M", bound=Made)
 
 _is_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled  # noqa: SLF001
-_find_builtin: Callable[[Any], str | None] = _builtins._find_builtin  # noqa: SLF001
+find_builtin: Callable[[Any], str | None] = _builtins._find_builtin  # noqa: SLF001
 
 
 def is_on() -> bool:
@@ -63,7 +63,7 @@ def sync(
 ) -> Any:
     """Make a call of `rpc_sync` with a range; raise as `rpc_sync`."""
     with _Shown("sync", function, agent, to) as shown:
-        return agent.sync(lambda: shown.start(given, limit_s), limit_s)
+        return agent.result_of(lambda: shown.start(given, limit_s), limit_s)
 
 
 def future(
@@ -206,4 +206,4 @@ def _name_of(function: Callable[..., Any]) -> str:
     if isinstance(function, torch.jit.ScriptFunction):
         return str(_qualified_name(function))
     name = getattr(function, "__qualname__", None) or repr(function)
-    return str(_find_builtin(function) or name)
+    return str(find_builtin(function) or name)

@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import torch
 
 from asyncrpc.compat.rpc import agent as agents
-from asyncrpc.compat.rpc import errors, profiling
+from asyncrpc.compat.rpc import errors
 from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
 from asyncrpc.compat.rpc.options import WorkerInfo
-from asyncrpc.compat.rpc.rref_proxy import invoking
+from asyncrpc.compat.rpc.rref_proxy import RRefProxy
 from asyncrpc.errors import (
     AsyncRpcError,
     DeadlineExceededError,
@@ -25,12 +25,15 @@ from asyncrpc.errors import (
     UsageError,
 )
 from asyncrpc.rref.handle import RRef as Handle
-from asyncrpc.rref.handle import service_of
 from asyncrpc.rref.shared import Shared
 from asyncrpc.runtime.calls.context import forget_deadline
-from asyncrpc.runtime.calls.futures import CallFuture
 
 T = TypeVar("T")
+
+_ONLY_CALLS: Final = (
+    "only a call can send an RRef: give it as an argument, return it, or pack it with "
+    "torch.distributed.rpc.internal.serialize, and send the table too"
+)
 
 
 class RRef(Handle[T]):
@@ -201,15 +204,21 @@ class RRef(Handle[T]):
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Return a proxy whose methods run on the owner, and block."""
-        return RRefProxy(self, _sync, timeout)
+        from asyncrpc.compat.rpc import api  # noqa: PLC0415  (which needs this)
+
+        return RRefProxy(self, api.rpc_sync, timeout)
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Return a proxy whose methods run on the owner, and return futures."""
-        return RRefProxy(self, _async, timeout)
+        from asyncrpc.compat.rpc import api  # noqa: PLC0415  (which needs this)
+
+        return RRefProxy(self, api.rpc_async, timeout)
 
     def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Return a proxy whose methods run on the owner, and return references."""
-        return RRefProxy(self, _remote, timeout)
+        from asyncrpc.compat.rpc import api  # noqa: PLC0415  (which needs this)
+
+        return RRefProxy(self, api.remote, timeout)
 
     def _get_type(
         self,
@@ -292,15 +301,31 @@ class RRef(Handle[T]):
 
         autograd.backward_from_reference(self, dist_autograd_ctx_id, retain_graph)
 
+    def _set_profiling_future(self, future: torch.futures.Future[None]) -> None:
+        self._profiled = future
+
+    def _check_sendable(self) -> None:
+        """Refuse a reference that no call can send.
+
+        Raises:
+            RuntimeError: its value was never made, or RPC has been shut down.
+        """
+        if not agents.is_set():
+            raise RuntimeError(
+                f"{self._user_text()} has been deleted. Cannot call fork an UserRRef "
+                "after deletion."
+            )
+        was_late = isinstance(self._shared.error, DeadlineExceededError)
+        if was_late:
+            raise RuntimeError(errors.NOT_MADE)
+
     def _serialize(self) -> NoReturn:
-        if agents.is_set():
-            if isinstance(self._shared.error, DeadlineExceededError):
-                raise RuntimeError(errors.NOT_MADE)
-            raise RuntimeError("an RRef is sent as an argument or a result of a call")
-        raise RuntimeError(
-            f"{self._user_text()} has been deleted. Cannot call fork an UserRRef after "
-            "deletion."
-        )
+        self._check_sendable()
+        raise RuntimeError(_ONLY_CALLS)
+
+    @staticmethod
+    def _deserialize(_fork: object) -> NoReturn:
+        raise RuntimeError(_ONLY_CALLS)
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
         raise RuntimeError(
@@ -311,81 +336,6 @@ class RRef(Handle[T]):
 
 def _incarnations(agent: agents.Agent) -> list[tuple[str, int]]:
     return [(one.name, one.incarnation) for one in agent.worker.parts.directory.members]
-
-
-Start = Callable[[RRef[Any], str, Any, Any, float], Any]
-
-
-class RRefProxy:
-    """Methods of a referenced value; its type is fetched first, once."""
-
-    def __init__(self, rref: RRef[Any], start: Start, timeout: float) -> None:
-        self.rref = rref
-        self.rpc_timeout = timeout
-        self._start = start
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return a function that calls a method of the value.
-
-        Raises:
-            AttributeError: the value's type has no such method.
-        """
-        rref = self.rref
-        if self._start is _sync and hasattr(rref, "_made_of"):
-            # The call that follows waits for the value, and raises its error.
-            kind = rref._made_of  # noqa: SLF001
-        else:
-            kind = rref._get_type(timeout=self.rpc_timeout)  # noqa: SLF001
-        method = getattr(kind, name)
-        if profiling.is_on() and (invoke := invoking(method)) is not None:
-            return self._shown(invoke, name)
-        return lambda *args, **kwargs: self._start(
-            rref, name, args, kwargs, self.rpc_timeout
-        )
-
-    def _shown(self, invoke: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """Return a function that calls a method as torch does: by a helper function."""
-        from asyncrpc.compat.rpc import api  # noqa: PLC0415  (which needs this)
-
-        rref, timeout = self.rref, self.rpc_timeout
-        starts: dict[Start, Callable[..., Any]]
-        starts = {_sync: api.rpc_sync, _async: api.rpc_async, _remote: api.remote}
-        start = starts[self._start]
-        return lambda *args, **kwargs: start(
-            rref.owner(), invoke, (rref, name, args, kwargs), timeout=timeout
-        )
-
-
-def _method(
-    rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float
-) -> Callable[[], CallFuture[Any]]:
-    agent = agents.current()
-
-    def start() -> CallFuture[Any]:
-        forget_deadline()
-        service = service_of(rref)
-        return service.start_method(rref, name, args, kwargs, agent.limit_s(timeout))
-
-    return start
-
-
-def _sync(rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float) -> Any:
-    return agents.current().sync(_method(rref, name, args, kwargs, timeout))
-
-
-def _async(rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float) -> Any:
-    return agents.current().future(_method(rref, name, args, kwargs, timeout))
-
-
-def _remote(rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float) -> Any:
-    agent = agents.current()
-
-    def start() -> Handle[Any]:
-        forget_deadline()
-        service = service_of(rref)
-        return service.remote_method(rref, name, args, kwargs, agent.limit_s(timeout))
-
-    return made(agent, start, timeout)
 
 
 def _creation_of(

@@ -1,17 +1,31 @@
-"""Functions that call methods of referenced values, so that a profiler shows them.
+"""Proxies of referenced values, whose methods run on the owner.
 
-Without a profiler, methods are called directly.
+A method is called directly.  Under a profiler a helper function calls it, as in torch,
+so that its range has torch's name.
 
-Source: torch.distributed.rpc.rref_proxy, for the names, which profilers show.
+Source: torch.distributed.rpc.rref_proxy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
+from asyncrpc.compat.rpc import agent as agents
+from asyncrpc.compat.rpc import profiling
+from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
 from asyncrpc.compat.rpc.functions import async_execution
+from asyncrpc.rref.handle import RRef as Handle
+from asyncrpc.rref.handle import service_of
+from asyncrpc.runtime.calls.context import forget_deadline
+from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.modes import Mode, mode_of
+
+if TYPE_CHECKING:
+    from asyncrpc.compat.rpc.rref import RRef
 
 
 def _local_invoke(rref: Any, func_name: str, args: Any, kwargs: Any) -> Any:
@@ -35,3 +49,155 @@ _INVOKING: Final[Mapping[Mode, Callable[..., Any]]] = {
 def invoking(method: Any) -> Callable[..., Any] | None:
     """Return the function that calls a method; None if the method runs on the loop."""
     return _INVOKING.get(mode_of(method))
+
+
+class RRefProxy:
+    """Methods of a referenced value, called by one of the functions for calls.
+
+    Attributes:
+        rref: refers to the value.
+        rpc_api: `rpc_sync`, `rpc_async` or `remote`.
+        rpc_timeout: seconds, as for that function.
+    """
+
+    def __init__(
+        self,
+        rref: RRef[Any],
+        rpc_api: Callable[..., Any],
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> None:
+        self.rref = rref
+        self.rpc_api = rpc_api
+        self.rpc_timeout = timeout
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return a function that calls a method; whether it exists, the call says."""
+        return partial(_invoke_rpc, self.rref, self.rpc_api, name, self.rpc_timeout)
+
+
+def _invoke_rpc(
+    rref: RRef[Any],
+    rpc_api: Callable[..., Any],
+    name: str,
+    timeout: float,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call a method of a value, as `rpc_api` calls.
+
+    Raises:
+        AttributeError: the type of the value has no such method.  From `rpc_async`, the
+            future raises it.
+        Exception: as from `rpc_api`.
+    """
+    from asyncrpc.compat.rpc import api  # noqa: PLC0415  (which needs this)
+
+    is_async = rpc_api is api.rpc_async
+    kind: type | None = getattr(rref, "_type", None)
+    if kind is None and rpc_api is not api.remote:
+        # The call itself waits for the value, and raises its error.
+        kind = getattr(rref, "_made_of", None)
+    start = partial(_start, rref, rpc_api, name, timeout, args, kwargs)
+    if kind is None and is_async:
+        kinds = rref._get_type(timeout=timeout, blocking=False)  # noqa: SLF001
+        return _after(kinds, start)
+    if kind is None:
+        kind = rref._get_type(timeout=timeout)  # noqa: SLF001
+    if is_async and not hasattr(kind, name):
+        return _failed(partial(start, kind))
+    return start(kind)
+
+
+def _start(  # noqa: PLR0917  (the call, piece by piece)
+    rref: RRef[Any],
+    rpc_api: Callable[..., Any],
+    name: str,
+    timeout: float,
+    args: Any,
+    kwargs: Any,
+    kind: type,
+) -> Any:
+    """Call a method of a value of some type.
+
+    Raises:
+        AttributeError: the type has no such method.
+    """
+    from asyncrpc.compat.rpc import api  # noqa: PLC0415  (which needs this)
+
+    method = getattr(kind, name)
+    starts = {api.rpc_sync: _sync, api.rpc_async: _async, api.remote: _remote}
+    direct = starts.get(rpc_api)
+    invoke = invoking(method)
+    if direct is not None and not (profiling.is_on() and invoke is not None):
+        return direct(rref, name, args, kwargs, timeout)
+    # By a helper function, as torch: a profiler shows it, or the program has replaced
+    # the function for calls.
+    owner, helper = rref.owner(), invoke or _local_invoke
+    return rpc_api(owner, helper, args=(rref, name, args, kwargs), timeout=timeout)
+
+
+def _failed(fail: Callable[[], object]) -> torch.futures.Future[Any]:
+    """Return a future that raises what a function raises."""
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    try:
+        fail()
+    except Exception as error:  # noqa: BLE001  (of the program's class)
+        future.set_exception(error)
+    return future
+
+
+def _after(
+    kinds: torch.futures.Future[type],
+    start: Callable[[type], torch.futures.Future[Any]],
+) -> torch.futures.Future[Any]:
+    """Return the future of a call that starts once the type of a value is known."""
+    result: torch.futures.Future[Any] = torch.futures.Future()
+
+    def end(done: torch.futures.Future[Any]) -> None:
+        try:
+            result.set_result(done.value())
+        except Exception as error:  # noqa: BLE001  (it is the call's)
+            result.set_exception(error)
+
+    def begin(known: torch.futures.Future[type]) -> None:
+        try:
+            start(known.value()).add_done_callback(end)
+        except Exception as error:  # noqa: BLE001  (it is the call's)
+            result.set_exception(error)
+
+    kinds.add_done_callback(begin)
+    return result
+
+
+def _method(
+    rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float
+) -> Callable[[], CallFuture[Any]]:
+    agent = agents.current()
+
+    def start() -> CallFuture[Any]:
+        forget_deadline()
+        service = service_of(rref)
+        return service.start_method(rref, name, args, kwargs, agent.limit_s(timeout))
+
+    return start
+
+
+def _sync(rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float) -> Any:
+    return agents.current().result_of(_method(rref, name, args, kwargs, timeout))
+
+
+def _async(rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float) -> Any:
+    return agents.current().future(_method(rref, name, args, kwargs, timeout))
+
+
+def _remote(rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float) -> Any:
+    agent = agents.current()
+
+    def start() -> Handle[Any]:
+        forget_deadline()
+        service = service_of(rref)
+        return service.remote_method(rref, name, args, kwargs, agent.limit_s(timeout))
+
+    from asyncrpc.compat.rpc.rref import made  # noqa: PLC0415  (which needs this)
+
+    return made(agent, start, timeout)

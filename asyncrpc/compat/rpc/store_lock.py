@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 from asyncrpc.clock import now_s
@@ -37,3 +37,17 @@ def locked_at(store: Any) -> Iterator[None]:
     finally:
         if store.add("lock/served", 0) < number:
             store.add("lock/served", 1)
+
+
+def _group_membership_management(
+    store: Any,
+    name: str,
+    is_join: bool,  # noqa: FBT001  (torch's signature)
+) -> AbstractContextManager[None]:
+    """Hold the lock while a worker joins or leaves."""
+    _ = name, is_join
+    return locked_at(store)
+
+
+def _update_group_membership(*_: object) -> None:
+    """Do nothing: asyncrpc's members know who joins and who leaves."""

@@ -63,10 +63,9 @@ def train():
 def run(rank, options=None):
     names = ("ps", "trainer")
     rpc.init_rpc(names[rank], rank=rank, world_size=2, rpc_backend_options=options)
-    is_torchs = torch._C._distributed_rpc._is_current_rpc_agent_set()
     if rank == 1:
         train()
-        print("trained with", RRef.__module__, "torch's agent", is_torchs)
+        print("trained with", RRef.__module__)
     rpc.shutdown()
 
 
@@ -81,12 +80,13 @@ if __name__ == "__main__":
         import os
         run(int(os.environ["RANK"]))
 """
-TRAINED = "trained with asyncrpc.compat.rpc.rref torch's agent False"
+TRAINED = "trained with asyncrpc.compat.rpc.rref"
 
 WAYS_TO_IMPORT = """
 import sys
 import asyncrpc.compat
 import torch
+import torch.distributed._shard.sharded_tensor.api
 
 torchs = sys.modules["torch.distributed.rpc"].RRef
 asyncrpc.compat.install()
@@ -108,10 +108,21 @@ import torch.distributed.optim.optimizer
 from torch.distributed.nn import RemoteModule
 from torch.distributed.nn.api import remote_module
 from torch.nn.parallel import distributed
+from torch._C._distributed_rpc import PyRRef, _is_current_rpc_agent_set
+from torch._C import _distributed_autograd
+import torch.distributed.rpc.rref_proxy
 
 for theirs, ours in (
     (RRef, facade.RRef),
     (distributed.RRef, facade.RRef),
+    (PyRRef, facade.RRef),
+    (torch._C._distributed_rpc.PyRRef, facade.RRef),
+    (torch._jit_internal.PyRRef, facade.RRef),
+    (torch.distributed._shard.sharded_tensor.api.rpc, rpc),
+    (_is_current_rpc_agent_set, facade._is_current_rpc_agent_set),
+    (_distributed_autograd._new_context, asyncrpc.compat.autograd._new_context),
+    (rpc.rref_proxy.RRefProxy, facade.rref_proxy.RRefProxy),
+    (rpc._utils._update_group_membership, facade.store_lock._update_group_membership),
     (rpc.api.rpc_sync, facade.rpc_sync),
     (_wait_all, facade._wait_all),
     (dist_autograd.context, asyncrpc.compat.autograd.context),
@@ -132,7 +143,10 @@ assert facade.api._ignore_rref_leak is False
 assert facade.api.__name__ == "asyncrpc.compat.rpc.api" and api is not facade.api
 
 options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{sys.argv[1]}")
+assert not _is_current_rpc_agent_set()
 rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+assert _is_current_rpc_agent_set()
+assert isinstance(rpc.RRef(1), torch._C._distributed_rpc.PyRRef)
 assert rpc.rpc_sync("alone", torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
 try:
     asyncrpc.compat.uninstall()
@@ -145,6 +159,9 @@ asyncrpc.compat.uninstall()
 import torch.distributed.rpc as again
 assert again.RRef is again.api.RRef is distributed.RRef is torchs
 assert torch.distributed.rpc is again and facade.api is not again.api
+assert torch.distributed._shard.sharded_tensor.api.rpc is again
+assert torch._C._distributed_rpc is sys.modules["torch._C._distributed_rpc"]
+assert torch._jit_internal.PyRRef is torch._C._distributed_rpc.PyRRef is not PyRRef
 from torch.distributed.optim import DistributedOptimizer as own
 assert own.__module__ == "torch.distributed.optim.optimizer", own.__module__
 from torch.distributed.nn import RemoteModule
@@ -154,7 +171,7 @@ assert RemoteModule.__module__ == "torch.distributed.nn.api.remote_module"
 MISSING = """
 import asyncrpc.compat
 asyncrpc.compat.install()
-import torch.distributed.rpc as rpc
+import torch, torch.distributed.rpc as rpc
 assert not hasattr(rpc, "nothing")
 for code in (
     "rpc.nothing",
@@ -162,6 +179,8 @@ for code in (
     "from torch.distributed.rpc.api import nothing",
     "import torch.distributed.rpc.nothing",
     "from torch.distributed.autograd import nothing",
+    "from torch._C._distributed_rpc import nothing",
+    "torch._C._distributed_rpc.nothing",
 ):
     try:
         exec(code)
@@ -177,6 +196,7 @@ import sys, warnings
 import asyncrpc.compat
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc import WorkerInfo, rpc_sync
+from torch._C._distributed_rpc import PyRRef, get_rpc_timeout
 if len(sys.argv) > 1:
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{sys.argv[1]}")
     rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
@@ -295,7 +315,9 @@ def test_install_names_what_was_imported_too_early(script: Path) -> None:
     """Records that are the same for both are not among it."""
     script.write_text(TOO_LATE, encoding="utf-8")
     (told,) = output_of(str(script))
-    assert "still torch's own: __main__.rpc, __main__.rpc_sync; call" in told
+    early = ("PyRRef", "get_rpc_timeout", "rpc", "rpc_sync")
+    names = ", ".join(f"__main__.{name}" for name in early)
+    assert f"still torch's own: {names}; call" in told
 
 
 @pytest.mark.slow  # likewise
