@@ -33,6 +33,7 @@ class Buckets:
         self,
         numbers: Sequence[Sequence[int]],
         parameters: Sequence[torch.Tensor],
+        dtypes: Sequence[torch.dtype],
         is_sparse: Sequence[bool],
         memory: torch.Tensor,
     ) -> None:
@@ -45,7 +46,7 @@ class Buckets:
             if is_sparse[bucket[0]]:
                 self.flats.append(None)
                 continue
-            dtype = parameters[bucket[0]].dtype
+            dtype = dtypes[bucket[0]]
             count = sum(parameters[number].numel() for number in bucket)
             nbytes = count * dtype.itemsize
             flat = memory[at : at + nbytes].view(dtype)

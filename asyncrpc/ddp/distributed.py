@@ -21,9 +21,9 @@ from asyncrpc.arguments import (
     check_kind,
     check_sequence,
     listed,
-    shown,
 )
 from asyncrpc.collectives import Group
+from asyncrpc.ddp.buffers import Buffers, tensors_of
 from asyncrpc.ddp.exchange import Exchange, Hook
 from asyncrpc.ddp.given import check_group, check_roots
 from asyncrpc.ddp.gradients import GradientOptions, Gradients, ParameterInfo
@@ -158,11 +158,12 @@ class DistributedDataParallel(nn.Module):
             find_unused_parameters,
             static_graph,
         )
-        parameters, buffers = _tensors_of(module, ignored)
-        self._named = {**parameters, **buffers}
+        self._ignored = frozenset(ignored)
+        parameters, buffers = tensors_of(module, ignored)
         gradients = Gradients(_learned(module, parameters), self._options)
         self._gradients = gradients
-        self._sent_buffers = list(buffers.values()) if broadcast_buffers else []
+        is_sending = broadcast_buffers and buffers
+        self._sent_buffers = Buffers(module, self._ignored) if is_sending else None
         self._reducer = Reducer(gradients, self._exchange_over(group))
         self._is_ready = False
 
@@ -176,15 +177,26 @@ class DistributedDataParallel(nn.Module):
         return self._meet().__await__()
 
     async def _meet(self) -> Self:
-        group = self._reducer.exchange.group
-        if self._init_sync and not self._is_ready:
-            await verify(group, self._named, self._options._asdict())
-            await broadcast(group, list(self._named.values()), 0)
+        exchange = self._reducer.exchange
         if not self._is_ready:
-            await self._reducer.exchange.enter()
+            self._follow_dtypes(exchange)
+        if self._init_sync and not self._is_ready:
+            await verify(exchange.group, self._tensors(), self._options._asdict())
+            await broadcast(exchange.group, list(self._tensors().values()), 0)
+        if not self._is_ready:
+            await exchange.enter()
             self._is_ready = True
             self._reducer.is_syncing = True
         return self
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """Return what all ranks have alike: a buffer may have been assigned anew."""
+        parameters, buffers = tensors_of(self.module, self._ignored)
+        return {**parameters, **buffers}
+
+    def _follow_dtypes(self, exchange: Exchange) -> None:
+        self._gradients.follow_dtypes()
+        exchange.nbytes = self._gradients.nbytes
 
     async def regroup(self, group: Group) -> None:
         """Go on with other ranks, such as the next generation of an elastic group.
@@ -216,6 +228,7 @@ class DistributedDataParallel(nn.Module):
             former.hand_hook_to(exchange)
             former.close()
         self._gradients.begin_anew()
+        self._reducer.exchange.nbytes = self._gradients.nbytes
         await self._reducer.exchange.enter()
         self._is_ready = self._reducer.is_syncing = True
 
@@ -228,6 +241,8 @@ class DistributedDataParallel(nn.Module):
             UsageError: the module has not been awaited.
         """
         self._check_ready()
+        if self._sent_buffers is not None:
+            self._sent_buffers.put_late()
         return self.module(*args, **kwargs)
 
     async def backward(
@@ -340,7 +355,7 @@ class DistributedDataParallel(nn.Module):
         )
         return Join(
             self._reducer,
-            list(self._named.values()),
+            self._tensors,
             divides_by_all=divide_by_initial_world_size,
             throws=throw_on_early_termination,
         )
@@ -418,30 +433,6 @@ class DistributedDataParallel(nn.Module):
                 "await the module first, at every rank: `model = await "
                 "DistributedDataParallel(module, group)`"
             )
-
-
-def _tensors_of(
-    module: nn.Module, ignored: Collection[str]
-) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:
-    """Return the parameters and buffers of a module that are not ignored."""
-    parameters = dict(module.named_parameters())
-    buffers = dict(module.named_buffers())
-    for name in ignored:
-        if type(name) is not str or name not in {*parameters, *buffers}:
-            raise UsageError(
-                "ignored must list names of the module's parameters or buffers, not "
-                f"{shown(name)}"
-            )
-    for name, tensor in {**parameters, **buffers}.items():
-        if tensor.is_meta and name not in ignored:
-            raise UsageError(
-                f"module must have values, but its {name!r} is on {tensor.device}, "
-                "where tensors have no values"
-            )
-    return (
-        {name: one for name, one in parameters.items() if name not in ignored},
-        {name: one for name, one in buffers.items() if name not in ignored},
-    )
 
 
 def _learned(

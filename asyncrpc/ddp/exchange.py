@@ -23,7 +23,7 @@ import torch
 
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.bucket import GradBucket
-from asyncrpc.ddp.flat import pack, unpack
+from asyncrpc.ddp.buffers import Buffers
 from asyncrpc.ddp.hooks.states import bound
 from asyncrpc.ddp.passes import Backward, PassConfig
 from asyncrpc.ddp.recreatable_group import RecreatableGroup
@@ -45,9 +45,10 @@ class Exchange:
     Attributes:
         group: the ranks, for this module alone; replaced after a failure.
         parameters: whose gradients are reduced.
-        buffers: of the module; all ranks take them from one rank.
+        buffers: of the module; all ranks take them from one rank.  None: they do not.
         hook: reduces a bucket; None: the mean over all ranks.
         join: asks before each pass which ranks have an input; None: all have one.
+        nbytes: of memory for the buckets.
         divides_by_all: the mean is over all ranks, not only those that have an input.
     """
 
@@ -55,7 +56,7 @@ class Exchange:
         self,
         base: Group,
         parameters: Sequence[torch.Tensor],
-        buffers: Sequence[torch.Tensor],
+        buffers: Buffers | None,
         nbytes: int,
     ) -> None:
         """Open a group for the module; nothing is sent.
@@ -64,7 +65,7 @@ class Exchange:
             base: the ranks.
             parameters: see the class.
             buffers: see the class.
-            nbytes: of memory for the buckets.
+            nbytes: see the class.
         """
         self.parameters = parameters
         self.buffers = buffers
@@ -73,7 +74,7 @@ class Exchange:
         self._bound: Any = None  # as the hook gets it
         self.join: Callable[[], Awaitable[Sequence[int]]] | None = None
         self.divides_by_all = True
-        self._nbytes = nbytes
+        self.nbytes = nbytes
         self._memory: torch.Tensor | None = None
         self._own = RecreatableGroup(base)
         self.group = self._own.enter()
@@ -117,8 +118,8 @@ class Exchange:
             present: Sequence[int] = range(self.group.size)
             if self.join is not None:
                 present = await self.join()
-            if self._memory is None:
-                self._memory = await self.group.empty(self._nbytes, dtype=torch.uint8)
+            if self._memory is None or self._memory.nbytes != self.nbytes:
+                self._memory = await self.group.empty(self.nbytes, dtype=torch.uint8)
         except BaseException:
             self.leave()
             raise
@@ -198,8 +199,7 @@ class Exchange:
                 await self.group.all_reduce(current.used)
             if current.wants_order:
                 await self._send_order(current)
-        if buffers is not None:
-            await self._computed(lambda: unpack(buffers, self.buffers))
+        await self._put_buffers(buffers, current)
 
     def refuse(self, reason: str) -> None:
         """Fail the collective that the others wait in: this rank cannot go on."""
@@ -302,15 +302,25 @@ class Exchange:
     # --- what all take from one ------------------------------------------------------
 
     async def _send_buffers(self, root: int) -> torch.Tensor | None:
-        if not self.buffers:
+        if self.buffers is None:
             return None
-        mine = await self._computed(lambda: pack(self.buffers))
+        if self.group.rank == root:
+            await self._computed(self.buffers.put_late)
+        mine = await self._computed(self.buffers.packed)
         packed = await self.group.broadcast(mine, root)
         return None if self.group.rank == root else packed
 
+    async def _put_buffers(
+        self, packed: torch.Tensor | None, current: Backward
+    ) -> None:
+        buffers, keeps_graph = self.buffers, current.keeps_graph
+        if buffers is not None and packed is not None:
+            await self._computed(lambda: buffers.put(packed, keeps_graph=keeps_graph))
+
     async def _computed(self, job: Callable[[], T]) -> T:
         """Do something to the buffers, in a thread if they are on a device."""
-        if all(one.is_cpu for one in self.buffers):
+        assert self.buffers is not None
+        if all(one.is_cpu for one in self.buffers.now()):
             return job()
         return await self.group.parts.run_in_thread(job)
 

@@ -62,21 +62,43 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
+def one_of_each(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor that has each element of an expanded one once."""
+    for dim, (size, stride) in enumerate(
+        zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        if not stride and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
 def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the bytes of tensors, one after the other: uint8, in host memory."""
-    return torch.cat(
-        [
-            tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            for tensor in tensors
-        ]
-    )
+    return torch.cat([_bytes_of(one_of_each(one.detach())) for one in tensors])
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.cpu().resolve_conj().resolve_neg().contiguous()
+    # One element may have any stride, which `view` does not take.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
+
+
+def cut_packed(
+    packed: torch.Tensor, like: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return the tensors whose bytes `pack` made, of these dtypes and shapes."""
+    targets = [one_of_each(one.detach()) for one in like]
+    sizes = [one.numel() * one.element_size() for one in targets]
+    tensors = []
+    for part, target in zip(cut(packed, [(n,) for n in sizes]), targets, strict=True):
+        # A view of a dtype needs memory that is aligned for its elements.
+        is_aligned = part.storage_offset() % target.element_size() == 0
+        aligned = part if is_aligned else part.clone()
+        tensors.append(aligned.view(target.dtype).view(target.shape))
+    return tensors
 
 
 def unpack(packed: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
     """Copy the bytes that `pack` made into tensors of the same dtypes and shapes."""
-    parts = cut(packed, [(target.nbytes,) for target in targets])
-    for part, target in zip(parts, targets, strict=True):
-        # A view of a dtype needs memory that is aligned for its elements.
-        is_aligned = part.storage_offset() % target.element_size() == 0
-        aligned = part if is_aligned else part.clone()
-        target.detach().copy_(aligned.view(target.dtype).view(target.shape))
+    for target, values in zip(targets, cut_packed(packed, targets), strict=True):
+        one_of_each(target.detach()).copy_(values)

@@ -63,13 +63,9 @@ class Gradients:
         self._options = options
         self._parameters = [one.parameter for one in learned]
         self._sparse = [one.is_sparse for one in learned]
-        self._items = [
-            ParameterSpec(
-                parameter.nbytes, (parameter.dtype, parameter.device), is_sparse
-            )
-            for _, parameter, is_sparse in learned
-        ]
-        self.nbytes = bytes_for(self._parameters, self._sparse)
+        self._items: list[ParameterSpec] = []
+        self._dtypes: list[torch.dtype] = []
+        self.nbytes = 0
         self.numbers: list[list[int]] = []
         self._used_before: set[int] = set()
         self._buckets: Buckets | None = None
@@ -77,6 +73,9 @@ class Gradients:
 
     def begin_anew(self) -> None:
         """Forget all passes, as new ranks know none; let go of all gradients."""
+        self._items = self._specs()
+        self._dtypes = [one.dtype for one in self._parameters]
+        self.nbytes = bytes_for(self._parameters, self._sparse)
         # Parameters that are used last get their gradients first.
         self.numbers = self._assign(reversed(range(len(self.learned))))
         self.is_ordered = False
@@ -84,6 +83,19 @@ class Gradients:
         self._are_uses_known = not self._options.static_graph
         self._unused: frozenset[int] = frozenset()  # by any rank, in a static graph
         self.drop()
+
+    def follow_dtypes(self) -> None:
+        """Begin anew if parameters have other dtypes or devices than before."""
+        if self._specs() != self._items:
+            self.begin_anew()
+
+    def _specs(self) -> list[ParameterSpec]:
+        return [
+            ParameterSpec(
+                parameter.nbytes, (parameter.dtype, parameter.device), is_sparse
+            )
+            for _, parameter, is_sparse in self.learned
+        ]
 
     @property
     def finds_unused(self) -> bool:
@@ -123,7 +135,7 @@ class Gradients:
         """Return the buckets, in this memory: uint8, `(nbytes,)`."""
         if self._buckets is None:
             self._buckets = Buckets(
-                self.numbers, self._parameters, self._sparse, memory
+                self.numbers, self._parameters, self._dtypes, self._sparse, memory
             )
         return self._buckets
 
@@ -196,6 +208,11 @@ class Gradients:
             current.sparse[number] = _sparse_of(grad, parameter, scale)
             return
         view = current.buckets.views[number]
+        if parameter.dtype != view.dtype:
+            raise UsageError(
+                f"{name!r} has dtype {parameter.dtype} now, but had {view.dtype} when "
+                "the ranks met: `await model.regroup(model.group)` at every rank"
+            )
         with torch.no_grad():
             if grad is None:
                 view.zero_()

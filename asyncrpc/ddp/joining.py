@@ -5,7 +5,7 @@ Source: torch.nn.parallel.DistributedDataParallel.join, torch.distributed.algori
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -24,7 +24,7 @@ class Join:
     def __init__(
         self,
         reducer: Reducer,
-        state: Sequence[torch.Tensor],
+        state: Callable[[], Mapping[str, torch.Tensor]],
         *,
         divides_by_all: bool,
         throws: bool,
@@ -79,7 +79,8 @@ class Join:
                 break
             await self._reducer.shadow(terms)
         # Ranks that left early have not made the last steps.
-        await broadcast(exchange.group, self._state, self._last)
+        state = list(self._state().values())
+        await broadcast(exchange.group, state, self._last)
 
     async def _present(self) -> Sequence[int]:
         return await self._count(is_here=True)

@@ -62,6 +62,7 @@ class Backward:
         sparse: gradients by number of their parameter.
         late: numbers of gradients that are there, and enter their buckets when autograd
             has ended: those of devices that compute on demand.
+        keeps_graph: whether the graph of the pass is kept for another one.
         error: the error that the pass failed with.
         communication_s: seconds in which something was sent or received.
     """
@@ -86,6 +87,7 @@ class Backward:
         self.order: list[int] | None = None
         self.sparse: dict[int, torch.Tensor] = {}
         self.late: list[int] = []
+        self.keeps_graph = False
         self.error: BaseException | None = None
         self.communication_s = 0.0
         self.task: asyncio.Task[None] | None = None

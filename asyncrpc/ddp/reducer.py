@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import torch
+from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch.autograd import Variable
 
 from asyncrpc.ddp.exchange import Exchange
@@ -147,6 +148,7 @@ class Reducer:
             self._gradients.note_use(number)
             return
         current = self._current or self._begin_plain()
+        current.keeps_graph = _get_current_graph_task_keep_graph()
         try:
             current.check()
             with self._lock:

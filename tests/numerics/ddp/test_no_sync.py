@@ -12,7 +12,7 @@ import functools
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pytest
 import torch
@@ -122,7 +122,7 @@ def dense_grads_of(module: nn.Module) -> Grads:
 
 
 async def ours(
-    group: Group, case: Case, program: Program, **options: bool
+    group: Group, case: Case, program: Program, **options: Any
 ) -> list[Grads]:
     module = Branches(is_sparse=case.is_sparse)
     model = await DistributedDataParallel(module, group, **options)
@@ -144,7 +144,7 @@ async def ours(
     return found
 
 
-def theirs(rank: int, program: Program, **options: bool) -> list[Grads]:
+def theirs(rank: int, program: Program, **options: Any) -> list[Grads]:
     """Run a program on torch's module, which can leave no sparse gradient unused."""
     module = Branches()
     model = nn.parallel.DistributedDataParallel(module, **options)
