@@ -4,6 +4,7 @@ Each rank has words of its own, in cache lines of their own, which only it write
 
     stage     how far it is: 4 * number of the collective, and 0 begun (and over with
               all before) or 1 published
+    here      1: the rank has opened the board
     asleep    the stage that it sleeps for; 0: it is awake
     failed    by number of the collective modulo `FAILED_KEPT`: the number + 1
     given, combined, taken
@@ -43,6 +44,7 @@ NOTE_BYTES: Final = 16 << 10
 FAILED_KEPT: Final = 64
 DEPTH: Final = 2  # windows of one rank for another: one is filled, one is read
 _LINE_WORDS: Final = 8  # 64 bytes
+_HERE: Final = 1  # in the line of `stage`
 _ASLEEP: Final = _LINE_WORDS
 GIVEN, COMBINED, TAKEN = (line * _LINE_WORDS for line in (2, 3, 4))
 _FAILED: Final = 5 * _LINE_WORDS
@@ -121,6 +123,15 @@ class Board:
         self._mine = rank * _WORDS
         self._stages = range(0, size * _WORDS, _WORDS)
         self._lock = threading.Lock()
+
+    def open(self) -> None:
+        """Show the other ranks that this one sees the board."""
+        self._words[self._mine + _HERE] = 1
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether all ranks see this board; they have opened it."""
+        return all(self._words[stage + _HERE] for stage in self._stages)
 
     # --- notes and slots -------------------------------------------------------------
 

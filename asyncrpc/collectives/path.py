@@ -99,7 +99,11 @@ async def open_path(run: CollectiveRun) -> Path:
         torch.empty(0, dtype=torch.uint8, device="cpu") if memory is None else memory
     ]
     await play(run, schedules.tree_broadcast(rank, size, 0), found, adopt=True)
-    return SharedPath(board.Board(found[0], rank, size), rank)
+    shared = board.Board(found[0], rank, size)
+    shared.open()
+    await by_messages.barrier(run)
+    # A rank that got a copy sees no mark of another rank, and no other rank sees its.
+    return SharedPath(shared, rank) if shared.is_shared else by_messages
 
 
 def _is_willing(run: CollectiveRun) -> bool:

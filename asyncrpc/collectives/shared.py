@@ -39,7 +39,7 @@ from asyncrpc.collectives.reductions import Reduction
 from asyncrpc.collectives.tensors import split
 from asyncrpc.collectives.windows import Give, Take, Windows, copy_for
 from asyncrpc.errors import CollectiveError
-from asyncrpc.serde.shared import KEY_BYTES, storage_over
+from asyncrpc.serde.shared import KEY_BYTES, key_of, storage_over
 
 _ALIGN: Final = 64  # bytes, of what lies side by side in a slot
 _POLL_S: Final = 0.1  # the longest sleep: a lost wake-up costs no more
@@ -464,9 +464,15 @@ class GroupMemory:
         self._mine: list[tuple[int, int]] = []  # address and length
 
     def add(self, tensors: list[torch.Tensor], rank: int) -> None:
-        """Add memory that the ranks have allocated together, by rank."""
+        """Add memory that the ranks have allocated together, by rank.
+
+        Where a tensor came as a copy, no place is in this memory: then all ranks reduce
+        by the windows.
+        """
+        mine = tensors[rank]
+        is_shared = all(key_of(one.untyped_storage()) is not None for one in tensors)
         self._all.append(tensors)
-        self._mine.append((tensors[rank].data_ptr(), tensors[rank].nbytes))
+        self._mine.append((mine.data_ptr(), mine.nbytes) if is_shared else (0, 0))
 
     def place(self, flat: torch.Tensor) -> bytes:
         """Return where in this memory a tensor is; empty if it is elsewhere."""

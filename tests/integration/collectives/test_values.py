@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -87,6 +88,38 @@ async def test_ranks_of_one_host_without_unix_sockets_send_messages() -> None:
     async with ProcessCluster(["b"], transport="tcp", method="forkserver") as worker:
         ranks = Ranks([worker], ["b"])
         assert set(await ranks.all(way_of, "which")) == {MessagePath.__name__}
+
+
+async def copied_from_now_on(*modules: str) -> None:
+    """Let memory of groups arrive as a copy, as where a storage lost its key."""
+    for name in modules:
+        module = importlib.import_module(f"asyncrpc.collectives.{name}")
+        module.shared_bytes = lambda nbytes, _: torch.zeros(nbytes, dtype=torch.uint8)
+
+
+async def reduced_in_group_memory() -> list[float]:
+    async with Group(asyncrpc.current_worker(), name="copied") as group:
+        memory = await group.empty(100_000)
+        memory.fill_(group.rank + 1)
+        await group.all_reduce(memory)
+        return memory.unique().tolist()
+
+
+@pytest.mark.parametrize(
+    ("modules", "way"), [(["path", "shared"], MessagePath), (["shared"], SharedPath)]
+)
+async def test_memory_that_came_as_a_copy_is_not_taken_for_shared(
+    modules: list[str], way: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in modules:
+        module = importlib.import_module(f"asyncrpc.collectives.{name}")
+        monkeypatch.setattr(module, "shared_bytes", module.shared_bytes)  # put back
+    names = ["b", "c"]
+    async with ProcessCluster(names, method="forkserver") as worker:
+        ranks = Ranks([worker], names)
+        await ranks.all(copied_from_now_on, *modules)
+        assert set(await ranks.all(way_of, "which")) == {way.__name__}
+        assert await ranks.all(reduced_in_group_memory) == [[6.0]] * 3
 
 
 async def test_overflow_is_no_warning() -> None:
