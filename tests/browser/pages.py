@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -17,7 +18,8 @@ from playwright.sync_api import (
 
 from tests.browser.programs import TOKEN
 
-HANGS_MS: Final = 600_000.0
+# A page takes a look every half second: only a hang lasts so long, or another text.
+HANGS_MS: Final = 60_000.0
 VIEWS: Final = (
     "overview",
     "worker",
@@ -107,6 +109,12 @@ class DashboardPage:
             await new Promise((go) => addEventListener("look", go, { once: true }));
         }"""
         self.page.evaluate(script.replace("CONDITION", condition))
+
+    def alert(self) -> str:
+        """Wait until the page alerts its reader, in whatever words; return these."""
+        alert = self.page.get_by_role("alert").filter(has_text=re.compile(r"\S"))
+        alert.wait_for()
+        return alert.inner_text()
 
     def stop(self) -> dict[str, Any]:
         """Let the page take no more looks; return the one that it shows."""
