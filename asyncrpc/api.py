@@ -38,7 +38,7 @@ from asyncrpc.runtime.options import (
 )
 from asyncrpc.runtime.parts import Parts
 from asyncrpc.runtime.services import OBSERVATION
-from asyncrpc.runtime.worker import current_worker
+from asyncrpc.runtime.worker import current_worker, workers_left_running
 
 OBSERVATION.append(InspectionService)  # also of the workers of torch's backend
 
@@ -146,12 +146,12 @@ class _Starting:
     async def _start(self) -> Worker:
         worker = await self._worker.__aenter__()
         # Awaited directly, the start ran in the caller's own context: the worker is
-        # current there until `shutdown`.
-        current_worker_var.set(worker)
+        # current there until `shutdown`.  No block ends it, so it outlasts its task.
+        worker.parts.is_for_loop = True
         return worker
 
     async def __aenter__(self) -> Worker:
-        return await self._start()
+        return await self._worker.__aenter__()
 
     async def __aexit__(
         self,
@@ -173,7 +173,9 @@ def init_rpc(
 ) -> _Starting:
     """Start a worker and make it the current worker of this task.
 
-    `await` it, or use it as `async with`.
+    `await` it, or use it as `async with`.  A worker that was awaited runs until
+    `shutdown`, and is current in tasks and threads without one of their own, such as
+    the next cells of a notebook: see `current_worker`.
 
     Args:
         name: name of the worker, unique in the group; None: `worker` and the rank.
@@ -187,7 +189,8 @@ def init_rpc(
         An awaitable context manager that starts and returns the `Worker`.
 
     Raises:
-        AlreadyStartedError: this task already has a current worker.
+        AlreadyStartedError: this task already has a current worker, or `init_rpc` has
+            started one of this name on this event loop.
         RendezvousTimeoutError: when awaited: some workers did not appear in time.
         UsageError: an argument is missing or wrong; the message says which.
 
@@ -197,18 +200,25 @@ def init_rpc(
         raise wrong("backend", "left out: asyncrpc has only one", backend)
     present = current_worker_var.get()
     if present is not None and not present.is_closed:
-        raise AlreadyStartedError(
-            f"worker {present.name!r} already runs in this task; shut it down first, "
-            "or use asyncrpc.Worker for several in one process"
-        )
-    return _Starting(
-        Worker(
-            name,
-            rank=rank,
-            world_size=world_size,
-            rendezvous=rendezvous,
-            options=options,
-        )
+        raise _already(present, "in this task")
+    worker = Worker(
+        name,
+        rank=rank,
+        world_size=world_size,
+        rendezvous=rendezvous,
+        options=options,
+    )
+    for left in workers_left_running():
+        if left.name == worker.name:
+            raise _already(left, "on this event loop")
+    return _Starting(worker)
+
+
+def _already(worker: runtime.Worker, where: str) -> AlreadyStartedError:
+    return AlreadyStartedError(
+        f"worker {worker.name!r} already runs {where}: current_worker() returns it, "
+        "and `await asyncrpc.shutdown(graceful=False)` ends it, alone; for several "
+        "workers in one process use asyncrpc.Worker"
     )
 
 

@@ -143,6 +143,7 @@ class Parts:
         self.sidecar = Sidecar(identity, options)
         own = None if options.token is None else Token.parse(options.token)
         self.tokens = Tokens(os.urandom, own)
+        self.is_for_loop = False  # `init_rpc` left it running, for any task of its loop
         identity.addresses_of = lambda: self.addresses
         identity.sidecar_at = lambda: self.sidecar.addresses
 

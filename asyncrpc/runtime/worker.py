@@ -25,11 +25,11 @@ from asyncrpc.errors import NotStartedError, UsageError
 from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.counters import Counters
-from asyncrpc.runtime.forking import end_in_forked_children
+from asyncrpc.runtime.forking import end_in_forked_children, known_workers
 from asyncrpc.runtime.identity import WorkerIdentity
 from asyncrpc.runtime.lifecycle import Event
 from asyncrpc.runtime.links.tokens import JoinTokens
-from asyncrpc.runtime.loops import loop_for
+from asyncrpc.runtime.loops import loop_for, running_loop
 from asyncrpc.runtime.membership.changes import MemberChanges
 from asyncrpc.runtime.membership.rendezvous import Rendezvous, open_rendezvous
 from asyncrpc.runtime.options import Options
@@ -47,19 +47,71 @@ E = TypeVar("E", bound=tuple[Any, ...])
 NAME_CHARACTERS_MAX: Final = 255  # it travels in every handshake, and in every error
 
 
-def current_worker() -> Worker:
+def current_worker(name: str | None = None) -> Worker:
     """Return the worker of this task or thread.
 
+    One that has none uses a worker that `await init_rpc(...)` has left running: a task,
+    the only one on its event loop; a thread without a loop, the only one of the
+    process.  So each cell of a notebook has the worker of an earlier one.
+
+    Args:
+        name: of one of several that `init_rpc` has left running; None: the current
+            worker.
+
     Raises:
-        NotStartedError: no worker runs here: enter a `Worker`, or call `init_rpc`.
+        NotStartedError: no worker runs here: enter a `Worker`, or call `init_rpc`; or
+            several do, and none is this task's own.
     """
     worker: Worker | None = current_worker_var.get()
-    if worker is None or worker.is_closed:
-        raise NotStartedError(
-            "there is no running worker here; use `async with asyncrpc.Worker(...)` or "
-            "`await asyncrpc.init_rpc(...)` first"
-        )
+    if worker is None or (name is not None and worker.name != name):
+        # Not kept in the context, which may be that of a whole notebook.
+        return _left_running(name)
+    worker.parts.lifecycle.check_running()
     return worker
+
+
+def workers_left_running() -> list[Worker]:
+    """Return the workers that `init_rpc` has left running for this task or thread."""
+    loop = running_loop()
+    return [
+        worker
+        for worker in _left_anywhere()
+        if (worker.loop.is_running() if loop is None else worker.loop is loop)
+    ]
+
+
+def _left_anywhere() -> Iterable[Worker]:
+    workers = (worker for worker in known_workers() if isinstance(worker, Worker))
+    return (one for one in workers if one.parts.is_for_loop and not one.is_closed)
+
+
+def _left_running(name: str | None) -> Worker:
+    """Return the only worker that `init_rpc` has left running for this task or thread.
+
+    Raises:
+        NotStartedError: no such worker runs, or several do.
+    """
+    here = workers_left_running()
+    matching = [worker for worker in here if name in (None, worker.name)]
+    if len(matching) == 1:
+        return matching[0]
+    if here:
+        names = ", ".join(sorted(repr(worker.name) for worker in here))
+        raise NotStartedError(
+            f"no worker is current here, and init_rpc has started {names}: use what it "
+            "returned, or current_worker(name)"
+        )
+    for worker in _left_anywhere():
+        where = "another event loop than this"
+        if running_loop() is None:
+            where = "an event loop that does not run now"
+        raise NotStartedError(
+            f"worker {worker.name!r} runs on {where}: use it in a coroutine on its own"
+        )
+    raise NotStartedError(
+        "there is no running worker here; use `async with asyncrpc.Worker(...)` or "
+        "`await asyncrpc.init_rpc(...)` first"
+    )
 
 
 def _name_of(rank: int) -> str:

@@ -34,24 +34,44 @@ class Mode(enum.Enum):
     GENERATOR = "a stream, in threads"
 
 
+def _no_name(_: str | None) -> None:
+    """Look up the name of a target that has none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target of a call."""
+    """The target of a call.
+
+    Attributes:
+        name: of the function, without its module.
+        function: what runs.
+        mode: where it runs.
+        is_listed: whether it is among the cheap ones; see `inline`.
+        path: its name, by which a peer called it; empty: it arrived as a value.
+        look_up: finds a name in its module.
+        first: the first part of its name there.
+        root: what that was when the function was found.  If it is another object now,
+            the module has been reloaded, or the function defined anew.
+    """
 
     name: str
     function: Callable[..., Any]
     mode: Mode
-    is_listed: bool = False  # among the cheap ones; see `inline`
+    is_listed: bool = False
+    path: str = ""
+    look_up: Callable[[Any], object] = _no_name
+    first: str | None = None
+    root: object = None
 
     @property
-    def is_stream(self) -> bool:
-        """Return whether it gives many values."""
-        return self.mode is _ASYNC_GENERATOR or self.mode is _GENERATOR
+    def is_current(self) -> bool:
+        """Return whether its name still leads to it."""
+        return self.look_up(self.first) is self.root
 
 
 # A member of an enum takes 0.1 us to find.
-_ASYNC_GENERATOR: Final = Mode.ASYNC_GENERATOR
-_GENERATOR: Final = Mode.GENERATOR
+ASYNC_GENERATOR: Final = Mode.ASYNC_GENERATOR
+GENERATOR: Final = Mode.GENERATOR
 
 
 def mode_of(function: Callable[..., Any]) -> Mode:

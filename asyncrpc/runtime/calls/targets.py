@@ -9,12 +9,16 @@ from typing import Any, Final
 from asyncrpc.runtime.calls.inline import is_listed
 from asyncrpc.runtime.calls.modes import Mode, Target, mode_of
 from asyncrpc.serde import FunctionTable
+from asyncrpc.serde.naming import import_module
 
 KNOWN_MAX: Final = 4096  # programs call tens of functions
 
 
 class Targets:
-    """The functions that peers have called; found once, then remembered."""
+    """The functions that peers have called; found once, then remembered.
+
+    One whose module has been reloaded since is found anew.
+    """
 
     def __init__(self, functions: FunctionTable, *, may_run_on_loop: bool) -> None:
         """Remember none.
@@ -36,13 +40,20 @@ class Targets:
             RejectedError: the policy does not allow it.
         """
         found = self._by_name.get(name)
-        if found is None:
+        if found is None or not found.is_current:
             function = self._functions.resolve(name)
+            module, _, simple = name.partition(":")
+            look_up = vars(import_module(module, name)).get
+            first = simple.partition(".")[0]
             found = Target(
-                name.rpartition(":")[2],
+                simple,
                 function,
                 mode_of(function),
                 is_listed(function) and self._may_run_on_loop,
+                name,
+                look_up,
+                first,
+                look_up(first),
             )
             self._by_name[name] = found
         return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import types
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
@@ -186,7 +187,7 @@ class CallStarter:
         if known is None:
             if is_idempotent(function):  # so it is never among the known
                 return self._start_repeating(to, function, args, kwargs, options)
-            known, values = self._describe_anew(function, args, kwargs)
+            known, values = self._describe_anew(to, function, args, kwargs)
         else:
             values = list(args), dict(kwargs)
         target, name = known
@@ -243,6 +244,7 @@ class CallStarter:
 
     def _describe_anew(
         self,
+        to: str,
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -251,8 +253,13 @@ class CallStarter:
         target, values = self.describe(function, args, kwargs)
         name = target or str(getattr(function, "__qualname__", function))
         known = target, name.rpartition(":")[2]
-        if type(function) in _NAMED and target and len(self._known) < KNOWN_MAX:
-            self._known[function] = known
+        if type(function) in _NAMED and target:
+            if known in self._known.values():
+                if to == self.name:
+                    return known, values  # remembered when another worker is called
+                _warn_of_old_code(target)
+            if len(self._known) < KNOWN_MAX:
+                self._known[function] = known
         return known, values
 
     def new_call(
@@ -460,5 +467,15 @@ class CallStarter:
         elif is_idempotent(function):  # so it is never among the known
             target, values = self.describe(function, args, named)
         else:
-            (target, _), values = self._describe_anew(function, args, named)
+            (target, _), values = self._describe_anew(to, function, args, named)
         return self.references.start_remote(to, target, values, options=options)
+
+
+def _warn_of_old_code(target: str) -> None:
+    warnings.warn(
+        f"{target} was defined anew after it had been called (importlib.reload does "
+        "so): workers in other processes run what they have imported; reload the "
+        "module there as well, or start them again",
+        RuntimeWarning,
+        stacklevel=5,
+    )
