@@ -28,7 +28,7 @@ from asyncrpc.ddp.exchange import Exchange, Hook
 from asyncrpc.ddp.given import check_group, check_roots
 from asyncrpc.ddp.gradients import GradientOptions, Gradients, ParameterInfo
 from asyncrpc.ddp.initial import broadcast, verify
-from asyncrpc.ddp.joining import Join
+from asyncrpc.ddp.joining import Join, Joinable
 from asyncrpc.ddp.reducer import Reducer
 from asyncrpc.errors import UsageError
 
@@ -165,6 +165,7 @@ class DistributedDataParallel(nn.Module):
         is_sending = broadcast_buffers and buffers
         self._sent_buffers = Buffers(module, self._ignored) if is_sending else None
         self._reducer = Reducer(gradients, self._exchange_over(group))
+        self._joinable = Joinable(reducer=self._reducer, state=self._tensors)
         self._is_ready = False
 
     def _exchange_over(self, group: Group) -> Exchange:
@@ -329,7 +330,8 @@ class DistributedDataParallel(nn.Module):
 
         A rank that reaches the end takes part with zeros in the backward passes of the
         others, until all have reached it; then all get the parameters and buffers of a
-        rank that was there to the last.  Every rank must use it.
+        rank that was there to the last.  Every rank must use it.  If the steps of the
+        optimizer wait for other ranks, use `Join([model, optimizer])`.
 
         Args:
             divide_by_initial_world_size: the mean is over all ranks; else over the
@@ -349,15 +351,10 @@ class DistributedDataParallel(nn.Module):
         Source: torch.nn.parallel.DistributedDataParallel.join.
         """
         self._check_ready()
-        check_flags(
+        return Join(
+            [self],
             divide_by_initial_world_size=divide_by_initial_world_size,
             throw_on_early_termination=throw_on_early_termination,
-        )
-        return Join(
-            self._reducer,
-            self._tensors,
-            divides_by_all=divide_by_initial_world_size,
-            throws=throw_on_early_termination,
         )
 
     def register_comm_hook(self, state: object, hook: Hook) -> None:

@@ -103,17 +103,22 @@ class Exchange:
             return None
         return self._terms(self._memory, range(self.group.size))
 
+    def meet(self) -> Group:
+        """Return the group, which is a new one after a failure."""
+        group = self._own.enter()
+        if group is not self.group:
+            self.group = group
+            if self.hook is not None:
+                self._bound = bound(self._state, self.group, self.parameters)
+        return group
+
     async def enter(self) -> PassConfig:
         """Agree with the others on the terms of the next pass.
 
         Raises:
             CollectiveError: a rank failed or was lost; all ranks fail.
         """
-        group = self._own.enter()
-        if group is not self.group:
-            self.group = group
-            if self.hook is not None:
-                self._bound = bound(self._state, self.group, self.parameters)
+        self.meet()
         try:
             present: Sequence[int] = range(self.group.size)
             if self.join is not None:

@@ -303,8 +303,12 @@ class Reducer:
 
     # --- without data ----------------------------------------------------------------
 
-    async def shadow(self, terms: PassConfig) -> None:
+    async def shadow(self, terms: PassConfig, *, keeps_gradients: bool) -> None:
         """Take part in a pass of other ranks, with zeros.
+
+        Args:
+            terms: of the pass.
+            keeps_gradients: leave the reduced gradients here as well.
 
         Raises:
             CollectiveError: a rank failed or was lost.
@@ -330,7 +334,10 @@ class Reducer:
             gradients.drop()
             self.exchange.leave()
             raise
-        gradients.drop_views()
+        if keeps_gradients:
+            gradients.take(current)
+        else:
+            gradients.drop_views()
         if current.order is not None:
             gradients.learn_order(current.order, terms.memory)
 

@@ -51,6 +51,11 @@ def _create(given: Any, options: Options | None) -> AsyncRpcProcessGroup:
         DistBackendError: not all ranks came in time, or some cannot be reached.
         ValueError: an option is wrong.
     """
+    if getattr(given, "enable_reconfigure", False):
+        raise ValueError(
+            f"the backend {NAME!r} cannot be reconfigured: leave out "
+            "enable_reconfigure=True; elastic groups are in asyncrpc.ElasticGroup"
+        )
     try:
         participant, ranks = _participant(given, options)
         try:

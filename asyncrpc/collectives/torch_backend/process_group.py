@@ -5,7 +5,7 @@ objects that they return, or gives them to the program.  Calls from torch's C++ 
 (DDP, functional collectives) reach the same functions, under the same names.
 
 Source: torch/csrc/distributed/c10d/ProcessGroup.hpp and PyProcessGroup.hpp, versions
-2.9 to 2.13: the functions that torch calls, and what they are given.
+2.9 to 2.14: the functions that torch calls, and what they are given.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.distributed as dist
 
+from asyncrpc.collectives.torch_backend.call_hooks import CallHooks, Hook
 from asyncrpc.collectives.torch_backend.collective_ops import CollectiveOps, Tensors
 from asyncrpc.collectives.torch_backend.rank_runtime import Doing, RankRuntime
 from asyncrpc.collectives.torch_backend.staged import StagedTensors
@@ -76,6 +77,8 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self._name = name
         self._description = "undefined"
         self._is_exclusive = participant.is_exclusive
+        self._hooks = CallHooks(rank)
+        self._has_hooks = bool(self._hooks.before)  # asked at each call
         self._coalesced: list[tuple[Tensors, Doing, StagedTensors]] | None = None
 
     # --- identity -------------------------------------------------------------------
@@ -123,6 +126,8 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
+    supports_reconfigure = False
+    supports_window = False
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -143,6 +148,26 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name!r}, {self.group}>"
+
+    # --- hooks -----------------------------------------------------------------------
+
+    def register_pre_hook(self, hook_id: int, hook: Hook) -> None:
+        """Call a hook before each operation begins."""
+        self._hooks.before[hook_id] = hook
+        self._has_hooks = True
+
+    def unregister_pre_hook(self, hook_id: int) -> None:
+        """Stop to call a hook before each operation."""
+        self._hooks.before.pop(hook_id, None)
+
+    def register_post_hook(self, hook_id: int, hook: Hook) -> None:
+        """Call a hook after each operation has begun, with its work."""
+        self._hooks.after[hook_id] = hook
+        self._has_hooks = True
+
+    def unregister_post_hook(self, hook_id: int) -> None:
+        """Stop to call a hook after each operation."""
+        self._hooks.after.pop(hook_id, None)
 
     # --- its end ---------------------------------------------------------------------
 
@@ -359,15 +384,21 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         staged: StagedTensors,
     ) -> CollectiveWork | None:
         """Begin an operation; return None if coalescing delays it."""
+        call_after = None
+        if self._has_hooks and what != "coalesced":  # its operations have been told
+            call_after = self._hooks.call_before(what, tensors, opts, doing)
         limit: timedelta | None = getattr(opts, "timeout", None)
         if limit is not None and limit > _NO_LIMIT:
             limit_s = limit.total_seconds()
             doing = partial(self._filling.within, limit_s, doing)
         if self._coalesced is not None:
             self._coalesced.append((tensors, doing, staged))
-            return None
-        work = CollectiveWork(what, list(tensors), self.participant, staged)
-        self.participant.submit(self.group, work, doing)
+            work = None
+        else:
+            work = CollectiveWork(what, list(tensors), self.participant, staged)
+            self.participant.submit(self.group, work, doing)
+        if call_after is not None:
+            call_after(work)
         return work
 
 

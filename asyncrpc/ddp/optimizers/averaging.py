@@ -24,6 +24,7 @@ from asyncrpc.collectives import Group
 from asyncrpc.ddp.flat import gather, scatter
 from asyncrpc.ddp.given import check_group
 from asyncrpc.ddp.initial import verify
+from asyncrpc.ddp.joining import Joinable
 from asyncrpc.ddp.recreatable_group import RecreatableGroup, reason_for
 from asyncrpc.ddp.threads import run_beside, user_of
 from asyncrpc.errors import UsageError
@@ -55,6 +56,7 @@ class ModelAverager(ABC):
         check_group(group)
         self.group = group
         self.step = 0
+        self._joinable = Joinable()
 
     @abstractmethod
     def _due(self) -> _Mean | None:
@@ -76,8 +78,8 @@ class ModelAverager(ABC):
         Raises:
             UsageError: ranks have other parameters than the first of them, or a
                 parameter has a dtype that cannot be averaged.  Or `params` has the
-                wrong type, or this is not the worker's event loop: then nothing is
-                sent.
+                wrong type, a `join` is active that does not know of it, or this is not
+                the worker's event loop: then nothing is sent.
             CollectiveError: a rank failed; the averaging fails on all ranks that have
                 not ended it.
 
@@ -86,6 +88,8 @@ class ModelAverager(ABC):
         """
         found = _with_gradients(params)
         self.group.parts.check_on_loop("average_parameters")
+        self._joinable.check("an averaging of parameters")
+        await self._joinable.begin()
         mean = self._due()
         if mean is not None:
             await mean.take(found)

@@ -76,6 +76,8 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         self.averager = averager
         for name in _HOOKS:
             setattr(self, name, getattr(optim, name))
+        self._joinable = averager._joinable  # noqa: SLF001  (one part of `Join`)
+        self._joinable.shadow = self.step
 
     @property
     def param_groups(self) -> Any:  # type: ignore[override]  # a variable there

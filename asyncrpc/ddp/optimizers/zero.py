@@ -28,6 +28,7 @@ from asyncrpc.ddp.given import (
     named,
 )
 from asyncrpc.ddp.initial import verify
+from asyncrpc.ddp.joining import Joinable
 from asyncrpc.ddp.optimizers.local_step import (
     Closure,
     call_hooks_after,
@@ -138,6 +139,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             self._shards.add(added["params"], owners)
         self._shards.refresh()
         self._own = RecreatableGroup(group)
+        self._joinable = Joinable(self._step)
         self._is_met = False  # whether all ranks have the same parameters and options
         self._running = ""  # the method under way
         self._torn = ""  # the method that did not end, so that ranks may differ
@@ -182,8 +184,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         Raises:
             UsageError: ranks have other parameters or options than rank 0, which are
                 compared before the first step and after a change: no parameter has
-                changed.  Or another step is under way, `closure` cannot be called, or
-                this is not the worker's event loop.
+                changed.  Or another step is under way, `closure` cannot be called, a
+                `join` is active that does not know this optimizer, or this is not the
+                worker's event loop.
             OptimizerError: an earlier step has failed; see the class.
             CollectiveError: a rank failed; the step fails on all ranks that have not
                 ended it, but this rank's parameters have been stepped.  If a rank is
@@ -197,7 +200,20 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         Source: torch's `ZeroRedundancyOptimizer.step`.
         """
         check_closure(closure)
+        self._joinable.check("a step of ZeroRedundancyOptimizer")
+        if closure is not None and self._joinable.announce is not None:
+            raise UsageError(
+                "closure cannot be used within a `Join`: call `model.backward` before "
+                "the step"
+            )
+        return await self._step(closure)
+
+    # Otherwise torch wraps it in a function that calls hooks before it has ended.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    async def _step(self, closure: Closure | None = None) -> Any:
         async with self._together("step") as group:
+            await self._joinable.begin()
             closure = call_hooks_before(self, closure)
             await self._meet(group)
             self._whole = None
@@ -209,9 +225,6 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             self._torn = ""
         call_hooks_after(self, closure)
         return loss
-
-    # Otherwise torch wraps it in a function that calls hooks before it has ended.
-    step.hooked = True  # type: ignore[attr-defined]
 
     async def synchronize(self) -> None:
         """Give every rank the parameters of each owner; all ranks must call it.

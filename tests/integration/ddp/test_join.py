@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,12 @@ import torch
 from torch import nn
 
 from asyncrpc import Group, UsageError
+from asyncrpc.ddp import (
+    Join,
+    PeriodicModelAverager,
+    PostLocalSGDOptimizer,
+    ZeroRedundancyOptimizer,
+)
 from asyncrpc.errors import CollectiveError
 from tests.integration.ddp.ranks import (
     Mlp,
@@ -150,7 +157,137 @@ async def test_one_that_raises_lets_the_others_fail(groups: list[Group]) -> None
 
 async def test_is_not_nested(groups: list[Group]) -> None:
     (model, *_) = await wrapped(groups, Mlp)
-    model._reducer.exchange.join = model.join()._present  # noqa: SLF001
-    with pytest.raises(UsageError, match="within a `join`"):
-        async with model.join():
-            pass
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(model.close)
+        await model.join().__aenter__()
+        with pytest.raises(UsageError, match="within a `join`"):
+            await stack.enter_async_context(model.join())
+
+
+def zero_of(model: Model) -> ZeroRedundancyOptimizer:
+    return ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.SGD, model.group, lr=RATE, momentum=0.9
+    )
+
+
+def local_of(model: Model) -> PostLocalSGDOptimizer:
+    return PostLocalSGDOptimizer(
+        torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9),
+        PeriodicModelAverager(model.group, 2),
+    )
+
+
+async def train_by(
+    rank: int, model: Model, make_optimizer: Callable[[Model], Any], **options: bool
+) -> None:
+    optimizer = make_optimizer(model)
+    async with Join([model, optimizer], **options):
+        for step in range(INPUTS[rank]):
+            optimizer.zero_grad()
+            await model.backward(loss_of(model(rows(rank, step))))
+            await optimizer.step()
+
+
+class TestOptimizersWhoseStepsWait:
+    @pytest.mark.parametrize("divides_by_all", [True, False])
+    @pytest.mark.parametrize("as_view", [True, False])
+    @pytest.mark.parametrize("make_optimizer", [zero_of, local_of])
+    async def test_come_to_what_one_rank_comes_to(
+        self,
+        groups: list[Group],
+        make_optimizer: Callable[[Model], Any],
+        as_view: bool,  # noqa: FBT001
+        divides_by_all: bool,  # noqa: FBT001
+    ) -> None:
+        models = await wrapped(groups, Mlp, gradient_as_bucket_view=as_view)
+
+        async def run(rank: int, model: Model) -> None:
+            options = {"divide_by_initial_world_size": divides_by_all}
+            await train_by(rank, model, make_optimizer, **options)
+
+        await at_all(models, run)
+        alone = Mlp()
+        optimizer = torch.optim.SGD(alone.parameters(), lr=RATE, momentum=0.9)
+        for step in range(max(INPUTS)):
+            there = [rank for rank, count in enumerate(INPUTS) if step < count]
+            optimizer.zero_grad()
+            for rank in there:
+                count = len(INPUTS) if divides_by_all else len(there)
+                torch.autograd.backward(loss_of(alone(rows(rank, step))).div(count))
+            optimizer.step()
+        for model in models:
+            for one, other in zip(model.parameters(), alone.parameters(), strict=True):
+                assert torch.allclose(one, other, atol=1e-6)
+
+    @pytest.mark.parametrize("make_optimizer", [zero_of, local_of])
+    async def test_are_refused_if_the_join_does_not_know_them(
+        self, groups: list[Group], make_optimizer: Callable[[Model], Any]
+    ) -> None:
+        models = await wrapped(groups, Mlp)
+
+        async def run(rank: int, model: Model) -> None:
+            optimizer = make_optimizer(model)
+            async with model.join():
+                for step in range(INPUTS[rank]):
+                    await model.backward(loss_of(model(rows(rank, step))))
+                    await optimizer.step()
+
+        for error in await outcomes(*(run(r, m) for r, m in enumerate(models))):
+            assert isinstance(error, UsageError | CollectiveError)
+            assert "Join([model, optimizer])" in str(error)
+
+    async def test_are_told_where_ranks_differ(self, groups: list[Group]) -> None:
+        models = await wrapped(groups, Mlp)
+
+        async def run(rank: int, model: Model) -> None:
+            optimizer = zero_of(model)
+            async with Join([model, optimizer]):
+                await model.backward(loss_of(model(rows(rank))))
+                if rank == 1:
+                    await model.backward(loss_of(model(rows(rank))))
+                await optimizer.step()
+
+        for error in await outcomes(*(run(r, m) for r, m in enumerate(models))):
+            assert isinstance(error, UsageError)
+            assert "rank 0 begins a step of joinables[1], and rank 1 of" in str(error)
+
+    async def test_of_which_one_fails_end_it_for_all(self, groups: list[Group]) -> None:
+        models = await wrapped(groups, Mlp)
+
+        class Failing(torch.optim.SGD):
+            def step(self, closure: Any = None) -> Any:
+                raise ArithmeticError("no step today")
+
+        async def run(rank: int, model: Model) -> None:
+            kind = Failing if rank == 1 else torch.optim.SGD
+            optimizer = ZeroRedundancyOptimizer(
+                model.parameters(), kind, model.group, lr=RATE
+            )
+            async with Join([model, optimizer]):
+                for step in range(INPUTS[rank]):
+                    await model.backward(loss_of(model(rows(rank, step))))
+                    await optimizer.step()
+
+        found = await outcomes(*(run(r, m) for r, m in enumerate(models)))
+        assert all(isinstance(one, UsageError | CollectiveError) for one in found)
+
+    async def test_need_a_module_beside_them(self, groups: list[Group]) -> None:
+        (model, *_) = await wrapped(groups, Mlp)
+        with pytest.raises(UsageError, match="must contain a DistributedDataParallel"):
+            Join([zero_of(model)])
+        plain = torch.optim.SGD(model.parameters(), lr=RATE)
+        with pytest.raises(UsageError, match=r"joinables\[1\] must be"):
+            Join([model, plain])
+
+
+async def test_a_closure_within_a_join_is_refused(groups: list[Group]) -> None:
+    models = await wrapped(groups, Mlp)
+
+    async def run(rank: int, model: Model) -> None:
+        optimizer = zero_of(model)
+        async with Join([model, optimizer]):
+            await optimizer.step(lambda: torch.zeros(()))
+
+    for error in await outcomes(*(run(r, m) for r, m in enumerate(models))):
+        assert isinstance(error, UsageError)
+        assert "closure cannot be used within a `Join`" in str(error)

@@ -234,6 +234,16 @@ MODELS: Final[Mapping[str, Use]] = {
         ready=model,
         rightly=_join,
     ),
+    "ddp.Join": Use(
+        lambda _: ddp.Join,
+        right={"joinables": lambda world: [world.kept["model"]]},
+        fits={
+            "divide_by_initial_world_size": FLAG,
+            "throw_on_early_termination": FLAG,
+        },
+        needs_worker=False,
+        ready=model,
+    ),
     "ddp.Join.__aenter__": Use(
         lambda world: world.kept["model"].join, ready=model, rightly=_join
     ),
