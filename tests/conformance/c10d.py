@@ -1,0 +1,161 @@
+"""PyTorch's tests of c10d and DDP on a backend: `python -m tests.conformance.c10d`.
+
+The suite is the one inside the installed torch.  It asks for gloo, or for MPI in tests
+of what gloo has not; `--impl asyncrpc`, the default, gives it the backend "asyncrpc" in
+their place, `--impl torch` gloo itself.  torch's own DistributedDataParallel, its
+communication hooks, ZeRO, Join and averagers run on it.
+
+The exit status is 0 if every test passes, skips itself, or is listed in
+c10d_expected.toml, and no listed one passes.  A test that fails is run again, alone.
+
+    python -m tests.conformance.c10d --filter test_ddp --out results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import os
+import re
+import sys
+import tomllib
+from contextlib import closing
+from functools import cache, wraps
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+from unittest import TestCase, TestLoader
+
+HERE: Final = Path(__file__).parent
+EXPECTED: Final = HERE / "c10d_expected.toml"
+FOLDER: Final = "torch.testing._internal"
+RANKS: Final = "4"  # PyTorch runs it with 3, and skips some then
+# The backends that the suite asks for, and the tests that run so: on gloo some skip
+# themselves that do not on MPI.
+STAND_INS: Final = {"gloo": "", "mpi": "(all_to_all|_group)(?!.*cuda)"}
+MARKS: Final = "CONFORMANCE_MARKS"  # `child` sets it; nothing here leaves any
+
+
+def _put_in_place() -> None:
+    """Let whatever asks torch for gloo have the backend "asyncrpc"."""
+    c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    dist: Any = importlib.import_module("torch.distributed")
+    importlib.import_module("asyncrpc.collectives.torch_backend")
+
+    def asked(function: Any) -> Any:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = [_ours(one) for one in args]
+            return function(*given, **{name: _ours(v) for name, v in kwargs.items()})
+
+        return call
+
+    for name in ("init_process_group", "new_group"):
+        setattr(c10d, name, asked(getattr(c10d, name)))
+        setattr(dist, name, getattr(c10d, name))
+
+
+def _ours(value: Any) -> Any:
+    is_named = isinstance(value, str) and value.lower() in STAND_INS
+    return "asyncrpc" if is_named else value
+
+
+@cache
+def _suite(stand_in: str) -> type[TestCase]:
+    """Import the suite, which reads from the environment what backend to ask for."""
+    os.environ["BACKEND"] = stand_in
+    name = f"{FOLDER}.distributed.distributed_test"
+    sys.modules.pop(name, None)
+    raw: Any = importlib.import_module(name)
+
+    class Ranks(raw.TestDistBackend):  # type: ignore[misc]  # torch ships no types
+        """Starts a process for each rank, by fork: no thread runs here."""
+
+        def setUp(self) -> None:
+            super().setUp()
+            self._start_processes(multiprocessing.get_context("fork").Process)
+
+    bases = (Ranks, raw.DistributedTest._DistTestBase)  # noqa: SLF001
+    return type(stand_in, bases, {"__module__": __name__})
+
+
+def case(name: str) -> TestCase:
+    """Return the test "BACKEND.TEST"; `child` calls this."""
+    stand_in, _, test = name.partition(".")
+    os.environ["BACKEND"] = stand_in
+    suite = _suite(stand_in)
+    suite.setUpClass()
+    return suite(test)
+
+
+def _names() -> list[str]:
+    loader = TestLoader()
+    return [
+        f"{stand_in}.{test}"
+        for stand_in, pattern in STAND_INS.items()
+        for test in loader.getTestCaseNames(_suite(stand_in))
+        if re.search(pattern, test)
+    ]
+
+
+def _prepare(given: argparse.Namespace) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    os.environ["WORLD_SIZE"] = RANKS
+    os.environ["TEMP_DIR"] = os.environ.get("TMPDIR", "/tmp")  # noqa: S108  (the suite asks)
+    os.environ["CONFORMANCE_SUITES"] = "tests.conformance.c10d"
+    os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(given.timeout)
+    if given.impl == "asyncrpc":
+        _put_in_place()
+
+
+def expected() -> dict[str, str]:
+    """Return the tests that need not pass, with the reason of each."""
+    written: dict[str, str] = tomllib.loads(EXPECTED.read_text("utf-8"))
+    return written
+
+
+def _parsed(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance.c10d")
+    add = parser.add_argument
+    add("--impl", choices=["torch", "asyncrpc"], default="asyncrpc")
+    add("--filter", default="", help="a regular expression, found in the test's name")
+    add("--jobs", type=int, default=2, help="tests at a time")
+    add("--timeout", type=int, default=120, help="seconds that a test may take")
+    add("--out", type=Path, metavar="FILE.json", help="write the results")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run tests; return the exit status."""
+    given = _parsed(arguments)
+    _prepare(given)
+    # Now the environment is prepared.
+    from tests.conformance import running  # noqa: PLC0415
+    from tests.conformance.results import Report, Status, summary  # noqa: PLC0415
+
+    names = [name for name in _names() if re.search(given.filter, name)]
+    results: dict[str, Any] = {}
+    listed = {} if given.impl == "torch" else expected()
+    for jobs, some in ((given.jobs, names), (1, None)):
+        again = [n for n, one in results.items() if not one.is_good and n not in listed]
+        options = running.Options(jobs, given.timeout)
+        with closing(running.run(again if some is None else some, options)) as ended:
+            for name, result in ended:
+                results[name] = result
+                print(f"{result.status:<8}{name}  {result.message[:200]}", flush=True)
+                if given.out is not None:
+                    about = {"implementation": given.impl, "torch": version("torch")}
+                    Report(about, results).write(given.out)
+    poor = [n for n, one in results.items() if not one.is_good and n not in listed]
+    outdated = [n for n in listed if n in results and results[n].status is Status.PASS]
+    print(json.dumps(summary(results.values())))
+    print(f"did not pass, and must: {poor}; listed, and passed: {outdated}")
+    return 1 if poor or outdated else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
