@@ -250,7 +250,7 @@ class Group:
         Returns:
             `tensor`, with the same bits at every rank.
         """
-        shapes.check(tensor)
+        shapes.check(tensor, is_written=True)
         by = reduction_for(op, tensor.dtype)
         async with (
             self._run(shapes.described("all_reduce", tensor, op)) as (run, path),
@@ -274,9 +274,9 @@ class Group:
             `tensor`, which is unchanged at all ranks but `root`.
         """
         given.check_rank(root, "root", self.size)
-        shapes.check(tensor)
-        by = reduction_for(op, tensor.dtype)
         write = self.rank == root
+        shapes.check(tensor, is_written=write)
+        by = reduction_for(op, tensor.dtype)
         async with (
             self._run(shapes.described("reduce", tensor, op, root)) as (run, path),
             Hosted(self.parts.devices, tensor, write=write) as host,
@@ -297,8 +297,8 @@ class Group:
             `tensor`.
         """
         given.check_rank(root, "root", self.size)
-        shapes.check(tensor)
         write = self.rank != root
+        shapes.check(tensor, is_written=write)
         async with (
             self._run(shapes.described("broadcast", tensor, "", root)) as (run, path),
             Hosted(self.parts.devices, tensor, write=write) as host,
@@ -484,7 +484,7 @@ class Group:
             given.check_rank(from_, "from_", self.size)
         given.check_tag(tag)
         if out is not None:
-            shapes.check(out, "out")
+            shapes.check(out, "out", is_written=True)
         self.parts.check_on_loop("Group.recv")
         found = await self._points.recv(from_, tag, self.timeout_s)
         if out is None:

@@ -25,16 +25,19 @@ def described(
     return Descriptor(operation, how, str(tensor.dtype), tuple(tensor.shape), root)
 
 
-def check(tensor: torch.Tensor, name: str = "tensor") -> None:
+def check(
+    tensor: torch.Tensor, name: str = "tensor", *, is_written: bool = False
+) -> None:
     """Refuse a tensor that no collective can move.
 
     Args:
         tensor: the argument of a user.
         name: of the argument.
+        is_written: whether the collective writes to it.
 
     Raises:
-        UsageError: `tensor` is not a dense tensor, has no memory, or has too many
-            dimensions.
+        UsageError: `tensor` is not a dense tensor, has no memory, has too many
+            dimensions, or is written to though it is expanded.
     """
     if not isinstance(tensor, torch.Tensor):
         raise wrong(name, "a tensor", tensor)
@@ -53,6 +56,17 @@ def check(tensor: torch.Tensor, name: str = "tensor") -> None:
         raise UsageError(
             f"{name} must have at most {DIMS_MAX} dimensions, not {tensor.dim()}"
         )
+    if is_written and 0 in tensor.stride() and not _has_own_elements(tensor):
+        raise UsageError(
+            f"{name} of shape {tuple(tensor.shape)} is expanded: several of its "
+            "elements are one in memory, and cannot be written to; use a copy, "
+            f"{name}.clone(memory_format=torch.contiguous_format)"
+        )
+
+
+def _has_own_elements(tensor: torch.Tensor) -> bool:
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return not tensor.numel() or all(stride or size == 1 for size, stride in sizes)
 
 
 class Hosted:

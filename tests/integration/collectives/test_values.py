@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import Group, LimitOptions, Options, Worker
+from asyncrpc import Group, LimitOptions, Options, UsageError, Worker
 from asyncrpc.collectives.message_path import MessagePath
 from asyncrpc.collectives.shared import SharedPath
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
@@ -120,6 +120,28 @@ async def test_memory_that_came_as_a_copy_is_not_taken_for_shared(
         await ranks.all(copied_from_now_on, *modules)
         assert set(await ranks.all(way_of, "which")) == {way.__name__}
         assert all(await ranks.all(reduced_in_group_memory))
+
+
+async def test_expanded_tensors_are_refused_where_they_are_written() -> None:
+    async with Cluster(2) as workers:
+        first, second = (Group(worker) for worker in workers)
+        expanded = torch.ones(1, 3).expand(4, 3)
+        for refused in (
+            first.all_reduce(expanded),
+            first.reduce(expanded, 0),
+            first.broadcast(expanded, 1),
+            first.recv(1, out=expanded),
+        ):
+            with pytest.raises(UsageError, match=r"shape \(4, 3\) is expanded"):
+                await refused
+        # What is only read may be expanded.
+        _, got = await asyncio.gather(
+            first.broadcast(expanded, 0), second.broadcast(torch.zeros(4, 3), 0)
+        )
+        assert torch.equal(got, expanded)
+        one = torch.ones(1).expand(1)  # a stride of 0 that no other element shares
+        await asyncio.gather(first.all_reduce(one), second.all_reduce(torch.ones(1)))
+        assert one.item() == 2
 
 
 async def test_overflow_is_no_warning() -> None:
