@@ -15,6 +15,7 @@ from asyncrpc.cli.runs.finding import GroupEntrance, entrance
 from asyncrpc.errors import UsageError
 from asyncrpc.inspection.observer import Observer
 from asyncrpc.inspection.questions import ObserverQuestions
+from asyncrpc.multiprocessing.environment import new_secret
 from asyncrpc.runtime.secret_file import read_secret
 from asyncrpc.serving.dashboard import observing_dashboard
 from asyncrpc.serving.dashboard.mounting import AFTER_S, EVERY_S
@@ -31,7 +32,8 @@ def add_dashboard(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Serve a page that shows a group: workers, calls, references, training, "
         "collectives and hangs; until Ctrl-C or SIGTERM, after which the exit code is "
-        "0.  Viewers sign in with the group's secret or the token."
+        "0.  Viewers sign in with the group's secret or the token.  On a terminal it "
+        "prints a link that signs in one browser, once."
     )
     add_entrance(parser)
     parser.add_argument(
@@ -86,13 +88,35 @@ async def _serve(given: argparse.Namespace) -> int:
     async with found.observer() as observer:
         address = await found.address_for(observer)
         await _look_who_is_there(found, observer, address)
+        is_gated = token is not None or found.options.secret_bytes is not None
+        # Only the user sees the terminal; a file of output others may read.
+        ticket = new_secret() if is_gated and sys.stdout.isatty() else None
         app = observing_dashboard(
-            observer, address, token=token, every_s=given.every, after_s=given.after
+            observer,
+            address,
+            token=token,
+            ticket=ticket,
+            every_s=given.every,
+            after_s=given.after,
         )
         async with listening("asyncrpc dashboard", app, given.host, given.port) as port:
-            print(f"http://{_shown(given.host)}:{port}/", flush=True)
+            link = f"http://{_shown(given.host)}:{port}/"
+            print(link if ticket is None else f"{link}#ticket={ticket}", flush=True)
+            if ticket is None and token is None:
+                _say_where_the_secret_is(found)
             await _until_signal()
     return 0
+
+
+def _say_where_the_secret_is(found: GroupEntrance) -> None:
+    """Name the file, if `asyncrpc run` or a model's process has made the secret."""
+    path = None if found.run is None else found.run.secret_path
+    if found.run is not None and path is not None:
+        print(
+            f"sign in with the secret of {found.run.id}, which is in {path}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 async def _look_who_is_there(

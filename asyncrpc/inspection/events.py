@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from asyncrpc.trace.events import (
     BackwardPassEnded,
@@ -61,3 +61,10 @@ class RecentEvents(NamedTuple):
 
 
 KIND_NAMES: Final = RecentEvents._fields[3:]
+OWN: Final = "inspection."  # begins the names of the calls that look at workers
+
+
+def is_own(call: Any) -> bool:
+    """Return whether a call, or an event, is of the inspection itself."""
+    function: str = getattr(call, "function", "")
+    return function.startswith(OWN)

@@ -9,7 +9,12 @@ from typing import Any, Final
 
 from asyncrpc.clock import wall_ns
 from asyncrpc.errors import UsageError
-from asyncrpc.inspection.events import KIND_NAMES, NamedTask, RecentEvents
+from asyncrpc.inspection.events import (
+    KIND_NAMES,
+    NamedTask,
+    RecentEvents,
+    is_own,
+)
 from asyncrpc.trace import RECENT_MAX, FlightRecorder
 
 TASKS_MAX: Final = 1000  # that are named; a timeline has far fewer tracks
@@ -27,7 +32,8 @@ def recent_events(
         recorder: of the worker.
         loop: of the worker, whose tasks are named.
         kinds: fields of `RecentEvents`; empty: all.
-        newest_max: events of each kind, the newest.
+        newest_max: events of each kind, the newest; calls that look at the worker are
+            left out.
 
     Raises:
         UsageError: a kind is unknown.
@@ -41,7 +47,11 @@ def recent_events(
         )
     wanted = kinds or KIND_NAMES
     found = {
-        name: getattr(recorder, name).recent[-newest_max:] if name in wanted else []
+        name: [one for one in getattr(recorder, name).recent if not is_own(one)][
+            -newest_max:
+        ]
+        if name in wanted
+        else []
         for name in KIND_NAMES
     }
     tasks = _tasks_of(loop, found.values())

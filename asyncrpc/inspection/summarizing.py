@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from asyncrpc.clock import wall_ns
-from asyncrpc.inspection.events import KIND_NAMES, RecentEvents
+from asyncrpc.inspection.events import KIND_NAMES, RecentEvents, is_own
 from asyncrpc.inspection.machine.rates import percentile, rates_of
 from asyncrpc.inspection.summaries import (
     LINKS_MAX,
@@ -150,7 +150,8 @@ def link_summaries(
     """Return the busiest links: those with most calls, ended or not."""
     ended = defaultdict[str, list[CallEnded]](list)
     for call in recent.calls:
-        ended[call.to.name].append(call)
+        if not is_own(call):
+            ended[call.to.name].append(call)
 
     def work(link: Any) -> tuple[bool, int]:
         is_broken: bool = link.connection.is_broken

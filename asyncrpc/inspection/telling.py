@@ -41,6 +41,7 @@ from asyncrpc.inspection.details import (
     WorkerDetails,
     context_name,
 )
+from asyncrpc.inspection.events import is_own
 from asyncrpc.inspection.machine.rates import by_function, rates_of
 from asyncrpc.inspection.records import UNKNOWN_S, CallKey
 from asyncrpc.inspection.summaries import LinkSummary
@@ -88,7 +89,10 @@ class TellingWorker(SummarizedWorker, Protocol):
 
 
 def calls_of(worker: TellingWorker, at_most: int) -> CallsSeen:
-    """Return the open calls of a worker: the oldest of each link."""
+    """Return the open calls of a worker: the oldest of each link.
+
+    Calls that look at the worker are left out.
+    """
     links = worker.directory.links
     now_s, own = worker.recorder.now_s(), worker.identity.incarnation
     share = max(1, at_most // max(1, 2 * len(links)))
@@ -98,8 +102,11 @@ def calls_of(worker: TellingWorker, at_most: int) -> CallsSeen:
         total += len(link.pending) + len(link.served)
         if len(found) >= at_most:
             continue
-        found += islice(_made(link, own, now_s), share)
-        found += islice(_served(link, own, now_s), share)
+        seen = [*islice(_made(link, own, now_s), share)]
+        seen += islice(_served(link, own, now_s), share)
+        shown = [one for one in seen if not is_own(one)]
+        total -= len(seen) - len(shown)
+        found += shown
     return CallsSeen(found, total - len(found))
 
 

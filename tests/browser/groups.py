@@ -99,3 +99,25 @@ def served_from_outside(
             yield process, url
         finally:
             process.terminate()
+
+
+@contextlib.contextmanager
+def served_on_terminal(group: ShownGroup) -> Iterator[str]:
+    """Run `asyncrpc dashboard` on a terminal; yield the link that it prints."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "asyncrpc", "dashboard", group.address]
+    with (
+        os.fdopen(ours, encoding="utf-8") as terminal,
+        subprocess.Popen(
+            [*command, "--port", "0", "--every", "0.5"],
+            stdout=theirs,
+            env={**os.environ, "ASYNCRPC_SECRET": SECRET},
+        ) as process,
+    ):
+        os.close(theirs)
+        try:
+            link = terminal.readline().strip()
+            assert "#ticket=" in link, link
+            yield link
+        finally:
+            process.terminate()

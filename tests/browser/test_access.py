@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Request, expect
 
 from tests.browser.conftest import ELSEWHERE, Open
-from tests.browser.groups import ShownGroup
+from tests.browser.groups import ShownGroup, served_on_terminal
 from tests.browser.pages import DashboardPage
 from tests.browser.programs import SECRET, TOKEN
 
@@ -54,6 +54,24 @@ def test_a_wrong_secret_is_refused_and_a_right_one_follows(
     page.troubles.clear()
     sign_in(page, SECRET)
     expect(page.page.locator("h1")).to_have_text("Overview")
+
+
+def test_the_link_of_a_terminal_signs_in_one_browser_once(
+    busy: ShownGroup, open_page: Open
+) -> None:
+    with served_on_terminal(busy) as link:
+        page = open_page(link, is_signed_in=False)
+        page.page.goto(link)
+        expect(page.page.locator("h1")).to_have_text("Overview")
+        assert "ticket" not in page.page.url
+        assert "ticket" not in page.page.evaluate("document.documentElement.outerHTML")
+        other = open_page(link, is_signed_in=False)
+        other.page.goto(link)
+        assert other.alert().startswith("this link has signed in a browser")
+        assert all("403" in one for one in other.troubles)
+        other.troubles.clear()
+        sign_in(other, SECRET)  # which is as good as ever
+        expect(other.page.locator("h1")).to_have_text("Overview")
 
 
 def test_signing_out_ends_the_session(busy: ShownGroup, open_page: Open) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from asyncrpc.inspection.events import RecentEvents
+from asyncrpc.inspection.events import RecentEvents, is_own
 from asyncrpc.trace.events import OK, CallServed
 from asyncrpc.trace.ring import RECENT_MAX
 
@@ -87,12 +87,15 @@ def by_function(recent: RecentEvents, *, window_s: float) -> dict[str, CallRates
 def _within(
     events: Sequence[Any], now_s: float, window_s: float, remembered_max: int
 ) -> tuple[Sequence[Any], float]:
-    """Return the events of the last seconds, and how many seconds they cover."""
+    """Return the events of the last seconds, and how many seconds they cover.
+
+    The calls that look at the worker are left out: they are no work of the program.
+    """
     since_s = now_s - window_s
     found = [one for one in events if one.at_s >= since_s]
     if len(events) >= remembered_max and len(found) == len(events):
-        return found, max(now_s - events[0].at_s, 1e-9)  # older ones are forgotten
-    return found, window_s
+        window_s = max(now_s - events[0].at_s, 1e-9)  # older ones are forgotten
+    return [one for one in found if not is_own(one)], window_s
 
 
 def _rate(events: Sequence[Any], over_s: float) -> float:

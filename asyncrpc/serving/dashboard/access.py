@@ -1,4 +1,7 @@
-"""Grants access to browsers and programs: by a session, a token, or from loopback."""
+"""Grants access to browsers and programs: by a session, a token, or from loopback.
+
+A session begins with a proof, a token, or the ticket in a link, which is good for one.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,10 @@ _FORWARDED: Final = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
 _LOCAL_ONLY: Final = (
     "this group has no secret, so its dashboard is only for this host: give it a "
     "token, or connect from loopback, by the name localhost, without a proxy"
+)
+_USED: Final = (
+    "this link has signed in a browser, and works once: start `asyncrpc dashboard` "
+    "again for another link, or sign in here"
 )
 _now_s: Final = Clock().now_s
 
@@ -99,6 +106,8 @@ class Access:
             return _refusal(400, "to sign in, send a JSON object of strings")
         if not self._is_right(given, now_s):
             self._attempts.on_failure(address, now_s)
+            if "ticket" in given:
+                return _refusal(403, _USED)
             return _refusal(403, f"this is not the {self._name}, or it came too late")
         key = self._sessions.open(now_s)
         response = web.json_response({"signed_in": True})
@@ -120,6 +129,8 @@ class Access:
         return "secret or the token" if takes == "either" else takes
 
     def _is_right(self, given: dict[str, str], now_s: float) -> bool:
+        if "ticket" in given:
+            return self._gate.take_ticket(given["ticket"])
         if "token" in given:
             return self._gate.is_token(given["token"].strip())
         nonce = given.get("nonce", "")

@@ -95,6 +95,7 @@ def observing_dashboard(
     address: str,
     *,
     token: str | None = None,
+    ticket: str | None = None,
     every_s: float = EVERY_S,
     after_s: float = AFTER_S,
 ) -> web.Application:
@@ -104,23 +105,24 @@ def observing_dashboard(
         observer: asks the workers.
         address: of any worker.
         token: as for `dashboard`.
+        ticket: signs in one browser, once: the one that opens `#ticket=TICKET`.
         every_s: as for `dashboard`.
         after_s: as for `dashboard`.
 
     Raises:
         UsageError: an argument has the wrong type, or is out of range.
     """
-    gate = _gate(token, observer.secret)
+    gate = _gate(token, observer.secret, ticket)
     _check_times(every_s, after_s)
     return _application(
         gate, lambda: ObserverQuestions(observer, address), every_s, after_s
     )
 
 
-def _gate(token: str | None, secret: bytes | None) -> Gate:
+def _gate(token: str | None, secret: bytes | None, ticket: str | None = None) -> Gate:
     if token is not None:
         check_token(token)
-    return Gate(token=token, secret=secret)
+    return Gate(token=token, secret=secret, ticket=ticket)
 
 
 def _check_times(every_s: float, after_s: float) -> None:

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -196,3 +198,61 @@ def test_a_run_goes_on_where_no_directory_can_be_made(tmp_path: Path) -> None:
     )
     assert ended.stdout == "hello\n"
     assert ended.stderr.startswith("asyncrpc run: warning: no run directory (")
+
+
+@contextlib.contextmanager
+def dashboard(*, on_terminal: bool) -> Iterator[tuple[str, str]]:
+    """Serve the dashboard of the only run; yield what it prints: a link, and more."""
+    ours, theirs = os.openpty() if on_terminal else os.pipe()
+    command = (sys.executable, "-m", "asyncrpc", "dashboard", "--port=0")
+    with (
+        os.fdopen(ours, encoding="utf-8") as output,
+        subprocess.Popen(
+            command, stdout=theirs, stderr=subprocess.PIPE, text=True
+        ) as process,
+    ):
+        os.close(theirs)
+        assert process.stderr is not None
+        try:
+            link = output.readline().strip()
+            yield link, "" if on_terminal else process.stderr.readline()
+        finally:
+            process.terminate()
+            process.wait(LIMIT_S)
+
+
+def signs_in(link: str, **content: str) -> int:
+    """Return the status of an attempt to sign in."""
+    request = urllib.request.Request(  # noqa: S310  (it is ours, on loopback)
+        f"{link.partition('#')[0]}login",
+        json.dumps(content).encode(),
+        {"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:  # noqa: S310
+            status: int = answer.status
+            return status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_who_starts_the_dashboard_of_a_run_can_sign_in_and_nobody_else(
+    tmp_path: Path, place: Path
+) -> None:
+    with run_of(tmp_path, "train", 1) as launcher:
+        with dashboard(on_terminal=True) as (link, _):
+            ticket = link.partition("#ticket=")[2]
+            assert len(ticket) == 64
+            for wrong in ("", ticket[:-1], ticket.upper() + "x"):
+                assert signs_in(link, ticket=wrong) == 403
+            assert [signs_in(link, ticket=ticket) for _ in range(2)] == [200, 403]
+        # What is not a terminal may be a file that others read.
+        with dashboard(on_terminal=False) as (link, more):
+            assert "#" not in link
+            assert signs_in(link, ticket="") == 403
+            secret = place / f"train-{launcher.pid}" / "secret"
+            assert more.strip().endswith(
+                f"of train-{launcher.pid}, which is in {secret}"
+            )
+            assert secret.stat().st_mode & 0o077 == 0

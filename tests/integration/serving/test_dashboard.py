@@ -261,6 +261,19 @@ async def test_each_view_shows_what_there_is(workers: list[Worker]) -> None:
     assert SECRET not in str(one)
 
 
+async def test_no_view_shows_the_calls_that_look(workers: list[Worker]) -> None:
+    async with shown(workers[0], token=TOKEN) as browser:
+        for _ in range(2):  # the second would show the calls of the first
+            looks = {name: await browser.look(name, **BEARER) for name in LISTS}
+            one = await browser.look("worker?worker=b", **BEARER)
+    asked = workers[1].parts.recorder.served.recent
+    assert any(event.function.startswith("inspection.") for event in asked)
+    assert (looks["calls"]["rows"], looks["calls"]["left_out"]) == ([], 0)
+    assert "inspection." not in str([looks, one["functions"], one["events"]])
+    own = {row["function"] for row in one["functions"]}
+    assert own <= {"membership.sync", "membership.take"}, own
+
+
 def check_overview(look: Any) -> None:
     rows = {row["worker"]: row for row in look["rows"]}
     assert list(rows) == ["a", "b", "c"]  # by rank

@@ -151,16 +151,20 @@ class Gate:
         takes: what gives access: "nothing", "secret", "token" or "either".
     """
 
-    def __init__(self, *, token: str | None, secret: bytes | None) -> None:
+    def __init__(
+        self, *, token: str | None, secret: bytes | None, ticket: str | None = None
+    ) -> None:
         """Describe the gate.
 
         Args:
             token: gives access, if there is one.
             secret: of the group, if it has one.
+            ticket: gives access once, if there is one.
 
         Raises:
             UsageError: the token is the secret.
         """
+        self._ticket = None if ticket is None else ticket.encode()
         self._token = None if token is None else token.encode()
         self._secret = secret
         if self._token is not None and secret is not None:
@@ -180,6 +184,15 @@ class Gate:
         if self._token is None:
             return False
         return hmac.compare_digest(self._token, given.encode(errors="replace"))
+
+    def take_ticket(self, given: str) -> bool:
+        """Return whether this is the ticket, and invalidate it if it is."""
+        if self._ticket is None:
+            return False
+        if not hmac.compare_digest(self._ticket, given.encode(errors="replace")):
+            return False
+        self._ticket = None
+        return True
 
     def is_proof(self, nonce: str, proof: str) -> bool:
         """Return whether this proves knowledge of the token or the secret."""

@@ -10,8 +10,8 @@ const NAMES = {
   either: "The dashboard's token, or the group's secret",
 };
 
-/** Return a form; `onSignedIn` is called when it has succeeded. */
-export function loginForm(terms, onSignedIn) {
+/** Return a form; `onSignedIn` is called when it has succeeded; `why`: it is needed. */
+export function loginForm(terms, onSignedIn, why) {
   if (terms.takes === "nothing") return refusal(terms.why);
   const canProve = globalThis.crypto?.subtle != null;
   const input = element("input", {
@@ -21,7 +21,7 @@ export function loginForm(terms, onSignedIn) {
     required: true,
     "aria-describedby": "login-note login-trouble",
   });
-  const trouble = element("p", { id: "login-trouble", role: "alert", class: "trouble" });
+  const trouble = element("p", { id: "login-trouble", role: "alert", class: "trouble" }, why ?? "");
   const button = element("button", { type: "submit", class: "first" }, "Sign in");
   const form = element(
     "form",
@@ -36,7 +36,8 @@ export function loginForm(terms, onSignedIn) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     button.setAttribute("aria-busy", "true");
-    const why = await signIn(input.value.trim(), canProve);
+    const word = input.value.trim();
+    const why = await signIn(() => (canProve ? proofOf(word) : { token: word }));
     button.removeAttribute("aria-busy");
     setText(trouble, why ?? "");
     if (why == null) onSignedIn();
@@ -56,7 +57,14 @@ function refusal(why) {
 }
 
 function note(canProve, terms) {
-  if (canProve) return "What you type is not sent: the page proves that you know it.";
+  if (canProve) {
+    const where =
+      terms.takes === "token"
+        ? ""
+        : " The secret is what ASYNCRPC_SECRET gives the workers. If asyncrpc run has made it, " +
+          "asyncrpc dashboard, started on a terminal there, prints a link that signs you in.";
+    return `What you type is not sent: the page proves that you know it.${where}`;
+  }
   const token =
     terms.takes === "secret"
       ? "This dashboard has no token"
@@ -69,14 +77,21 @@ function note(canProve, terms) {
   );
 }
 
+/** Sign in by the link that opened the page; return why not, or null. */
+export async function signInByLink() {
+  const ticket = /^#ticket=(.+)$/.exec(location.hash)?.[1];
+  if (ticket == null) return null;
+  history.replaceState(null, "", location.pathname + location.search); // it is used now
+  return signIn(() => ({ ticket }));
+}
+
 /** Try to sign in; return why not, or null. */
-async function signIn(word, canProve) {
+async function signIn(content) {
   try {
-    const body = canProve ? await proofOf(word) : { token: word };
     const answer = await fetch("login", {
       method: "POST",
       headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(body),
+      body: JSON.stringify(await content()),
     });
     if (answer.ok) return null;
     return (await answer.json()).error ?? `The server says ${answer.status}.`;

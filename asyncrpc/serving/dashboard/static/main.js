@@ -3,7 +3,7 @@
 import { element } from "./dom.js";
 import { Freshness, GroupState, say, ViewLinks } from "./header.js";
 import { askTerms, LiveLook } from "./live.js";
-import { loginForm, offerLeave, signOut } from "./login.js";
+import { loginForm, offerLeave, signInByLink, signOut } from "./login.js";
 import { changed, parse, write } from "./route.js";
 import { calls } from "./views/calls.js";
 import { collectives } from "./views/collectives.js";
@@ -57,10 +57,10 @@ const live = new LiveLook({
 });
 
 /** Ask who looks; then show what the address names. */
-function signIn(terms) {
+function signIn(terms, why) {
   offerLeave(leave, terms);
   if (shown?.key === "login") return;
-  const form = loginForm(terms, start);
+  const form = loginForm(terms, start, why);
   put({ key: "login", asked: null, view: {} }, form, "Sign in");
   (form.querySelector("input") ?? form.querySelector("h1")).focus();
 }
@@ -68,10 +68,11 @@ function signIn(terms) {
 /** Show what the address names, if the server lets one look. */
 async function start() {
   shown = null;
+  const why = await signInByLink();
   const terms = await askTerms().catch(() => null); // then the stream will say why
   offerLeave(leave, terms);
   if (terms == null || terms.signed_in) follow();
-  else signIn(terms);
+  else signIn(terms, why);
 }
 
 /** Show what the address names. */
@@ -139,7 +140,8 @@ async function onLeave() {
 
 /** Going back and forth tells both, or either. */
 function onAddress() {
-  if (location.hash !== followed && shown?.key !== "login") follow();
+  if (location.hash.startsWith("#ticket=")) start();
+  else if (location.hash !== followed && shown?.key !== "login") follow();
 }
 
 addEventListener("hashchange", onAddress);

@@ -39,6 +39,18 @@ def test_a_full_ring_tells_of_less_than_the_window() -> None:
     assert rates_of(recent(calls=calls), window_s=5.0).made.per_s == RECENT_MAX
 
 
+@pytest.mark.parametrize("place", [0, RECENT_MAX - 1])
+def test_calls_that_look_are_no_work_and_count_for_what_is_remembered(
+    place: int,
+) -> None:
+    calls = [call(99.0 + at / RECENT_MAX) for at in range(RECENT_MAX)]
+    calls[place] = calls[place]._replace(function="inspection.summary")
+    made = rates_of(recent(calls=calls), window_s=5.0).made
+    assert made.per_s == RECENT_MAX - 1
+    served = [CallServed(99.0, 98.0, 98.9, PEER, "inspection.calls", 1, "ok")]
+    assert by_function(recent(served=served), window_s=5.0) == {}
+
+
 def test_of_nothing_there_are_no_times() -> None:
     found = rates_of(recent(), window_s=5.0)
     assert found.made.per_s == found.steps_per_s == 0.0

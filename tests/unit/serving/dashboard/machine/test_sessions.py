@@ -141,6 +141,16 @@ def test_what_opens_the_gate(
         assert not gate.is_token(wrong)
 
 
+def test_a_ticket_is_good_once() -> None:
+    gate = Gate(token=None, secret=SECRET, ticket="ticket")
+    for wrong in ("", "\ud800", "Ticket", SECRET.decode()):
+        assert not gate.take_ticket(wrong)
+    assert gate.takes == "secret"
+    assert gate.take_ticket("ticket")
+    assert not gate.take_ticket("ticket")
+    assert not Gate(token=TOKEN, secret=None).take_ticket("")
+
+
 def test_the_token_is_not_the_secret() -> None:
     with pytest.raises(UsageError, match="must not be the secret"):
         Gate(token=SECRET.decode(), secret=SECRET)
