@@ -404,8 +404,8 @@ class RRefDeletedError(RRefError, code="rref.deleted"):
     """The value was freed, or never existed here."""
 
 
-class AutogradError(AsyncRpcError, code="autograd"):
-    """Distributed autograd failed, or cannot do this."""
+class AutogradError(AsyncRpcError, RuntimeError, code="autograd"):
+    """Distributed autograd failed, or cannot do this; torch raises a RuntimeError."""
 
 
 class NoGradientPathError(AutogradError, code="autograd.no_path"):

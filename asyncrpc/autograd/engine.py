@@ -14,7 +14,6 @@ segment.  So each node's hooks run once, on the whole of its gradient.
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 from collections.abc import (
     Collection,
@@ -25,7 +24,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -33,8 +32,10 @@ from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 
 from asyncrpc.arguments import wrong
 from asyncrpc.autograd.functions import Received, Region, following, leaves_of, total
+from asyncrpc.autograd.gradient_lock import GradientLock, GradientsSetAside
 from asyncrpc.autograd.inline import SMALL, SMALL_NUMEL
 from asyncrpc.autograd.machine import Segment
+from asyncrpc.autograd.torch_only import note_own_handle, runs_torch_only
 from asyncrpc.errors import MalformedError, NoGradientPathError, UsageError
 from asyncrpc.serde import words_of
 
@@ -42,6 +43,15 @@ Gradients = dict[torch.Tensor, torch.Tensor]
 Leaving = dict[Received, torch.Tensor]
 Entering = dict[tuple[Node, int], torch.Tensor]
 Gradient = Sequence[torch.Tensor | None]
+
+_C: Any = torch._C  # noqa: SLF001
+_CHANGED: Final = "modified by an inplace operation"  # torch's words
+_STALE: Final = (
+    "If another trainer's step of asyncrpc.optim.DistributedOptimizer has changed a "
+    "parameter since: take turns, or call step(context, allow_stale=True) there to let "
+    "passes run with the new values."
+)
+NODES_MAX: Final = 64  # of a run on the loop: looking at more takes as long as a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +129,17 @@ class SegmentRun:
     def kind(self) -> Hashable:
         """Return a key shared by runs that take about as long, or None.
 
-        It is None also for a run with hooks, since they may wait.
+        It is None also for a run that may call user code.
         """
         parameters = self.parameters
-        if len(parameters) > SMALL or torch.distributed.is_initialized():
+        if len(parameters) > SMALL or len(self.nodes) > NODES_MAX:
+            return None
+        if self.keeping.create_graph or torch.distributed.is_initialized():
             return None  # torch's DistributedDataParallel waits for other processes
-        if any(one._backward_hooks or one.numel() > SMALL_NUMEL for one in parameters):  # noqa: SLF001
+        # First of all: what is asked of the tensors below may be user code.
+        if not runs_torch_only(self.nodes, parameters, self.entering.values()):
+            return None
+        if any(one.numel() > SMALL_NUMEL for one in parameters):
             return None
         (node, _), gradient = next(iter(self.entering.items()))
         if gradient.numel() > SMALL_NUMEL or not gradient.is_cpu:
@@ -214,19 +229,23 @@ def prepare(
 
 
 class Engine:
-    """Runs segments one at a time."""
+    """Runs segments one at a time.
+
+    Attributes:
+        lock: over `.grad` of every parameter here.
+    """
 
     def __init__(self) -> None:
-        # Over `.grad` of every parameter here.  The loop may take it around a job that
-        # takes it again.
-        self.lock = threading.RLock()
+        # The loop may take it around a job that takes it again.
+        self.lock = GradientLock()
 
     def run(self, run: SegmentRun) -> Leaving:
         """Run a segment; return the gradients of received tensors that have one.
 
         Raises:
-            RuntimeError: a hook of the user raised a MalformedError, which must not be
-                taken for one about a message of a peer.
+            RuntimeError: a parameter has changed since the graph was made; or a hook of
+                the user raised a MalformedError, which must not be taken for one about
+                a message of a peer.
             BaseException: the error of a node, or of a hook of the user.
         """
         try:
@@ -234,19 +253,66 @@ class Engine:
                 return self._run(run)
         except MalformedError as error:
             raise RuntimeError(words_of(error)) from error
+        except RuntimeError as error:
+            if type(error) is RuntimeError and _CHANGED in words_of(error):
+                raise RuntimeError(f"{words_of(error)} {_STALE}") from error
+            raise
 
-    @staticmethod
-    def _run(run: SegmentRun) -> Leaving:
+    def _run(self, run: SegmentRun) -> Leaving:
         # Also of an earlier segment: torch's DistributedDataParallel reduces gradients
         # when it has all of a bucket, and then changes them in place.
-        with _GradientsSetAside(run.parameters, run.flow.staged) as gathered:
-            for one in run.received:
-                one.take()  # a pass that failed, or was not ours, may have left one
-            _run(run)
-            # Here and not later: other passes go through the same nodes.
-            caught = [(one, one.take()) for one in run.received]
-        run.flow.staged.update(gathered)
-        return {one: found for one, found in caught if found is not None}
+        staged = run.flow.staged
+        parameters = list(dict.fromkeys((*run.parameters, *staged)))
+        have = [staged.get(parameter) for parameter in parameters]
+        # All in this thread, also what is on devices: hooks see its context variables.
+        before = _C._is_multithreading_enabled()  # noqa: SLF001
+        _C._set_multithreading_enabled(False)  # noqa: FBT003, SLF001
+        try:
+            with (
+                GradientsSetAside(self.lock, parameters, have),
+                _Catching(self.lock, run.received) as caught,
+            ):
+                _run(run)
+                for parameter in parameters:
+                    if parameter.grad is not None:
+                        staged[parameter] = parameter.grad
+        finally:
+            _C._set_multithreading_enabled(before)  # noqa: SLF001
+        return caught
+
+
+class _Catching:
+    """Lets received tensors catch the gradients of one run, and takes these."""
+
+    __slots__ = ("_caught", "_lock", "_meanwhile", "_received")
+
+    def __init__(self, lock: GradientLock, received: Sequence[Received]) -> None:
+        self._lock = lock
+        self._received = received
+        self._meanwhile: Sequence[torch.Tensor | None] = ()
+        self._caught: Leaving = {}
+
+    def __enter__(self) -> Leaving:
+        for one in self._received:
+            one.begin()
+        self._lock.changes.append(self)
+        return self._caught
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.changes.pop()
+        # Here and not later: other passes go through the same nodes.
+        for one in self._received:
+            if (gradient := one.end()) is not None:
+                self._caught[one] = gradient
+
+    def suspend(self) -> None:
+        """Take what was caught so far, while other passes may run."""
+        self._meanwhile = [one.end() for one in self._received]
+
+    def resume(self) -> None:
+        """Go on from there."""
+        for one, gradient in zip(self._received, self._meanwhile, strict=True):
+            one.begin(gradient)
 
 
 def _run(run: SegmentRun) -> None:
@@ -302,6 +368,7 @@ class _Border:
 
     def __enter__(self) -> Self:
         self._handle = self._node.register_hook(self._catch)
+        note_own_handle()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -323,48 +390,3 @@ class _Border:
         for (child, number), gradient in zip(after, gave, strict=True):
             if child is not None and child not in here and gradient is not None:
                 flow.enter(GradientEdge(child, number), gradient)
-
-
-class _GradientsSetAside:
-    """Collects the gradients that a block leaves in `.grad`, and restores `.grad`.
-
-    `contextlib.contextmanager` would take 1 us more.
-    """
-
-    __slots__ = ("_before", "_gathered", "_gathered_before", "_parameters")
-
-    def __init__(
-        self, parameters: Sequence[torch.Tensor], gathered_before: Gradients
-    ) -> None:
-        """Prepare to collect.
-
-        Args:
-            parameters: the parameters whose gradients the block computes.
-            gathered_before: the gradients of other parameters, in `.grad` meanwhile.
-        """
-        self._parameters = [*parameters, *gathered_before]
-        self._gathered_before = gathered_before
-        self._before = [parameter.grad for parameter in self._parameters]
-        self._gathered: Gradients = {}
-
-    def __enter__(self) -> Gradients:
-        try:
-            for parameter in self._parameters:
-                parameter.grad = self._gathered_before.get(parameter)
-        except BaseException:
-            self._put_back()
-            raise
-        return self._gathered
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                for parameter in self._parameters:
-                    if parameter.grad is not None:
-                        self._gathered[parameter] = parameter.grad
-        finally:
-            self._put_back()
-
-    def _put_back(self) -> None:
-        for parameter, gradient in zip(self._parameters, self._before, strict=True):
-            parameter.grad = gradient

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from asyncrpc.autograd.torch_only import is_plain, own_node
+from asyncrpc.errors import AutogradError
 from asyncrpc.ids import MessageId, WorkerId
 
 
@@ -54,6 +56,7 @@ class Received:
         like: the shape, data type and device of its gradients.
         tensor: the tensor itself, as long as the program has it.
         has_hooks: whether hooks have been registered on its node.
+        is_awaited: whether a pass that takes its gradient runs.
     """
 
     crossing: CrossingId
@@ -62,6 +65,7 @@ class Received:
     like: tuple[torch.Size, torch.dtype, torch.device] | None = None
     tensor: weakref.ref[torch.Tensor] | None = None
     has_hooks: bool = False
+    is_awaited: bool = False
 
     def passes(self, gradient: torch.Tensor) -> bool:
         """Return whether the engine would bring this gradient here as it is."""
@@ -74,15 +78,31 @@ class Received:
             gradient.device,
         )
 
+    def begin(self, gradient: torch.Tensor | None = None) -> None:
+        """Wait for the gradient of a run, of which this much was there before."""
+        self.gradient, self.is_awaited = gradient, True
+
     def add(self, gradient: torch.Tensor | None) -> None:
-        """Add a gradient to the kept one."""
+        """Add a gradient to the kept one.
+
+        Raises:
+            AutogradError: no pass takes it: torch's own backward runs.
+        """
         if gradient is None:
             return
+        if not self.is_awaited:
+            raise AutogradError(
+                f"torch's own backward has reached a tensor from worker "
+                f"{self.sender.name!r}, and computes nothing on other workers: call "
+                "`await asyncrpc.autograd.backward(context, [loss])` "
+                "(torch.distributed.autograd.backward(context_id, [loss]) in a program "
+                "of torch's), or detach the tensor"
+            )
         self.gradient = total(self.gradient, gradient)
 
-    def take(self) -> torch.Tensor | None:
-        """Return the kept gradient, and forget it."""
-        gradient, self.gradient = self.gradient, None
+    def end(self) -> torch.Tensor | None:
+        """Return the gradient of a run, and forget it."""
+        gradient, self.gradient, self.is_awaited = self.gradient, None, False
         return gradient
 
 
@@ -131,6 +151,7 @@ def received_as(
 
 
 _RECV_NODE: type = Recv._backward_cls  # noqa: SLF001
+own_node(_RECV_NODE)
 
 
 def _note_hooks(method: str) -> None:
@@ -165,7 +186,7 @@ class _GradientProbe(torch.autograd.Function):
 
 def edge_of(tensor: torch.Tensor) -> GradientEdge:
     """Return where a gradient of `tensor` enters its graph."""
-    if not tensor.is_cpu:
+    if not is_plain(tensor) or not tensor.is_cpu:  # a subclass may be user code
         with torch.enable_grad():
             probe: torch.Tensor = _GradientProbe.apply(tensor)  # type: ignore[no-untyped-call]
         assert probe.grad_fn is not None  # the tensor requires a gradient

@@ -13,12 +13,12 @@ and back takes longer, all else takes longer, too.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from asyncrpc.autograd.gradient_lock import GradientLock
 from asyncrpc.autograd.ports import Threads
 from asyncrpc.clock import now_s, thread_cpu_s
 from asyncrpc.runtime.threads import uncancelled
@@ -55,7 +55,7 @@ class Runner:
     Thread safety: none; all calls on the worker's loop.
     """
 
-    def __init__(self, threads: Threads, lock: threading.RLock) -> None:
+    def __init__(self, threads: Threads, lock: GradientLock) -> None:
         self._threads = threads
         self._lock = lock
         self._policy = InlinePolicy()

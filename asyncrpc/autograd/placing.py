@@ -1,7 +1,7 @@
 """Gradients of tensors on devices: where they go, and in which thread.
 
 Gradients travel through host memory, and are moved to the devices of their tensors.
-The event loop does not touch an exclusive device.
+The event loop touches neither an exclusive device nor a subclass of tensors.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from asyncrpc.autograd.functions import CrossingId
 from asyncrpc.autograd.ports import Devices, Threads
 from asyncrpc.autograd.state import ContextState
+from asyncrpc.autograd.torch_only import is_plain
 
 T = TypeVar("T")
 
@@ -39,7 +40,8 @@ async def at_their_devices(
 async def on_devices_of(
     threads: Threads, tensors: Sequence[torch.Tensor], job: Callable[[], T]
 ) -> T:
-    """Run a job on tensors: at once, unless a device is exclusive."""
-    if not threads.pool.is_exclusive or all(one.is_cpu for one in tensors):
+    """Run a job on tensors: at once, if the event loop may touch all of them."""
+    is_exclusive = threads.pool.is_exclusive
+    if all(is_plain(one) and (one.is_cpu or not is_exclusive) for one in tensors):
         return job()
     return await threads.run_in_thread(job)

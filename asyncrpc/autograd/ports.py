@@ -9,12 +9,19 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.threads import YieldingLock
 
 T = TypeVar("T")
 
 
 class Pool(Protocol):
-    """The threads of a worker."""
+    """The threads of a worker.
+
+    Attributes:
+        locks: what a thread gives up while it waits for a call.
+    """
+
+    locks: list[YieldingLock]
 
     @property
     def runs_here(self) -> bool:

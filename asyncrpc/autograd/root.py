@@ -21,6 +21,7 @@ Source: pytorch/pytorch#23110 describes the exact ("SMART") mode and its difficu
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Sequence
 from functools import partial
 
@@ -104,6 +105,7 @@ class RootPasses:
         else:
             one.step = step
         one.task = task_here(asyncio.get_running_loop())
+        one.variables = contextvars.copy_context()
         limit = None if deadline is None else asyncio.timeout_at(deadline.at_s)
         try:
             _add_roots(one, roots, given, is_fast=is_fast)

@@ -15,6 +15,7 @@ Source: torch.distributed.autograd.
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -49,7 +50,7 @@ from asyncrpc.autograd.work import PassWork
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import InvalidContextError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
-from asyncrpc.runtime.calls.context import effective_deadline
+from asyncrpc.runtime.calls.context import current_worker_var, effective_deadline
 from asyncrpc.runtime.extensions import OnGradient
 from asyncrpc.runtime.options import UNSET, Options
 from asyncrpc.runtime.ports import Links, OpenLinks, PeerLink, Scheduler
@@ -71,6 +72,10 @@ class AutogradWorker(Scheduler, Threads, Links, Protocol):
     @property
     def id(self) -> WorkerId:
         """This life of the worker."""
+
+    @property
+    def context(self) -> contextvars.Context:
+        """The context variables of functions that run for it."""
 
     @property
     def devices(self) -> Devices:
@@ -110,14 +115,21 @@ class AutogradService:
         """
         self.me = me = worker.id
         self.engine = Engine()
+        worker.pool.locks.append(self.engine.lock)
         self._worker = worker
         directory, number = worker.directory, me.incarnation
         self.contexts = contexts = Contexts(me, directory, self.state_class)
         self._crossings = Crossings(number, contexts, worker.loop)
         self._lifetime = ContextLifetime(number, contexts, worker, worker)
         requests = PassRequests(number, contexts, directory, worker, worker)
-        events = SegmentEvents(worker.recorder)
-        self._work = work = PassWork(number, self.engine, requests, worker, events)
+        self._work = work = PassWork(
+            number,
+            self.engine,
+            requests,
+            worker,
+            events=SegmentEvents(worker.recorder),
+            variables_of=self.variables_of,
+        )
         ends = PassEnds(number, contexts, directory, worker.pool, worker.recorder)
         waits = PassWaits(me, directory)
         self._root = RootPasses(me, contexts, worker, work=work, ends=ends, waits=waits)
@@ -162,6 +174,22 @@ class AutogradService:
         """Return a handle of a context that another worker opened."""
         creator, serial = context_id
         return Context(self, ContextId(Incarnation(creator), serial))
+
+    def variables_of(
+        self, context_id: ContextId | None, task: contextvars.Context | None = None
+    ) -> contextvars.Context:
+        """Return context variables for user code: this worker and context are current.
+
+        Args:
+            context_id: of the autograd context; None: no context is current.
+            task: the variables of the task for which the code runs, or None.
+        """
+        worker = self._worker.context
+        found = (worker if task is None else task).copy()
+        if context_id is not None:
+            found.run(current_context_var.set, Context(self, context_id))
+        found.run(current_worker_var.set, worker[current_worker_var])
+        return found
 
     def check_on_loop(self, used: str) -> None:
         """Raise unless this is the loop of the worker, and the worker is running."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from asyncrpc.autograd.functions import (
 )
 from asyncrpc.autograd.machine import LocalPass, Wave
 from asyncrpc.autograd.messages import Advance, PassAnswer, PassId, PassIds
+from asyncrpc.autograd.torch_only import is_plain
 from asyncrpc.errors import AutogradError, MalformedError
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 
@@ -97,7 +99,7 @@ class ContextState:
         self.is_prefetching = False
         self._pass_ended = asyncio.Event()
         self._committed: dict[torch.Tensor, torch.Tensor] = {}
-        # On devices that the loop must not use, the thread that reads them adds up.
+        # What the loop must not add up, the thread that reads it does.
         self._later: list[dict[torch.Tensor, torch.Tensor]] = []
         self._lock = threading.Lock()
 
@@ -191,8 +193,11 @@ class ContextState:
             gradients: by leaf tensor.
             defers: whether to add later, since devices must not be used now.
         """
-        if defers and any(
-            key in self._committed and not one.is_cpu for key, one in gradients.items()
+        # A gradient of a subclass may add up in user code.
+        if any(
+            key in self._committed
+            and (not is_plain(one) or (defers and not one.is_cpu))
+            for key, one in gradients.items()
         ):
             self._later.append(gradients)
         else:
@@ -291,6 +296,8 @@ class Pass:
         is_settled: whether it is known which workers take part.
         step: of an optimizer, to be taken after it; at the worker that began it.
         votes_on: number of an optimizer of that worker, on whose step all vote.
+        variables: context variables of the task that began it here; None if another
+            worker did.
     """
 
     __slots__ = (
@@ -316,6 +323,7 @@ class Pass:
         "step",
         "task",
         "tasks",
+        "variables",
         "votes_on",
         "wave",
     )
@@ -331,6 +339,7 @@ class Pass:
         self.ids = PassIds(state.id, pass_id)
         self.began_s = 0.0
         self.task = ""
+        self.variables: contextvars.Context | None = None
         self.state = state
         self.root = root
         self.keeping = keeping

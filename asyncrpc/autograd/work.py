@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+from contextvars import Context as Variables
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from asyncrpc.autograd.engine import Engine, Leaving, SegmentRun, prepare
 from asyncrpc.autograd.functions import leaves_of
@@ -17,8 +19,11 @@ from asyncrpc.autograd.requests import PassRequests
 from asyncrpc.autograd.segment_events import SegmentEvents
 from asyncrpc.autograd.state import ABORTED, Pass
 from asyncrpc.errors import AutogradError
-from asyncrpc.ids import Incarnation
+from asyncrpc.ids import ContextId, Incarnation
 from asyncrpc.trace import outcome_of
+
+# Given the autograd context, and the variables of the task that began the pass.
+VariablesOf: TypeAlias = Callable[[ContextId, Variables | None], Variables]
 
 # The answer to a worker that is not the first to ask: the first gets the reports.
 NOTHING_NEW: Final = PassAnswer([], [], [], [], None, None)
@@ -37,7 +42,9 @@ class PassWork:
         engine: Engine,
         requests: PassRequests,
         threads: Threads,
+        *,
         events: SegmentEvents,
+        variables_of: VariablesOf,
     ) -> None:
         """Prepare to run.
 
@@ -47,12 +54,14 @@ class PassWork:
             requests: send gradients on.
             threads: run the engine.
             events: record how segments end.
+            variables_of: returns the context variables of user code in a pass.
         """
         self._me = me
         self._engine = engine
         self._requests = requests
         self._threads = threads
         self._events = events
+        self._variables_of = variables_of
         self._runner = Runner(threads, engine.lock)
         self.steps: PassSteps | None = None
 
@@ -139,7 +148,7 @@ class PassWork:
         leaving = run.straight_through()
         if leaving is None:
             try:
-                leaving = await self._run(run)
+                leaving = await self._run(one, run)
             except BaseException as error:  # a user's hook may exit
                 outcome = outcome_of(error)
                 self._events.note(one, nodes, began_s, entered, outcome=outcome)
@@ -150,9 +159,10 @@ class PassWork:
         self._requests.send(one, [], run.received, leaving)
         return True
 
-    async def _run(self, run: SegmentRun) -> Leaving:
+    async def _run(self, one: Pass, run: SegmentRun) -> Leaving:
         """Run a segment: in a thread, or at once if its kind is always short."""
         kind, job = run.kind, partial(self._engine.run, run)
         if self._runner.may_run_here(kind):
             return self._runner.run_here(kind, job)
-        return await self._runner.run_in_thread(kind, job)
+        variables = self._variables_of(one.ids.context_id, one.variables)
+        return await self._runner.run_in_thread(kind, partial(variables.run, job))

@@ -22,6 +22,7 @@ from torch.autograd.graph import GradientEdge, Node
 from asyncrpc.autograd.functions import Region, following, leaves_of
 from asyncrpc.autograd.service import AutogradService, AutogradWorker
 from asyncrpc.autograd.state import ContextState, Sent
+from asyncrpc.autograd.torch_only import own_node
 from asyncrpc.ids import ContextId, Incarnation, MessageId
 from asyncrpc.runtime.extensions import OnGradient
 from asyncrpc.runtime.ports import PeerLink
@@ -59,6 +60,7 @@ class RecvRpc(torch.autograd.Function):
 
 _JOINING: Final[type] = RecvRpc._backward_cls  # noqa: SLF001
 _JOINING.__name__ = RECEIVED  # the name that the node shows
+own_node(_JOINING)
 
 
 def join(tensors: Sequence[torch.Tensor]) -> Node:

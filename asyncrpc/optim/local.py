@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import copy
 import math
-import threading
 from collections.abc import (
     Callable,
     Hashable,
@@ -34,10 +33,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from asyncrpc.arguments import shown
+from asyncrpc.autograd.gradient_lock import GradientLock, GradientsSetAside
 from asyncrpc.autograd.inline import SMALL, SMALL_NUMEL
 from asyncrpc.errors import OptimizerError
-from asyncrpc.optim.options import Changes, set_options
-from asyncrpc.optim.plain_step import plain_step_of
+from asyncrpc.optim.options import Changes, Options, options_of, set_options
+from asyncrpc.optim.plain_step import plain_step_of, steps_torch_only
 from asyncrpc.optim.snapshot import Snapshot
 from asyncrpc.serde import words_of
 
@@ -59,9 +59,7 @@ class LocalParameters:
         keys: the keys of the parameters.
     """
 
-    def __init__(
-        self, parameters: Iterable[torch.Tensor], lock: threading.RLock
-    ) -> None:
+    def __init__(self, parameters: Iterable[torch.Tensor], lock: GradientLock) -> None:
         self._lock = lock  # over `.grad` of every parameter here
         self._list(parameters)
 
@@ -97,34 +95,31 @@ class LocalParameters:
 class LocalOptimizer(LocalParameters):
     """An optimizer, and the record of its steps."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, lock: threading.RLock) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, lock: GradientLock) -> None:
         self._optimizer = optimizer
-        self._is_torchs = is_of_torch(optimizer)
         self._take_step = plain_step_of(optimizer)
         # Of each parameter: the layout of a gradient that it has been stepped with.
         self._proven: list[torch.layout | None] = []
         super().__init__((), lock)
         self._look()
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer, torch's or the user's."""
-        return self._optimizer
-
     def kind(self, gradients: Gradients) -> Hashable | None:
         """Return a key shared by steps that take about as long.
 
-        It is None for steps of the user's code, or of large tensors.
+        It is None for steps that may call user code, or of large tensors.
         """
         if not self._is_small or not self.is_sure(gradients):
             return None
         return id(self), sum(one is not None for one in gradients)
 
     def is_sure(self, gradients: Gradients) -> bool:
-        """Return whether a step with these gradients cannot raise."""
-        if not self._is_torchs or len(gradients) != len(self._proven):
+        """Return whether a step with these gradients cannot raise, as things are now.
+
+        It calls torch's own code only, and a step with such gradients succeeded before.
+        """
+        if len(gradients) != len(self._proven):
             return False  # a group is just being added
-        return all(
+        return steps_torch_only(self._optimizer, gradients) and all(
             gradient is None or gradient.layout is layout
             for gradient, layout in zip(gradients, self._proven, strict=True)
         )
@@ -213,16 +208,8 @@ class LocalOptimizer(LocalParameters):
     def _step_on(
         self, parameters: Sequence[torch.Tensor], gradients: Gradients, scale: float
     ) -> None:
-        before = [parameter.grad for parameter in parameters]
-        try:
-            for parameter, gradient in zip(
-                parameters, scaled(gradients, scale), strict=True
-            ):
-                parameter.grad = gradient
+        with GradientsSetAside(self._lock, parameters, scaled(gradients, scale)):
             self._take_step()
-        finally:
-            for parameter, own in zip(parameters, before, strict=True):
-                parameter.grad = own
 
     def snapshot(self) -> Snapshot:
         """Return what puts everything back; it takes no lock."""
@@ -234,11 +221,12 @@ class LocalOptimizer(LocalParameters):
             self._proven = [None] * len(self.listed)
             set_options(self._optimizer, differing)
 
-    def add_group(self, group: dict[str, Any]) -> None:
-        """Add a group of parameters."""
+    def add_group(self, group: dict[str, Any]) -> list[Options]:
+        """Add a group of parameters; return the options of all groups."""
         with self._lock:
             self._optimizer.add_param_group(group)
             self._look()
+            return options_of(self._optimizer)
 
     def state(self) -> dict[str, Any]:
         """Return a copy of the state, of one moment, in the host's memory.
@@ -258,8 +246,8 @@ class LocalOptimizer(LocalParameters):
         found: dict[str, Any] = in_host_memory(copied)
         return found
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state that `state` returned.
+    def load_state(self, state: Mapping[str, Any]) -> list[Options]:
+        """Load a state that `state` returned; return the options of all groups.
 
         Raises:
             ValueError: the state belongs to other groups of parameters.
@@ -268,6 +256,7 @@ class LocalOptimizer(LocalParameters):
             # torch does not check its shapes: a step with it may raise.
             self._proven = [None] * len(self.listed)
             self._optimizer.load_state_dict(dict(state))
+            return options_of(self._optimizer)
 
     def _look(self) -> None:
         """List the optimizer's parameters."""
@@ -324,13 +313,6 @@ def _rename(
     for old, new in pairs:
         if old in state:
             state[new] = state.pop(old)
-
-
-def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a step runs torch's code only, no class or hook of the user."""
-    is_ours = type(optimizer).__module__.startswith("torch.optim.")
-    hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    return is_ours and not any(getattr(optimizer, name, None) for name in hooks)
 
 
 def check_parameters(values: Sequence[Any]) -> None:

@@ -83,6 +83,9 @@ class GradientsHere(Protocol):
     async def gathered(self, context_id: ContextId) -> Gathered:
         """Return the gradients here of a context."""
 
+    def variables_of(self, context_id: ContextId | None) -> contextvars.Context:
+        """Return context variables for user code."""
+
     def step_with(self, steps: PassSteps, /) -> None:
         """Say what votes on the steps of optimizers, and takes those of passes."""
 
@@ -268,7 +271,7 @@ class OptimizerService:
                 local.step(gradients, scale, differing, allow_stale=allow_stale)
             return m.StepTaken(_count(gradients), norm, scale is not None)
 
-        return await self._run_in_turn(local, gradients, job)
+        return await self._run_in_turn(local, gradients, step.context_id, job)
 
     async def _prepare(self, key: Key, asked: m.PrepareStep) -> m.StepVote:
         """Vote: how many gradients, their squares, and whether the step cannot raise.
@@ -292,10 +295,11 @@ class OptimizerService:
         if commit.is_kept:
             kept = partial(local.step_kept, *given, allow_stale=allow_stale)
             turn = await self._turns.take(local.keys)
-            await self._keep(key, turn, local, kept)
+            variables = self._autograd.variables_of(commit.context_id)
+            await self._keep(key, turn, local, partial(variables.run, kept))
         else:
             job = partial(local.step, *given, allow_stale=allow_stale)
-            await self._run_in_turn(local, gradients, job)
+            await self._run_in_turn(local, gradients, commit.context_id, job)
         return _count(gradients)
 
     async def _settle(self, key: Key, asked: m.SettleStep) -> None:
@@ -339,13 +343,18 @@ class OptimizerService:
     # --- turns, and kept steps -------------------------------------------------------
 
     async def _run_in_turn(
-        self, local: LocalOptimizer, gradients: Gradients, job: Callable[[], T]
+        self,
+        local: LocalOptimizer,
+        gradients: Gradients,
+        context_id: ContextId,
+        job: Callable[[], T],
     ) -> T:
-        """Wait for a turn, and run a step of these gradients in it."""
+        """Wait for a turn, and run a step of these gradients of a context in it."""
         turn = await self._turns.take(local.keys)
         kind = local.kind(gradients)
         if not self._runner.may_run_here(kind):
-            return await asyncio.shield(self._in_turn(turn, job, kind))
+            run = self._autograd.variables_of(context_id).run
+            return await asyncio.shield(self._in_turn(turn, partial(run, job), kind))
         try:
             return self._runner.run_here(kind, job)
         finally:
@@ -416,33 +425,39 @@ class OptimizerService:
             self._optimizers[key] = LocalParameters(listed, lock)
             return None
         self._functions.check(cls)
-        context = contextvars.copy_context()  # it may ask for the current worker
-        made = await self._threads.run_in_thread(
-            lambda: checked(context.run(cls, resolved, *args, **kwargs))
-        )
+
+        def make() -> tuple[LocalOptimizer, m.MadeOptimizer]:
+            made = checked(cls(resolved, *args, **kwargs))
+            told = m.MadeOptimizer(options_of(made), travelling(made.defaults))
+            return LocalOptimizer(made, lock), told
+
+        local, told = await self._in_thread(make)
         self._check_new(key)
-        self._optimizers[key] = LocalOptimizer(made, lock)
-        return m.MadeOptimizer(options_of(made), travelling(made.defaults))
+        self._optimizers[key] = local
+        return told
 
     async def _add_group(self, key: Key, asked: m.AddGroup) -> list[Options]:
         """Add a group; return the options of all."""
         local = self._find_optimizer(key)
         resolved = await _resolved(asked.group)
-        await self._threads.run_in_thread(partial(local.add_group, resolved))
-        return options_of(local.optimizer)
+        return await self._in_thread(partial(local.add_group, resolved))
 
     async def _state(self, key: Key, _: m.GetState) -> dict[str, Any]:
-        return await self._threads.run_in_thread(self._find_optimizer(key).state)
+        return await self._in_thread(self._find_optimizer(key).state)
 
     async def _load_state(self, key: Key, asked: m.LoadState) -> list[Options]:
         """Load a state; return the options of all groups."""
         local = self._find_optimizer(key)
-        await self._threads.run_in_thread(partial(local.load_state, asked.state))
-        return options_of(local.optimizer)
+        return await self._in_thread(partial(local.load_state, asked.state))
 
     async def _set_options(self, key: Key, asked: m.SetOptions) -> None:
         local = self._find_optimizer(key)
-        await self._threads.run_in_thread(partial(local.set_options, asked.differing))
+        await self._in_thread(partial(local.set_options, asked.differing))
+
+    def _in_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Run code of an optimizer, which may ask for the current worker."""
+        run = self._autograd.variables_of(None).run
+        return self._threads.run_in_thread(lambda: run(job))
 
     def _check_new(self, key: Key) -> None:
         """Refuse to replace an optimizer that may keep a step.

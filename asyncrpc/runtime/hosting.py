@@ -12,9 +12,10 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from asyncrpc.runtime.calls.futures import loop_closed, thread_blocked, wait_on_loop
+from asyncrpc.runtime.calls.futures import loop_closed, wait_on_loop
 from asyncrpc.runtime.devices.streams import StreamMarks, marks_here, take_marks
 from asyncrpc.runtime.loops import loop_factory
+from asyncrpc.runtime.threads import thread_blocked
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final, Protocol
 
@@ -46,6 +46,23 @@ class Lock(Protocol):
 
     def __exit__(self, *_: object) -> None:
         """Give it up."""
+
+
+class YieldingLock(Protocol):
+    """A lock that a thread gives up while it waits for a call; then it has it again.
+
+    Its implementers are products of other packages: autograd's is one.
+    """
+
+    @property
+    def is_held_here(self) -> bool:
+        """Return whether this thread has it."""
+
+    def give_up(self) -> Any:
+        """Release it; return what `take_back` needs."""
+
+    def take_back(self, token: Any, /) -> None:
+        """Wait for it again."""
 
 
 STALL_S: Final = 0.1
@@ -106,6 +123,7 @@ class ThreadPool:
     Attributes:
         unfinished: jobs that have not ended, as the loop knows.
         runs_here: whether jobs run on the loop itself: so it is in a simulation.
+        locks: what its threads give up while they wait for calls.
     """
 
     runs_here: ClassVar[bool] = False
@@ -141,6 +159,7 @@ class ThreadPool:
         # Written in C: a thread is woken by one lock.  None ends a thread.
         self._jobs: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
+        self.locks: list[YieldingLock] = []
         self.unfinished = 0
         self._blocked = 0
         self._closed = False
@@ -219,6 +238,7 @@ class ThreadPool:
             is_refused = not self._jobs.empty() and not self._start_thread()
         if is_refused:
             self._loop.call_soon_threadsafe(self._watch_for_stall)
+        held = [(lock, lock.give_up()) for lock in self.locks if lock.is_held_here]
         if self._device_lock is not None:
             self._device_lock.release()
         try:
@@ -226,6 +246,8 @@ class ThreadPool:
         finally:
             if self._device_lock is not None:
                 self._device_lock.acquire()
+            for lock, token in reversed(held):
+                lock.take_back(token)
             with self._lock:
                 self._blocked -= 1
 
@@ -272,9 +294,9 @@ class ThreadPool:
         if len(self._threads) >= THREADS_MAX:
             return True  # the job waits; every thread is blocked or busy
         self._started += 1
-        thread = threading.Thread(
-            target=self._run, name=f"asyncrpc-{self._name}-{self._started}", daemon=True
-        )
+        name = f"asyncrpc-{self._name}-{self._started}"
+        thread = _PoolThread(target=self._run, name=name, daemon=True)
+        thread.pool = self
         self._threads.add(thread)
         try:
             thread.start()
@@ -377,3 +399,15 @@ class ThreadPool:
                 self._start_thread()
         self._ended_before = self._ended
         self._stall_timer = self._loop.call_later(STALL_S, self._on_stall_timer)
+
+
+class _PoolThread(threading.Thread):
+    """A thread that knows its pool."""
+
+    pool: ThreadPool
+
+
+def thread_blocked() -> AbstractContextManager[None]:
+    """Return a context in which this thread counts as waiting, not as running."""
+    thread = threading.current_thread()
+    return thread.pool.blocked() if isinstance(thread, _PoolThread) else nullcontext()

@@ -263,3 +263,36 @@ async def test_a_gradient_that_comes_twice_is_refused() -> None:
             await raw_messages.request(link, "autograd", "advance", once)
         raw_messages.tell(link, "autograd", "commit", ids)
         assert (await ask(keepers["b"], "report")).gradients[0] is not None
+
+
+# --- torch's own backward ------------------------------------------------------------
+
+
+def go_back_at_once(x: torch.Tensor) -> None:
+    x.sum().backward()  # type: ignore[no-untyped-call]
+
+
+async def test_torchs_own_backward_that_needs_another_worker_is_refused() -> None:
+    """It would compute nothing there."""
+    said = "worker '.*'.*await asyncrpc.autograd.backward"
+    async with group_of(2) as ((_, b), _), context() as ctx:
+        x = torch.ones(3, requires_grad=True)
+        with pytest.raises(asyncrpc.RemoteError, match=said):
+            await asyncrpc.rpc_async(b.name, go_back_at_once, args=(x,))
+        y: Any = await asyncrpc.rpc_async(b.name, torch.sin, args=(x,))
+        with pytest.raises(asyncrpc.errors.AutogradError, match=said):
+            y.sum().backward()
+        with pytest.raises(RuntimeError, match=said):  # as torch's own does
+            torch.autograd.backward([y.sum()])
+        await backward(ctx, y.sum())
+        assert torch.equal(get_gradients(ctx)[x], torch.ones(3).cos())
+
+
+async def test_torchs_own_backward_goes_where_no_other_worker_is_needed() -> None:
+    async with group_of(2) as ((_, b), _), context():
+        x, w = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        y: Any = await asyncrpc.rpc_async(b.name, torch.sin, args=(x,))
+        (y.detach() * w).sum().backward()
+        assert torch.equal(w.grad, y)  # type: ignore[arg-type]
+        (gradient,) = torch.autograd.grad((y * w).sum(), y)
+        assert torch.equal(gradient, w)

@@ -6,18 +6,17 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from asyncrpc.arguments import check_timeout
 from asyncrpc.errors import ClosedError, Outcome, UsageError
-from asyncrpc.runtime.calls.context import current_call_var
 from asyncrpc.runtime.calls.deadlines import Watch
 from asyncrpc.runtime.devices.maps import DeviceMap
 from asyncrpc.runtime.forking import is_parents
 from asyncrpc.runtime.loops import running_loop
 from asyncrpc.runtime.options import PLAIN, CallOptions
+from asyncrpc.runtime.threads import thread_blocked
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.calls.destination import Destination
@@ -284,12 +283,6 @@ def refuse_on_loop(
     running = running_loop()
     if running is not None and (loop is None or running is loop):
         raise UsageError(f"{what} would stop the event loop; {instead} here instead")
-
-
-def thread_blocked() -> AbstractContextManager[None]:
-    """Return a context in which this thread counts as waiting, not as running."""
-    call = current_call_var.get()
-    return call.pool.blocked() if call is not None else nullcontext()
 
 
 def call_site(depth: int) -> tuple[str, int]:

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from asyncrpc.runtime.calls.futures import thread_blocked
+from asyncrpc.runtime.threads import thread_blocked
 
 
 class Memory(Protocol):

@@ -27,6 +27,7 @@ from asyncrpc.autograd.state import Pass
 from asyncrpc.autograd.waits import PassWaits
 from asyncrpc.errors import AutogradError, MalformedError
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
+from asyncrpc.runtime.threads import YieldingLock
 from asyncrpc.trace import FlightRecorder
 from tests.unit.recording import (
     LoopScheduler,
@@ -44,6 +45,9 @@ PASS = PassId(ME.incarnation, 2)
 class NoTurns:
     runs_here = False
     is_exclusive = False
+
+    def __init__(self) -> None:
+        self.locks: list[YieldingLock] = []
 
 
 class Everything:

@@ -48,6 +48,7 @@ class Catcher:
 
     def receive(self, tensor: torch.Tensor) -> torch.Tensor:
         self.caught.append(Received(CrossingId(MESSAGE, len(self.caught)), PEER))
+        self.caught[-1].begin()
         found: torch.Tensor = Recv.apply(  # type: ignore[no-untyped-call]
             self.anchor, tensor, self.caught[-1]
         )

@@ -12,6 +12,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
+from asyncrpc.autograd.gradient_lock import GradientLock
 from asyncrpc.errors import OptimizerError
 from asyncrpc.optim.local import LocalOptimizer, exact_sum, norm_of, scale_for, squares
 from asyncrpc.optim.options import GroupChange
@@ -105,7 +106,7 @@ class Failing(torch.optim.SGD):
 
 
 def local_of(optimizer: torch.optim.Optimizer) -> LocalOptimizer:
-    return LocalOptimizer(optimizer, threading.RLock())
+    return LocalOptimizer(optimizer, GradientLock())
 
 
 def step(local: LocalOptimizer, *gradients: torch.Tensor | None) -> None:
@@ -140,7 +141,7 @@ def test_a_graph_of_values_that_were_undone_does_not_go_backward() -> None:
         step(local, torch.ones(2))
 
 
-def is_held(lock: threading.RLock) -> bool:
+def is_held(lock: GradientLock) -> bool:
     """Say whether another thread could not take a lock."""
     found = []
 
@@ -160,7 +161,7 @@ def is_held(lock: threading.RLock) -> bool:
 class Watching(torch.optim.SGD):
     """Looks whether the lock over `.grad` is held while it steps."""
 
-    def __init__(self, params: Any, lock: threading.RLock) -> None:
+    def __init__(self, params: Any, lock: GradientLock) -> None:
         super().__init__(params, lr=0.1)
         self.lock = lock
 
@@ -170,7 +171,7 @@ class Watching(torch.optim.SGD):
 
 
 def test_a_step_holds_off_backward_passes() -> None:
-    lock = threading.RLock()
+    lock = GradientLock()
     local = LocalOptimizer(Watching(numbered(1), lock), lock)
     step(local, torch.ones(2))
     local.step_kept([torch.ones(2)], 1.0, [], allow_stale=False)

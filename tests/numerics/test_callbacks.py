@@ -1,0 +1,385 @@
+"""What torch calls back while it computes gradients or steps runs in a thread.
+
+It may wait for anything: it sees its worker and its autograd context, and neither the
+loop nor another pass waits for it.  In all tests the loop runs, from the first time on,
+whatever it is allowed to run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import graph
+from torch.nn.modules import module as of_all_modules
+from torch.optim import optimizer as of_all_optimizers
+from torch.utils import checkpoint
+
+import asyncrpc
+from asyncrpc import RRef, autograd
+from asyncrpc.autograd import torch_only
+from asyncrpc.autograd.inline import InlinePolicy, Runner
+from asyncrpc.errors import BackwardFailedError, OptimizerError
+from asyncrpc.optim import DistributedOptimizer
+from asyncrpc.testing import Cluster, acting_as
+from tests import callbacks_of_torch as ways
+from tests.callbacks_of_torch import STEPS, WAYS, Forward, Step, Way
+
+LIMIT_S = 60.0  # what waits waits for events; only a hang reaches it
+ACTS = ("block", "call", "sleep", "pass", "raise")
+
+
+class Callback:
+    """The code that torch calls: it notes where it is, and acts once in each round."""
+
+    def __init__(self) -> None:
+        self.act = ""
+        self.seen: list[tuple[bool, str, str, Any]] = []
+        self.has_begun, self.may_go = threading.Event(), threading.Event()
+        self._acts = False
+
+    def begin(self, act: str) -> None:
+        self.act, self.seen = act, []
+        self.has_begun.clear()
+        self.may_go.clear()
+
+    def __call__(self) -> None:
+        if self._acts:  # called back by what it does itself
+            return
+        self._acts = True
+        try:
+            self._run()
+        finally:
+            self._acts = False
+
+    def _run(self) -> None:
+        try:
+            asyncio.get_running_loop()
+            is_on_loop = True
+        except RuntimeError:
+            is_on_loop = False
+        thread = threading.current_thread().name
+        name, ctx = asyncrpc.current_worker().name, autograd.current_context().id
+        self.seen.append((is_on_loop, thread, name, ctx))
+        if is_on_loop or len(self.seen) > 1:
+            return
+        self.has_begun.set()
+        if self.act == "block":
+            assert self.may_go.wait(LIMIT_S)
+        elif self.act == "call":
+            assert asyncrpc.rpc_sync("a", max, args=(1, 2)) == 2
+        elif self.act == "sleep":
+            time.sleep(0.001)
+        elif self.act == "pass":
+            with torch.enable_grad():  # a backward pass has turned it off
+                assert asyncrpc.rpc_sync("a", another_pass) > 0
+        elif self.act == "raise":
+            raise ValueError("said by a callback")
+
+
+callback = Callback()
+forward: Forward = torch.sum
+
+
+def served(x: torch.Tensor) -> torch.Tensor:
+    return forward(x)
+
+
+async def ping() -> str:
+    return "alive"
+
+
+async def another_pass() -> int:
+    """Run a pass over the same parameters, in a context of its own."""
+    async with autograd.context() as ctx:
+        x = torch.ones(3, requires_grad=True)
+        await autograd.backward(ctx, await asyncrpc.rpc_async("b", served, args=(x,)))
+        return len(autograd.get_gradients(ctx))
+
+
+@pytest.fixture(autouse=True)
+def _eager_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the loop run all that it may, as in a process that never had a hook."""
+    global callback  # noqa: PLW0603
+    callback = Callback()
+    monkeypatch.setattr(InlinePolicy, "is_short", lambda *_: True)
+    handles = torch.utils.hooks.RemovableHandle.next_id
+    monkeypatch.setattr(torch_only._registrations, "own_handles", handles)  # noqa: SLF001
+    yield
+    callback.may_go.set()
+
+
+@contextmanager
+def serving(make: Way) -> Iterator[None]:
+    global forward
+    with make(callback) as forward:
+        yield
+
+
+async def beside(work: Any) -> None:
+    """Wait for work whose callback may block, once another call has been answered."""
+    task = asyncio.ensure_future(work)
+    if callback.act == "block":
+        assert await asyncio.to_thread(callback.has_begun.wait, LIMIT_S)
+        assert await asyncrpc.rpc_async("b", ping) == "alive"
+        callback.may_go.set()
+    await task
+
+
+def check(context_id: Any) -> None:
+    assert callback.seen, "torch has not called it"
+    for is_on_loop, thread, worker, seen_in in callback.seen:
+        assert not is_on_loop
+        assert thread.startswith("asyncrpc-b-")
+        assert (worker, seen_in) == ("b", context_id)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("make", WAYS.values(), ids=WAYS)
+async def test_callbacks_of_a_pass_may_wait(make: Way) -> None:
+    async with Cluster(2) as (a, _):
+        with acting_as(a), serving(make):
+            for act in ACTS:
+                callback.begin(act)
+                x = torch.ones(3, requires_grad=True)
+                async with autograd.context() as ctx:
+                    loss = await asyncrpc.rpc_async("b", served, args=(x,))
+                    if act == "raise":
+                        with pytest.raises(BackwardFailedError, match="a callback"):
+                            await autograd.backward(ctx, loss)
+                    else:
+                        await beside(autograd.backward(ctx, loss))
+                        assert x in autograd.get_gradients(ctx)
+                    check(ctx.id)
+
+
+weight = nn.Parameter(torch.ones(3))
+made: list[torch.optim.Optimizer] = []
+
+
+def make_sgd(parameters: Any) -> torch.optim.Optimizer:
+    made.append(torch.optim.SGD(parameters, lr=0.1))
+    return made[-1]
+
+
+def weight_reference() -> Any:
+    return RRef(weight)
+
+
+def weighed(x: torch.Tensor) -> torch.Tensor:
+    return (x * weight).sum()
+
+
+async def one_step(optimizer: DistributedOptimizer) -> Any:
+    """Take a step of ones; return the id of its context."""
+    async with autograd.context() as ctx:
+        loss = await asyncrpc.rpc_async("b", weighed, args=(torch.ones(3),))
+        await autograd.backward(ctx, loss)
+        if callback.act == "raise":
+            with pytest.raises(OptimizerError, match=r"(?!.*in part).*a callback"):
+                await optimizer.step(ctx)
+        else:
+            await beside(optimizer.step(ctx))
+        return ctx.id
+
+
+@pytest.mark.parametrize("make", STEPS.values(), ids=STEPS)
+async def test_callbacks_of_a_step_may_wait(make: Step) -> None:
+    """They are added after steps that the loop has taken, and removed again."""
+    with torch.no_grad():
+        weight.fill_(1.0)
+    async with Cluster(2) as (a, _):
+        with acting_as(a), serving(WAYS["parameter_hook"]):
+            reference = await asyncrpc.rpc_async("b", weight_reference)
+            optimizer = await DistributedOptimizer(make_sgd, [reference])
+            for _ in range(2):
+                await one_step(optimizer)
+            with make(callback, made[-1]):
+                for act in ACTS:
+                    callback.begin(act)
+                    check(await one_step(optimizer))
+            callback.begin("")
+            await one_step(optimizer)
+            assert not callback.seen
+            assert weight.tolist() == pytest.approx([0.3] * 3)  # 7 of 8 were applied
+
+
+async def test_the_loop_runs_what_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the other tests would show nothing: a pass and a step run there."""
+    ran: list[str] = []
+    plain = Runner.run_here
+
+    def run_here(self: Runner, kind: Any, job: Any) -> Any:
+        ran.append(type(kind[0]).__name__)
+        return plain(self, kind, job)
+
+    monkeypatch.setattr(Runner, "run_here", run_here)
+    async with Cluster(2) as (a, _):
+        with acting_as(a):
+            reference = await asyncrpc.rpc_async("b", weight_reference)
+            optimizer = await DistributedOptimizer(make_sgd, [reference])
+            for _ in range(2):  # the first step is one that may raise
+                await one_step(optimizer)
+    # Of each step: the part of the pass on "b", where a received tensor is summed up.
+    assert ran == ["type", "type", "int"]
+
+
+# --- all of torch's names ------------------------------------------------------------
+
+_SETS_NONE: Final = "is called where a state is saved or loaded, in a thread"
+_REGISTERS: Final = "is called where a module is built, by the program"
+_INNER: Final = "is what torch itself keeps or uses for the others"
+
+# By the end of a name: the way, or why it calls nothing in a pass or a step.
+NAMES: Final[dict[str, Way | Step | str]] = {
+    "Tensor.register_hook": ways.tensor_hook,
+    "Tensor.register_post_accumulate_grad_hook": ways.post_accumulate_hook,
+    "Tensor._backward_hooks": ways.parameter_hook,
+    "Tensor._post_accumulate_grad_hooks": ways.post_accumulate_hook,
+    "graph._register_logging_hooks_on_whole_graph": ways.node_prehook,
+    "graph.register_multi_grad_hook": ways.hook_of_several_tensors,
+    "graph.disable_saved_tensors_hooks": "forbids hooks",
+    "graph.saved_tensors_hooks": ways.saved_tensors_hooks,
+    "autograd._pop_saved_tensors_default_hooks": _INNER,
+    "autograd._push_saved_tensors_default_hooks": ways.saved_tensors_hooks,
+    "_autograd._pop_saved_tensors_default_hooks": _INNER,
+    "_autograd._push_saved_tensors_default_hooks": ways.saved_tensors_hooks,
+    "_autograd._top_saved_tensors_default_hooks": _INNER,
+    "_autograd._saved_tensors_hooks_disable": _INNER,
+    "_autograd._saved_tensors_hooks_enable": _INNER,
+    "_autograd._saved_tensors_hooks_is_enabled": _INNER,
+    "_autograd._saved_tensors_hooks_set_tracing": _INNER,
+    "_autograd._saved_tensors_hooks_get_disabled_error_message": _INNER,
+    "_autograd._clear_callbacks": "removes torch's own observers",
+    "function._HookMixin": _INNER,
+    "function.hooks": _INNER,
+    "Function._register_hook": _INNER,
+    "Function._register_hook_dict": ways.tensor_hook,
+    "Function.register_hook": ways.hook_on_a_received_tensor,
+    "Function.register_prehook": ways.hook_on_a_received_tensor,
+    "SinBackward0._register_hook_dict": ways.tensor_hook,
+    "SinBackward0.register_hook": ways.node_hook,
+    "SinBackward0.register_prehook": ways.node_prehook,
+    "AccumulateGrad._register_hook_dict": ways.tensor_hook,
+    "AccumulateGrad.register_hook": ways.accumulating_node_hook,
+    "AccumulateGrad.register_prehook": ways.accumulating_node_hook,
+    "SavedTensor.register_hooks": ways.hook_of_one_saved_tensor,
+    "SavedTensor.unpack_hook": ways.hook_of_one_saved_tensor,
+    "_EngineBase.queue_callback": ways.callback_at_the_end,
+    "checkpoint._checkpoint_hook": ways.checkpoint_by_saved_tensors,
+    "checkpoint._recomputation_hook": ways.checkpoint_by_saved_tensors,
+    "Module._get_backward_hooks": _INNER,
+    "Module._get_backward_pre_hooks": _INNER,
+    "Module._maybe_warn_non_full_backward_hook": _INNER,
+    "Module._register_load_state_dict_pre_hook": _SETS_NONE,
+    "Module._register_state_dict_hook": _SETS_NONE,
+    "Module.register_load_state_dict_post_hook": _SETS_NONE,
+    "Module.register_load_state_dict_pre_hook": _SETS_NONE,
+    "Module.register_state_dict_post_hook": _SETS_NONE,
+    "Module.register_state_dict_pre_hook": _SETS_NONE,
+    "Module.register_backward_hook": ways.old_module_backward_hook,
+    "Module.register_forward_hook": ways.module_forward_hook,
+    "Module.register_forward_pre_hook": ways.module_forward_pre_hook,
+    "Module.register_full_backward_hook": ways.module_backward_hook,
+    "Module.register_full_backward_pre_hook": ways.module_backward_pre_hook,
+    "module.BackwardHook": _INNER,
+    "module._WrappedHook": _INNER,
+    "module._global_backward_hooks": _INNER,
+    "module._global_backward_pre_hooks": _INNER,
+    "module._global_buffer_registration_hooks": _INNER,
+    "module._global_forward_hooks": _INNER,
+    "module._global_forward_hooks_always_called": _INNER,
+    "module._global_forward_hooks_with_kwargs": _INNER,
+    "module._global_forward_pre_hooks": _INNER,
+    "module._global_is_full_backward_hook": _INNER,
+    "module._global_module_registration_hooks": _INNER,
+    "module._global_parameter_registration_hooks": _INNER,
+    "module._has_any_global_hook": _INNER,
+    "module.register_module_backward_hook": ways.old_hook_of_all_modules,
+    "module.register_module_buffer_registration_hook": _REGISTERS,
+    "module.register_module_forward_hook": ways.forward_hook_of_all_modules,
+    "module.register_module_forward_pre_hook": ways.forward_pre_hook_of_all_modules,
+    "module.register_module_full_backward_hook": ways.hook_of_all_modules,
+    "module.register_module_full_backward_pre_hook": ways.pre_hook_of_all_modules,
+    "module.register_module_module_registration_hook": _REGISTERS,
+    "module.register_module_parameter_registration_hook": _REGISTERS,
+    "Optimizer.OptimizerPostHook": _INNER,
+    "Optimizer.OptimizerPreHook": _INNER,
+    "Optimizer.profile_hook_step": _INNER,
+    "Optimizer.register_load_state_dict_post_hook": _SETS_NONE,
+    "Optimizer.register_load_state_dict_pre_hook": _SETS_NONE,
+    "Optimizer.register_state_dict_post_hook": _SETS_NONE,
+    "Optimizer.register_state_dict_pre_hook": _SETS_NONE,
+    "Optimizer.register_step_post_hook": ways.post_hook,
+    "Optimizer.register_step_pre_hook": ways.pre_hook,
+    "optimizer.GlobalOptimizerPostHook": _INNER,
+    "optimizer.GlobalOptimizerPreHook": _INNER,
+    "optimizer._global_optimizer_post_hooks": _INNER,
+    "optimizer._global_optimizer_pre_hooks": _INNER,
+    "optimizer.hooks": _INNER,
+    "optimizer.register_optimizer_step_post_hook": ways.post_hook_of_all,
+    "optimizer.register_optimizer_step_pre_hook": ways.pre_hook_of_all,
+    "profile.set_custom_trace_id_callback": "is called where a trace begins",
+}
+
+
+def names_of_torch() -> Iterator[str]:
+    sine: Any = torch.ones(1, requires_grad=True).sin().grad_fn
+    places: list[Any] = [
+        torch.Tensor,
+        torch.autograd,
+        graph,
+        torch.autograd.function,
+        torch.autograd.Function,
+        type(sine),
+        type(sine.next_functions[0][0]),
+        type(sine._raw_saved_self),  # noqa: SLF001
+        type(torch.autograd.Variable._execution_engine),  # noqa: SLF001
+        torch._C._autograd,  # noqa: SLF001
+        checkpoint,
+        nn.Module,
+        of_all_modules,
+        torch.optim.Optimizer,
+        of_all_optimizers,
+        torch.optim.lr_scheduler.LRScheduler,
+        torch.amp.GradScaler,
+        torch.profiler.profile,
+        torch.autograd.profiler.profile,
+    ]
+    for place in places:
+        for name in dir(place):
+            if (
+                re.search("hook|callback", name, re.IGNORECASE)
+                and "subclass" not in name
+            ):
+                yield f"{place.__name__.rpartition('.')[2]}.{name}"
+
+
+def test_every_hook_of_torch_is_known() -> None:
+    """A new one of a later torch needs a way, or a reason why it has none."""
+    assert sorted(set(names_of_torch()) - set(NAMES)) == []
+
+
+def test_every_way_is_named() -> None:
+    ways = {*WAYS.values(), *STEPS.values()}
+    unnamed = ways - {one for one in NAMES.values() if not isinstance(one, str)}
+    beyond = {
+        "function",
+        "custom_operator",
+        "kernel_of_an_operator",
+        "subclass_that_was_saved",
+        "subclass_of_parameters",
+        "checkpoint_that_reenters",
+        "wrapped_step",
+        "replaced_step",
+        "options_of_the_user",
+    }  # fmt: skip  (not hooks)
+    assert {one.__name__ for one in unnamed} == beyond
