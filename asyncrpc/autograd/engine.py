@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import (
+    Callable,
     Collection,
     Container,
     Hashable,
@@ -37,6 +38,7 @@ from asyncrpc.autograd.inline import SMALL, SMALL_NUMEL
 from asyncrpc.autograd.machine import Segment
 from asyncrpc.autograd.torch_only import note_own_handle, runs_torch_only
 from asyncrpc.errors import MalformedError, NoGradientPathError, UsageError
+from asyncrpc.runtime.calls.context import part_of_pass_var
 from asyncrpc.serde import words_of
 
 Gradients = dict[torch.Tensor, torch.Tensor]
@@ -335,6 +337,16 @@ def _run(run: SegmentRun) -> None:
         allow_unreachable=True,
         accumulate_grad=True,
     )
+    token = part_of_pass_var.set(True) if run.parameters else None
+    try:
+        _compute(run, compute)
+    finally:
+        if token is not None:
+            part_of_pass_var.reset(token)
+
+
+def _compute(run: SegmentRun, compute: Callable[[], object]) -> None:
+    segment, create_graph = run.segment, run.keeping.create_graph
     if not create_graph and not segment.cuts:  # most runs
         compute()
         return

@@ -28,6 +28,7 @@ from asyncrpc.ddp.machine import Readiness
 from asyncrpc.ddp.passes import Backward, PassConfig
 from asyncrpc.ddp.threads import to_its_end
 from asyncrpc.errors import UsageError
+from asyncrpc.runtime.calls.context import part_of_pass_var
 from asyncrpc.runtime.calls.futures import refuse_on_loop
 
 _NAMED_MAX: Final = 5  # parameters that an error names
@@ -216,7 +217,8 @@ class Reducer:
             is_plain=is_plain,
         )
         current.wants_order = not gradients.is_ordered
-        if gradients.asks_who_uses:
+        # Other parts of a distributed pass have the gradients that miss here.
+        if gradients.asks_who_uses or (is_plain and part_of_pass_var.get()):
             current.used = torch.zeros(
                 len(gradients.learned), dtype=torch.int32, device="cpu"
             )
@@ -282,7 +284,7 @@ class Reducer:
         for number in readiness.release():
             self._complete(current, number)
         missing = readiness.missing()
-        if missing and not gradients.asks_who_uses:
+        if missing and current.used is None:
             names = [repr(gradients.learned[one].name) for one in missing]
             text = ", ".join(names[:_NAMED_MAX])
             if len(names) > _NAMED_MAX:

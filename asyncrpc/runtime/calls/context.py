@@ -49,7 +49,11 @@ current_call_var: Final[ContextVar[RunningCall | None]] = ContextVar(
 deadline_var: Final[ContextVar[Deadline | None]] = ContextVar(
     "asyncrpc_deadline", default=None
 )
-
+# Whether autograd, in this thread, runs a part of a pass; others run before or later.
+# It is here for hooks on parameters, which know of no distributed pass.
+part_of_pass_var: Final[ContextVar[bool]] = ContextVar(
+    "asyncrpc_part_of_pass", default=False
+)
 
 _GRACE_S: Final = 0.005
 
