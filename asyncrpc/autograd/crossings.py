@@ -18,8 +18,10 @@ from asyncrpc.autograd.contexts import Contexts
 from asyncrpc.autograd.functions import CrossingId, Received, received_as
 from asyncrpc.autograd.messages import read_meta
 from asyncrpc.autograd.state import ContextState, Sent
+from asyncrpc.errors import EncodeError, Outcome
 from asyncrpc.ids import Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.serde import Encoded
 
 # Nodes of a graph that the loop looks at in one go: about 0.1 ms.
 WALK_BUDGET: Final = 64
@@ -39,11 +41,22 @@ class Crossings:
             (), requires_grad=True, dtype=torch.float32, device="cpu"
         )  # so that `receive` is noted
 
-    def outgoing(self, link: PeerLink, tensors: list[torch.Tensor]) -> Any:
-        """Record what a message takes out of this worker's graph."""
+    def outgoing(self, link: PeerLink, encoded: Encoded) -> Any:
+        """Record what a message takes out of this worker's graph.
+
+        Raises:
+            EncodeError: the gradient of a tensor in it could not come back.
+        """
         context = current_context_var.get()
         if context is None or context.id not in self._open:
             return None
+        if encoded.loses_gradient is not None and torch.is_grad_enabled():
+            loss = encoded.loses_gradient()
+            if loss is not None:
+                raise EncodeError(
+                    f"cannot be sent: {loss}", outcome=Outcome.NOT_EXECUTED
+                )
+        tensors = encoded.gradient_tensors
         state = self._open[context.id]
         serial = 0
         if tensors:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -21,7 +20,7 @@ from asyncrpc.rref.handle import RRef, shared_of
 from asyncrpc.rref.ports import Functions
 from asyncrpc.rref.shared import copy_of
 from asyncrpc.rref.tables import Tables
-from asyncrpc.rref.values import Values, id_of, result_of
+from asyncrpc.rref.values import Value, Values, id_of, result_of
 from asyncrpc.runtime.calls.futures import is_done_within, refuse_on_loop
 from asyncrpc.runtime.calls.modes import MODE_ATTRIBUTE, Mode
 from asyncrpc.runtime.extensions import RefusedFunction
@@ -138,7 +137,7 @@ class OwnedValues:
             raise RRefDeletedError("the value of this RRef has been freed")
         future = self._values.expect(rref_id)
 
-        def on_value(done: asyncio.Future[Any]) -> None:
+        def on_value(done: Value) -> None:
             try:
                 if self._values.is_closed:
                     return  # the end of the link tells the caller
@@ -157,13 +156,11 @@ class OwnedValues:
         wanted: RRefId = rref_id
         return wanted
 
-    def _method(
-        self, done: asyncio.Future[Any], name: str
-    ) -> Callable[..., Any] | RefusedFunction:
+    def _method(self, done: Value, name: str) -> Callable[..., Any] | RefusedFunction:
         """Return what to call, or why it cannot be called."""
         failure = done.exception()
         if failure is not None:
-            return RefusedFunction(copy_of(failure), _outcome_of(failure, name))
+            return RefusedFunction(copy_of(failure), _outcome_of(done, failure, name))
         value = done.result()
         if not name:
             return _LocalValue(value)
@@ -195,7 +192,7 @@ class OwnedValues:
         return result_of(future)
 
 
-def _outcome_of(error: BaseException, name: str) -> Outcome:
+def _outcome_of(value: Value, error: BaseException, name: str) -> Outcome:
     """Return the outcome of the use of a value that was not made.
 
     A method has not run.  Fetching the value has the outcome of its function.
@@ -205,4 +202,4 @@ def _outcome_of(error: BaseException, name: str) -> Outcome:
         return Outcome.NOT_EXECUTED
     if issubclass(kind, DeadlineExceededError):
         return error.outcome  # type: ignore[attr-defined, no-any-return]
-    return Outcome.EXECUTED
+    return value.outcome

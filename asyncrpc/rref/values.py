@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from asyncrpc.errors import ClosedError, RRefDeletedError
+from asyncrpc.errors import ClosedError, Outcome, RRefDeletedError
 from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.rref.shared import copy_of
 from asyncrpc.runtime.threads import settable
@@ -14,13 +14,19 @@ from asyncrpc.trace.ring import plain
 
 
 class Value(asyncio.Future[Any]):
-    """A value that is made or still to be made, and since when, on the loop's clock."""
+    """A value that is made or still to be made.
 
-    __slots__ = ("made_s",)
+    Attributes:
+        made_s: since when, on the loop's clock.
+        outcome: whether its function ran, if the value has failed.
+    """
+
+    __slots__ = ("made_s", "outcome")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
         self.made_s = loop.time()
+        self.outcome = Outcome.EXECUTED
 
 
 class Values:
@@ -70,11 +76,17 @@ class Values:
             future.set_result(value)
             self._note(key, "made")
 
-    def fail(self, rref_id: tuple[int, int], error: BaseException) -> None:
-        """Fail a value whose function has raised."""
+    def fail(
+        self,
+        rref_id: tuple[int, int],
+        error: BaseException,
+        outcome: Outcome = Outcome.EXECUTED,
+    ) -> None:
+        """Fail a value whose function has raised, or was refused."""
         key = id_of(rref_id)
         future = self._known.get(key)
         if future is not None and not future.done():
+            future.outcome = outcome
             self._fail(key, future, error)
 
     def free(self, rref_id: RRefId, why: str) -> None:

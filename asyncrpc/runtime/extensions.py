@@ -17,6 +17,7 @@ from asyncrpc.ids import Incarnation, RRefId, WorkerId
 from asyncrpc.runtime.options import CallOptions
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import Route
+from asyncrpc.serde import Encoded
 
 OnGradient = Callable[[torch.Tensor], torch.Tensor]
 
@@ -132,8 +133,13 @@ class References(Protocol):
     def fulfil(self, rref_id: tuple[int, int], value: Any) -> None:
         """The function that makes a value has returned it."""
 
-    def fail(self, rref_id: tuple[int, int], error: BaseException) -> None:
-        """The function that makes a value has raised."""
+    def fail(
+        self,
+        rref_id: tuple[int, int],
+        error: BaseException,
+        outcome: Outcome = Outcome.EXECUTED,
+    ) -> None:
+        """The function that makes a value has raised, or was refused."""
 
     def expect(self, link: PeerLink, rref_id: tuple[int, int]) -> None:
         """A function is about to make this value for the other end of `link`."""
@@ -144,11 +150,14 @@ class Propagator(Protocol):
 
     key: str  # of its part of a message's meta; one or two letters
 
-    def outgoing(self, link: PeerLink, tensors: list[torch.Tensor]) -> Any:
+    def outgoing(self, link: PeerLink, encoded: Encoded) -> Any:
         """Return the metadata for a message, None for nothing.
 
         Called in the context of the caller (for a request) or of the function (for a
-        response), with the tensors of the message that require grad.
+        response).
+
+        Raises:
+            EncodeError: the message cannot carry this state.
         """
 
     def incoming(self, link: PeerLink, meta: Any) -> OnGradient | None:

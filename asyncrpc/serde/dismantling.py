@@ -36,13 +36,20 @@ def assemble(cls: type[BaseException], parts: list[Any]) -> BaseException:
     if issubclass(cls, BaseExceptionGroup):
         error: BaseException = BaseExceptionGroup.__new__(cls, *args)
     else:
-        error = native.__new__(cls)
+        error = _new(cls, native)
         _initialize(error, native, args)
     for name, value in slots.items():
         if not name.startswith("__"):  # `slots_of` yields no such name
             _set(error, name, value)
     error.__dict__.update(state)
     return error
+
+
+def _new(cls: type[BaseException], native: type[BaseException]) -> BaseException:
+    try:
+        return native.__new__(cls)
+    except TypeError:  # MemoryError reuses instances, and so refuses a mixed class
+        return BaseException.__new__(cls)
 
 
 def _native(cls: type[BaseException]) -> type[BaseException]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +23,8 @@ class Encoded:
             in which `Codec.decode` reports them.
         bytes_copied: bytes that were gathered in user space.
         shared: storages that travel by reference, by key; None if there are none.
+        loses_gradient: returns where in the value a tensor is whose gradient cannot
+            follow it, and why; None if there is none.
         copies: copies from devices into `buffers` that must be made before they are
             sent.
     """
@@ -33,6 +35,7 @@ class Encoded:
     bytes_copied: int
     shared: dict[bytes, torch.UntypedStorage] | None = field(default=None, kw_only=True)
     copies: Sequence[Copy] = field(default=(), kw_only=True)
+    loses_gradient: Callable[[], str | None] | None = field(default=None, kw_only=True)
 
     @property
     def payload_bytes(self) -> int:

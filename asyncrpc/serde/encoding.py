@@ -3,6 +3,10 @@
 msgpack's C packer walks lists, dictionaries, strings and numbers by itself, and asks
 `Encoder.lower` about every other value; so a list of a million floats costs no Python.
 `lower` answers with an ExtType: a plain value, or a reference to an entry of the table.
+
+Where the peer takes pickles, a value goes as one whole pickle instead if a part of it
+needs one, if it has many parts that msgpack does not know (each takes 2 to 8 us, in a
+pickle 0.1 us), or if a container occurs in it twice: a pickle keeps what is the same.
 """
 
 from __future__ import annotations
@@ -24,9 +28,12 @@ from asyncrpc.serde.copies import Stager
 from asyncrpc.serde.dismantling import dismantle
 from asyncrpc.serde.functions import NAMED_TYPES, FunctionTable, is_bound
 from asyncrpc.serde.hooks import Hooks
+from asyncrpc.serde.naming import find_method
 from asyncrpc.serde.outgoing_buffers import OutgoingBuffers
 from asyncrpc.serde.plain import RECIPES, Recipe, is_plain
-from asyncrpc.serde.policy import Limits, Policy
+from asyncrpc.serde.policy import Limits
+from asyncrpc.serde.quick import is_bulk
+from asyncrpc.serde.reducing import FUTURES, Outside, Reducers, future_text
 from asyncrpc.serde.shared import can_share, key_of
 from asyncrpc.serde.tensors import TensorWriter, shared_entry
 from asyncrpc.serde.unsendable import TooDeep, Unsendable
@@ -40,30 +47,48 @@ _REFERENCES: Final = tuple(
     msgpack.ExtType(kinds.REFERENCE, index.to_bytes(4, "little"))
     for index in range(256)
 )
+# Values that are lowered before the whole value is pickled instead.
+_LOWERED_MAX: Final = 32
+# Elements of a list of containers, likewise: to look into each takes 0.4 us.
+_CONTAINERS_MAX: Final = 256
 # Types that the packer would pack by itself, but must not, or that may contain those.
 _SPILLED: Final = frozenset({bytes, bytearray, memoryview, list, dict})
+_MUTABLE: Final = frozenset({bytearray, list, dict})
+
+
+class _Pickled(Exception):  # noqa: N818  (a signal, not an error)
+    """The value is better sent as one pickle."""
 
 
 class Encoder:
     """Encodes one message; used once, in one thread.
 
     Attributes:
+        aliases: the tensor of the value for which a plain one is sent, by its id.
+        detached: tensors that require a gradient, which cannot follow them.
         gradient_tensors: tensors that the reader will report, in that order.
         table: the entries.
+        parameters: ids of those that require a gradient and belong to a module.
         objects: what each entry stands for.
         shared: storages that travel by reference, each with the buffer of its key.
     """
 
     __slots__ = (
+        "_containers",
         "_depth",
         "_functions",
         "_hooks",
         "_limits",
+        "_lowered_left",
         "_memo",
+        "_pickles",
         "_tensors",
+        "aliases",
+        "detached",
         "gradient_tensors",
         "objects",
         "outbox",
+        "parameters",
         "shared",
         "table",
     )
@@ -74,42 +99,77 @@ class Encoder:
         hooks: Hooks | None,
         limits: Limits,
         stager: Stager,
+        *,
+        pickles: bool,
     ) -> None:
+        """Begin a message.
+
+        Args:
+            functions: name functions.
+            hooks: lower values of other layers.
+            limits: of the message.
+            stager: chooses host memory for tensors on devices.
+            pickles: whether the reader takes pickles.
+        """
         self.outbox = OutgoingBuffers()
         self.gradient_tensors: list[torch.Tensor] = []
+        self.detached: list[torch.Tensor] = []
+        self.aliases: dict[int, torch.Tensor] = {}
+        self._pickles = pickles
+        self._lowered_left = _LOWERED_MAX if pickles else -1
+        self._containers: set[int] = set()
+        self.parameters: set[int] = set()
         self._functions = functions
         self._hooks = hooks
         self._limits = limits
         self._tensors = TensorWriter(self.outbox, stager)
         self.table: list[Any] = []
-        # Entries by identity (-id for a parameter inside a pickle); the objects are
-        # kept, so that no id is used twice.
+        # Entries by identity; the objects are kept, so that no id is used twice.
         self._memo: dict[int, int] = {}
         self.objects: list[Any] = []
         self.shared: dict[bytes, tuple[torch.UntypedStorage, int]] = {}
         self._depth = 0
 
-    def encode(self, value: Any, *, pickled: bool = False) -> bytes:
-        """Return the control part of `value`; may be called again if it failed.
+    def encode(self, value: Any, *, is_call: bool) -> bytes:
+        """Return the control part of `value`.
 
         Args:
             value: what to encode.
-            pickled: send the root as one pickle, which keeps cycles.
+            is_call: it holds the arguments of a call, in a list that nothing else has.
 
         Raises:
             Unsendable: a part of the value cannot be sent.
             TooDeep: the value is nested too deep, or contains itself.
         """
-        self._depth = 0
-        if pickled:
-            return self._message(self.pack(self._pickle(value)), 0)
-        if type(value) is tuple:
-            return self._message(self.pack(list(value)), kinds.ROOT_IS_TUPLE)
-        return self._message(self.pack(value), 0)
+        try:
+            if type(value) is tuple:
+                return self._message(self.pack(list(value)), kinds.ROOT_IS_TUPLE)
+            self._note_container(value)
+            return self._message(self.pack(value), 0)
+        except (_Pickled, TooDeep):
+            if not self._pickles:
+                raise
+        if is_call:
+            value = self._without_long_bytes(value)
+        return self._message(msgpack.packb(self._pickle_whole(value)), 0)
+
+    def _without_long_bytes(self, value: Any) -> Any:
+        """Give long byte strings among arguments buffers: a pickle would copy them."""
+        args, kwargs = value
+        if type(args) is list and bytes in map(type, args):
+            args = [self._outside(part) for part in args]
+        return type(value)((args, kwargs))
+
+    def _outside(self, part: Any) -> Any:
+        if type(part) is not bytes or len(part) <= INLINE_BYTES_MAX:
+            return part
+        return Outside(self._index_of_bytes(part))
 
     def _message(self, tree: bytes, flags: int) -> bytes:
         if not self.table:
             return flags.to_bytes(4, "little") + tree
+        if self.parameters:
+            self._make_leaves()
         self._tensors.finish(self.table)
         if self.outbox.copies:
             flags |= kinds.STAGED
@@ -144,10 +204,24 @@ class Encoder:
             handler = self._handler_of(value)
         return handler(self, value)
 
+    def _make_leaves(self) -> None:
+        """Let the parameters of modules arrive as leaves of their own."""
+        followed, leaves = [], set()
+        for tensor in self.gradient_tensors:
+            if id(self.aliases.get(id(tensor), tensor)) in self.parameters:
+                leaves.add(self._memo[id(tensor)])
+            else:
+                followed.append(tensor)
+        for index in leaves:
+            if self.table[index] is not None:
+                self.table[index][1] |= kinds.LEAF
+        self._tensors.add_flags(leaves, kinds.LEAF)
+        self.gradient_tensors = followed
+
     # --- choosing how a value is sent ------------------------------------------------
 
     def _handler_of(self, value: Any) -> Handler:
-        if self._is_hooked(value):
+        if self.is_hooked(type(value)):
             return Encoder._external  # a plain function: `lower` passes self
         # By its type: `__class__` may differ from what its memory is.
         for kind, handler in _BY_BASE:
@@ -155,9 +229,25 @@ class Encoder:
                 return handler
         return Encoder._pickle
 
-    def _is_hooked(self, value: Any) -> bool:
-        hooks = self._hooks
-        return hooks is not None and issubclass(type(value), hooks.handled)
+    def is_hooked(self, kind: type) -> bool:
+        """Return whether values of a class go through the hooks."""
+        return self._hooks is not None and issubclass(kind, self._hooks.handled)
+
+    def _note_container(self, value: Any) -> None:
+        """Note a mutable container; one that occurs twice must stay one.
+
+        Raises:
+            _Pickled: it has occurred before.
+        """
+        if self._pickles:
+            if id(value) in self._containers:
+                raise _Pickled
+            self._containers.add(id(value))
+
+    def _count_lowered(self) -> None:
+        self._lowered_left -= 1
+        if not self._lowered_left:
+            raise _Pickled
 
     def _spill(self, value: Any, level: int = 0) -> Any:
         """Take byte strings out of lists and dictionaries.
@@ -173,11 +263,18 @@ class Encoder:
             parts = value.values()
         else:
             return self._spilled(value) if kind in _SPILLED else value
+        if self._pickles and is_bulk(value):
+            raise _Pickled
         if _SPILLED.isdisjoint(map(type, parts)):
             return value
+        if self._pickles and len(parts) > _CONTAINERS_MAX:
+            raise _Pickled
         if level + self._depth >= self._limits.depth_max:
             raise TooDeep
         level += 1
+        for part in parts:
+            if type(part) in _MUTABLE:
+                self._note_container(part)
         if kind is list:
             return [self._spill(part, level) for part in value]
         return {key: self._spill(part, level) for key, part in value.items()}
@@ -189,9 +286,7 @@ class Encoder:
 
     # --- the table -------------------------------------------------------------------
 
-    def _append(
-        self, value: Any, entry: list[Any] | None, *, leaf: bool = False
-    ) -> int:
+    def _append(self, value: Any, entry: list[Any] | None) -> int:
         """Give `value` an entry; None for a tensor, whose entry is written last."""
         index = len(self.table)
         if index >= self._limits.objects_max:
@@ -201,52 +296,47 @@ class Encoder:
                 " functions and other objects; send several, or stack the tensors",
             )
         self.table.append(entry)
-        self._memo[-id(value) if leaf else id(value)] = index
+        self._memo[id(value)] = index
         self.objects.append(value)
         return index
 
-    def _known(self, value: Any) -> msgpack.ExtType | None:
-        index = self._memo.get(id(value))
-        return None if index is None else _reference(index)
-
-    def _refer(self, value: Any) -> int | None:
-        """Give an object inside a pickle an entry, if its type has entries."""
-        kind = type(value)
-        if kind is torch.Tensor or kind is torch.nn.Parameter:
-            if not _is_strided(value) and not _has_parts(value):
-                return None  # torch pickles it
-            leaf = kind is torch.nn.Parameter
-            index = self._memo.get(-id(value) if leaf else id(value))
-            return self._add_tensor(value, leaf=leaf) if index is None else index
-        if self._is_hooked(value):
-            index = self._memo.get(id(value))
-            return self._add_external(value) if index is None else index
-        return None
+    def note_module(self, module: torch.nn.Module) -> None:
+        """Note the parameters of a module: they arrive as leaves of their own."""
+        for parameter in (vars(module).get("_parameters") or {}).values():
+            if parameter is not None and parameter.requires_grad:
+                self.parameters.add(id(parameter))
 
     # --- plain values and containers -------------------------------------------------
 
     def _sequence(self, value: Any, code: int) -> msgpack.ExtType:
+        self._count_lowered()
+        if code == kinds.SET:
+            self._note_container(value)
         return msgpack.ExtType(code, self.pack(list(value)))
 
     def _tuple(self, value: tuple[Any, ...]) -> msgpack.ExtType:
         return self._sequence(value, kinds.TUPLE)
 
     def _plain(self, value: Any, recipe: Recipe) -> msgpack.ExtType:
+        self._count_lowered()
         tree = recipe.to_tree(value) if is_plain(value) else None
         if tree is None and recipe.code not in kinds.EMPTY:
             return self._pickle(value)
         return msgpack.ExtType(recipe.code, self.pack(tree))
 
     def _bytes(self, value: Any) -> msgpack.ExtType:
+        return _reference(self._index_of_bytes(value))
+
+    def _index_of_bytes(self, value: Any) -> int:
         """Give a long byte string a buffer."""
-        known = self._known(value)
-        if known is not None:
-            return known
+        index = self._memo.get(id(value))
+        if index is not None:
+            return index
         view = memoryview(value)
         flat = view.cast("B") if view.c_contiguous else memoryview(bytes(view))
         kind = type(value) is bytearray
         code = kinds.ENTRY_BYTEARRAY if kind else kinds.ENTRY_BYTES
-        return _reference(self._append(value, [code, self.outbox.add(flat)]))
+        return self._append(value, [code, self.outbox.add(flat)])
 
     def _bytearray(self, value: bytearray) -> msgpack.ExtType:
         if len(value) > INLINE_BYTES_MAX:
@@ -260,32 +350,39 @@ class Encoder:
     # --- tensors and arrays ----------------------------------------------------------
 
     def _tensor(self, value: torch.Tensor) -> msgpack.ExtType:
-        index = self._memo.get(id(value))
-        if index is None:
-            if not _is_strided(value) and not _has_parts(value):
-                return self._pickle(value)
-            index = self._add_tensor(value, leaf=False)
-        return _reference(index)
+        if self._pickles and value.__dict__:
+            raise _Pickled  # it keeps the attributes
+        index = self.index_of_tensor(value)
+        return self._pickle(value) if index is None else _reference(index)
 
-    def _add_tensor(self, value: torch.Tensor, *, leaf: bool) -> int:
+    def index_of_tensor(self, value: torch.Tensor) -> int | None:
+        """Return the entry of a tensor; None if it is one that torch pickles.
+
+        Raises:
+            Unsendable: it cannot be sent.
+        """
+        index = self._memo.get(id(value))
+        if index is not None:
+            return index
+        return self._add_tensor(value) if layouts.has_entry(value) else None
+
+    def _add_tensor(self, value: torch.Tensor) -> int:
         flags = kinds.REQUIRES_GRAD if value.requires_grad else 0
         if type(value) is torch.nn.Parameter:
             flags |= kinds.PARAMETER
-        if leaf:
-            flags |= kinds.LEAF
         if value.dim() > self._limits.dimensions_max:
             raise Unsendable(value, f"a tensor has {value.dim()} dimensions, too many")
-        if _is_strided(value):
+        if layouts.is_strided(value):
             entry = None
             if value.is_cpu or can_share(value.device):
                 entry = self._shared_entry(value, flags)
-            index = self._append(value, entry, leaf=leaf)
+            index = self._append(value, entry)
             if entry is None:
                 self._tensors.add(index, value, flags)
         else:
             entry = layouts.take_apart(value, flags, self._add_part)
-            index = self._append(value, entry, leaf=leaf)
-        if flags & kinds.REQUIRES_GRAD and not leaf:
+            index = self._append(value, entry)
+        if flags & kinds.REQUIRES_GRAD:
             self.gradient_tensors.append(value)
         return index
 
@@ -305,34 +402,51 @@ class Encoder:
         return index
 
     def _array(self, value: np.ndarray[Any, Any]) -> msgpack.ExtType:
-        known = self._known(value)
-        if known is not None:
-            return known
+        index = self.index_of_array(value)
+        return self._pickle(value) if index is None else _reference(index)
+
+    def index_of_array(self, value: np.ndarray[Any, Any]) -> int | None:
+        """Return the entry of an array; None if it can only be pickled."""
+        index = self._memo.get(id(value))
+        if index is not None:
+            return index
         entry = write_array(value, self.outbox)
-        if entry is None:
-            return self._pickle(value)
-        return _reference(self._append(value, entry))
+        return None if entry is None else self._append(value, entry)
 
     # --- values with a name ----------------------------------------------------------
 
     def _function(self, value: Any) -> msgpack.ExtType:
         if is_bound(value):
             return self._method(value)
-        known = self._known(value)
-        if known is not None:
-            return known
+        return _reference(self.index_of_function(value))
+
+    def index_of_function(self, value: Any) -> int:
+        """Return the entry of a function or class.
+
+        Raises:
+            Unsendable: no name leads to it.
+        """
+        index = self._memo.get(id(value))
+        if index is not None:
+            return index
         try:
             name = self._functions.name_of(value)
         except EncodeError as error:
             raise Unsendable(value, error.problem) from error
-        return _reference(self._append(value, [kinds.ENTRY_FUNCTION, name]))
+        return self._append(value, [kinds.ENTRY_FUNCTION, name])
 
     def _method(self, value: Any) -> msgpack.ExtType:
-        instance = self.pack(value.__self__)
-        entry = [kinds.ENTRY_METHOD, instance, value.__name__]
+        if self._pickles:
+            raise _Pickled  # the instance may occur elsewhere
+        name = find_method(value)
+        if name is None:
+            raise Unsendable(value, _lost_method(value))
+        entry = [kinds.ENTRY_METHOD, self.pack(value.__self__), name]
         return _reference(self._append(value, entry))
 
     def _partial(self, value: functools.partial[Any]) -> msgpack.ExtType:
+        if self._pickles:
+            raise _Pickled
         parts = self.pack([value.func, list(value.args), value.keywords])
         return _reference(self._append(value, [kinds.ENTRY_PARTIAL, parts]))
 
@@ -347,9 +461,11 @@ class Encoder:
         return _reference(self._append(value, [kinds.ENTRY_ENUM, name, value.name]))
 
     def _exception(self, value: BaseException) -> msgpack.ExtType:
-        known = self._known(value)
+        if self._pickles:
+            raise _Pickled
+        known = self._memo.get(id(value))
         if known is not None:
-            return known
+            return _reference(known)
         try:
             name = self._functions.name_of(type(value))
         except EncodeError:  # a class made at run time pickles itself, or cannot travel
@@ -360,10 +476,17 @@ class Encoder:
     # --- the rest --------------------------------------------------------------------
 
     def _external(self, value: Any) -> msgpack.ExtType:
-        known = self._known(value)
-        return known if known is not None else _reference(self._add_external(value))
+        return _reference(self.index_of_external(value))
 
-    def _add_external(self, value: Any) -> int:
+    def index_of_external(self, value: Any) -> int:
+        """Return the entry of a value that the hooks handle.
+
+        Raises:
+            Unsendable: the hooks refuse it.
+        """
+        index = self._memo.get(id(value))
+        if index is not None:
+            return index
         assert self._hooks is not None  # they handle the type
         try:
             lowered = self._hooks.lower(value)
@@ -371,19 +494,23 @@ class Encoder:
             raise Unsendable(value, str(error)) from error
         return self._append(value, [kinds.ENTRY_EXTERNAL, lowered])
 
+    def _future(self, value: Any) -> msgpack.ExtType:
+        raise Unsendable(value, future_text(value))
+
     def _pickle(self, value: Any) -> msgpack.ExtType:
-        known = self._known(value)
-        if known is not None:
-            return known
+        """Answer about a part that only a pickle can hold."""
+        if self._pickles:
+            raise _Pickled
         kind = type(value)
-        if self._functions.policy is not Policy.TRUSTED:
-            raise Unsendable(
-                value,
-                f"a {kind.__module__}.{kind.__qualname__} travels only as a pickle,"
-                " which this worker's policy, strict, forbids; send tensors and plain"
-                " containers, or use Policy.TRUSTED between authenticated workers",
-            )
-        data, buffers = pickling.dump(value, self.outbox, self._refer)
+        raise Unsendable(
+            value,
+            f"a {kind.__module__}.{kind.__qualname__} travels only as a pickle,"
+            " which policy strict, here or at the peer, forbids; send tensors and plain"
+            " containers, or use Policy.TRUSTED between authenticated workers",
+        )
+
+    def _pickle_whole(self, value: Any) -> msgpack.ExtType:
+        data, buffers = pickling.dump(value, self.outbox, Reducers(self))
         content: bytes | int = data
         if len(data) > INLINE_BYTES_MAX:
             content = self.outbox.add(memoryview(data))
@@ -400,27 +527,12 @@ def _reference(index: int) -> msgpack.ExtType:
     return msgpack.ExtType(kinds.REFERENCE, index.to_bytes(4, "little"))
 
 
-def _is_strided(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is one block of elements, as nearly all are."""
+def _lost_method(method: Any) -> str:
+    kind, name = type(method.__self__), method.__func__.__qualname__
     return (
-        tensor.layout is torch.strided
-        and not tensor.is_quantized
-        and not tensor.is_nested
+        f"{name} is bound to a {kind.__qualname__}, but no attribute of that leads to"
+        " it; send the function itself, with the object as its first argument"
     )
-
-
-def _has_parts(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor that is not strided is sent as its parts, else pickled.
-
-    Raises:
-        Unsendable: its layout is unknown and it is on a device: to pickle it would make
-            the event loop wait for the device.
-    """
-    if layouts.is_known(tensor):
-        return True
-    if not tensor.is_cpu:
-        raise Unsendable(tensor, layouts.refusal(tensor))
-    return False
 
 
 def _plainly(recipe: Recipe) -> Handler:
@@ -445,6 +557,7 @@ _HANDLERS: Final[dict[type, Handler]] = {
 }
 # For a type that is not listed its base classes decide, in this order.
 _BY_BASE: Final[tuple[tuple[Any, Handler], ...]] = (
+    (FUTURES, Encoder._future),  # noqa: SLF001
     (NAMED_TYPES, Encoder._function),  # noqa: SLF001
     ((types.MethodWrapperType, np.ufunc), Encoder._function),  # noqa: SLF001
     (enum.Enum, Encoder._enum),  # noqa: SLF001

@@ -18,6 +18,7 @@ from asyncrpc.serde.kinds import (
     ENTRY_SPARSE_COO,
 )
 from asyncrpc.serde.tensors import DTYPES, NAMES
+from asyncrpc.serde.unsendable import Unsendable
 
 AddPart = Callable[[torch.Tensor], int]  # returns the index of the part's entry
 GetPart = Callable[[int], torch.Tensor]
@@ -55,6 +56,29 @@ def is_known(tensor: torch.Tensor) -> bool:
     # Other libraries make such tensors and do not expose their parts (torch 2.13).
     has_parts = tensor.is_cpu or tensor.is_cuda or tensor.is_meta
     return has_parts and str(tensor.layout) in _COMPRESSED
+
+
+def is_strided(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is one block of elements, as nearly all are."""
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_nested
+    )
+
+
+def has_entry(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is sent as its elements or parts; else torch pickles it.
+
+    Raises:
+        Unsendable: its layout is unknown and it is on a device: to pickle it would make
+            the event loop wait for the device.
+    """
+    if is_strided(tensor) or is_known(tensor):
+        return True
+    if not tensor.is_cpu:
+        raise Unsendable(tensor, refusal(tensor))
+    return False
 
 
 def refusal(tensor: torch.Tensor) -> str:

@@ -29,6 +29,7 @@ _HOMES: Final = (
     "builtins",
     "numpy",
 )
+_MANGLED: Final = "___torch_mangle_"
 
 
 class _Absent(enum.Enum):
@@ -107,18 +108,41 @@ def find_name(function: Any) -> str:
     raise _reason(function)
 
 
+def find_method(method: Any) -> str | None:
+    """Return the name by which an instance has a bound method; None if it has none."""
+    name = str(getattr(method, "__name__", ""))
+    if not isinstance(method, types.MethodType):  # of a builtin class
+        return name
+    function, instance = method.__func__, method.__self__
+    homes = [vars(base) for base in type(instance).__mro__]
+    if next((home[name] for home in homes if name in home), ABSENT) is function:
+        return name
+    if _attribute(instance, name) == method:  # its own, or that of a descriptor
+        return name
+    for home in homes:  # a decorator has given it another name
+        for other, value in list(home.items()):
+            if value is function and _attribute(instance, other) == method:
+                return other
+    return None
+
+
 def _script_name(function: torch.jit.ScriptFunction[Any, Any]) -> str:
     """Return the name of a compiled function; raise EncodeError if it has none."""
-    name = str(function.qualified_name).removeprefix("__torch__.")
-    module, _, simple = name.rpartition(".")
-    if not _leads_to(module, simple, function):
-        raise unnamed(
-            function,
-            "is a compiled TorchScript function that cannot be found as"
-            f" {module}:{simple}",
-            "compile it where it is defined, with @torch.jit.script at module level",
-        )
-    return f"{'__main__' if module == '__mp_main__' else module}:{simple}"
+    # torch's own name for it: `__torch__.module.function`, without the module for
+    # `__main__`, and with a part of torch's if a function of that name came before.
+    parts = str(function.qualified_name).split(".")
+    parts = [part for part in parts if not part.startswith(_MANGLED)]
+    simple = parts[-1]
+    home = ".".join(parts[1:-1]) or "__main__"
+    held = vars(imported_module(home) or object).items()
+    for name in [simple, *(name for name, value in list(held) if value is function)]:
+        if _leads_to(home, name, function):
+            return f"{'__main__' if home == '__mp_main__' else home}:{name}"
+    raise unnamed(
+        function,
+        f"is a compiled TorchScript function that cannot be found as {home}:{simple}",
+        "compile it where it is defined, with @torch.jit.script at module level",
+    )
 
 
 def _candidates(function: Any) -> Iterator[tuple[str, str]]:

@@ -1,10 +1,8 @@
 """Pickle, protocol 5, for values without a better form; policy TRUSTED only.
 
 Tensors and references inside a pickled object are not pickled: they get an entry in the
-table like any other, and the pickle refers to it: they reduce to a call of
-`reference(index)`, which the unpickler knows.  (A `persistent_id` would be
-asked about every integer in the object, at 60 ns each.)  Large buffers of objects that
-support it, as numpy arrays do, travel out of band.
+table like any other, and the pickle refers to it; see `reducing`.  Large buffers of
+objects that support it, as numpy arrays do, travel out of band.
 
 Unpickling runs the sender's code by design.  All its failures become `DecodeError`.
 """
@@ -18,57 +16,37 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from asyncrpc.errors import DecodeError
 from asyncrpc.serde.exceptions import words_of
 from asyncrpc.serde.naming import resolve_global
 from asyncrpc.serde.outgoing_buffers import OutgoingBuffers
+from asyncrpc.serde.reducing import Reducer, Reducers, reference
 from asyncrpc.serde.unsendable import Unsendable
 
 # Shorter buffers are cheaper inside the pickle than as a buffer of the message.
 IN_BAND_BYTES_MAX: Final = 16 << 10
 
-Refer = Callable[[Any], int | None]  # the index of an object's entry, if it has one
+Keep = Callable[[pickle.PickleBuffer], bool]
 
 
-def reference(index: int) -> object:
-    """Stand in a pickle for entry `index` of its message; never called."""
-    raise DecodeError(
-        f"a pickle that refers to object {index} was read outside of its message"
-    )
+class _CarefulPickler(pickle.Pickler):
+    """Pickles once more what failed, and knows which object did.
 
+    It also sends functions that only their name in the table leads to: the quick
+    pickler does not ask about functions and classes.
+    """
 
-class _Pickler(pickle.Pickler):
-    def __init__(
-        self, file: io.BytesIO, refer: Refer, keep: Callable[[pickle.PickleBuffer], Any]
-    ) -> None:
+    def __init__(self, file: io.BytesIO, keep: Keep, name_function: Reducer) -> None:
         super().__init__(file, protocol=5, buffer_callback=keep)
-        self._refer = refer
+        self.last: object = None
+        self._name_function = name_function
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, types.FunctionType) and "<" in obj.__qualname__:
-            raise Unsendable(
-                obj,
-                f"{obj.__qualname__} cannot be sent: a lambda or a nested function has"
-                " no name that leads to it; make it a function at module level",
-            )
-        if isinstance(obj, torch.jit.ScriptModule):
-            return _loaded, (_saved(obj),)
-        index = self._refer(obj)
-        return NotImplemented if index is None else (reference, (index,))
-
-
-def _saved(module: torch.jit.ScriptModule) -> bytes:
-    """Return a compiled module, its code and parameters, as torch saves it."""
-    file = io.BytesIO()
-    torch.jit.save(module, file)
-    return file.getvalue()
-
-
-def _loaded(saved: bytes) -> Any:
-    """Return a copy of the module that `_saved` was given, with its own parameters."""
-    return torch.jit.load(io.BytesIO(saved))  # type: ignore[no-untyped-call]
+        self.last = obj
+        if isinstance(obj, types.FunctionType) and obj is not reference:
+            return self._name_function(obj)
+        return NotImplemented
 
 
 class _Unpickler(pickle.Unpickler):  # noqa: S301 - policy TRUSTED only
@@ -79,24 +57,26 @@ class _Unpickler(pickle.Unpickler):  # noqa: S301 - policy TRUSTED only
         self._get = get
 
     def find_class(self, module: str, name: str) -> Any:
-        if name == "reference" and module == __name__:
+        if name == reference.__name__ and module == reference.__module__:
             return self._get
         return resolve_global(module, name, super().find_class)
 
 
-def dump(value: Any, outbox: OutgoingBuffers, refer: Refer) -> tuple[bytes, list[int]]:
+def dump(
+    value: Any, outbox: OutgoingBuffers, reducers: Reducers
+) -> tuple[bytes, list[int]]:
     """Pickle a value.
 
     Args:
         value: anything.
         outbox: takes the buffers that travel out of band.
-        refer: gives tensors and references inside `value` an entry.
+        reducers: take the objects apart.
 
     Returns:
         The pickle, and the indices of its buffers in order.
 
     Raises:
-        Unsendable: the value cannot be pickled; `__cause__` says why.
+        Unsendable: a part of the value cannot be pickled; `__cause__` says why.
     """
     file, indices = io.BytesIO(), list[int]()
 
@@ -111,11 +91,21 @@ def dump(value: Any, outbox: OutgoingBuffers, refer: Refer) -> tuple[bytes, list
         return False
 
     try:
-        _Pickler(file, refer, keep).dump(value)
+        pickler = pickle.Pickler(file, protocol=5, buffer_callback=keep)
+        pickler.dispatch_table = reducers
+        pickler.dump(value)
     except (Unsendable, KeyboardInterrupt):
         raise
-    except BaseException as error:  # the object's own code runs here
-        raise Unsendable(value, _problem(value, error)) from error
+    except BaseException:  # noqa: BLE001  (the object's own code runs here)
+        file, indices = io.BytesIO(), []
+        careful = _CarefulPickler(file, keep, reducers.reduce_function)
+        careful.dispatch_table = reducers
+        try:
+            careful.dump(value)
+        except (Unsendable, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise Unsendable(careful.last, _problem(careful.last, error)) from error
     return file.getvalue(), indices
 
 

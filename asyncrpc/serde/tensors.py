@@ -101,6 +101,12 @@ class TensorWriter:
             )
         self._pending.append(_OutgoingTensor(index, tensor, flags))
 
+    def add_flags(self, indices: set[int], flags: int) -> None:
+        """Add flags to the tensors whose entries will be at `indices`."""
+        for item in self._pending:
+            if item.index in indices:
+                item.flags |= flags
+
     def finish(self, table: list[Any]) -> None:
         """Write the entries of all tensors that `add` was given."""
         pending, self._pending = self._pending, []

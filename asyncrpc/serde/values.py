@@ -5,7 +5,7 @@ See `kinds` for the format, `encoding` and `decoding` for the two directions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,7 +24,13 @@ from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.policy import Limits, Policy
 from asyncrpc.serde.quick import UNREAD, Quick
 from asyncrpc.serde.shared import SharedStorages
-from asyncrpc.serde.unsendable import TooDeep, Unsendable, parts_of, path_to
+from asyncrpc.serde.unsendable import (
+    TooDeep,
+    Unsendable,
+    parts_of,
+    path_outside,
+    path_to,
+)
 
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 
@@ -50,7 +56,13 @@ class Unpacked(Encoded):
         except Unsendable as error:
             raise _at_its_path(error, self.value, self.labels) from error
         copied = self.bytes_copied + written
-        return Encoded(control, buffers, self.gradient_tensors, copied)
+        return Encoded(
+            control,
+            buffers,
+            self.gradient_tensors,
+            copied,
+            loses_gradient=self.loses_gradient,
+        )
 
 
 class Codec:
@@ -72,9 +84,11 @@ class Codec:
         self.limits = limits
         self.stager: Stager = HostStager() if stager is None else stager
         self.shared: SharedStorages | None = None
-        self._quick = Quick()
+        self._quick = Quick(pickles=functions.policy is Policy.TRUSTED)
 
-    def encode(self, value: Any, *, labels: Sequence[str] = ()) -> Encoded:
+    def encode(
+        self, value: Any, *, labels: Sequence[str] = (), pickles: bool = True
+    ) -> Encoded:
         """Encode a value.
 
         Tensors and arrays are viewed, not copied, except those whose elements `spans`
@@ -84,17 +98,28 @@ class Codec:
             value: anything.
             labels: what an error calls the elements of `value`, if that is a tuple or a
                 list: `("args", "kwargs")`.
+            pickles: whether the peer takes pickles.
 
         Raises:
             EncodeError: a part of the value cannot be sent; the text says which part,
                 where it is and what to do.  Outcome NOT_EXECUTED.
         """
         quick = self.encode_quickly(value)
-        return self.encode_slowly(value, labels=labels) if quick is None else quick
+        if quick is not None:
+            return quick
+        return self.encode_slowly(value, labels=labels, pickles=pickles)
 
-    def encode_slowly(self, value: Any, *, labels: Sequence[str] = ()) -> Encoded:
+    def _encoder(self, *, pickles: bool) -> Encoder:
+        pickles = pickles and self.functions.policy is Policy.TRUSTED
+        return Encoder(
+            self.functions, self.hooks, self.limits, self.stager, pickles=pickles
+        )
+
+    def encode_slowly(
+        self, value: Any, *, labels: Sequence[str] = (), pickles: bool = True
+    ) -> Encoded:
         """Encode a value for which `encode_quickly` returned None, as `encode` does."""
-        encoder = Encoder(self.functions, self.hooks, self.limits, self.stager)
+        encoder = self._encoder(pickles=pickles)
         control = self._encode(encoder, value, labels)
         outbox = encoder.outbox
         return Encoded(
@@ -104,10 +129,16 @@ class Codec:
             outbox.bytes_copied,
             shared=_storages_of(encoder),
             copies=outbox.copies,
+            loses_gradient=_loss_of(encoder, value, labels),
         )
 
     def encode_for(
-        self, compression: Compression, value: Any, *, labels: Sequence[str] = ()
+        self,
+        compression: Compression,
+        value: Any,
+        *,
+        labels: Sequence[str] = (),
+        pickles: bool = True,
     ) -> Encoded:
         """Encode a value for sending with a codec.
 
@@ -118,11 +149,12 @@ class Codec:
             compression: the codec.
             value: as for `encode`.
             labels: as for `encode`.
+            pickles: as for `encode`.
 
         Raises:
             EncodeError: as for `encode`, or the codec would harm a tensor of its dtype.
         """
-        encoder = Encoder(self.functions, self.hooks, self.limits, self.stager)
+        encoder = self._encoder(pickles=pickles)
         control = self._encode(encoder, value, labels)
         outbox = encoder.outbox
         gradient_tensors, copied = encoder.gradient_tensors, outbox.bytes_copied
@@ -135,6 +167,7 @@ class Codec:
                 copied,
                 shared=shared,
                 copies=outbox.copies,
+                loses_gradient=_loss_of(encoder, value, labels),
             )
         try:
             plan = packing.CompressionPlan(compression, encoder.table, encoder.objects)
@@ -150,6 +183,7 @@ class Codec:
             value,
             labels,
             copies=outbox.copies,
+            loses_gradient=_loss_of(encoder, value, labels),
         )
 
     def _check_packed(self, value: Any, size_bytes: int) -> None:
@@ -173,7 +207,7 @@ class Codec:
 
     def _encode(self, encoder: Encoder, value: Any, labels: Sequence[str]) -> bytes:
         try:
-            return self._control(encoder, value)
+            return self._control(encoder, value, is_call=labels[-1:] == ("kwargs",))
         except Unsendable as error:
             where = path_to(value, error.value, labels)
             if error.value is value:
@@ -322,11 +356,16 @@ class Codec:
             return False
         return False
 
-    def _control(self, encoder: Encoder, value: Any) -> bytes:
+    def _control(self, encoder: Encoder, value: Any, *, is_call: bool) -> bytes:
         try:
-            control = encoder.encode(value)
+            control = encoder.encode(value, is_call=is_call)
         except TooDeep:
-            control = self._control_of_deep(encoder, value)
+            raise Unsendable(
+                value,
+                "under policy strict containers must not be nested deeper than"
+                f" {self.limits.depth_max} levels, nor contain themselves; flatten"
+                " them",
+            ) from None
         if len(control) > self.limits.control_bytes_max:
             raise Unsendable(
                 value,
@@ -336,22 +375,6 @@ class Codec:
                 " arrays or bytes, or stream it",
             )
         return control
-
-    def _control_of_deep(self, encoder: Encoder, value: Any) -> bytes:
-        """Encode a value that contains itself; pickle keeps cycles."""
-        if self.functions.policy is not Policy.TRUSTED:
-            raise Unsendable(
-                value,
-                "under policy strict containers must not be nested deeper than"
-                f" {self.limits.depth_max} levels, nor contain themselves; flatten"
-                " them",
-            )
-        try:
-            return encoder.encode(value, pickled=True)
-        except TooDeep as error:
-            raise Unsendable(
-                value, "the value is nested too deeply; flatten it"
-            ) from error
 
 
 class _DryHooks:
@@ -376,6 +399,33 @@ class _DryHooks:
 def _storages_of(encoder: Encoder) -> dict[bytes, torch.UntypedStorage] | None:
     found = {key: storage for key, (storage, _) in encoder.shared.items()}
     return found or None
+
+
+def _loss_of(
+    encoder: Encoder, value: Any, labels: Sequence[str]
+) -> Callable[[], str | None] | None:
+    """Return what finds a tensor of a message whose gradient cannot follow it."""
+    parameters = encoder.parameters
+    detached = [tensor for tensor in encoder.detached if id(tensor) not in parameters]
+    if detached:
+        return lambda: (
+            f"{path_to(value, detached[0], labels)}: a"
+            f" {type(detached[0]).__qualname__} that requires a gradient pickles"
+            " itself, so that its gradient cannot come back in an autograd context;"
+            " send it as a torch.Tensor, or its detach()"
+        )
+    if not parameters:
+        return None
+
+    def find() -> str | None:
+        where = path_outside(value, parameters, torch.nn.Module, labels)
+        return where and (
+            f"{where}: a Parameter that requires a gradient is also in an nn.Module of"
+            " this message, which takes it as a leaf of its own, so that its gradient"
+            " cannot come back in an autograd context; send one of them"
+        )
+
+    return find
 
 
 def _at_its_path(error: Unsendable, root: Any, labels: Sequence[str]) -> EncodeError:

@@ -147,6 +147,7 @@ class MessageCodec:
         refer: Callable[[Encoded], None],
         devices: DeviceCopies,
         deferred: DefersMessages,
+        pickles: bool = True,
     ) -> None:
         """Join the parts that take part in messages.
 
@@ -158,7 +159,9 @@ class MessageCodec:
             refer: makes the peer map the shared memory that a message refers to.
             devices: fill the buffers of tensors on devices.
             deferred: makes the messages that wait for devices.
+            pickles: whether the peer takes pickles.
         """
+        self._pickles = pickles
         self._link = link
         self._loop = parts.loop
         self._codec = parts.codec
@@ -210,7 +213,12 @@ class MessageCodec:
             self.fetch(encoded)
         if encoded.bytes_copied:
             self._connection.bytes_gathered += encoded.bytes_copied
-        return encoded, pins, self._propagate(encoded, meta)
+        try:
+            return encoded, pins, self._propagate(encoded, meta)
+        except AsyncRpcError:
+            if pins is not None:
+                pins.undo()
+            raise
 
     def _refer(self, encoded: Encoded, pins: Pins | None) -> None:
         """Make the peer map the memory of a message before it reads the message."""
@@ -229,8 +237,12 @@ class MessageCodec:
         self, value: Any, labels: Sequence[str], compression: Compression | None
     ) -> Encoded:
         if compression is None:
-            return self._codec.encode_slowly(value, labels=labels)
-        return self._codec.encode_for(compression, value, labels=labels)
+            return self._codec.encode_slowly(
+                value, labels=labels, pickles=self._pickles
+            )
+        return self._codec.encode_for(
+            compression, value, labels=labels, pickles=self._pickles
+        )
 
     def encode_common(
         self,
@@ -248,6 +260,7 @@ class MessageCodec:
             value = list(common.value)
             return self.encode(value, meta, labels, compression, device_map)
         codec = "" if compression is None else compression.name
+        codec += "" if self._pickles else " strict"
         encoded = common.encodings.get(codec)
         if encoded is not None:  # what was gathered is counted where it was done
             meta = self._propagate(encoded, meta)
@@ -263,7 +276,7 @@ class MessageCodec:
     ) -> dict[str, Any] | None:
         """Let propagators take part in a message; return its meta."""
         for propagator in self._propagators:
-            part = propagator.outgoing(self._link, encoded.gradient_tensors)
+            part = propagator.outgoing(self._link, encoded)
             if part is not None:
                 meta = meta or {}
                 meta[propagator.key] = part

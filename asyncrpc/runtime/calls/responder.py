@@ -232,17 +232,19 @@ class Responder:
             return
         if inbound.span is not None:
             inbound.span.failed(error)
+        if outcome is Outcome.NOT_EXECUTED and issubclass(type(error), CallError):
+            error.outcome = outcome  # type: ignore[attr-defined]  # its text says so
         references = self._references
         if outcome is Outcome.EXECUTED and self._host.on_raised is not None:
             self._host.on_raised(error)
+        if issubclass(type(error), CallError) and not error.function:  # type: ignore[attr-defined]
+            error.function, error.to = inbound.function_name, self._host.name  # type: ignore[attr-defined]
         if inbound.rref_id is not None and references is not None:
             # The value failed, as its users will see; the call did not.
-            references.fail(inbound.rref_id, error)
+            references.fail(inbound.rref_id, error, outcome)
             inbound.rref_id = None
             self.answer(inbound, None)
             return
-        if issubclass(type(error), CallError) and not error.function:  # type: ignore[attr-defined]
-            error.function, error.to = inbound.function_name, self._host.name  # type: ignore[attr-defined]
         describe = functools.partial(self._errors.describe, error)
         failed = outcome_of(error)
         if not self._host.pool.is_exclusive or not holds_device_tensor(error):

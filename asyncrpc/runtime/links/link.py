@@ -163,6 +163,7 @@ class Link:
             refer=functools.partial(worker.memory.regions.refer, self),
             devices=worker.devices,
             deferred=self.deferred,
+            pickles=connection.peer is None or not connection.peer.strict,
         )
         self.preparation = MessagePreparation(
             worker,

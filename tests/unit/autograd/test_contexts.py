@@ -16,6 +16,7 @@ from asyncrpc.autograd.lifetime import ContextLifetime
 from asyncrpc.autograd.messages import JoinContext, PassId, ReleaseContext
 from asyncrpc.errors import AutogradError, InvalidContextError, MalformedError
 from asyncrpc.ids import ContextId, MessageId, WorkerId
+from asyncrpc.serde import Encoded
 from tests.unit.recording import (
     LoopScheduler,
     RecordingLink,
@@ -48,7 +49,7 @@ class Everything:
         service: Any = None
         token = current_context_var.set(Context(service, context_id))
         try:
-            return self.crossings.outgoing(to, list(tensors))
+            return self.crossings.outgoing(to, Encoded(b"", [], list(tensors), 0))
         finally:
             current_context_var.reset(token)
 
@@ -95,7 +96,10 @@ async def test_the_creators_name_is_learnt_when_it_is_known() -> None:
 
 async def test_a_message_outside_of_a_context_takes_nothing() -> None:
     parts = Everything()
-    assert parts.crossings.outgoing(parts.peer, [torch.ones(1)]) is None
+    assert (
+        parts.crossings.outgoing(parts.peer, Encoded(b"", [], [torch.ones(1)], 0))
+        is None
+    )
 
 
 async def test_tensors_that_are_sent_enter_the_graph_where_they_left_it() -> None:

@@ -1,6 +1,7 @@
 """An exception is raised at the caller as what it was, and as a RemoteError."""
 
 import asyncio
+import builtins
 import json
 import os
 import pickle
@@ -154,6 +155,39 @@ def test_a_refusal_of_too_much_costs_no_traceback() -> None:
     assert isinstance(found, OverloadedError)
     assert found.retry_after_s == 2.5
     assert found.remote_traceback == "OverloadedError: too much\n"
+
+
+BUILTIN_ARGS: dict[str, tuple[Any, ...]] = {
+    "UnicodeDecodeError": ("utf8", b"x", 0, 1, "why"),
+    "UnicodeEncodeError": ("utf8", "x", 0, 1, "why"),
+    "UnicodeTranslateError": ("x", 0, 1, "why"),
+    "ExceptionGroup": ("text", [ValueError(1)]),
+    "BaseExceptionGroup": ("text", [ValueError(1)]),
+}
+BUILTINS = [
+    error
+    for error in vars(builtins).values()
+    if isinstance(error, type)
+    and issubclass(error, Exception)
+    and not issubclass(error, (StopIteration, StopAsyncIteration))
+]
+
+
+@pytest.mark.parametrize("kind", BUILTINS)
+def test_each_builtin_exception_arrives_as_itself(kind: type[Exception]) -> None:
+    error = kind(*BUILTIN_ARGS.get(kind.__name__, ("text",)))
+    tree = describe_exception(error, TRUSTED, worker="ps", pid=1)
+    got = rebuild_exception(tree, TRUSTED.functions, function="f", to="ps")
+    assert isinstance(got, kind)
+    assert str(got) == str(error)
+    as_value = round_trip([error, Holder(error)])
+    assert type(as_value[0]) is kind
+    assert as_value[1].error is as_value[0]
+
+
+class Holder:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
 def test_slots_of_a_users_class_survive() -> None:

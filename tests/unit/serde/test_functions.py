@@ -168,8 +168,29 @@ def compiled(rows: torch.Tensor) -> torch.Tensor:
     return rows + 1
 
 
-def test_a_compiled_function_travels_by_its_name() -> None:
-    assert trusted.resolve(trusted.name_of(compiled)) is compiled
+def doubled(rows: torch.Tensor) -> torch.Tensor:
+    return rows * 2
+
+
+def tripled(rows: torch.Tensor) -> torch.Tensor:
+    return rows * 3
+
+
+quick_doubled = torch.jit.script(doubled)
+
+
+@pytest.mark.parametrize("function", [compiled, quick_doubled])
+def test_a_compiled_function_travels_by_its_name(function: Any) -> None:
+    assert trusted.resolve(trusted.name_of(function)) is function
+
+
+def test_a_compiled_function_of_the_program_itself_travels_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tripled, "__module__", "__main__")
+    function = torch.jit.script(tripled)
+    monkeypatch.setattr(sys.modules["__main__"], "tripled", function, raising=False)
+    assert trusted.name_of(function) == "__main__:tripled"
 
 
 def test_a_compiled_function_that_no_name_leads_to_is_refused() -> None:

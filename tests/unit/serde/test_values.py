@@ -7,6 +7,7 @@ import enum
 import functools
 import operator
 import threading
+import types
 from collections import OrderedDict, namedtuple
 from typing import Any
 
@@ -231,6 +232,52 @@ def test_a_bound_method_takes_its_instance_along() -> None:
     assert round_trip([torch.ones(2).add])[0](1).tolist() == [2, 2]
 
 
+def unnamed_decorator(function: Any) -> Any:
+    def wrapper(self: Any) -> str:
+        return str(function(self))
+
+    return wrapper
+
+
+class Decorated:
+    def wrapper(self) -> str:
+        return "another method"
+
+    @unnamed_decorator
+    def right(self) -> str:
+        return "right"
+
+    def base(self) -> str:
+        return "base"
+
+
+class Overriding(Decorated):
+    def base(self) -> str:
+        return "overridden"
+
+    def inherited(self) -> Any:
+        return super().base
+
+
+@pytest.mark.parametrize("pickles", [True, False])
+def test_a_bound_method_is_the_one_that_was_sent(pickles: bool) -> None:  # noqa: FBT001
+    methods = [Decorated().right, Decorated().wrapper, Overriding().base]
+    if not pickles:
+        methods = [Colour.RED.__str__]
+    for method in methods:
+        encoded = TRUSTED.encode(method, pickles=pickles)
+        got = TRUSTED.decode(encoded.control, received(encoded))
+        assert got() == method()
+
+
+def test_a_method_of_a_base_class_is_not_taken_for_the_one_that_overrides_it() -> None:
+    assert round_trip(Overriding().inherited())() == "base"
+    text = "no attribute of that leads to it; send the function itself"
+    bound = types.MethodType(Decorated.base, Colour.RED)
+    with pytest.raises(EncodeError, match=text):
+        TRUSTED.encode(bound, pickles=False)
+
+
 def test_a_partial_takes_its_arguments_along() -> None:
     back = round_trip(functools.partial(torch.add, torch.ones(2), alpha=2))
     assert back(torch.ones(2)).tolist() == [3, 3]
@@ -243,7 +290,7 @@ def test_strict_refuses_a_method_whose_instance_needs_a_pickle() -> None:
 
 def test_strict_takes_methods_only_where_they_are_allowed() -> None:
     method = torch.ones(2).add
-    encoded = TRUSTED.encode(method)
+    encoded = TRUSTED.encode(method, pickles=False)
     with pytest.raises(RejectedError, match=r"Tensor\.add is not exposed") as caught:
         STRICT.decode(encoded.control, received(encoded))
     assert caught.value.outcome is Outcome.NOT_EXECUTED
@@ -331,6 +378,18 @@ def test_an_error_says_where_the_value_is() -> None:
     assert "args[1]['x'].note" in text
     assert "module level" in text
     assert caught.value.outcome is Outcome.NOT_EXECUTED
+
+
+def test_an_error_tells_the_function_from_its_arguments() -> None:
+    labels = ("function, args", "kwargs")
+    lock = threading.Lock()
+    for value, where in (
+        ([Batch(torch.ones(1), lock), 1], "function.note"),
+        ([len, Batch(torch.ones(1), lock)], r"args\[0\].note"),
+        ([len, 1, lock], r"args\[1\]"),
+    ):
+        with pytest.raises(EncodeError, match=f"cannot be sent: {where}: a .*lock"):
+            TRUSTED.encode([value, {}], labels=labels)
 
 
 @pytest.mark.parametrize(
