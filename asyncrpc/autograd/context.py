@@ -75,12 +75,20 @@ class Context:
         id: the same on every worker that takes part.
     """
 
-    __slots__ = ("_service", "_token", "id")
+    __slots__ = ("_service", "_token", "id", "is_of_pass")
 
-    def __init__(self, service: ContextService, context_id: ContextId) -> None:
+    def __init__(
+        self,
+        service: ContextService,
+        context_id: ContextId,
+        *,
+        is_of_pass: bool = False,
+    ) -> None:
         self._service = service
         self._token: Any = None
         self.id = context_id
+        # Current in user code of a pass or a step, whose calls take no part in it.
+        self.is_of_pass = is_of_pass
 
     @property
     def service(self) -> ContextService:

@@ -48,7 +48,7 @@ class Crossings:
             EncodeError: the gradient of a tensor in it could not come back.
         """
         context = current_context_var.get()
-        if context is None or context.id not in self._open:
+        if context is None or context.is_of_pass or context.id not in self._open:
             return None
         if encoded.loses_gradient is not None and torch.is_grad_enabled():
             loss = encoded.loses_gradient()

@@ -187,7 +187,8 @@ class AutogradService:
         worker = self._worker.context
         found = (worker if task is None else task).copy()
         if context_id is not None:
-            found.run(current_context_var.set, Context(self, context_id))
+            current = Context(self, context_id, is_of_pass=True)
+            found.run(current_context_var.set, current)
         found.run(current_worker_var.set, worker[current_worker_var])
         return found
 

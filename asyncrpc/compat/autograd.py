@@ -82,7 +82,8 @@ class context:  # noqa: N801  (torch's name)
 
 def _opened() -> Context:
     agent = agents.current()
-    if current_context_var.get() is not None:
+    current = current_context_var.get()
+    if current is not None and not current.is_of_pass:  # a hook may open its own
         raise RuntimeError("Already have an autograd context id for this thread.")
     serial = next(agent.context_ids)
     made = Context(_service(agent), ContextId(agent.worker.incarnation, serial))

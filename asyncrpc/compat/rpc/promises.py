@@ -14,9 +14,25 @@ import torch
 from asyncrpc.clock import now_s
 from asyncrpc.compat.rpc import errors
 from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.threads import thread_blocked
 
 _Future: Any = torch._C.Future  # noqa: SLF001  (without a subclass's attributes)
 _NO_VARIABLES: Final = Context()  # for calls without variables; others copy theirs
+
+
+_wait: Final = _Future.wait
+
+
+def _wait_as_blocked(future: torch.futures.Future[Any]) -> Any:
+    """Wait for a future of torch's, as a thread that waits and does not run.
+
+    So its pool runs others, and hooks give up the lock that a pass may need.
+    """
+    with thread_blocked():
+        return _wait(future)
+
+
+_Future.wait = _wait_as_blocked  # the class of what `rpc_async` returns
 
 
 class PromisingAgent(Protocol):

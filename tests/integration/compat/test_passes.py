@@ -1,0 +1,191 @@
+"""What torch calls back in a pass may wait, also by the futures of the facade.
+
+Two processes: worker0 plays, worker1 has the hooks.  The loop runs, from the first time
+on, whatever it is allowed to run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import warnings
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import asyncrpc
+from asyncrpc.autograd import current_context
+from asyncrpc.autograd.inline import InlinePolicy
+from asyncrpc.compat import autograd, rpc
+from asyncrpc.compat.optim import DistributedOptimizer
+from tests.callbacks_of_torch import STEPS, WAYS
+from tests.integration.compat.playing import play
+
+ACTS = ("future", "sync", "context", "pass", "pass by a future", "sleep", "raise")
+
+
+class Served:
+    """What worker1 keeps between calls."""
+
+    def __init__(self) -> None:
+        self.stack = ExitStack()
+        self.forward: Any = None
+        self.act = ""
+        self.seen: list[tuple[bool, str, int]] = []
+        self.is_acting = False
+
+    def callback(self) -> None:
+        if self.is_acting:
+            return
+        self.is_acting = True
+        try:
+            self._act()
+        finally:
+            self.is_acting = False
+
+    def _act(self) -> None:
+        try:
+            asyncio.get_running_loop()
+            is_on_loop = True
+        except RuntimeError:
+            is_on_loop = False
+        name, serial = asyncrpc.current_worker().name, current_context().id.serial
+        self.seen.append((is_on_loop, name, serial))
+        if is_on_loop or len(self.seen) > 1:
+            return
+        with torch.enable_grad():
+            self._wait()
+
+    def _wait(self) -> None:
+        if self.act == "future":
+            assert rpc.rpc_async("worker0", max, args=(1, 2)).wait() == 2
+        elif self.act == "sync":
+            assert rpc.rpc_sync("worker0", max, args=(1, 2)) == 2
+        elif self.act == "context":
+            a_pass("worker0", torch.sum)
+        elif self.act == "pass":
+            rpc.rpc_sync("worker0", a_pass, args=("worker1", served_forward))
+        elif self.act == "pass by a future":
+            rpc.rpc_async("worker0", a_pass, args=("worker1", served_forward)).wait()
+        elif self.act == "sleep":
+            time.sleep(0.001)
+        elif self.act == "raise":
+            raise ValueError("said by a callback")
+
+
+served = Served()
+weight = nn.Parameter(torch.ones(3))
+made: list[torch.optim.Optimizer] = []
+
+
+def a_pass(to: str, function: Any) -> None:
+    """Run a pass in a context of its own."""
+    with autograd.context() as context_id:
+        x = torch.ones(3, requires_grad=True)
+        autograd.backward(context_id, [rpc.rpc_sync(to, function, args=(x,))])
+        assert x in autograd.get_gradients(context_id)
+
+
+# --- worker1 -------------------------------------------------------------------------
+
+
+def served_forward(x: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = served.forward(x)
+    return loss
+
+
+def run_all_on_the_loop() -> None:
+    InlinePolicy.is_short = lambda *_: True  # type: ignore[method-assign]
+
+
+def begin_way(name: str) -> None:
+    warnings.simplefilter("ignore")  # torch's, of old hooks and replaced kernels
+    served.stack.close()
+    served.forward = served.stack.enter_context(WAYS[name](served.callback))
+
+
+def begin_step(name: str) -> None:
+    served.stack.close()
+    served.stack.enter_context(STEPS[name](served.callback, made[-1]))
+
+
+def begin_act(act: str) -> None:
+    served.act, served.seen = act, []
+
+
+def end() -> list[tuple[bool, str, int]]:
+    return served.seen
+
+
+def make_sgd(parameters: Any) -> torch.optim.Optimizer:
+    made.append(torch.optim.SGD(parameters, lr=0.1))
+    return made[-1]
+
+
+def weighed(x: torch.Tensor) -> torch.Tensor:
+    return (x * weight).sum()
+
+
+def weight_reference() -> Any:
+    return rpc.RRef(weight)
+
+
+# --- worker0 -------------------------------------------------------------------------
+
+
+def check(context_id: int, where: Any) -> None:
+    seen = rpc.rpc_sync("worker1", end)
+    assert seen, where
+    assert set(seen) == {(False, "worker1", context_id)}, where
+
+
+def outcome_of(act: str) -> AbstractContextManager[Any]:
+    """Return a context that expects the error of a callback that raises."""
+    said = r"(?s)(?!.*in part).*said by a callback"
+    return pytest.raises(RuntimeError, match=said) if act == "raise" else nullcontext()
+
+
+def passes_of_every_way() -> None:
+    rpc.rpc_sync("worker1", run_all_on_the_loop)
+    for name in WAYS:
+        rpc.rpc_sync("worker1", begin_way, args=(name,))
+        for act in ACTS:
+            rpc.rpc_sync("worker1", begin_act, args=(act,))
+            x = torch.ones(3, requires_grad=True)
+            with autograd.context() as context_id:
+                loss = rpc.rpc_sync("worker1", served_forward, args=(x,))
+                with outcome_of(act):
+                    autograd.backward(context_id, [loss])
+                check(context_id, (name, act))
+
+
+def steps_of_every_way() -> None:
+    rpc.rpc_sync("worker1", run_all_on_the_loop)
+    served_weight = rpc.rpc_sync("worker1", weight_reference)
+    optimizer = DistributedOptimizer(make_sgd, [served_weight])
+    rpc.rpc_sync("worker1", begin_way, args=("parameter_hook",))
+    for name in STEPS:
+        for act in ("none", *ACTS):
+            with autograd.context() as context_id:
+                x = torch.ones(3)
+                loss = rpc.rpc_sync("worker1", weighed, args=(x,))
+                autograd.backward(context_id, [loss])
+                if act == "none":  # without callbacks, maybe on the loop
+                    optimizer.step(context_id)
+                    rpc.rpc_sync("worker1", begin_step, args=(name,))
+                    continue
+                rpc.rpc_sync("worker1", begin_act, args=(act,))
+                with outcome_of(act):
+                    optimizer.step(context_id)
+                check(context_id, (name, act))
+
+
+def test_callbacks_of_a_pass_may_wait() -> None:
+    play(passes_of_every_way)
+
+
+def test_callbacks_of_a_step_may_wait() -> None:
+    play(steps_of_every_way)
