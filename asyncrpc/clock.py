@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 NS_PER_S: Final = 1_000_000_000
 
@@ -32,6 +32,8 @@ class Deadline:
 
     at_s: float
     allowed_s: float
+
+    is_lifted: ClassVar[bool] = False  # what it limited is over: it limits no more
 
     @classmethod
     def after(cls, timeout_s: float, now_s: float) -> Deadline:

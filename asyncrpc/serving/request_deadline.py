@@ -2,18 +2,22 @@
 
 `asyncrpc.deadline` cancels its block.  A stream must first tell its client that its
 time is over: it postpones the cancellation by `ENDING_S`, and ends by itself.
+
+The deadline is that of the response.  It is lifted once the response is complete, or
+the handler has ended: neither background tasks of a framework, nor tasks that the
+handler has started and left, which have copies of its context, are limited by it then.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from typing import Final
 
 from asyncrpc.clock import Deadline
-from asyncrpc.runtime.calls.context import deadline_var
+from asyncrpc.runtime.calls.context import current_deadline, deadline_var
 
 # Calls watch the deadline themselves, and their error says more.  The same time as in
 # `asyncrpc.deadline`.
@@ -25,6 +29,21 @@ ENDING_S: Final = 5.0  # for the last bytes to a client that reads
 _current: Final[ContextVar[RequestDeadline | None]] = ContextVar(
     "asyncrpc_request_deadline", default=None
 )
+
+
+class _ResponseLimit(Deadline):
+    """A deadline that ends with the response that it limits."""
+
+    __slots__ = ("is_lifted",)
+
+    is_lifted: bool  # type: ignore[misc]  # a slot, over the class's constant
+
+    def __init__(self, limit: Deadline) -> None:
+        super().__init__(limit.at_s, limit.allowed_s)
+        object.__setattr__(self, "is_lifted", False)
+
+    def lift(self) -> None:
+        object.__setattr__(self, "is_lifted", True)  # the rest of it stays frozen
 
 
 class RequestDeadline:
@@ -40,7 +59,7 @@ class RequestDeadline:
         Args:
             limit: by the clock of the running loop.
         """
-        self.limit = limit
+        self.limit = _ResponseLimit(limit)
         self._loop = asyncio.get_running_loop()
         self._scope = asyncio.timeout(None)
         self._timer: asyncio.TimerHandle | None = None
@@ -60,8 +79,15 @@ class RequestDeadline:
                 self.put_off(0.0)
                 yield
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            self.lift()
+
+    def lift(self) -> None:
+        """Limit nothing any more: the response is complete, or will not be."""
+        self.limit.lift()
+        if self._timer is not None:
+            self._timer.cancel()
+        with suppress(RuntimeError):  # its time is over already
+            self._scope.reschedule(None)
 
     def put_off(self, by_s: float) -> None:
         """Cancel `by_s` seconds after the deadline instead."""
@@ -75,11 +101,16 @@ class RequestDeadline:
 
 
 @asynccontextmanager
-async def request_deadline(timeout_s: float | None) -> AsyncIterator[None]:
+async def request_deadline(
+    timeout_s: float | None,
+) -> AsyncIterator[RequestDeadline | None]:
     """Limit what a handler awaits, and every call that it makes, on all workers.
 
     Args:
         timeout_s: seconds from now; None adds no limit.
+
+    Yields:
+        The deadline, which can be lifted; None without a limit.
 
     Raises:
         TimeoutError: `timeout_s` or an outer deadline passed.
@@ -88,15 +119,15 @@ async def request_deadline(timeout_s: float | None) -> AsyncIterator[None]:
         Passes through.
     """
     if timeout_s is None:
-        yield
+        yield None
         return
     limit = Deadline.after(timeout_s, asyncio.get_running_loop().time())
-    outer = deadline_var.get()
+    outer = current_deadline()
     made = RequestDeadline(limit if outer is None else min(limit, outer))
     token, current = deadline_var.set(made.limit), _current.set(made)
     try:
         async with made.cutting_off():
-            yield
+            yield made
     finally:
         _current.reset(current)
         deadline_var.reset(token)
@@ -112,7 +143,7 @@ async def until_deadline() -> AsyncIterator[None]:
     Cancellation:
         Passes through.
     """
-    limit = deadline_var.get()
+    limit = current_deadline()
     if limit is None:
         yield
         return
@@ -125,5 +156,5 @@ async def until_deadline() -> AsyncIterator[None]:
 
 def is_over() -> bool:
     """Return whether the current deadline has passed."""
-    limit = deadline_var.get()
+    limit = current_deadline()
     return limit is not None and limit.at_s <= asyncio.get_running_loop().time()

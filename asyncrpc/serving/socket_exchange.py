@@ -26,7 +26,7 @@ from asyncrpc.arguments import wrong
 from asyncrpc.serving.client_scope import ClientLeftError, ClientScope, beside
 from asyncrpc.serving.event_sender import closed, failure_of, source_of
 from asyncrpc.serving.machine.error_answers import NORMAL_CLOSURE
-from asyncrpc.serving.machine.server_sent_events import as_json
+from asyncrpc.serving.machine.server_sent_events import as_json, check_sendable
 from asyncrpc.serving.request_deadline import until_deadline
 
 logger = logging.getLogger("asyncrpc")
@@ -165,7 +165,9 @@ async def _write(
     async with closed(items) as stream, until_deadline():
         async for item in stream:
             data = encode(item)
-            if not isinstance(data, str | bytes):
+            if isinstance(data, str):
+                check_sendable(data)
+            elif not isinstance(data, bytes):
                 raise wrong("what encode returns", "a string or bytes", data)
             await channel.send(data)
 

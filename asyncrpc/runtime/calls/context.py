@@ -101,7 +101,7 @@ async def deadline(timeout_s: float | None) -> AsyncIterator[None]:
         raise wrong("timeout_s", wanted, timeout_s)
     loop = loop_for("asyncrpc.deadline")
     limit = Deadline.after(timeout_s, loop.time())
-    outer = deadline_var.get()
+    outer = current_deadline()
     token = deadline_var.set(limit if outer is None else min(limit, outer))
     # Calls watch the deadline themselves, and their errors say more: give them a
     # moment, counted from when the loop runs the timer, which may be late.
@@ -115,9 +115,15 @@ async def deadline(timeout_s: float | None) -> AsyncIterator[None]:
         deadline_var.reset(token)
 
 
+def current_deadline() -> Deadline | None:
+    """Return the enclosing deadline, unless what it limited is over."""
+    limit = deadline_var.get()
+    return None if limit is None or limit.is_lifted else limit
+
+
 def effective_deadline(timeout_s: float | None, now_s: float) -> Deadline | None:
     """Return the earlier of the enclosing deadline and `timeout_s` from now."""
-    outer = deadline_var.get()
+    outer = current_deadline()
     if timeout_s is None or timeout_s == math.inf:
         return outer
     own = Deadline.after(timeout_s, now_s)

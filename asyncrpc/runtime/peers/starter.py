@@ -347,10 +347,13 @@ class CallStarter:
                 call.task = task_here(self.loop)
             if timeout_s is UNSET:
                 timeout_s = self.options.rpc_timeout_s
-            if timeout_s is None:
-                deadline = deadline_var.get()
-            else:
-                deadline = effective_deadline(timeout_s, self.loop.time())
+            deadline = (
+                deadline_var.get()
+                if timeout_s is None
+                else effective_deadline(timeout_s, self.loop.time())
+            )
+            if deadline is not None and deadline.is_lifted:
+                deadline = None
             link = self.directory.link_to(call.to)
             if link is not None:
                 if on_link is not None:

@@ -68,7 +68,8 @@ class WorkerMiddleware:
     When the client leaves, the handler is cancelled, and with it the calls that it
     awaits, on every worker that they have reached.  A websocket's handler that waits
     for a message gets the disconnect message instead.  A handler whose response is
-    complete is not cancelled.
+    complete is cancelled neither by its client's leave nor by the deadline, which then
+    limits nothing any more: not its background tasks, nor tasks that it has left.
 
     If the worker is traced (`asyncrpc.observability.trace_calls`), each request and
     each websocket has a span, in the trace that its header `traceparent` names, unless
@@ -184,8 +185,11 @@ class WorkerMiddleware:
         async with watched.watching(cancels=self._is_cancelling):
             scope[WATCHED_KEY] = self._is_cancelling
             yield
-        if watched.connection.has_left:
+        connection = watched.connection
+        if connection.has_left:
             logger.debug("%s: the client has left", scope["path"])
+            if connection.status is None and not connection.is_websocket:
+                await watched.answer_nobody()
 
     async def _answer(
         self, scope: AsgiScope, watched: WatchedConnection, worker: Worker
@@ -196,9 +200,13 @@ class WorkerMiddleware:
         try:
             timeout_s = self._contract.time_allowed_s(values)
             end_s = math.inf if timeout_s is None else loop.time() + timeout_s
-            async with request_deadline(timeout_s):
+            async with request_deadline(timeout_s) as limit:
+                if limit is not None:
+                    watched.on_answered = limit.lift
                 await self._app(scope, watched.receive, watched.send)
         except Exception as error:
+            if watched.connection.state is AsgiState.ANSWERED:
+                raise  # of what the application does after its answer
             answer = self._contract.answer_to(
                 error, is_over=loop.time() >= end_s, is_closed=worker.is_closed
             )

@@ -32,6 +32,7 @@ from asyncrpc.serving.event_sender import (
     source_of,
 )
 from asyncrpc.serving.machine import server_sent_events as sse
+from asyncrpc.serving.machine.error_answers import CLIENT_LEFT_STATUS
 from asyncrpc.serving.socket_exchange import (
     MESSAGES_MAX,
     EncodeFrame,
@@ -155,7 +156,7 @@ class EventStreamApplication:
         """
         channel = _AsgiEvents(send, self.raw_headers)
         sender = EventSender(channel, self._options)
-        async with _until_left(scope, receive):
+        async with _until_left(scope, receive) as client:
             with suppress(ClientLeftError):  # no answer can be sent
                 if scope["method"] == "HEAD":
                     await sender.send_head()
@@ -163,6 +164,9 @@ class EventStreamApplication:
                     last = "".join(header_values(scope, _LAST_EVENT_ID)[:1])
                     await sender.send_all(source_of(self._stream, last))
                 await channel.end()
+        if client.has_left and not sender.has_begun:
+            with suppress(ClientLeftError):
+                await channel.answer_nobody()
 
 
 def sse_response(
@@ -284,6 +288,12 @@ class _AsgiEvents:
         start = {"status": 200, "headers": self._headers}
         await self._told({"type": "http.response.start", **start})
 
+    async def answer_nobody(self) -> None:
+        """Answer a client that has left; see `WatchedConnection.answer_nobody`."""
+        start = {"status": CLIENT_LEFT_STATUS, "headers": []}
+        await self._told({"type": "http.response.start", **start})
+        await self.end()
+
     async def write(self, data: bytes) -> None:
         body = {"body": data, "more_body": True}
         await self._told({"type": "http.response.body", **body})
@@ -350,14 +360,16 @@ def _says_left(error: Exception) -> bool:
 
 
 @asynccontextmanager
-async def _until_left(scope: AsgiScope, receive: AsgiReceive) -> AsyncIterator[None]:
+async def _until_left(
+    scope: AsgiScope, receive: AsgiReceive
+) -> AsyncIterator[ClientScope]:
     """Cancel a block when the client leaves, unless the middleware does."""
-    if scope.get(WATCHED_KEY):
-        yield
-        return
     client = ClientScope()
+    if scope.get(WATCHED_KEY):
+        yield client
+        return
     async with client, beside(_watch(receive, client)):
-        yield
+        yield client
 
 
 async def _watch(receive: AsgiReceive, client: ClientScope) -> None:

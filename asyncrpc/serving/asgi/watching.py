@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
-from asyncrpc.serving.asgi.machine.connection import AsgiConnection
+from asyncrpc.serving.asgi.machine.connection import AsgiConnection, AsgiState
 from asyncrpc.serving.asgi.protocol import (
     AsgiMessage,
     AsgiReceive,
@@ -14,6 +14,7 @@ from asyncrpc.serving.asgi.protocol import (
     AsgiSend,
 )
 from asyncrpc.serving.client_scope import ClientScope, beside
+from asyncrpc.serving.machine.error_answers import CLIENT_LEFT_STATUS
 
 
 class WatchedConnection:
@@ -21,6 +22,7 @@ class WatchedConnection:
 
     Attributes:
         connection: the state of the connection.
+        on_answered: called once the answer is complete.
     """
 
     def __init__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
@@ -32,6 +34,7 @@ class WatchedConnection:
             send: of the server.
         """
         self.connection = AsgiConnection(scope)
+        self.on_answered: Callable[[], None] = lambda: None
         self._receive = receive
         self._send = send
         self._changed = asyncio.Event()  # a message has come, or one may be read
@@ -75,6 +78,22 @@ class WatchedConnection:
         """
         self.connection.sends(message)
         await self._send(message)
+        if self.connection.state is AsgiState.ANSWERED:
+            self.on_answered()
+
+    async def answer_nobody(self) -> None:
+        """Give a request without an answer one, which its client will not read.
+
+        The client has left.  Servers drop the answer, but a middleware outside of ours
+        (Starlette's BaseHTTPMiddleware) takes it for an error if none comes.
+
+        Cancellation:
+            The answer may have been sent.
+        """
+        head = {"status": CLIENT_LEFT_STATUS, "headers": []}
+        with suppress(Exception):  # as of ASGI 2.4, if the server sees it first
+            await self._send({"type": "http.response.start", **head})
+            await self._send({"type": "http.response.body", "body": b""})
 
     async def _read_ahead(self, leave: Callable[[], None]) -> None:
         try:

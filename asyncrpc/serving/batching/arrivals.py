@@ -8,7 +8,7 @@ from typing import Any
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import NotStartedError, UsageError
-from asyncrpc.runtime.calls.context import current_worker_var, deadline_var
+from asyncrpc.runtime.calls.context import current_deadline, current_worker_var
 from asyncrpc.runtime.extensions import CallTracer
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.serving.batching import refusals
@@ -60,7 +60,7 @@ def deadline_here(queue: ServiceQueue[Any], name: str, now_s: float) -> Deadline
     Raises:
         DeadlineExceededError: the deadline has passed.
     """
-    deadline = deadline_var.get()
+    deadline = current_deadline()
     if deadline is not None and deadline.at_s <= now_s:
         queue.counts.expired += 1
         raise refusals.expired(deadline, name)

@@ -28,6 +28,7 @@ from asyncrpc.errors import (
 
 RETRY_AFTER_S: Final = 1.0
 OVERLOADED_STATUS: Final = 503
+CLIENT_LEFT_STATUS: Final = 499  # nginx's; only logs show it
 _RETRY_AFTER_MAX_S: Final = 3600.0  # more is not a credible estimate
 NORMAL_CLOSURE: Final = 1000
 INTERNAL_ERROR: Final = 1011

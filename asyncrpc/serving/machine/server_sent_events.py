@@ -1,6 +1,7 @@
 """Server-sent events as bytes.
 
-Invariants: the encoding is UTF-8 for any text; a line break in the data never ends the
+Invariants: the encoding is UTF-8, in which JSON escapes what it cannot carry (lone
+surrogates); a line break in the data never ends the
 event; a field of one line never holds a line break.
 
 Source: the HTML standard, "Server-sent events", section "Parsing an event stream".
@@ -24,6 +25,7 @@ HEADERS: Final[Mapping[str, str]] = {
     "X-Accel-Buffering": "no",  # nginx: pass it on at once
 }
 COMMENT: Final = b":\n\n"  # browsers ignore it; proxies see that the stream is alive
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")  # and no other, unlike `splitlines`
 
 Encode = Callable[[Any], str]
@@ -62,8 +64,10 @@ class ServerSentEvent:
 def check_line(name: str, value: object) -> None:
     """Raise UsageError unless a value fits into a field of one line."""
     check_kind(name, value, str, "a string")
-    if _LINE_BREAK.search(str(value)) or "\0" in str(value):
-        raise wrong(name, "a string without line breaks and NUL", value)
+    text = str(value)
+    if _LINE_BREAK.search(text) or "\0" in text or has_surrogate(text):
+        wanted = "a string without line breaks, NUL and lone surrogates"
+        raise wrong(name, wanted, value)
 
 
 def checked_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
@@ -91,6 +95,23 @@ def check_period(name: str, value: object) -> None:
             raise wrong(name, "seconds above 0, or None for never", value)
 
 
+def has_surrogate(text: str) -> bool:
+    """Return whether a text has a lone surrogate, which UTF-8 cannot carry."""
+    return not text.isascii() and _SURROGATE.search(text) is not None
+
+
+def check_sendable(text: object) -> None:
+    """Raise UsageError unless what a program's `encode` returned is a text of UTF-8."""
+    if not isinstance(text, str):
+        raise wrong("what encode returns", "a string", text)
+    if has_surrogate(text):
+        raise UsageError(
+            "what encode returns must be text that UTF-8 can carry, without lone"
+            " surrogates (U+D800 to U+DFFF); as JSON they can be escaped: leave out"
+            " `encode`, or use json.dumps(...) with ensure_ascii=True"
+        )
+
+
 def as_json(value: Any) -> str:
     """Return a value as JSON, for `encode`.
 
@@ -98,9 +119,12 @@ def as_json(value: Any) -> str:
         UsageError: the value cannot be written as JSON.
     """
     try:
-        return json.dumps(
+        text = json.dumps(
             value, allow_nan=False, ensure_ascii=False, separators=(",", ":")
         )
+        if not has_surrogate(text):
+            return text
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))  # escapes it
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(
             f"an item of type {type(value).__name__} cannot be written as JSON: "
@@ -116,8 +140,7 @@ def encoded(item: Any, encode: Encode = as_json) -> bytes:
     """
     event = item if isinstance(item, ServerSentEvent) else ServerSentEvent(item)
     text = encode(event.data)
-    if not isinstance(text, str):
-        raise wrong("what encode returns", "a string", text)
+    check_sendable(text)
     lines = []
     if event.event:
         lines.append(f"event: {event.event}\n")
@@ -127,4 +150,4 @@ def encoded(item: Any, encode: Encode = as_json) -> bytes:
         lines.append(f"retry: {math.ceil(event.retry_s * 1000)}\n")
     lines.extend(f"data: {line}\n" for line in _LINE_BREAK.split(text))
     lines.append("\n")
-    return "".join(lines).encode("utf-8", "replace")
+    return "".join(lines).encode()

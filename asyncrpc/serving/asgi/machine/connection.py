@@ -8,7 +8,8 @@ When the client leaves, the application is cancelled, with two exceptions: once 
 response is complete, it does its own work; and the application of a websocket that
 waits for a message gets the disconnect message instead.
 
-Source: the ASGI specification 3.0, "HTTP & WebSocket ASGI Message Format".
+Source: the ASGI specification 3.0, "HTTP & WebSocket ASGI Message Format", and its
+extensions "Zero Copy Send" and "Path Send".
 """
 
 from __future__ import annotations
@@ -67,8 +68,13 @@ _STEPS: Final[Mapping[str, AsgiStep]] = {
     "websocket.close": _E.END,
     "http.response.start": _E.BEGIN,
     "websocket.http.response.start": _E.BEGIN,
+    "http.response.pathsend": _E.END,
 }
-_BODIES: Final = ("http.response.body", "websocket.http.response.body")
+_BODIES: Final = (
+    "http.response.body",
+    "http.response.zerocopysend",
+    "websocket.http.response.body",
+)
 _LEAVINGS: Final = ("http.disconnect", "websocket.disconnect")
 
 

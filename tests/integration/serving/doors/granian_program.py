@@ -10,8 +10,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+from fastapi.responses import FileResponse
 from granian.constants import Interfaces
 from granian.server.embed import Server
+from starlette.background import BackgroundTask
 
 import asyncrpc
 from asyncrpc import LocalRendezvous, Worker, current_worker
@@ -58,9 +60,33 @@ async def echo(messages: AsyncIterator[str | bytes]) -> AsyncIterator[Any]:
         yield message
 
 
+class AfterFile:
+    """What a handler does after it has sent a file, by the server's `pathsend`."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.end = asyncio.get_running_loop().create_future()
+
+    async def work(self) -> None:
+        try:
+            await self.may_end.wait()
+        except asyncio.CancelledError:
+            self.end.set_result("cancelled")
+            raise
+        self.end.set_result("done")
+
+    async def finish(self, asked: Asked) -> Any:
+        self.may_end.set()
+        return await self.end
+
+    async def send(self) -> FileResponse:
+        return FileResponse(__file__, background=BackgroundTask(self.work))
+
+
 def application() -> AsgiApplication:
     remote.watches[NAME] = remote.Watch()
-    return fastapi_app(
+    after_file = AfterFile()
+    app: Any = fastapi_app(
         NeutralApp(
             lambda: Worker("front", rank=0, rendezvous=LocalRendezvous(1)),
             answers={
@@ -69,6 +95,7 @@ def application() -> AsgiApplication:
                 "/begun": next_begun,
                 "/ended": next_ended,
                 "/produced": produced,
+                "/file-ended": after_file.finish,
             },
             events={
                 "/count": lambda _: there(remote.count_to, 40),
@@ -87,6 +114,8 @@ def application() -> AsgiApplication:
             },
         )
     )
+    app.add_api_route("/file", after_file.send)
+    return app  # type: ignore[no-any-return]
 
 
 async def main(port: int) -> None:

@@ -68,6 +68,103 @@ async def test_a_background_task_goes_on_after_its_client(group: Group) -> None:
             await has_ended.wait()
 
 
+async def test_the_deadline_ends_with_the_complete_response(group: Group) -> None:
+    """Neither a background task nor a task that was left is limited by it."""
+    is_over, ended = asyncio.Event(), asyncio.Queue[Any]()
+
+    async def work(name: str) -> None:
+        try:
+            await is_over.wait()
+            doubled = await asyncrpc.rpc_async("back", remote.double, args=([1],))
+            await ended.put((name, doubled))
+        except BaseException as error:
+            await ended.put((name, error))
+            raise
+
+    left: list[asyncio.Task[None]] = []
+
+    async def handle(_: Request) -> Response:
+        left.append(asyncio.create_task(work("left")))
+        return PlainTextResponse("answered", background=BackgroundTask(work, "after"))
+
+    app = starlette_app(group, handle, timeout_s=0.2)
+    async with served(app) as client:
+        async with client.get("/") as response:
+            assert await response.text() == "answered"
+        asyncio.get_running_loop().call_later(0.4, is_over.set)  # past the deadline
+        async with asyncio.timeout(30):
+            found = [await ended.get(), await ended.get()]
+        assert sorted(found) == [("after", [2]), ("left", [2])]
+        await asyncio.gather(*left)
+
+
+async def test_a_task_that_was_left_outlives_a_deadline_that_passed(
+    group: Group,
+) -> None:
+    left: list[asyncio.Task[Any]] = []
+    is_answered = asyncio.Event()
+
+    async def work() -> Any:
+        await is_answered.wait()
+        return await asyncrpc.rpc_async("back", remote.double, args=([1],))
+
+    async def handle(_: Request) -> Response:
+        left.append(asyncio.create_task(work()))
+        await asyncio.Event().wait()
+        return Response()
+
+    async with served(starlette_app(group, handle, timeout_s=0.1)) as client:
+        async with client.get("/") as response:
+            assert response.status == 504
+        is_answered.set()
+        async with asyncio.timeout(30):
+            assert await left[0] == [2]
+
+
+@pytest.mark.parametrize("answers", ["waits", "streams"])
+@pytest.mark.parametrize("with_ours", [True, False])
+async def test_a_client_that_leaves_early_is_no_error_of_a_middleware_outside(
+    group: Group, caplog: pytest.LogCaptureFixture, answers: str, *, with_ours: bool
+) -> None:
+    is_over = asyncio.Event()
+
+    async def forever(_: str) -> AsyncIterator[Any]:
+        group.watch.begun.set()
+        await asyncio.Event().wait()
+        yield
+
+    async def handle(request: Request) -> Response:
+        if answers == "streams":
+            response: Response = asgi.sse_response(forever, begin_within_s=600.0)
+            return response
+        group.watch.begun.set()
+        await asyncio.Event().wait()
+        return Response()
+
+    async def stamp(request: Request, call_next: Any) -> Any:
+        try:
+            return await call_next(request)
+        finally:
+            is_over.set()
+
+    app = Starlette(lifespan=asgi.lifespan(group.front))
+    app.add_route("/", handle)
+    if with_ours:
+        app.add_middleware(asgi.WorkerMiddleware)
+    elif answers == "waits":
+        return  # nothing of ours is there
+    app.add_middleware(BaseHTTPMiddleware, dispatch=stamp)
+    async with served(app) as client, asyncio.timeout(30):
+        request = asyncio.create_task(client.get("/"))
+        await group.watch.begun.wait()
+        request.cancel()
+        await asyncio.wait([request])
+        await is_over.wait()
+        await current_connections_are_lost(client)
+    assert "No response returned" not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 async def test_a_program_may_want_its_handlers_to_go_on(group: Group) -> None:
     begun, may_end, has_ended = (asyncio.Event() for _ in range(3))
 

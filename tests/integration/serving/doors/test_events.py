@@ -44,6 +44,18 @@ async def test_items_are_events(group: Group, door: Door) -> None:
         assert await events_of(response) == [{"data": str(one)} for one in range(40)]
 
 
+async def test_a_lone_surrogate_arrives_as_it_was(group: Group, door: Door) -> None:
+    async def items(_: str) -> AsyncIterator[Any]:
+        yield {"name": "a\ud800b"}
+
+    async with (
+        door.serve(one_stream(group, items)) as client,
+        client.get("/") as response,
+    ):
+        (event,) = await events_of(response)
+        assert json.loads(event["data"]) == {"name": "a\ud800b"}
+
+
 async def test_an_event_says_more_than_its_data(group: Group, door: Door) -> None:
     async def items(_: str) -> AsyncIterator[Any]:
         yield ServerSentEvent({"a": "ä\n"}, event="token", id="7", retry_s=1.5)

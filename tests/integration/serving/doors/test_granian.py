@@ -62,6 +62,16 @@ async def test_requests(client: aiohttp.ClientSession) -> None:
     await told(client, "/ended")
 
 
+async def test_what_follows_a_file_is_not_cancelled(
+    client: aiohttp.ClientSession,
+) -> None:
+    """This server sends a file by its path (the extension `pathsend`)."""
+    headers = {"Connection": "close"}
+    async with client.get("/file", headers=headers) as response:
+        assert b"An application on granian" in await response.read()
+    assert await told(client, "/file-ended") == "done"
+
+
 async def test_events(client: aiohttp.ClientSession) -> None:
     async with client.get("/count") as response:
         assert await events_of(response) == [{"data": str(one)} for one in range(40)]

@@ -41,6 +41,28 @@ async def closed(websocket: aiohttp.ClientWebSocketResponse) -> tuple[int, str]:
     return message.data, message.extra or ""
 
 
+async def test_a_lone_surrogate_arrives_as_it_was(group: Group, door: Door) -> None:
+    async def items(_: Any) -> AsyncIterator[Any]:
+        yield {"name": "a\ud800b"}
+
+    app = one_socket(group, items)
+    async with door.serve(app) as client, client.ws_connect("/") as websocket:
+        assert await websocket.receive_json() == {"name": "a\ud800b"}
+        assert await closed(websocket) == (1000, "")
+
+
+async def test_a_text_that_cannot_be_sent_is_named(
+    group: Group, door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def items(_: Any) -> AsyncIterator[str]:
+        yield "a\ud800b"
+
+    app = one_socket(group, items, encode=str)
+    async with door.serve(app) as client, client.ws_connect("/") as websocket:
+        assert (await closed(websocket))[0] == 1011
+    assert "text that UTF-8 can carry" in caplog.text
+
+
 async def test_a_stream_is_sent_and_ends(group: Group, door: Door) -> None:
     app = one_socket(group, lambda _: there(remote.count_to, 40))
     async with door.serve(app) as client, client.ws_connect("/") as websocket:

@@ -63,7 +63,16 @@ def test_a_client_that_leaves_during_the_response() -> None:
     assert connection.received(LEFT) is True
 
 
-@pytest.mark.parametrize("last", [part(more=False), {"type": "http.response.body"}])
+@pytest.mark.parametrize(
+    "last",
+    [
+        part(more=False),
+        {"type": "http.response.body"},
+        {"type": "http.response.pathsend", "path": "/file"},
+        {"type": "http.response.zerocopysend", "file": 3},
+        {"type": "http.response.zerocopysend", "file": 3, "more_body": False},
+    ],
+)
 def test_what_is_done_after_the_response_goes_on(last: dict[str, Any]) -> None:
     connection = request()
     connection.sends(start(204))
@@ -71,6 +80,16 @@ def test_what_is_done_after_the_response_goes_on(last: dict[str, Any]) -> None:
     assert (connection.state, connection.status) == (AsgiState.ANSWERED, 204)
     assert connection.received(LEFT) is False
     assert not connection.has_left
+
+
+def test_a_file_may_be_a_part_of_a_response() -> None:
+    connection = request()
+    connection.sends(start())
+    connection.sends(
+        {"type": "http.response.zerocopysend", "file": 3, "more_body": True}
+    )
+    assert connection.state is AsgiState.ANSWERING
+    assert connection.received(LEFT) is True
 
 
 def test_no_more_is_read_than_is_held() -> None:

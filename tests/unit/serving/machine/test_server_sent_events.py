@@ -69,8 +69,7 @@ def test_any_text_is_one_event(texts: list[tuple[str, str, str]]) -> None:
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists))
 def test_json_is_the_default(value: Any) -> None:
     (event,) = read(encoded(value))
-    if "\\ud" not in json.dumps(value):
-        assert json.loads(event["data"]) == value
+    assert json.loads(event["data"]) == value
 
 
 def test_all_fields_in_bytes() -> None:
@@ -81,7 +80,7 @@ def test_all_fields_in_bytes() -> None:
     assert encoded(None) == b"data: null\n\n"
 
 
-@pytest.mark.parametrize("text", ["a\nb", "a\rb", "\r\n", "\0"])
+@pytest.mark.parametrize("text", ["a\nb", "a\rb", "\r\n", "\0", "a\ud800b"])
 @pytest.mark.parametrize("name", ["event", "id"])
 def test_a_field_of_one_line(name: str, text: str) -> None:
     with pytest.raises(UsageError, match=f"{name} must be a string without line"):
@@ -92,6 +91,16 @@ def test_a_field_of_one_line(name: str, text: str) -> None:
 def test_what_is_not_json_says_what_to_do(value: Any) -> None:
     with pytest.raises(UsageError, match=r"as JSON: .*; yield plain values, or give"):
         as_json(value)
+
+
+def test_an_encoder_returns_text_of_utf8() -> None:
+    with pytest.raises(UsageError, match="must be text that UTF-8 can carry"):
+        encoded("a\udfffb", str)
+
+
+def test_json_escapes_what_utf8_cannot_carry_and_nothing_else() -> None:
+    assert as_json("ä\U0001f600") == '"ä\U0001f600"'
+    assert as_json(["ä\ud800"]) == '["\\u00e4\\ud800"]'
 
 
 def test_an_encoder_returns_text() -> None:
