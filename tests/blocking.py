@@ -30,7 +30,7 @@ _INSTALLED: Final = "sees what is installed, once a process"
 _PROCESS: Final = "starts a process, for which its caller waits"
 ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
     "inspection/summarizing.py": {"resident_bytes": _KERNEL},
-    "multiprocessing/launcher.py": {"_start": _PROCESS},
+    "multiprocessing/launcher.py": {"_held_interrupts": _PROCESS, "_start": _PROCESS},
     "runtime/devices/pjrt.py": {"has_tpu": _INSTALLED, "set_up": _INSTALLED},
     "runtime/links/heartbeat.py": {"__init__": _KERNEL},
     "runtime/links/routes.py": {"default_addresses": _KERNEL},

@@ -111,6 +111,7 @@ def run_child(
     # A terminal sends Ctrl-C to every process; the parent alone decides what follows.
     # The handler is a function that does nothing, since programs inherit SIG_IGN.
     signal.signal(signal.SIGINT, _do_nothing)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held until now
     os.environ.update(spec.environment)
     torch.set_num_threads(spec.threads)
     reports.send_bytes(STARTED)

@@ -15,6 +15,7 @@ from typing import Final
 
 from asyncrpc.arguments import check_count
 from asyncrpc.environment.torchrun import LAUNCHER_VARIABLE
+from asyncrpc.runtime.options import ONE_HOST_VARIABLE
 
 SECRET_VARIABLE: Final = "ASYNCRPC_SECRET"  # noqa: S105  the name, not the secret
 SECRET_FILE_VARIABLE: Final = "ASYNCRPC_SECRET_FILE"  # noqa: S105  likewise
@@ -28,7 +29,12 @@ def new_secret() -> str:
 
 
 def process_environment(
-    *, rank: int, nprocs: int, secret: str, store_port: int | None
+    *,
+    rank: int,
+    nprocs: int,
+    secret: str,
+    store_port: int | None,
+    is_alone: bool = False,
 ) -> dict[str, str]:
     """Return the variables of one process.
 
@@ -38,6 +44,7 @@ def process_environment(
         secret: the cluster's secret.
         store_port: the port on loopback at which the parent serves the rendezvous
             store; None if it does not.
+        is_alone: no process of another host can have the secret.
     """
     variables = {
         SECRET_VARIABLE: secret,
@@ -48,6 +55,7 @@ def process_environment(
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(nprocs),
     }
+    variables[ONE_HOST_VARIABLE] = "1" if is_alone else ""
     if store_port is not None:
         variables |= {
             "MASTER_ADDR": "127.0.0.1",

@@ -8,12 +8,16 @@ Source: torch.multiprocessing.spawn, whose `fn(rank, *args)` this keeps.  Unlike
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import partial
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar, TypeVarTuple, overload
 
 import torch.multiprocessing  # noqa: F401  lets tensors in `args` travel as shared memory
@@ -45,6 +49,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 Method: TypeAlias = Literal["spawn", "forkserver"]
 
+_SWITCH: Final = threading.Lock()  # of multiprocessing's flag, which threads share
 _METHODS: Final = ("spawn", "forkserver")
 PROCESSES_MAX: Final = 4096  # on one host; each has two descriptors here
 
@@ -138,11 +143,13 @@ def launch(
         threads_per_process: threads that torch uses in each; by default an equal share
             of the cores, at least 1.
         timeout_s: seconds until all processes are stopped; None is no limit.
-        secret: the cluster's secret; by default a new one, 256 random bits.
+        secret: the cluster's secret; by default a new one, 256 random bits.  With that,
+            workers listen on this host alone, unless their options say where.
         host_store: serve the rendezvous store from here, on loopback.  If it is off,
             MASTER_ADDR and MASTER_PORT are left as they are.
         daemon: stop the processes when this program ends, instead of waiting for them;
-            they cannot start others.
+            they cannot start others but by `launch`.  An exception that ends the
+            program stops them in any case.
         join: wait for the end; otherwise return at once, with a handle to wait on.
 
     Returns:
@@ -184,6 +191,7 @@ def launch(
         nprocs,
         threads=threads,
         secret=secret or new_secret(),
+        is_alone=secret is None and host_store,
         store_port=None if store is None else store.port,
     )
     processes: Processes[Any] = Processes(
@@ -208,9 +216,27 @@ def check_task(fn: Any, args: Any, nprocs: Any) -> None:
         UsageError: an argument is wrong; the error names it.
     """
     check_callable("fn", fn)
+    _refuse_main_without_file(fn)
     wanted = "a tuple of the arguments after the rank"
     check_kind("args", args, (tuple, list), wanted)
     check_count("nprocs", nprocs, at_least=1, at_most=PROCESSES_MAX)
+
+
+def _refuse_main_without_file(fn: Any) -> None:
+    """Refuse a function that no new process can import."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    main = sys.modules.get("__main__")
+    if getattr(fn, "__module__", "") != "__main__" or main is None:
+        return
+    file = getattr(main, "__file__", None)
+    if getattr(main, "__spec__", None) is None and not (file and Path(file).is_file()):
+        raise UsageError(
+            "fn must be in a file that new processes can import; it is defined in a"
+            " main module without one (a prompt, a notebook, `python -c`, or standard"
+            " input): put it into a module, such as work.py, and use work."
+            f"{getattr(fn, '__qualname__', 'fn')}"
+        )
 
 
 def check_method(name: str, method: Any) -> None:
@@ -241,14 +267,23 @@ def _refuse_inheriting() -> None:
 
 
 def _specs(
-    nprocs: int, *, threads: int, secret: str, store_port: int | None
+    nprocs: int,
+    *,
+    threads: int,
+    secret: str,
+    is_alone: bool,
+    store_port: int | None,
 ) -> list[ChildSpec]:
     is_main_thread = threading.current_thread() is threading.main_thread()
     return [
         ChildSpec(
             rank=rank,
             environment=process_environment(
-                rank=rank, nprocs=nprocs, secret=secret, store_port=store_port
+                rank=rank,
+                nprocs=nprocs,
+                secret=secret,
+                store_port=store_port,
+                is_alone=is_alone,
             ),
             threads=threads,
             bound_to_thread=is_main_thread,
@@ -274,8 +309,9 @@ def _start_all(
             children.append(_start(starter, spec, fn, args))  # noqa: PERF401
     except BaseException:  # processes that run already must not be left behind
         for child in children:
-            child.process.kill()
-            child.process.join()
+            if child.process is not None:
+                child.process.kill()
+                child.process.join()
         raise
     return children
 
@@ -293,7 +329,8 @@ def _start(
         name=f"rank{spec.rank}",
     )
     try:
-        process.start()
+        with _allowed_children(), _held_interrupts():
+            process.start()
     except ChildProcessError as error:
         reader.close()
         raise UsageError(
@@ -305,4 +342,38 @@ def _start(
         raise
     finally:
         writer.close()  # the child's end is the only one: its death ends our reading
-    return Child(spec.rank, process, reader)
+    return Child(spec.rank, process, reader, is_daemon=process.daemon)
+
+
+@contextmanager
+def _held_interrupts() -> Iterator[None]:
+    """Start a process in which Ctrl-C waits until `run_child` takes it.
+
+    Else a process that still imports prints a traceback, although the parent alone
+    decides what follows.
+    """
+    resource_tracker.ensure_running()  # to start it later would let them through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _allowed_children() -> Iterator[None]:
+    """Let a daemonic process start others, such as a worker of hypercorn or of a Pool.
+
+    multiprocessing forbids it, as a daemonic process is ended without a chance to end
+    its own.  Those of `launch` end by themselves when the one that started them does.
+    """
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # noqa: SLF001  it has no other switch
+    with _SWITCH:
+        is_daemonic = config.get("daemon", False)
+        if is_daemonic:
+            config["daemon"] = False
+        try:
+            yield
+        finally:
+            if is_daemonic:
+                config["daemon"] = True

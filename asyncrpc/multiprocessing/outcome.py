@@ -22,7 +22,8 @@ class Child:
 
     Attributes:
         rank: its index.
-        process: the process.
+        process: the process; None once it has ended, and is done with.
+        is_daemon: whether it is stopped when the program ends.
         reports: the pipe on which its reports arrive; None after the last.
         has_started: whether it has called the function.
         report: how the function ended; None without a report.
@@ -30,8 +31,9 @@ class Child:
     """
 
     rank: int
-    process: BaseProcess
+    process: BaseProcess | None
     reports: ReportReader | None
+    is_daemon: bool = False
     has_started: bool = False
     report: Report | None = None
     exit_code: int | None = None

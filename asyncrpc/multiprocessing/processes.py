@@ -8,10 +8,12 @@ failure stops the rest even if no caller waits yet.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import os
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -89,7 +91,9 @@ class Processes(Generic[T]):
         store: object | None,
         clock: Clock,
     ) -> None:
-        self.pids = tuple(child.process.pid for child in children)
+        self.pids = tuple(
+            child.process.pid for child in children if child.process is not None
+        )
         self._own_pid = os.getpid()
         self._children = children
         self._supervisor = supervisor
@@ -103,6 +107,8 @@ class Processes(Generic[T]):
         )  # the writer is closed by the watching thread
         self._results: Future[list[T]] = Future()
         self._results.set_running_or_notify_cancel()  # so it cannot be cancelled
+        # Before multiprocessing's own hook, which waits for the processes.
+        atexit.register(self._stop_at_exit)
         # A daemon, so that a program that forgets its processes can still exit.
         threading.Thread(target=self._watch, name="launch-watch", daemon=True).start()
 
@@ -271,6 +277,18 @@ class Processes(Generic[T]):
             self.terminate(0.0)
             self._results.exception()
 
+    def _stop_at_exit(self) -> None:
+        """Stop processes that nothing waits for, as a program ends.
+
+        Those that are not daemons are waited for if the program has come to its end;
+        not if an exception has ended it: they may serve for ever, and nobody reads what
+        they return.
+        """
+        is_daemon = any(child.is_daemon for child in self._children)
+        has_failed = getattr(sys, "last_value", None) is not None
+        if os.getpid() == self._own_pid and (is_daemon or has_failed):
+            self._stop_for_interrupt()
+
     @contextlib.contextmanager
     def _quiet_if_requested(self) -> Iterator[None]:
         try:
@@ -320,6 +338,7 @@ class Processes(Generic[T]):
     def _sources(self) -> list[Any]:
         sources: list[Any] = [self._wake_reader]
         for child in self._running():
+            assert child.process is not None
             sources.append(child.process.sentinel)
             if child.reports is not None:
                 sources.append(child.reports)
@@ -333,9 +352,13 @@ class Processes(Generic[T]):
 
     def _hear(self, child: Child, ready: list[Any], now_s: float) -> list[Event]:
         events: list[Event] = []
-        if child.process.sentinel in ready:
-            child.process.join()
-        exit_code = child.process.exitcode
+        process = child.process
+        assert process is not None  # it runs
+        if process.sentinel in ready:
+            process.join()
+        exit_code = process.exitcode
+        if exit_code is not None:
+            process.join()  # at once: multiprocessing forgets it
         had_report = child.report is not None
         while child.reports is not None and child.reports.poll():
             receive(child)
@@ -382,15 +405,18 @@ class Processes(Generic[T]):
         return [result_of(child) for child in self._children]
 
     def _finish(self) -> None:
+        atexit.unregister(self._stop_at_exit)
         for child in self._running():  # only if watching itself failed
-            child.process.kill()
-            child.process.join()
-            child.exit_code = child.process.exitcode
+            if child.process is not None:
+                child.process.kill()
+                child.process.join()
+                child.exit_code = child.process.exitcode
         for child in self._children:
             if child.reports is not None:
                 child.reports.close()
-            if child.exit_code is not None:
-                child.process.close()
+            # Its end closes its descriptors.  It is not closed here: the program's
+            # main thread may wait for it, as multiprocessing does at exit.
+            child.process = None
         with self._wake_lock:
             self._wake_writer.close()
         self._wake_reader.close()

@@ -34,6 +34,9 @@ LANES_MAX: Final = 16  # of one link, whatever a peer asks for
 SECRET_VARIABLE = "ASYNCRPC_SECRET"  # noqa: S105  (a variable's name, not a secret)
 SECRET_FILE_VARIABLE = "ASYNCRPC_SECRET_FILE"  # noqa: S105  (likewise)
 INTERFACE_VARIABLE = "ASYNCRPC_INTERFACE"
+# `launch` sets it where it has made the secret: no other host can have that.
+ONE_HOST_VARIABLE = "ASYNCRPC_ONE_HOST"
+_LOOPBACK: Final = "127.0.0.0/8"
 TOKEN_VARIABLE = "ASYNCRPC_TOKEN"  # noqa: S105  (likewise)
 
 SPIN_MAX_S: Final = 0.1
@@ -130,7 +133,8 @@ class NetworkOptions:
         interface: the addresses to listen at and to publish, if the worker listens at
             every interface: names of interfaces, which may hold `*` and `?`, and
             networks such as `"10.0.0.0/8"`, separated by commas, best first.  None: the
-            environment variable `ASYNCRPC_INTERFACE`; if that is unset, all.
+            environment variable `ASYNCRPC_INTERFACE`; if that is unset, all, and in a
+            process of `launch` that has a secret by `launch` alone, loopback.
         advertise: addresses that are published instead of the listening addresses, for
             a worker behind a NAT, a container's port mapping or a proxy.  None: the
             listening addresses.
@@ -428,8 +432,12 @@ class Options:
         given = replace(self, secret=self._found_secret(environ), secret_file=None)
         if given.token is None and environ.get(TOKEN_VARIABLE):
             given = replace(given, token=environ[TOKEN_VARIABLE])
-        if given.network.interface is None and environ.get(INTERFACE_VARIABLE):
-            network = replace(given.network, interface=environ[INTERFACE_VARIABLE])
+        interface = given.network.interface or environ.get(INTERFACE_VARIABLE)
+        has_own_secret = self.secret is not None or self.secret_file is not None
+        if not interface and not has_own_secret and environ.get(ONE_HOST_VARIABLE):
+            interface = _LOOPBACK
+        if interface and interface != given.network.interface:
+            network = replace(given.network, interface=interface)
             given = replace(given, network=network)
         return given
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+import asyncrpc
 from asyncrpc.multiprocessing import Queue
 
 FOREVER_S = 60.0  # longer than any test may take
@@ -138,6 +139,22 @@ def tell_pid_and_wait(rank: int) -> None:
     sys.stdout.write(f"{os.getpid()}\n")
     sys.stdout.flush()
     wait_forever(rank)
+
+
+async def tell_pid_and_serve(rank: int) -> None:
+    """As `tell_pid_and_wait`, on an event loop."""
+    del rank
+    sys.stdout.write(f"{os.getpid()}\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+
+async def addresses(rank: int, secret: str | None) -> tuple[str, ...]:
+    """Return where a worker with these options listens."""
+    options = asyncrpc.Options(secret=secret)
+    async with asyncrpc.Worker(f"w{rank}", rendezvous="env://", options=options) as one:
+        await one.barrier()
+        return one.addresses
 
 
 def tell_pid_and_hold_the_gil(rank: int) -> None:

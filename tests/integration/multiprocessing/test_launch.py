@@ -16,6 +16,7 @@ import torch
 
 from asyncrpc.errors import DeadlineExceededError, ProcessFailedError, UsageError
 from asyncrpc.multiprocessing import launch
+from asyncrpc.transport.interfaces import host_addresses
 from tests.integration.multiprocessing import targets
 
 # Here the fork server has torch loaded: a launch takes a tenth of a spawn's time.
@@ -178,3 +179,24 @@ def test_nonsense_is_refused_before_anything_starts() -> None:
 async def test_it_does_not_block_a_running_loop() -> None:
     with pytest.raises(UsageError, match=r"join=False.*wait_async"):
         launch(targets.square, (2,))
+
+
+def is_local(address: str) -> bool:
+    return address.startswith(("uds://", "tcp://127."))
+
+
+def test_workers_with_the_launchers_own_secret_listen_on_this_host_alone() -> None:
+    found = launch(targets.addresses, (None,), nprocs=2, method="forkserver")
+    assert all(is_local(address) for each in found for address in each)
+
+
+@pytest.mark.parametrize(("given", "own"), [("sesame", None), (None, "sesame")])
+def test_workers_with_a_secret_of_the_program_listen_everywhere(
+    given: str | None, own: str | None
+) -> None:
+    found = launch(
+        targets.addresses, (own,), nprocs=2, method="forkserver", secret=given
+    )
+    has_network = any(not one.is_loopback for one in host_addresses())
+    for addresses in found:
+        assert any(not is_local(address) for address in addresses) is has_network

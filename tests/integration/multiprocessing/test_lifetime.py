@@ -34,6 +34,68 @@ from tests.integration.multiprocessing import targets
 launch(targets.square, (2,))
 """
 
+FAILING = """
+import asyncio, sys
+import asyncrpc
+from asyncrpc.multiprocessing import launch
+from tests.integration.multiprocessing import targets
+
+async def main():
+    function, is_daemon = getattr(targets, sys.argv[1]), sys.argv[2] == "daemon"
+    kept = [launch(function, join=False, daemon=is_daemon) for _ in range(2)]
+    await asyncio.to_thread(sys.stdin.readline)
+    raise RuntimeError("the program's own")
+
+if __name__ == "__main__":
+    asyncrpc.run(main())
+"""
+DAEMONIC = """
+import multiprocessing, sys
+from asyncrpc.multiprocessing import launch
+from tests.integration.multiprocessing import targets
+
+def start(queue):
+    queue.put(launch(targets.square, (2,), 2))
+    queue.put(multiprocessing.current_process().daemon)
+
+def start_in_pool(power):
+    return launch(targets.square, (power,), 2)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    queue = context.Queue()
+    process = context.Process(target=start, args=(queue,), daemon=True)
+    process.start()
+    print(queue.get(), queue.get())
+    process.join()
+    with context.Pool(1) as pool:
+        print(pool.map(start_in_pool, [3]))
+"""
+ORPHANING = """
+import multiprocessing, sys
+from asyncrpc.multiprocessing import launch
+from tests.integration.multiprocessing import targets
+
+def start():
+    launch(targets.tell_pid_and_wait, nprocs=2)
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=start, daemon=True)
+    process.start()
+    sys.stdin.readline()  # then the daemonic process is ended without a warning
+"""
+IMPORTING = """
+import os, sys, threading
+from asyncrpc.multiprocessing import launch
+from tests.integration.multiprocessing import targets
+
+if __name__ != "__main__":
+    print(os.getpid(), flush=True)  # a new process, which imports this
+    threading.Event().wait()
+else:
+    launch(targets.wait_forever, nprocs=2)
+"""
+
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "pidfd_open"), reason="watches processes by pidfd, which is Linux's"
 )
@@ -45,6 +107,7 @@ def running(script: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [sys.executable, str(script), *arguments],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -115,3 +178,78 @@ def test_an_unguarded_main_module_is_explained(tmp_path: Path) -> None:
     assert "ProcessFailedError: rank 0 of 1 exited with code 1 while it started" in (
         errors
     )
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["daemon", "other"])
+@pytest.mark.parametrize("function", ["tell_pid_and_wait", "tell_pid_and_serve"])
+def test_an_exception_that_ends_the_program_ends_its_processes(
+    tmp_path: Path, kind: str, function: str
+) -> None:
+    script = written(tmp_path / "script.py", FAILING)
+    with (
+        running(script, function, kind) as process,
+        opened(read_pids(process)) as watched,
+    ):
+        _, errors = process.communicate("go on\n", timeout=LIMIT_S)
+        assert have_ended(watched, LIMIT_S)
+    assert process.returncode == 1
+    assert errors.count("Traceback (most recent call last)") == 1
+    assert errors.rstrip().endswith("RuntimeError: the program's own")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_daemonic_process_may_launch(tmp_path: Path, method: str) -> None:
+    script = written(tmp_path / "script.py", DAEMONIC)
+    with running(script, method) as process:
+        # Seven interpreters start, most of them one after the other.
+        output, errors = process.communicate(timeout=5 * LIMIT_S)
+    assert output.splitlines() == ["[0, 1] True", "[[0, 1]]"], errors
+    assert "Error" not in errors
+
+
+def test_no_process_outlives_a_daemonic_parent(tmp_path: Path) -> None:
+    script = written(tmp_path / "script.py", ORPHANING)
+    with running(script) as process, opened(read_pids(process)) as watched:
+        process.communicate("end\n", timeout=LIMIT_S)
+        assert have_ended(watched, LIMIT_S)
+
+
+def test_ctrl_c_while_processes_import_prints_one_traceback(tmp_path: Path) -> None:
+    script = written(tmp_path / "script.py", IMPORTING)
+    with running(script) as process, opened(read_pids(process)) as watched:
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=LIMIT_S)
+        assert have_ended(watched, LIMIT_S)
+    assert errors.count("Traceback (most recent call last)") == 1
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+PROGRAM = """
+from asyncrpc.multiprocessing import launch
+def work(rank):
+    return rank
+if __name__ == "__main__":
+    launch(work)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["-c", PROGRAM], ["-"], ["-i", "-q"]])
+def test_a_function_of_a_program_without_a_file_is_refused(
+    arguments: list[str],
+) -> None:
+    found = subprocess.run(
+        [sys.executable, *arguments],
+        input=PROGRAM.replace("return rank\n", "return rank\n\n") + "\n",
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert "UsageError: fn must be in a file that new processes can imp" in found.stderr
+    assert "work.work" in found.stderr

@@ -17,6 +17,7 @@ def test_it_is_what_torchrun_tells() -> None:
     told = process_environment(rank=1, nprocs=4, secret="s", store_port=1234)
     assert told == {
         "ASYNCRPC_LAUNCHER": "asyncrpc",
+        "ASYNCRPC_ONE_HOST": "",
         "ASYNCRPC_SECRET": "s",
         "ASYNCRPC_SECRET_FILE": "",
         "RANK": "1",
