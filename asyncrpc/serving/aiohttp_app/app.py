@@ -121,6 +121,9 @@ def middleware(
     span, in the trace that its header `traceparent` names, unless a span is current:
     then another middleware has made one.
 
+    Middlewares that must see these answers, such as one that adds the headers of CORS,
+    go outside, which is before this one in `middlewares=[...]`.
+
     All other errors are passed on, so a function that raised gives aiohttp's 500.  The
     texts name functions and workers: hide them from clients that must not see these
     names.

@@ -75,6 +75,10 @@ class WorkerMiddleware:
     each websocket has a span, in the trace that its header `traceparent` names, unless
     a span is current.
 
+    Middlewares that must see these answers go outside, such as Starlette's
+    `CORSMiddleware`, without whose headers a browser hides them from its script.  Of
+    `app.add_middleware`, the last one is the outermost: add this one first.
+
     All other errors are passed on.  The texts name functions and workers: hide them
     from clients that must not see these names.
 
