@@ -11,6 +11,7 @@ from torch import nn
 
 from asyncrpc import Group, Worker, autograd
 from asyncrpc.ddp import DistributedDataParallel
+from asyncrpc.errors import AutogradError
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.ddp.ranks import loss_of
 
@@ -82,3 +83,18 @@ async def test_a_module_on_both_sides_of_a_call_is_reduced(
         for grad, parameter in zip(grads, alone.parameters(), strict=True):
             assert parameter.grad is not None
             assert torch.allclose(grad, parameter.grad, rtol=1e-5, atol=1e-6)
+
+
+async def test_a_pass_that_ends_at_a_received_tensor_is_refused() -> None:
+    """It would send nothing to the peer, whose gradients would be lost."""
+    async with Cluster(2) as workers:
+
+        async def run() -> None:
+            model = await DistributedDataParallel(Sides(), Group(workers[0], ["a"]))
+            async with autograd.context():
+                hidden = model(rows_of(0, 0), "encoder")
+                hidden = await workers[0].peer("b").call(doubled, hidden)
+                await model.backward(loss_of(model(hidden, "head")))
+
+        with acting_as(workers[0]), pytest.raises(AutogradError, match="worker 'b'"):
+            await run()
