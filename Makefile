@@ -20,7 +20,7 @@ tests = $(wildcard $(addprefix tests/,$(1)))
 .PHONY: help setup demo test test-deep test-all check fmt lint type arch unit property \
 	cov sim sim-nightly chaos integration mutants numerics programs conformance conformance-c10d docs kills \
 	examples soak bench bench-peers bench-serve fuzz test-cuda test-tpu test-xla \
-	test-hosts test-clusters test-browser clean
+	test-hosts test-clusters test-browser test-outside clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -225,6 +225,21 @@ $(PEERS)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check \
 		-c constraints.txt -e '.[peers]'
+	touch $@
+
+# Libraries that call by torch's RPC, with the torch that they are compared on.
+OUTSIDE := .venv-outside
+
+test-outside: $(OUTSIDE)/.stamp ## Run other libraries' use of torch's RPC, on torch and on asyncrpc
+	$(OUTSIDE)/bin/python -m tests.outside
+
+# fairscale's setup.py wants torch to be there.
+$(OUTSIDE)/.stamp: pyproject.toml tests/outside/requirements.txt
+	$(PYTHON) -m venv $(OUTSIDE)
+	$(OUTSIDE)/bin/python -m pip install --quiet --disable-pip-version-check \
+		setuptools wheel numpy torch==2.13.0
+	$(OUTSIDE)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--no-build-isolation -r tests/outside/requirements.txt -e .
 	touch $@
 
 # BentoML wants older packages of OpenTelemetry than the tests are pinned to.

@@ -32,6 +32,7 @@ from asyncrpc.compat.rpc.internal import (
 )
 from asyncrpc.compat.rpc.options import WorkerInfo
 from asyncrpc.compat.rpc.rref import RRef, made
+from asyncrpc.compat.rpc.rref_proxy import add_apis
 from asyncrpc.compat.rpc.store_lock import locked_at
 from asyncrpc.runtime.calls.context import forget_deadline
 from asyncrpc.runtime.calls.futures import LOOK_S
@@ -280,6 +281,9 @@ def remote(
     if type(kind) is type and kind.__new__ is plain:
         rref._made_of = kind  # noqa: SLF001  (so that no proxy has to ask for it)
     return rref
+
+
+add_apis(rpc_sync=rpc_sync, rpc_async=rpc_async, remote=remote)
 
 
 @contextlib.contextmanager

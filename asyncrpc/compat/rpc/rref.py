@@ -16,7 +16,7 @@ from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc import errors
 from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
 from asyncrpc.compat.rpc.options import WorkerInfo
-from asyncrpc.compat.rpc.rref_proxy import RRefProxy
+from asyncrpc.compat.rpc.rref_proxy import APIS, RRefProxy
 from asyncrpc.errors import (
     AsyncRpcError,
     DeadlineExceededError,
@@ -204,21 +204,15 @@ class RRef(Handle[T]):
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Return a proxy whose methods run on the owner, and block."""
-        from asyncrpc.compat.rpc import api  # noqa: PLC0415  (which needs this)
-
-        return RRefProxy(self, api.rpc_sync, timeout)
+        return RRefProxy(self, APIS["rpc_sync"], timeout)
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Return a proxy whose methods run on the owner, and return futures."""
-        from asyncrpc.compat.rpc import api  # noqa: PLC0415  (which needs this)
-
-        return RRefProxy(self, api.rpc_async, timeout)
+        return RRefProxy(self, APIS["rpc_async"], timeout)
 
     def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Return a proxy whose methods run on the owner, and return references."""
-        from asyncrpc.compat.rpc import api  # noqa: PLC0415  (which needs this)
-
-        return RRefProxy(self, api.remote, timeout)
+        return RRefProxy(self, APIS["remote"], timeout)
 
     def _get_type(
         self,

@@ -90,20 +90,22 @@ def _invoke_rpc(
             future raises it.
         Exception: as from `rpc_api`.
     """
-    from asyncrpc.compat.rpc import api  # noqa: PLC0415  (which needs this)
-
-    is_async = rpc_api is api.rpc_async
+    direct = _DIRECT.get(rpc_api)
     kind: type | None = getattr(rref, "_type", None)
-    if kind is None and rpc_api is not api.remote:
+    if kind is None and direct is not _remote:
         # The call itself waits for the value, and raises its error.
         kind = getattr(rref, "_made_of", None)
+    # The usual case, without a step between.
+    is_known = kind is not None and hasattr(kind, name)
+    if is_known and direct is not None and not profiling.is_on():
+        return direct(rref, name, args, kwargs, timeout)
     start = partial(_start, rref, rpc_api, name, timeout, args, kwargs)
-    if kind is None and is_async:
+    if kind is None and direct is _async:
         kinds = rref._get_type(timeout=timeout, blocking=False)  # noqa: SLF001
         return _after(kinds, start)
     if kind is None:
         kind = rref._get_type(timeout=timeout)  # noqa: SLF001
-    if is_async and not hasattr(kind, name):
+    if direct is _async and not hasattr(kind, name):
         return _failed(partial(start, kind))
     return start(kind)
 
@@ -122,17 +124,13 @@ def _start(  # noqa: PLR0917  (the call, piece by piece)
     Raises:
         AttributeError: the type has no such method.
     """
-    from asyncrpc.compat.rpc import api  # noqa: PLC0415  (which needs this)
-
-    method = getattr(kind, name)
-    starts = {api.rpc_sync: _sync, api.rpc_async: _async, api.remote: _remote}
-    direct = starts.get(rpc_api)
-    invoke = invoking(method)
-    if direct is not None and not (profiling.is_on() and invoke is not None):
+    method, direct = getattr(kind, name), _DIRECT.get(rpc_api)
+    is_shown = profiling.is_on() and invoking(method) is not None
+    if direct is not None and not is_shown:
         return direct(rref, name, args, kwargs, timeout)
     # By a helper function, as torch: a profiler shows it, or the program has replaced
     # the function for calls.
-    owner, helper = rref.owner(), invoke or _local_invoke
+    owner, helper = rref.owner(), invoking(method) or _local_invoke
     return rpc_api(owner, helper, args=(rref, name, args, kwargs), timeout=timeout)
 
 
@@ -201,3 +199,16 @@ def _remote(rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float) 
     from asyncrpc.compat.rpc.rref import made  # noqa: PLC0415  (which needs this)
 
     return made(agent, start, timeout)
+
+
+# The functions for calls, by name, and what calls a method directly in their place.
+# `api`, which defines them, adds them.
+APIS: Final[dict[str, Callable[..., Any]]] = {}
+_DIRECT: Final[dict[Callable[..., Any], Callable[..., Any]]] = {}
+
+
+def add_apis(**functions: Callable[..., Any]) -> None:
+    """Make the functions for calls known to proxies."""
+    direct = {"rpc_sync": _sync, "rpc_async": _async, "remote": _remote}
+    APIS.update(functions)
+    _DIRECT.update({functions[name]: call for name, call in direct.items()})

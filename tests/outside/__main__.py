@@ -1,0 +1,115 @@
+"""What other libraries do with RPC, on torch and on the facade: `make test-outside`.
+
+Each program uses a library's public interface, in several processes, and shows results.
+It runs by `python program.py`, then by `python -m asyncrpc.compat program.py`: the
+results must be equal.  (None of the libraries ships tests of its RPC to PyPI.)
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).parent / "programs"
+REPOSITORY: Final = Path(__file__).parents[2]
+LIMIT_S: Final = 600.0  # only a hang reaches it
+RESULT: Final = "result: "  # begins a line of the program; libraries print others
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One program, the distribution that it is about, and what it does with RPC."""
+
+    file: str
+    package: str
+    does: str
+
+
+PROGRAMS: Final = (
+    Program("torchrl_replay.py", "torchrl", "remote replay buffer"),
+    Program("torchrl_collector.py", "torchrl", "RPC collector"),
+    Program("pyg_features.py", "torch_geometric", "distributed feature store"),
+    Program("fairscale_pipeline.py", "fairscale", "distributed pipeline"),
+    Program("torchopt_maml.py", "torchopt", "distributed MAML"),
+)
+CANNOT_BE_HAD: Final = {
+    "graphlearn-torch": "its wheels are linked with CUDA",
+    "machin": "needs gym, and modules that Python 3.11's packages lack",
+    "torchgpipe": "makes no calls: its pipeline is of one process",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How a program ended."""
+
+    results: list[str]
+    seconds: float
+    failure: str
+
+
+def run(*command: str) -> Run:
+    """Run a program with the interpreter of this environment."""
+    path = os.pathsep.join((str(REPOSITORY), str(HERE)))
+    quiet = {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    begun = time.monotonic()
+    try:
+        ended = subprocess.run(
+            [sys.executable, *command],
+            env={**os.environ, **quiet, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Run([], LIMIT_S, f"did not end in {LIMIT_S:g} s")
+    lines = ended.stdout.splitlines()
+    results = sorted(line for line in lines if line.startswith(RESULT))
+    failure = ended.stderr if ended.returncode else ""
+    return Run(results, time.monotonic() - begun, failure)
+
+
+def verdict(theirs: Run, ours: Run) -> str:
+    """Compare two runs."""
+    if theirs.failure or not theirs.results:
+        return "fails on torch"
+    if ours.failure:
+        return "fails on asyncrpc"
+    return "equal" if ours.results == theirs.results else "differs"
+
+
+def main() -> int:
+    """Run all programs, print a table, and return how many are not equal."""
+    rows = [("library", "does", "torch, s", "asyncrpc, s", "outcome")]
+    wrong = 0
+    for program in PROGRAMS:
+        name = f"{program.package} {version(program.package)}"
+        print(f"{name}: {program.does} ...", file=sys.stderr, flush=True)
+        file = str(HERE / program.file)
+        theirs, ours = run(file), run("-m", "asyncrpc.compat", file)
+        outcome = verdict(theirs, ours)
+        wrong += outcome != "equal"
+        seconds = (f"{theirs.seconds:.1f}", f"{ours.seconds:.1f}")
+        rows.append((name, program.does, *seconds, outcome))
+        if outcome != "equal":
+            print(theirs.failure, ours.failure, sep="\n", file=sys.stderr)
+            print(*theirs.results, "beside", *ours.results, sep="\n", file=sys.stderr)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, widths, "<<>><", strict=True)
+        print("  ".join(f"{cell:{side}{width}}" for cell, width, side in cells))
+    print()
+    for package, reason in CANNOT_BE_HAD.items():
+        print(f"{package}: not run, {reason}")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())
