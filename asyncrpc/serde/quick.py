@@ -460,7 +460,9 @@ def _are_flat(parts: Collection[Any], depth: int, seen: list[int] | None) -> boo
 
 def _repeats(seen: list[int]) -> bool:
     """Return whether a container occurs twice: a pickle keeps that it is one."""
-    return len(seen) > 1 and len(set(seen)) < len(seen)
+    if len(seen) <= 2:  # noqa: PLR2004 - nearly always; a set takes longer
+        return seen[0] == seen[-1] and len(seen) > 1
+    return len(set(seen)) < len(seen)
 
 
 def is_bulk(value: Any) -> bool:
