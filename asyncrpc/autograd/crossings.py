@@ -22,6 +22,7 @@ from asyncrpc.errors import EncodeError, Outcome
 from asyncrpc.ids import Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.serde import Encoded
+from asyncrpc.torch_modes import with_defaults
 
 # Nodes of a graph that the loop looks at in one go: about 0.1 ms.
 WALK_BUDGET: Final = 64
@@ -60,17 +61,24 @@ class Crossings:
         state = self._open[context.id]
         serial = 0
         if tensors:
-            message = MessageId(self._me, self._contexts.next_serial())
-            serial = message.serial
-            state.note_sent(message, Sent.of(tensors, link.peer))
-            if not state.is_prefetching:
-                self._prefetch_soon(state)
+            serial = self._note_sent(state, tensors, link)
         state.peers.add(link.peer)
         if context.id.creator == self._me:
             return [*context.id, serial]  # the receiver knows this worker's name
         # Each time: this message may be the first of the context that is read there,
         # though others were sent before, and the reader may have to ask the creator.
         return [*context.id, serial, state.creator.name]
+
+    @with_defaults
+    def _note_sent(
+        self, state: ContextState, tensors: list[torch.Tensor], link: PeerLink
+    ) -> int:
+        """Note the tensors of a message; return its serial number."""
+        message = MessageId(self._me, self._contexts.next_serial())
+        state.note_sent(message, Sent.of(tensors, link.peer))
+        if not state.is_prefetching:
+            self._prefetch_soon(state)
+        return message.serial
 
     def _prefetch_soon(self, state: ContextState) -> None:
         """Walk the graph of sent tensors while other workers use them.

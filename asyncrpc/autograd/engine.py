@@ -40,6 +40,7 @@ from asyncrpc.autograd.torch_only import note_own_handle, runs_torch_only
 from asyncrpc.errors import MalformedError, NoGradientPathError, UsageError
 from asyncrpc.runtime.calls.context import part_of_pass_var
 from asyncrpc.serde import words_of
+from asyncrpc.torch_modes import with_defaults
 
 Gradients = dict[torch.Tensor, torch.Tensor]
 Leaving = dict[Received, torch.Tensor]
@@ -156,6 +157,7 @@ class SegmentRun:
         )
 
 
+@with_defaults
 def root_gradients(
     roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None
 ) -> list[torch.Tensor]:

@@ -23,6 +23,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from asyncrpc.autograd.torch_only import is_plain, own_node
 from asyncrpc.errors import AutogradError
 from asyncrpc.ids import MessageId, WorkerId
+from asyncrpc.torch_modes import with_defaults
 
 
 class CrossingId(NamedTuple):
@@ -37,6 +38,7 @@ class CrossingId(NamedTuple):
         return [self.message.serial, self.position]
 
 
+@with_defaults
 def total(have: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:
     """Return a gradient plus an earlier one, if any; each may be sparse."""
     if have is None:

@@ -22,6 +22,7 @@ from asyncrpc.autograd.gradient_lock import GradientLock
 from asyncrpc.autograd.ports import Threads
 from asyncrpc.clock import now_s, thread_cpu_s
 from asyncrpc.runtime.threads import uncancelled
+from asyncrpc.torch_modes import with_defaults
 
 T = TypeVar("T")
 
@@ -74,6 +75,7 @@ class Runner:
             and self._lock.acquire(blocking=False)
         )
 
+    @with_defaults
     def run_here(self, kind: Hashable, job: Callable[[], T]) -> T:
         """Run a job that `may_run_here` has just allowed."""
         is_watched = self._policy.is_watched(kind)

@@ -32,6 +32,7 @@ from asyncrpc.errors import CollectiveError, UsageError
 from asyncrpc.runtime.calls.current_task import task_here
 from asyncrpc.runtime.calls.foreign_futures import when_done
 from asyncrpc.serde import text_of, words_of
+from asyncrpc.torch_modes import alone
 
 # `async def hook(state, bucket) -> Tensor`, or one of torch's, which returns a
 # torch.futures.Future, and annotates its bucket with another class.
@@ -274,7 +275,7 @@ class Exchange:
     async def _call(self, hook: Hook, bucket: GradBucket) -> Any:
         """Run a hook of ours, or one for torch's module."""
         if is_coroutine_hook(hook):
-            return await hook(self._bound, bucket)
+            return await alone(hook(self._bound, bucket))
         # It may compute, or wait, for as long as it likes.
         run = self.group.parts.run_in_thread
         found = await run(lambda: hook(self._bound, bucket))

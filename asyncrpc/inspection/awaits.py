@@ -24,6 +24,8 @@ from types import (
 )
 from typing import Any, Final, NamedTuple
 
+from asyncrpc.torch_modes import driven_by
+
 DEPTH_MAX: Final = 200  # of a chain; deeper steps are not followed
 
 _SUSPENDABLE: Final = (CoroutineType, GeneratorType, AsyncGeneratorType)
@@ -90,7 +92,7 @@ def _awaited_by(one: Any) -> Any:
     if isinstance(one, CoroutineType):
         return one.cr_await
     if isinstance(one, GeneratorType):
-        return one.gi_yieldfrom
+        return one.gi_yieldfrom or driven_by(one)
     return one.ag_await
 
 

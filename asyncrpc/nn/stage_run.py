@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from asyncrpc.autograd import current_context
-from asyncrpc.autograd.modes import FunctionModes, modes_here
+from asyncrpc.autograd.modes import modes_here
 from asyncrpc.clock import now_s
 from asyncrpc.errors import LocalProtocolError, UsageError
 from asyncrpc.nn.graphs import Caught, Gradients, backward, enter
@@ -35,6 +35,7 @@ from asyncrpc.nn.schedules import (
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.shared import copy_of
 from asyncrpc.runtime.worker import current_parts
+from asyncrpc.torch_modes import FunctionModes
 from asyncrpc.trace import StageSpan, StageStep
 
 T = TypeVar("T")

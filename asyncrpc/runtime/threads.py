@@ -25,6 +25,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final, Protocol
 
 from asyncrpc.errors import ClosedError, Outcome, RejectedError
+from asyncrpc.torch_modes import drop_modes
 
 logger = logging.getLogger("asyncrpc")
 
@@ -318,6 +319,7 @@ class ThreadPool:
                 except BaseException as error:  # noqa: BLE001  (the caller gets it)
                     self._report(done, None, error)
                 del work, job, done  # hold nothing of the call while idle
+                drop_modes()
         finally:
             with self._lock:
                 self._threads.discard(threading.current_thread())

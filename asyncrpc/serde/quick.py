@@ -32,6 +32,7 @@ from asyncrpc.serde.tensors import (
     has_its_memory,
     shared_entry,
 )
+from asyncrpc.torch_modes import has_defaults
 
 UNREAD: Final = object()
 # Shapes and messages remembered, per table; a full table is cleared.
@@ -219,7 +220,8 @@ class Quick:
     def _table_of(self, tensor: torch.Tensor) -> bytes | None:
         """Return the table of a plain tensor with its length in front."""
         if (
-            not tensor.is_cpu
+            not has_defaults()  # of torch: its modes would see what is done here
+            or not tensor.is_cpu
             or tensor.layout is not torch.strided
             or tensor.is_nested
             or tensor.is_conj()

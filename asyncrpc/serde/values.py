@@ -31,6 +31,7 @@ from asyncrpc.serde.unsendable import (
     path_outside,
     path_to,
 )
+from asyncrpc.torch_modes import has_defaults, with_defaults
 
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 
@@ -115,6 +116,7 @@ class Codec:
             self.functions, self.hooks, self.limits, self.stager, pickles=pickles
         )
 
+    @with_defaults
     def encode_slowly(
         self, value: Any, *, labels: Sequence[str] = (), pickles: bool = True
     ) -> Encoded:
@@ -132,6 +134,7 @@ class Codec:
             loses_gradient=_loss_of(encoder, value, labels),
         )
 
+    @with_defaults
     def encode_for(
         self,
         compression: Compression,
@@ -278,8 +281,11 @@ class Codec:
         """
         if len(control) > self.limits.control_bytes_max:
             return UNREAD
+        if buffers and not has_defaults():
+            return UNREAD
         return self._quick.read(control, buffers, self.shared, on_gradient)
 
+    @with_defaults
     def decode(
         self,
         control: bytes | memoryview,

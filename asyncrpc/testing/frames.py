@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import asyncrpc
+from asyncrpc.torch_modes import driven_by
 
 _PACKAGE: Final = str(Path(asyncrpc.__file__).parent) + "/"
 _KIT: Final = _PACKAGE + "testing/"  # belongs to the test, not to the program
@@ -81,7 +82,7 @@ def _step(awaited: object) -> tuple[types.FrameType | None, object]:
         case types.CoroutineType():
             return awaited.cr_frame, awaited.cr_await
         case types.GeneratorType():
-            return awaited.gi_frame, awaited.gi_yieldfrom
+            return awaited.gi_frame, awaited.gi_yieldfrom or driven_by(awaited)
         case types.AsyncGeneratorType():
             return awaited.ag_frame, awaited.ag_await
     # Objects in between do not show what they drive: the step of an asynchronous

@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 from collections.abc import Callable, Coroutine
 from functools import partial
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import torch
@@ -27,6 +28,7 @@ from asyncrpc.runtime.extensions import TRACE, CallSpan, Propagator
 from asyncrpc.runtime.options import LimitOptions
 from asyncrpc.runtime.ports import Scheduler
 from asyncrpc.runtime.threads import ThreadPool
+from asyncrpc.torch_modes import FunctionModes, alone, drop_modes, has_defaults, steps
 from asyncrpc.trace import FlightRecorder
 from asyncrpc.trace.events import call_label
 
@@ -274,7 +276,8 @@ class InboundCall:
     def _is_cheap(self, args: list[Any], kwargs: dict[str, Any]) -> bool:
         if kwargs or (self.meta and self.meta.keys() != _TRACE_ALONE):
             return False
-        return is_short(args, self.host.limits.on_loop_bytes_max)
+        # A mode would see how the tensors are looked at.
+        return has_defaults() and is_short(args, self.host.limits.on_loop_bytes_max)
 
     def cancel(self) -> None:
         """Cancel the call: the caller no longer wants the result.
@@ -327,7 +330,19 @@ class InboundCall:
             running = function(*args, **kwargs)
             args.clear()
             kwargs.clear()
-            result = await running
+            if type(running) is CoroutineType and has_defaults():
+                # As `steps` does it: most coroutines end here, and save 5 us.
+                try:
+                    awaited = running.send(None)
+                except BaseException as end:
+                    drop_modes()
+                    if type(end) is not StopIteration:
+                        raise
+                    result = end.value
+                else:
+                    result = await steps(running, FunctionModes(), awaited)
+            else:
+                result = await alone(running)
             del running
         except asyncio.CancelledError as error:
             self.on_cancelled(error)
@@ -362,7 +377,12 @@ class InboundCall:
         kwargs: dict[str, Any],
     ) -> None:
         try:
-            result = self._in_thread(context, function, args, kwargs)
+            if has_defaults():
+                result = self._in_thread(context, function, args, kwargs)
+                drop_modes()
+            else:
+                with FunctionModes():
+                    result = self._in_thread(context, function, args, kwargs)
         except BaseException as error:  # noqa: BLE001  (the caller gets it)
             self.responder.answer_error(self, error)
         else:

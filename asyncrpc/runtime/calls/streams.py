@@ -24,6 +24,7 @@ from asyncrpc.runtime.calls.machine.streams import (
 )
 from asyncrpc.runtime.calls.modes import Mode, Target
 from asyncrpc.runtime.devices.maps import DeviceMap
+from asyncrpc.torch_modes import surrounded
 
 L_co = TypeVar("L_co", covariant=True)
 
@@ -253,12 +254,13 @@ def serve(
 ) -> None:
     """Run a generator and send what it yields."""
     limits = inbound.host.limits
+    function = surrounded(target.function)
     inbound.target = target
     inbound.credit = StreamProducer(limits.stream_items_max, limits.stream_bytes_max)
     if target.mode is Mode.ASYNC_GENERATOR:
-        source = target.function(*args, **kwargs)
+        source = function(*args, **kwargs)
     else:
-        source = _Steps(inbound, target.function, args, kwargs)
+        source = _Steps(inbound, function, args, kwargs)
     inbound.start_stream(_produce(inbound, source))
 
 

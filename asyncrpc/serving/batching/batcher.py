@@ -62,6 +62,7 @@ from asyncrpc.serving.batching.statistics import (
     stats_of,
 )
 from asyncrpc.serving.batching.wake_timer import WakeTimer
+from asyncrpc.torch_modes import alone
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -428,7 +429,7 @@ class Batcher(Generic[A, B]):
                 f"{self._whose} must be a coroutine function (async def), not one that"
                 f" returns an object of type {type(answering).__name__}"
             )
-        return await answering
+        return await alone(answering)
 
     def _answer(
         self,

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.threads import ThreadPool, outcome_to, uncancelled
+from asyncrpc.torch_modes import FunctionModes, alone
 
 _END_S: Final = 5.0  # ample: the thread is idle when it is told to end
 
@@ -77,12 +78,13 @@ class ModelThread:
         try:
             if self._pool is None or not is_plain:
                 await asyncio.sleep(0)  # let other tasks run, however quick the steps
-                result = context.run(function, argument)
+                with FunctionModes():
+                    result = context.run(function, argument)
             else:
                 job = partial(context.run, function, argument)
                 result = await self._in_thread(job, late)
             if inspect.isawaitable(result):
-                result = await self._loop.create_task(_awaited(result), context=context)
+                result = await self._loop.create_task(alone(result), context=context)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -112,7 +114,3 @@ class ModelThread:
         """
         if self._own is not None:
             await self._own.close(_END_S)
-
-
-async def _awaited(awaitable: Any) -> Any:
-    return await awaitable
