@@ -17,6 +17,7 @@ from asyncrpc.ddp.passes import Backward
 from asyncrpc.inspection.ages import WaitAges
 from asyncrpc.inspection.collector import held_back
 from asyncrpc.inspection.loop_tasks import BY_REFERENCE, tasks_of
+from asyncrpc.inspection.neighbours import Neighbours
 from asyncrpc.inspection.own_waits import is_of_pass, labels_of, works_for
 from asyncrpc.inspection.recognition import is_of_library
 from asyncrpc.inspection.records import (
@@ -130,6 +131,7 @@ class SnapshotTaker:
         self._tasks, self._places = self._look.tasks, self._look.places
         self._threads = stacks()
         self._links = worker.directory.links
+        self._neighbours = Neighbours(worker.loop, self._identity.incarnation)
         self._by_ident = {
             stack.ident: len(self._tasks) + index
             for index, stack in enumerate(self._threads)
@@ -210,7 +212,9 @@ class SnapshotTaker:
     def _key_of(self, call: CallFuture[Any] | StreamReceiver) -> CallKey:
         peer = getattr(call.link, "peer", None)
         callee = 0 if peer is None else peer.incarnation
-        return CallKey(self._identity.incarnation, callee, call.call_id)
+        # A task of this loop may call by another worker of the loop.
+        caller = self._neighbours.caller_of(call) or self._identity.incarnation
+        return CallKey(caller, callee, call.call_id)
 
     def _age(self, began_s: float) -> float:
         return max(0.0, self._now_s - began_s) if began_s else UNKNOWN_S
@@ -225,7 +229,9 @@ class SnapshotTaker:
         shown = of_program or list(steps[:1])
         function = shown[-1].code.co_qualname if shown else ""
         frames = tuple(frame_of(one.frame) for one in shown)
-        is_internal = not of_program and self._is_own(seen.task)
+        is_internal = self._neighbours.own(seen.task) or (
+            not of_program and self._is_own(seen.task)
+        )
         wait = self._wait_of(place)
         return Actor(
             ActorKind.TASK,
@@ -354,7 +360,8 @@ class SnapshotTaker:
             line = source_of((shown or stack.frames)[0]) if stack.frames else ""
             wait = Wait(WaitKind.RUNS, line)
         function = frames[-1].function if frames else ""
-        return Actor(ActorKind.THREAD, stack.name, function, frames, wait, not shown)
+        is_internal = not shown or self._neighbours.own_thread(stack.name)
+        return Actor(ActorKind.THREAD, stack.name, function, frames, wait, is_internal)
 
     def _wait_of_thread(self, stack: ThreadStack) -> Wait | None:
         """Return what a thread waits for through asyncrpc, or None."""
