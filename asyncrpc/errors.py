@@ -185,6 +185,10 @@ class RefusedError(ConnectError, code="transport.connect.refused"):
     """No process listens there: the worker has ended, or has not begun."""
 
 
+class UnansweredError(ConnectError, code="transport.connect.unanswered"):
+    """No address answered in time; a process may be there all the same."""
+
+
 class AuthenticationError(ConnectError, code="transport.connect.authentication"):
     """The two ends could not prove to each other that they belong together."""
 

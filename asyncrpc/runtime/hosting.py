@@ -25,12 +25,20 @@ _JOIN_S = 5.0  # a thread is to end at once; a function of the user's may hold i
 class LoopThread:
     """A loop that runs until `stop`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, stops_at_exit: bool = True) -> None:
+        """Begin.
+
+        Args:
+            name: of the thread.
+            stops_at_exit: whether `stop` is registered at `atexit`; else its owner
+                calls it there: an interpreter that ends while a thread is inside of
+                uvloop crashes.
+        """
         self.loop = loop_factory()()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
-        # An interpreter that ends while a thread is inside of uvloop crashes.
-        atexit.register(self.stop)
+        if stops_at_exit:
+            atexit.register(self.stop)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)

@@ -201,8 +201,8 @@ class LivenessOptions:
             up.
         sidecar: whether peers on other hosts can ask a small process, the sidecar,
             whether this process still runs.  It is started when the first such peer
-            connects
-            (`"auto"`), at once (`"on"`) or never (`"off"`).  For TCP addresses only.
+            is known (`"auto"`), at once (`"on"`) or never (`"off"`).  For TCP addresses
+            only.
     """
 
     heartbeat_s: float = 2.0

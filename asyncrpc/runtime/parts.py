@@ -342,6 +342,7 @@ class Parts:
         await self._listen()
         limit_s = self.options.rendezvous_timeout_s
         await self.membership.enter(self.rendezvous, limit_s)
+        self.sidecar.on_members(self.directory.members)
 
     def serve(self) -> None:
         """Answer the peers that have dialed meanwhile, and all others from now on."""

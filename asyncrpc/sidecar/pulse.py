@@ -152,12 +152,17 @@ def is_gone(pid: int) -> bool:
     return False
 
 
-def state_of(pid: int, started: int) -> int:
-    """Return a process's state: GONE, STOPPED, or BUSY if it can run."""
+def state_of(pid: int, started: int | None) -> int:
+    """Return a process's state: GONE, STOPPED, or BUSY if it can run.
+
+    Args:
+        pid: of the process.
+        started: when it was started; None: whichever has the id is meant.
+    """
     try:
         stat = stat_of(pid)
         state, threads = stat[_STATE], int(stat[_THREADS])
-        is_another = int(stat[_STARTED]) != started
+        is_another = started is not None and int(stat[_STARTED]) != started
     except (OSError, IndexError, ValueError):
         return GONE if is_gone(pid) else UNKNOWN
     if is_another or state in (b"X", b"x"):

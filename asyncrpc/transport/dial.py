@@ -13,6 +13,7 @@ from asyncrpc.errors import (
     AuthenticationError,
     ConnectError,
     RefusedError,
+    UnansweredError,
 )
 from asyncrpc.transport.abc import Connector, StreamHandler, Transport
 from asyncrpc.transport.address import Address
@@ -48,6 +49,7 @@ async def connect_any(
 
     Raises:
         RefusedError: no process listens at any of the addresses.
+        UnansweredError: at one of them nothing happened before `limit_s` had passed.
         AuthenticationError: no address answered, and at one of them a certificate was
             refused, at either end.
         ConnectError: no address answered; the message lists each with its reason.
@@ -79,12 +81,14 @@ def _none_answers(
 ) -> ConnectError:
     if not addresses:
         return ConnectError("none of its addresses can be used here")
-    silent = ConnectError(f"silent: no answer in {limit_s or 0.0:g} s")
+    silent = UnansweredError(f"silent: no answer in {limit_s or 0.0:g} s")
     errors = {address: failures.get(address, silent) for address in addresses}
     reasons = "; ".join(f"{one}: {_reason(one, errors[one])}" for one in addresses)
     kind: type[ConnectError] = ConnectError
     if all(isinstance(error, RefusedError) for error in errors.values()):
         kind = RefusedError
+    if silent in errors.values():
+        kind = UnansweredError
     if any(isinstance(error, AuthenticationError) for error in errors.values()):
         kind = AuthenticationError
     error = kind(f"cannot connect to any of {len(addresses)}: {reasons}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import sys
 import threading
@@ -391,3 +392,13 @@ def reset_current() -> None:
     global _current  # noqa: PLW0603
     with _lock:
         _current = None
+
+
+@atexit.register
+def _stop_at_exit() -> None:
+    """End the loop's thread, of a program that has not shut down.
+
+    It is registered at import, so it comes after what the program has registered.
+    """
+    if _current is not None:
+        _current.host.stop()

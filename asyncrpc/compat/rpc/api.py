@@ -11,14 +11,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
 
+from asyncrpc.clock import now_s
 from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc import profiling
 from asyncrpc.compat.rpc.agent import Agent
@@ -59,6 +61,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _ignore_rref_leak = True
+_SLACK_S: Final = 0.01  # by which a deadline may seem not to have passed yet
 _default_pickler: Any = _internal_rpc_pickler
 _thread_local_var = threading.local()
 _get_should_profile = profiling.is_on
@@ -493,7 +496,8 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     try:
         _all_gather(None, timeout=timeout)
     except RuntimeError:
-        logger.exception("Failed to respond to 'Shutdown Proceed' in time")
+        if not agents.current().gone_of(_ALL_WORKER_NAMES):
+            logger.exception("Failed to respond to 'Shutdown Proceed' in time")
         raise
 
 
@@ -531,7 +535,7 @@ def shutdown(
 
     Args:
         graceful: wait until every worker has called this and no call is in flight
-            anywhere.
+            anywhere; workers that die meanwhile are left out, with a warning.
         timeout: seconds to wait for the others; 0: no limit.
 
     Raises:
@@ -540,10 +544,16 @@ def shutdown(
     Source: torch.distributed.rpc.shutdown.
     """
     agent = agents.current()
-    is_graceful = False
+    is_graceful, end_s = False, now_s() + (timeout or math.inf)
     try:
         if graceful and agent.is_static_group:
-            _wait_all_workers(timeout)
+            try:
+                _wait_all_workers(timeout)
+            except RuntimeError:
+                if now_s() + _SLACK_S >= end_s:
+                    raise
+                # A worker has died.  These calls need every worker; the waves of the
+                # end leave it out, and wait for those that live.
             _delete_all_user_and_unforked_owner_rrefs()
         is_graceful = graceful
         _check_leaks(agent, is_ignored=_ignore_rref_leak)
@@ -553,7 +563,7 @@ def shutdown(
             with locked_at(agent.store) if is_alone else contextlib.nullcontext():
                 agent.shutdown(
                     graceful=is_graceful and agent.is_static_group,
-                    timeout_s=timeout or None,
+                    timeout_s=max(end_s - now_s(), 0.0) if timeout else None,
                     drains=is_alone,
                 )
         finally:

@@ -189,7 +189,7 @@ def start_agent(
         _check_members(store, wishes, rank, world_size)
         given_store = GivenStore(lambda: store, is_host=rank == 0)
         where = StoreRendezvous(given_store, rank, world_size)
-    host = LoopThread(f"asyncrpc-{name}")
+    host = LoopThread(f"asyncrpc-{name}", stops_at_exit=False)  # `agents` does
     worker = Worker(
         name,
         rank=rank,

@@ -15,11 +15,13 @@ from asyncrpc.errors import (
     ConnectionLostError,
     Outcome,
     TransportError,
+    UnansweredError,
     WorkerLostError,
 )
 from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.links.dial_turns import DialTurn, DialTurns
 from asyncrpc.runtime.links.entry import PeerEntry
+from asyncrpc.runtime.links.machine.detector import Evidence
 from asyncrpc.runtime.links.machine.dial_window import DialWindow
 from asyncrpc.runtime.links.machine.dialing import DialAttempts, DialEvent, DialState
 from asyncrpc.runtime.links.machine.pool import DUPLICATE
@@ -40,6 +42,29 @@ from asyncrpc.wire.messages import Hello
 LinkT = TypeVar("LinkT", bound=DirectoryLink)
 
 DUPLICATE_WAIT_S: Final = 1.0  # for the connection that won to come up
+_OF_EVIDENCE: Final = {
+    Evidence.BUSY: DialEvent.BUSY,
+    Evidence.TICKING: DialEvent.TICKING,
+}
+
+
+class _NoAnswerError(TimeoutError):
+    """A process has accepted the connection, and has not answered in time.
+
+    Attributes:
+        pid: of the process that listens, where the kernel states it; else 0.
+    """
+
+    def __init__(self, pid: int) -> None:
+        super().__init__()
+        self.pid = pid
+
+
+class AsksOfProcess(Protocol):
+    """Finds out what became of the process of a peer that has not been met."""
+
+    async def evidence_of_unmet(self, member: Member, listener_pid: int) -> Evidence:
+        """Ask its host, or its sidecar."""
 
 
 class TakesAnswers(Protocol[LinkT]):
@@ -65,6 +90,8 @@ class Dialer(Generic[LinkT]):
         routes: Routes,
         handshakes: Handshakes,
         answers: TakesAnswers[LinkT],
+        *,
+        processes: AsksOfProcess,
     ) -> None:
         """Prepare.
 
@@ -74,6 +101,7 @@ class Dialer(Generic[LinkT]):
             routes: the ways to peers.
             handshakes: makes connections.
             answers: told of what peers answer; has opened the link when it returns.
+            processes: knows what became of peers that do not answer.
         """
         self._identity = identity
         self._counters = counters
@@ -81,6 +109,7 @@ class Dialer(Generic[LinkT]):
         self._turns = DialTurns(identity.name, DialWindow())
         self._handshakes = handshakes
         self._answers = answers
+        self._processes = processes
         self.ask_to_dial: Callable[[Member], Awaitable[None]] | None = None
 
     async def dial(self, entry: PeerEntry[LinkT], group: GroupRecords | None) -> LinkT:
@@ -97,7 +126,14 @@ class Dialer(Generic[LinkT]):
         Cancellation:
             A connection that is not open yet is given up.
         """
-        dial = _Dial(entry, group, self._dial_once, self._routes, self._turns)
+        dial = _Dial(
+            entry,
+            group,
+            self._dial_once,
+            self._routes,
+            self._turns,
+            processes=self._processes,
+        )
         return await dial.run()
 
     async def _dial_once(
@@ -127,15 +163,20 @@ class Dialer(Generic[LinkT]):
             await self.ask_to_dial(entry.member)
             return False  # as if it had dialed already: its connection is waited for
         failed: dict[Address, TransportError] = {}
-        async with asyncio.timeout(self._routes.timeout_s):
-            while True:
-                left = [one for one in addresses if one not in failed]
-                with turn.connecting():
-                    dialled = await self._race(entry, attempt, left, failed)
-                hello = await self._answer_of(entry, dialled, failed)
-                if hello is not None:
-                    turn.answered()
-                    break
+        dialled: Dialled[LinkConnection] | None = None
+        try:
+            async with asyncio.timeout(self._routes.timeout_s):
+                while True:
+                    left = [one for one in addresses if one not in failed]
+                    with turn.connecting():
+                        dialled = await self._race(entry, attempt, left, failed)
+                    hello = await self._answer_of(entry, dialled, failed)
+                    if hello is not None:
+                        turn.answered()
+                        break
+        except TimeoutError:
+            peer = None if dialled is None else dialled.transport.credentials
+            raise _NoAnswerError(0 if peer is None else peer.pid) from None
         self._routes.worked(dialled.address)
         if not hello.verdict:
             return True
@@ -228,12 +269,15 @@ class _Dial(Generic[LinkT]):
         dial_once: Callable[[PeerEntry[LinkT], int, DialTurn], Awaitable[bool]],
         routes: Routes,
         turns: DialTurns,
+        *,
+        processes: AsksOfProcess,
     ) -> None:
         self._entry = entry
         self._group = group
         self._dial_once = dial_once
         self._routes = routes
         self._turns = turns
+        self._processes = processes
         self._attempts = DialAttempts()
         self._dialled = entry.member  # what the last attempt was made to
         self._error: BaseException | None = None  # of the last attempt
@@ -249,7 +293,7 @@ class _Dial(Generic[LinkT]):
         error, self._error = self._error, None
         raise self._unreachable(error) from error
 
-    async def _step(self) -> DialEvent:
+    async def _step(self) -> DialEvent:  # noqa: PLR0911  (one for each state)
         match self._attempts.state:
             case DialState.READY if self._may_have_to_dial:
                 return await self._look_and_dial()
@@ -262,6 +306,8 @@ class _Dial(Generic[LinkT]):
             case DialState.PAUSED:
                 await asyncio.sleep(self._attempts.pause_s)
                 return DialEvent.SETTLED
+            case DialState.INQUIRING:
+                return await self._inquire()
             case DialState.ASKING:
                 return await self._ask()
         raise AssertionError("a dial that is over takes no step")
@@ -297,12 +343,16 @@ class _Dial(Generic[LinkT]):
 
     async def _attempt(self, turn: DialTurn) -> DialEvent:
         self._dialled = self._entry.member
+        if self._attempts.spared:
+            turn.end()  # a busy peer holds up no other dial
         try:
             is_open = await self._dial_once(self._entry, self._attempts.number, turn)
         except AuthenticationError:
             raise
         except (TransportError, TimeoutError) as error:
             self._error = error
+            if isinstance(error, UnansweredError | TimeoutError):
+                return DialEvent.UNANSWERED
             broke = isinstance(error, ConnectionLostError)
             return DialEvent.BROKE if broke else DialEvent.UNREACHED
         return DialEvent.OPENED if is_open else DialEvent.DUPLICATE
@@ -333,6 +383,12 @@ class _Dial(Generic[LinkT]):
         except TimeoutError:
             return False
         return True
+
+    async def _inquire(self) -> DialEvent:
+        """Ask what became of the peer's process, which has not answered."""
+        pid = self._error.pid if isinstance(self._error, _NoAnswerError) else 0
+        evidence = await self._processes.evidence_of_unmet(self._dialled, pid)
+        return _OF_EVIDENCE.get(evidence, DialEvent.NOT_KNOWN)
 
     async def _ask(self) -> DialEvent:
         """Ask whether another attempt may succeed after one that failed."""

@@ -158,11 +158,6 @@ class Directory(Generic[LinkT]):
             timeout_s=settings.handshake_timeout_s,
         )
         self.observers = Observers(identity, scheduler)
-        self._dialer: Dialer[LinkT] = Dialer(
-            identity, counters, self.routes, self.connections, self
-        )
-        self.relay = Relay(identity, scheduler, self, self.connections, settings.tokens)
-        self._dialer.ask_to_dial = self.relay.ask_to_dial
         self._liveness = Liveness(
             scheduler,
             sidecar,
@@ -170,6 +165,16 @@ class Directory(Generic[LinkT]):
             lost_after_s=settings.lost_after_s,
             secret=settings.secret,
         )
+        self._dialer: Dialer[LinkT] = Dialer(
+            identity,
+            counters,
+            self.routes,
+            self.connections,
+            self,
+            processes=self._liveness,
+        )
+        self.relay = Relay(identity, scheduler, self, self.connections, settings.tokens)
+        self._dialer.ask_to_dial = self.relay.ask_to_dial
         self.reconnector = Reconnector(
             identity,
             scheduler,

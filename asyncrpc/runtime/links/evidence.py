@@ -81,6 +81,15 @@ async def evidence_at(
     return await _told(incarnation, sidecars[:SIDECARS_MAX], secret, timeout_s)
 
 
+def evidence_of_pid(pid: int) -> Evidence:
+    """Look at the process of this host that listens at a Unix socket.
+
+    Its heartbeat record is not known before it has introduced itself: a process that
+    can run, and lets its peers wait, counts as busy.
+    """
+    return _EVIDENCE.get(pulse.state_of(pid, None), Evidence.UNKNOWN)
+
+
 def _seen(hello: Hello, credentials_pid: int | None) -> Evidence:
     """Look at a process of this host."""
     address = find_here(hello)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from asyncrpc.errors import ConnectionLostError
-from asyncrpc.runtime.links.evidence import evidence_of
+from asyncrpc.runtime.links.evidence import evidence_at, evidence_of, evidence_of_pid
 from asyncrpc.runtime.links.machine.detector import (
     Detector,
     Evidence,
@@ -21,6 +21,7 @@ from asyncrpc.runtime.links.machine.detector import (
     Verdict,
 )
 from asyncrpc.runtime.links.ports import LinkConnection, ResumableConnection
+from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.ports import Scheduler
 from asyncrpc.wire.frames import FrameKind, prefix
 from asyncrpc.wire.messages import Hello
@@ -184,6 +185,22 @@ class Liveness:
         return await evidence_of(
             hello,
             credentials_pid=None if credentials is None else credentials.pid,
+            secret=self._secret,
+            timeout_s=EVIDENCE_S,
+        )
+
+    async def evidence_of_unmet(self, member: Member, listener_pid: int) -> Evidence:
+        """Ask what became of the process of a peer that has not introduced itself.
+
+        Args:
+            member: what is known of the peer.
+            listener_pid: the process that listens at its Unix socket; 0: not known.
+        """
+        if listener_pid:
+            return evidence_of_pid(listener_pid)
+        return await evidence_at(
+            member.addresses,
+            member.incarnation,
             secret=self._secret,
             timeout_s=EVIDENCE_S,
         )

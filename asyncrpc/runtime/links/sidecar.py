@@ -16,7 +16,7 @@ Only Linux provides all this.  Elsewhere, and in a simulation, there is no evide
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from asyncrpc.runtime.links.sidecar_process import SidecarProcess, SidecarResour
 from asyncrpc.runtime.links.sidecar_process import (
     is_supported as process_is_supported,
 )
+from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import Identity, Scheduler
 from asyncrpc.sidecar import query
@@ -127,6 +128,17 @@ class Sidecar:
     def on_peer(self, hello: Hello) -> None:
         """Make the process answer if this peer cannot see for itself."""
         if self.process is not None and find_here(hello) is None:
+            self.process.start()
+
+    def on_members(self, members: Iterable[Member]) -> None:
+        """Make the process answer members elsewhere that have not met this worker.
+
+        It may become busy before they do, and then could not start the process.
+        """
+        host_id = self._identity.host_id
+        if self.process is not None and any(
+            one.host_id not in ("", host_id) for one in members
+        ):
             self.process.start()
 
     def release(self) -> None:

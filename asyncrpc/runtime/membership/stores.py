@@ -12,9 +12,9 @@ import contextlib
 import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from torch.distributed import (  # type: ignore[attr-defined]
@@ -38,6 +38,7 @@ from asyncrpc.runtime.membership.store_places import (
     StorePlace,
     TcpPlace,
 )
+from asyncrpc.runtime.threads import Done, outcome_to
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -62,6 +63,50 @@ _now_s: Final = Clock().now_s
 
 class _StoreLostError(Exception):
     """The store could not be opened, or was closed."""
+
+
+class _StoreThread:
+    """The thread of all calls of one store.
+
+    It is not an executor's, which refuses work once the interpreter ends: a program may
+    shut down from `atexit`.  So that no thread must start then, it lives until `end`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], Done] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+
+    async def run(self, job: Callable[[], T]) -> T:
+        """Run a job after those that came before.
+
+        Cancellation:
+            The job runs all the same.
+        """
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[T] = loop.create_future()
+        finish = outcome_to(ended)
+
+        def report(result: Any, error: BaseException | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(finish, result, error)
+
+        if self._thread.ident is None:
+            self._thread.start()
+        self._jobs.put((job, report))
+        return await ended  # the jobs before it and its own have limits
+
+    def end(self) -> None:
+        """Let the thread end after the jobs that it has."""
+        self._jobs.put(None)
+
+    def _serve(self) -> None:
+        while (work := self._jobs.get()) is not None:
+            job, report = work
+            try:
+                report(job(), None)
+            except BaseException as error:  # noqa: BLE001  (raised by `run`)
+                report(None, error)
+            del work, job, report  # they hold the store
 
 
 class StoreRendezvous:
@@ -99,7 +144,7 @@ class StoreRendezvous:
         self._readers = 0  # how many workers read the store to the end
         self._given_up = threading.Event()
         self._is_second = threading.Event()
-        self._thread = ThreadPoolExecutor(1, f"asyncrpc-rendezvous-{rank}")
+        self._thread = _StoreThread(f"asyncrpc-rendezvous-{rank}")
 
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
         """Publish the record and wait for the word.
@@ -214,11 +259,10 @@ class StoreRendezvous:
         finally:
             self._store = self._visited = None
             self._place.close()
-            self._thread.shutdown(wait=False)
+            self._thread.end()
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, function, *args)
+        return await self._thread.run(partial(function, *args))
 
     def _join(
         self,

@@ -1,15 +1,20 @@
-"""Threads that wait in the facade are told when what they wait for is gone."""
+"""Threads that wait in the facade are told of what is gone; groups end together."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Final
+
+import pytest
 
 from asyncrpc import DeviceOptions, Options
 from asyncrpc.compat import rpc
@@ -18,6 +23,7 @@ from asyncrpc.compat.rpc.agent import Agent
 from asyncrpc.compat.rpc.options import RpcBackendOptions
 from asyncrpc.runtime.hosting import LoopThread
 from asyncrpc.testing import Cluster
+from tests.ports import free_port
 
 LIMIT_S: Final = 60.0  # which only a hang takes
 
@@ -82,3 +88,100 @@ async def test_what_completes_a_future_runs_although_the_worker_ends() -> None:
         go.set()
         thread.stop()
     assert await held
+
+
+# --- graceful shutdown ----------------------------------------------------------------
+
+
+def end_together(
+    rank: int, store: str, roles: dict[str, int], told: Connection
+) -> None:
+    """One dies; one is in `shutdown` and serves the one that goes on calling it."""
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store}")
+    rpc.init_rpc(f"w{rank}", None, rank, 3, rpc_backend_options=options)
+    if rank == roles["dies"]:
+        threading.Event().wait(LIMIT_S)  # the caller ends it
+    elif rank == roles["serves"]:
+        rpc.shutdown()
+        told.send("served")
+    else:
+        server = f"w{roles['serves']}"
+        rpc.rpc_sync(server, abs, (-1,))
+        with pytest.raises(RuntimeError, match="exit"):
+            rpc.rpc_sync(f"w{roles['dies']}", os._exit, (1,))
+        told.send([rpc.rpc_sync(server, abs, (-number,)) for number in range(20)])
+        rpc.shutdown()
+        told.send("done")
+
+
+@pytest.mark.parametrize("roles", list(itertools.permutations(range(3))), ids=str)
+def test_who_shuts_down_serves_the_living_whoever_dies(
+    tmp_path: Path, roles: tuple[int, int, int]
+) -> None:
+    context = multiprocessing.get_context("forkserver")
+    named = dict(zip(("dies", "serves", "calls"), roles, strict=True))
+    members, ends = [], {}
+    try:
+        for role, rank in named.items():
+            ends[role], there = context.Pipe(duplex=False)
+            given = rank, str(tmp_path / "store"), named, there
+            members.append(context.Process(target=end_together, args=given))
+            members[-1].start()
+            there.close()
+        for role, wanted in (
+            ("calls", list(range(20))),
+            ("calls", "done"),
+            ("serves", "served"),
+        ):
+            assert ends[role].poll(LIMIT_S)
+            assert ends[role].recv() == wanted
+    finally:
+        for member in members:
+            member.kill()
+            member.join()
+            member.close()
+        for end in ends.values():
+            end.close()
+
+
+START_S: Final = 300.0  # two interpreters import torch; only a hang takes so long
+AT_EXIT: Final = """\
+import atexit, sys
+import torch.distributed.rpc as rpc
+
+when, rank, port = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+if when == "before":
+    atexit.register(lambda: rpc.shutdown(graceful=True))
+options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{port}")
+rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+if when == "after":
+    atexit.register(rpc.shutdown, graceful=True)
+if rank == 0:
+    print(rpc.rpc_sync("w1", abs, (-2,)), flush=True)
+atexit.register(lambda: print("ends", flush=True))
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_shutdown_at_exit_ends_with_the_others(when: str, tmp_path: Path) -> None:
+    """It is registered before `init_rpc` or after it; the host of the store waits."""
+    program, port = tmp_path / "program.py", str(free_port())
+    program.write_text(AT_EXIT)
+    command = [sys.executable, "-m", "asyncrpc.compat", str(program), when]
+    members = [
+        subprocess.Popen(
+            [*command, str(rank), port],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [member.communicate(timeout=START_S) for member in members]
+    finally:
+        for member in members:
+            member.kill()
+            member.wait()
+    assert said == [("2\nends\n", ""), ("ends\n", "")]
+    assert [member.returncode for member in members] == [0, 0]

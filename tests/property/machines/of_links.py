@@ -154,6 +154,12 @@ the network breaks it again and again:
     READY -FREE-> DIALING -BROKE-> PAUSED -SETTLED-> READY -FREE-> DIALING -BROKE->
     PAUSED -SETTLED-> READY -FREE-> DIALING -BROKE-> PAUSED -SETTLED-> READY -FREE->
     DIALING -BROKE-> ASKING
+the peer is busy:
+    READY -FREE-> DIALING -UNANSWERED-> INQUIRING -BUSY-> READY -FREE-> DIALING
+the answer was late:
+    DIALING -UNANSWERED-> INQUIRING -TICKING-> READY -BUSY-x
+the peer does not answer and is not known to be there:
+    DIALING -UNANSWERED-> INQUIRING -NOT_KNOWN-> ASKING
 the peer is somewhere else:
     DIALING -UNREACHED-> ASKING -MOVED-> READY
 the peer is nowhere:
@@ -189,8 +195,18 @@ nothing broke that was not dialed:
         ),
         Guard(
             "one-attempt-too-many",
+            "return self.number - self.spared >= ATTEMPTS_MAX",
+            "return self.number - self.spared > ATTEMPTS_MAX",
+        ),
+        Guard(
+            "a-busy-peer-is-given-up",
+            "return self.number - self.spared >= ATTEMPTS_MAX",
             "return self.number >= ATTEMPTS_MAX",
-            "return self.number > ATTEMPTS_MAX",
+        ),
+        Guard(
+            "a-late-answer-does-not-count",
+            "self.spared += event is DialEvent.BUSY",
+            "self.spared += event in (DialEvent.BUSY, DialEvent.TICKING)",
         ),
         Guard(
             "a-failure-is-not-the-end",

@@ -8,6 +8,9 @@ module decides what the dialing side does then:
 - A dial that the peer refused as `DUPLICATE` is followed by a wait for the peer's own.
 - A connection that broke in its handshake says nothing of the peer: the network broke
   it.  So the next attempt is made after a pause; as often as there are pauses.
+- A peer that lets itself be connected to and does not answer in time may be busy, or
+  its host.  If its process is known to be busy, it is dialed again, however often: it
+  cannot be lost by that.  If its event loop is known to run, it is dialed again, too.
 - After any other failure another attempt can help only if the peer is somewhere else,
   or its own connection has arrived meanwhile.
 
@@ -36,6 +39,7 @@ class DialState(enum.Enum):
     AWAITING_PROOF = "wait for the first message over the peer's connection"
     AWAITING_WINNER = "wait for the connection that the peer has dialed"
     PAUSED = "wait for `pause_s`"
+    INQUIRING = "ask what became of the process that does not answer"
     ASKING = "ask whether the peer is somewhere else"
     CONNECTED = "end: a link is open"
     FAILED = "end: the peer cannot be reached"
@@ -51,6 +55,10 @@ class DialEvent(enum.Enum):
     OPENED = "the connection is open"
     DUPLICATE = "the peer refused the connection, because its own dial survives"
     BROKE = "the connection broke in its handshake"
+    UNANSWERED = "the peer did not answer in time"
+    BUSY = "its process can run, and does not turn to its event loop"
+    TICKING = "its event loop runs: the answer was late"
+    NOT_KNOWN = "its process has ended or is stopped, or nothing is known of it"
     UNREACHED = "no address led to the peer, or the peer refused the connection"
     SETTLED = "the wait is over: its event has come, or its time has passed"
     MOVED = "another attempt may succeed"
@@ -70,11 +78,17 @@ TRANSITIONS: Final[Mapping[DialState, Mapping[DialEvent, DialState]]] = {
         _E.OPENED: _S.READY,
         _E.DUPLICATE: _S.AWAITING_WINNER,
         _E.BROKE: _S.PAUSED,
+        _E.UNANSWERED: _S.INQUIRING,
         _E.UNREACHED: _S.ASKING,
     },
     _S.AWAITING_PROOF: {_E.SETTLED: _S.READY},
     _S.AWAITING_WINNER: {_E.SETTLED: _S.READY},
     _S.PAUSED: {_E.SETTLED: _S.READY},
+    _S.INQUIRING: {
+        _E.BUSY: _S.READY,
+        _E.TICKING: _S.READY,
+        _E.NOT_KNOWN: _S.ASKING,
+    },
     _S.ASKING: {_E.MOVED: _S.READY, _E.NOT_MOVED: _S.FAILED},
     _S.CONNECTED: {},
     _S.FAILED: {},
@@ -89,14 +103,16 @@ class DialAttempts:
         state: what to do now.
         number: of the present attempt, from 0.
         pause_s: how long to wait if the state is PAUSED.
+        spared: attempts that do not count: the peer was busy.
     """
 
-    __slots__ = ("_breaks", "number", "pause_s", "state")
+    __slots__ = ("_breaks", "number", "pause_s", "spared", "state")
 
     def __init__(self) -> None:
         self.state = DialState.READY
         self.number = 0
         self.pause_s = 0.0
+        self.spared = 0
         self._breaks = 0
 
     @property
@@ -107,7 +123,7 @@ class DialAttempts:
     @property
     def is_exhausted(self) -> bool:
         """Return whether no attempt is left."""
-        return self.number >= ATTEMPTS_MAX
+        return self.number - self.spared >= ATTEMPTS_MAX
 
     def on(self, event: DialEvent) -> None:
         """Change to the next state.
@@ -127,6 +143,7 @@ class DialAttempts:
         self.state = row[event]
         if before is not DialState.READY and self.state is DialState.READY:
             self.number += 1
+            self.spared += event is DialEvent.BUSY
 
     def _after_break(self) -> DialEvent:
         """Return what a break is taken for: after the last pause, for a failure."""

@@ -70,7 +70,8 @@ def test_whatever_happens_the_attempts_are_counted_by_returns_to_the_beginning()
         )
         attempts = after(*events)
         assert attempts.number == returns
-        assert attempts.is_exhausted == (returns >= ATTEMPTS_MAX)
+        counted = returns - events.count(DialEvent.BUSY)
+        assert attempts.is_exhausted == (counted >= ATTEMPTS_MAX)
         assert attempts.is_over == (attempts.state in FINAL)
 
 
@@ -94,6 +95,14 @@ def test_after_the_last_pause_a_break_counts_as_any_other_failure() -> None:
     attempts.on(DialEvent.FREE)
     attempts.on(DialEvent.BROKE)
     assert attempts.state is DialState.ASKING
+
+
+def test_a_busy_peer_is_dialed_until_it_answers_and_a_late_one_so_often() -> None:
+    late = (DialEvent.FREE, DialEvent.UNANSWERED, DialEvent.TICKING)
+    busy = (*late[:2], DialEvent.BUSY)
+    assert not after(*busy * 1000).is_exhausted
+    assert not after(*busy, *late * (ATTEMPTS_MAX - 1)).is_exhausted
+    assert after(*busy, *late * ATTEMPTS_MAX).is_exhausted
 
 
 def test_other_failures_use_up_no_pause() -> None:
