@@ -250,10 +250,12 @@ class Parts:
             tasks,
             peers,
             self.rounds,
-            lambda: bool(self.active or self.unsent.count),
+            is_active=lambda: bool(self.active or self.unsent.count),
+            members=lambda: self.membership.table,
         )
         self.memory = Sharing(self)
         self.membership = self._make_membership(peers)
+        self.membership.on_life = self.graceful_shutdown.on_life
         peers.begin(self.membership, self.memory.on_link, self.membership.on_link)
         peers.observers.router = self.router
         for service in (

@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.links.heartbeat import (
     HeartbeatRecord,
     find_here,
@@ -135,9 +136,8 @@ class Sidecar:
 
         It may become busy before they do, and then could not start the process.
         """
-        host_id = self._identity.host_id
         if self.process is not None and any(
-            one.host_id not in ("", host_id) for one in members
+            one.host_id not in ("", HOST_ID) for one in members
         ):
             self.process.start()
 

@@ -94,6 +94,8 @@ class MembershipService:
         table: the records.
         gossip: sends news.
         comparison: repairs lost news.
+        on_life: called with the record of each member that has come, after its former
+            life has ended.
     """
 
     name = SERVICE
@@ -165,6 +167,7 @@ class MembershipService:
         self._changes: list[weakref.ref[MemberChanges]] = []
         self._guests_lost_s: dict[str, float] = {}
         self._newcomers: dict[str, asyncio.TimerHandle] = {}
+        self.on_life: Callable[[Record], None] | None = None
         self._begins_alone = True
         self._came_late = False
 
@@ -412,6 +415,8 @@ class MembershipService:
             self._end_former(WorkerId(name, change.previous))
         if record.is_alive:
             self._note_in_directory(record, change.previous)
+            if self.on_life is not None:
+                self.on_life(record)
         if kind is ChangeKind.LEFT:
             link = self._peers.link_of(record.incarnation)
             if link is None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from asyncrpc.errors import UnknownWorkerError
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION
+from asyncrpc.runtime.membership.machine.membership import Membership, Record
 from asyncrpc.runtime.membership.ports import MemberLink, Peers
 from asyncrpc.runtime.ports import Identity, Scheduler
 from asyncrpc.runtime.rounds.machine.messages import Key, RoundMessage
@@ -88,7 +90,9 @@ class GracefulShutdown:
         scheduler: Scheduler,
         peers: CallingPeers,
         rounds: RoundService,
+        *,
         is_active: Callable[[], bool],
+        members: Callable[[], Membership],
     ) -> None:
         """Prepare.
 
@@ -98,11 +102,13 @@ class GracefulShutdown:
             peers: the other workers.
             rounds: the rounds of this worker.
             is_active: returns whether the worker serves or begins calls.
+            members: returns the records of the group.
         """
         self._scheduler = scheduler
         self._peers = peers
         self._rounds = rounds
         self._is_active = is_active
+        self._members = members
         rank, size = identity.rank, identity.world_size
         self.has_group = 0 <= rank < size
         self.began_s = 0.0
@@ -132,6 +138,8 @@ class GracefulShutdown:
         Cancellation:
             This worker takes no further part; the others notice when it ends.
         """
+        for record in self._members().records:
+            self.on_life(record)
         self.machine.enter()
         now_s = self._scheduler.loop.time
         self.began_s = now_s()
@@ -152,9 +160,13 @@ class GracefulShutdown:
         machine, limit_s = self.machine, end_s
         while not self._is_over:
             payload = await self._payload(limit_s)
-            if payload is None:
-                break
             is_gathering = machine.phase is Phase.GATHERING
+            if is_gathering and limit_s != end_s:  # again: a member was restarted
+                limit_s = end_s
+            elif payload is None:
+                break
+            if payload is None:
+                continue
             try:
                 await self._wave(payload, limit_s)
             except TimeoutError:
@@ -252,10 +264,23 @@ class GracefulShutdown:
         for rank in self.machine.untold:
             with contextlib.suppress(UnknownWorkerError):
                 link = self._peers.find(rank).link
-                if link is not None:
+                # A later life may be there already, which is not left out.
+                record = self._members().holder_of(rank)
+                if link is not None and (
+                    record is None
+                    or record.incarnation
+                    in (UNKNOWN_INCARNATION, link.peer.incarnation)
+                ):
                     link.tell(LeftOutNotice(link.peer.incarnation), at_once=True)
         self.machine.untold.clear()
         self._changed.set()
+
+    def on_life(self, record: Record) -> None:
+        """Record a member that has come: it may be a later life of a lost one."""
+        if self.has_group and not self._members().is_static:
+            self.machine.on_life(record.member.rank, record.generation)
+            self._on_change()
+            self._rounds.flush()
 
     def on_peer_lost(self, rank: int) -> None:
         """Record a lost peer: the next wave checks first whether it was restarted.

@@ -7,10 +7,12 @@ message that waits for a link is never out of date, and one message per rank is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
 from asyncrpc.errors import AsyncRpcError, UnknownWorkerError
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.membership.ports import Peers
 from asyncrpc.runtime.ports import PeerLink, Scheduler
 
@@ -115,9 +117,10 @@ class PeerMessenger:
             self._unsent.discard(rank)
 
     async def _connect(self, rank: int, patience_s: float) -> None:
-        gone = ""
+        gone, dialed = "", UNKNOWN_INCARNATION
         try:
             member = self._peers.member(rank)
+            dialed = member.incarnation
             link = await self._peers.open_link(member.name)
             if rank in self._unsent:
                 self._write(link)
@@ -128,5 +131,10 @@ class PeerMessenger:
         finally:  # also when this worker shuts down: `wait_sent` waits for it
             self._unsent.discard(rank)
             self._dials.pop(rank, None)
+        if gone and dialed != UNKNOWN_INCARNATION:
+            with contextlib.suppress(UnknownWorkerError):
+                if self._peers.member(rank).incarnation != dialed:  # it was restarted
+                    self.connect(rank)
+                    return
         if gone:
             self._on_unreachable(rank, gone)

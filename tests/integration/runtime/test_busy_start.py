@@ -19,20 +19,18 @@ from asyncrpc.runtime.members import Member
 
 SECRET: Final = "of a test, and long enough to be one"
 LIMIT_S: Final = 60.0  # for one wait; only a failure reaches it
-# Shorter than `b` is busy, whatever the machine does.
-TIMES: Final = {
-    "connect_timeout_s": 0.5,
-    "handshake_timeout_s": 30.0,
-}
+CONNECT_S: Final = 0.5  # shorter than `b` is busy, whatever the machine does
 
 
 def options_of(scheme: str) -> Options:
     """Return options of workers that see each other's processes by one way alone."""
     if scheme == "uds":  # the kernel says which process listens
-        return Options(network=NetworkOptions(**TIMES))
+        return Options(network=NetworkOptions(connect_timeout_s=CONNECT_S))
     return Options(
         secret=SECRET,
-        network=NetworkOptions(listen=["tcp://127.0.0.1:0"], **TIMES),
+        network=NetworkOptions(
+            listen=("tcp://127.0.0.1:0",), connect_timeout_s=CONNECT_S
+        ),
         liveness=LivenessOptions(sidecar="on"),
     )
 

@@ -22,6 +22,13 @@ series contains it; so all remaining members arrive at the same series.  A live 
 that was believed lost learns this in the same way, or by a `left_out` notice, and must
 end alone.
 
+A lost member may be restarted under its name: its *life* is a later one.  The
+membership says so to all members.  A member that learns of it takes the new life into
+the series, and waits for it as for the others, however far the end had come; a member
+that has seen the end does not.  The key of a series names the lives that are not the
+first, and what a message says of another life than the present one does not count.  So
+all members arrive at the same series again, once all know the same lives.
+
 This module does not know calls: the service passes in whether the worker is busy, and
 how many calls it has ever started.  Source: Mattern, "Algorithms for distributed
 termination detection", 1987 (the four counters), with the second pair of counters kept
@@ -47,6 +54,7 @@ from asyncrpc.runtime.rounds.machine.series import Series
 from asyncrpc.runtime.rounds.machine.table import Rounds
 
 MARK: Final = b"\1"
+LIVES_MAX: Final = 100  # restarted members; the key of a series names them
 
 
 class Phase(enum.Enum):
@@ -65,6 +73,7 @@ class Termination:
     Attributes:
         phase: the phase of the end.
         lost: the ranks that are left out.
+        lives: which life of a member takes part, by rank, if it is not the first.
         untold: the lost ranks that still get a `left_out` notice, if reachable.
         is_first: whether the next wave is the member's first, or follows a failed one.
     """
@@ -79,6 +88,7 @@ class Termination:
         """
         self.phase = Phase.BEFORE
         self.lost: set[int] = set()
+        self.lives: dict[int, int] = {}
         self.untold: set[int] = set()
         self._rank = rank
         self._size = size
@@ -96,7 +106,8 @@ class Termination:
     def key(self) -> Key:
         """The key of the series of all remaining members."""
         left = (rank for rank in range(self._size) if rank not in self.lost)
-        return Key(Purpose.END, "", tuple(left) if self.lost else None)
+        lives = ",".join(f"{rank}:{life}" for rank, life in sorted(self.lives.items()))
+        return Key(Purpose.END, lives, tuple(left) if self.lost else None)
 
     @property
     def series(self) -> Series:
@@ -150,13 +161,19 @@ class Termination:
 
     def receive(self, key: Key, message: RoundMessage) -> None:
         """Take the message of another member about a wave: it may name lost members."""
+        lives = lives_in(key)
+
+        def present(ranks: Iterable[int]) -> set[int]:
+            """Return the ranks of which the sender means the present life."""
+            return {one for one in ranks if lives.get(one, 1) == self.lives.get(one, 1)}
+
         if key.replicas is not None:
             lost = set(range(self._size)).difference(key.replicas)
-            self.lose(lost, "another member reported the loss")
+            self.lose(present(lost), "another member reported the loss")
         if isinstance(message, RoundFailed) and message.failure.blame is Blame.LOST:
-            self.lose(message.failure.missing, message.failure.problem)
+            self.lose(present(message.failure.missing), message.failure.problem)
         series = self._rounds.series(key)
-        unknown = self.lost.intersection(series.ranks)
+        unknown = present(self.lost.intersection(series.ranks))
         if unknown:  # to the sender
             ranks = tuple(sorted(unknown))[:MISSING_MAX]
             failure = Failure(Blame.LOST, "the others go on without these", ranks)
@@ -166,6 +183,24 @@ class Termination:
         """Record that a member goes on without this one."""
         if 0 <= rank < self._size:
             self.lose((self._rank,), "the others left it out")
+
+    def on_life(self, rank: int, life: int) -> None:
+        """Take note of a member's present life; a later one than before takes part."""
+        self.look()  # a passed wave cannot fail any more
+        is_later = 0 <= rank < self._size and life > self.lives.get(rank, 1)
+        has_room = rank in self.lives or len(self.lives) < LIVES_MAX
+        if self.is_over or not is_later or not has_room:
+            return
+        series = None if self.phase is Phase.BEFORE else self.series
+        self.lives[rank] = life
+        self.lost.discard(rank)
+        self.untold.discard(rank)
+        self.is_first = True
+        if self.phase is Phase.DRAINING:  # the new life has not asked for the end
+            self.phase = Phase.GATHERING
+        if series is not None and series.is_waiting:
+            problem = f"{self._rounds.who(rank)} has been restarted"
+            series.fail(Failure(Blame.GAVE_UP, problem))
 
     def lose(self, ranks: Iterable[int], problem: str) -> None:
         """Go on without members that are gone."""
@@ -190,3 +225,13 @@ class Termination:
             series.fail(failure)
         else:
             self._rounds.abort(series, failure)
+
+
+def lives_in(key: Key) -> dict[int, int]:
+    """Return the lives that the key of a series names, by rank."""
+    found: dict[int, int] = {}
+    for part in key.tag.split(","):
+        rank, _, life = part.partition(":")
+        if rank.isdecimal() and life.isdecimal():
+            found[int(rank)] = int(life)
+    return found

@@ -3,6 +3,8 @@
 Each member has its `Rounds` and its `Termination`; links are queues, in order, of
 calls, answers, messages of waves, and at last the news that the other end is gone.  Who
 speaks to somebody of whose end it has learnt gets that news again: a dial that fails.
+One that has died may be restarted: it connects anew, and the membership tells each of
+the others of it at some time.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ class Member:
     is_dead: bool = False
     cut_off: set[int] = field(default_factory=set)  # of whose end it has learnt
     own_calls: int = 0  # that its program still makes before it asks for the end
+    life: int = 1
+    linked: dict[int, int] = field(default_factory=dict)  # lives that it speaks to
+    news: list[tuple[int, int]] = field(default_factory=list)  # of lives, not heard yet
 
     @property
     def is_waiting(self) -> bool:
@@ -61,6 +66,7 @@ class World:
         calls: int = 100,
         deaths: int = 0,
         doubts: int = 0,
+        restarts: int = 0,
     ) -> None:
         if isinstance(own_calls, int):
             own_calls = [own_calls] * size
@@ -69,6 +75,7 @@ class World:
         self.calls = calls  # in all
         self.deaths = deaths
         self.doubts = doubts
+        self.restarts = restarts
         self.members = [
             Member(rounds, Termination(rank, size, rounds), own_calls=own_calls[rank])
             for rank, rounds in enumerate(
@@ -98,6 +105,10 @@ class World:
         for rank, one in enumerate(self.members):
             if one.is_here:
                 yield from self._steps_of(rank, one)
+                if one.news:
+                    yield "hear", rank
+            elif one.is_dead and self.restarts:
+                yield from (("restart", rank, by) for by in self._hosts())
         for link, queue in self.links.items():
             if queue:
                 yield "deliver", *link
@@ -121,6 +132,13 @@ class World:
             yield "die", rank
         if self.doubts:
             yield from (("doubt", rank, to) for to in peers)
+
+    def _hosts(self) -> list[int]:
+        """Return the members that would admit another life of a name."""
+        members = enumerate(self.members)
+        return [
+            rank for rank, one in members if one.is_here and not one.machine.is_over
+        ]
 
     def is_busy(self, rank: int) -> bool:
         """Whether it is at work, waits, or may hear from one that is left out."""
@@ -182,6 +200,51 @@ class World:
         self.members[rank].is_dead = True
         self._hang_up(rank)
 
+    def _restart(self, rank: int, by: int) -> None:
+        """Begin another life, which one of the others admits."""
+        self.restarts -= 1
+        life = self.members[rank].life + 1
+        rounds = Rounds(rank, self.size, name_of)
+        one = Member(rounds, Termination(rank, self.size, rounds), life=life)
+        self.members[rank] = one
+        for known, its in self.members[by].machine.lives.items():
+            one.machine.on_life(known, its)
+        one.machine.on_life(rank, life)
+        missed = self.members[by].news  # comparing repairs that
+        one.news += [news for news in missed if news[0] != rank]
+        for to, other in enumerate(self.members):
+            if to == rank:
+                continue
+            one.linked[to] = other.life
+            self.links[to, rank][:] = [] if other.is_here else [("gone",)]
+            if other.is_here:
+                self.links[rank, to].append(("hello", life))
+                other.news.append((rank, life))
+
+    def _hear(self, rank: int) -> None:
+        """The membership tells of a life; what concerned the former one has ended."""
+        one = self.members[rank]
+        to, life = one.news.pop(0)
+        if one.linked.get(to, 1) < life:  # its connection has ended before
+            queue = self.links[to, rank]
+            while queue.pop(0) != ("hello", life):
+                pass
+            self._end_link(one, to)
+            self._begin_link(one, to, life)
+        one.machine.on_life(to, life)
+
+    def _end_link(self, one: Member, to: int) -> None:
+        one.cut_off.add(to)
+        one.pending = [peer for peer in one.pending if peer != to]
+        one.serving = [call for call in one.serving if call[0] != to]
+        for series in series_of(one.rounds):
+            series.on_lost(to, lost(to))
+        one.machine.look()
+
+    def _begin_link(self, one: Member, to: int, life: int) -> None:
+        one.cut_off.discard(to)
+        one.linked[to] = life
+
     def _doubt(self, rank: int, to: int) -> None:
         """The connection breaks, and what is on its way in it is lost."""
         self.doubts -= 1
@@ -196,6 +259,8 @@ class World:
     def _deliver(self, from_: int, to: int) -> None:
         item = self.links[from_, to].pop(0)
         one = self.members[to]
+        if one.is_here and item[0] == "hello":
+            self._begin_link(one, from_, int(item[1]))  # type: ignore[arg-type]
         if not one.is_here or from_ in one.cut_off:
             return
         match item:
@@ -206,11 +271,7 @@ class World:
             case ("left out",):
                 one.machine.on_left_out(from_)
             case ("gone",):
-                one.cut_off.add(from_)
-                one.pending = [peer for peer in one.pending if peer != from_]
-                one.serving = [call for call in one.serving if call[0] != from_]
-                for series in series_of(one.rounds):
-                    series.on_lost(from_, lost(from_))
+                self._end_link(one, from_)
             case (Key() as key, message):
                 one.rounds.receive(one.rounds.series(key), from_, message)  # type: ignore[arg-type]
                 one.machine.receive(key, message)  # type: ignore[arg-type]
@@ -229,7 +290,8 @@ class World:
             raise AssertionError("it never ends to say something")
         one.machine.look()
         for to in sorted(one.machine.untold):
-            self._send(rank, to, ("left out",))
+            if one.linked.get(to, 1) == one.machine.lives.get(to, 1):
+                self._send(rank, to, ("left out",))
         one.machine.untold.clear()
         one.rounds.ended.clear()
         if one.machine.phase is Phase.ENDED and before is not Phase.ENDED:
@@ -272,6 +334,8 @@ class World:
 
     def _send(self, rank: int, to: int, message: Message) -> None:
         """Put a message on its way; one to somebody who is gone finds nobody."""
-        is_open = to not in self.members[rank].cut_off
+        one = self.members[rank]
+        is_meant = one.linked.get(to, 1) == self.members[to].life
+        is_open = to not in one.cut_off and is_meant
         if is_open and self.links[rank, to][-1:] != [("gone",)]:
             self.links[rank, to].append(message)

@@ -25,7 +25,7 @@ from tests.unit.runtime.rounds.machine.world import gave_up, lost, name_of
 
 STEPS_MAX = 3000
 # These bring the end; everything else may or may not happen.
-NEEDED = ("deliver", "answer", "enter", "speak", "leave")
+NEEDED = ("deliver", "answer", "enter", "speak", "leave", "hear")
 
 
 def play(world: World, choices: random.Random, free: int = 40) -> None:
@@ -64,6 +64,21 @@ class TestTheEnd:
         self, choices: random.Random, size: int, deaths: int
     ) -> None:
         world = World(size, own_calls=2, depth=3, deaths=deaths)
+        play(world, choices)
+        phases = {one.machine.phase for one in world.members if not one.is_dead}
+        assert phases <= {Phase.ENDED}
+
+    @given(
+        choices=st.randoms(use_true_random=False),
+        size=st.integers(2, 5),
+        deaths=st.integers(1, 3),
+    )
+    @settings(max_examples=100)
+    def test_the_restarted_take_part(
+        self, choices: random.Random, size: int, deaths: int
+    ) -> None:
+        """Who comes back before the others have seen the end sees it with them."""
+        world = World(size, own_calls=2, depth=3, deaths=deaths, restarts=deaths)
         play(world, choices)
         phases = {one.machine.phase for one in world.members if not one.is_dead}
         assert phases <= {Phase.ENDED}
