@@ -189,9 +189,11 @@ programs: $(STAMP) ## 10,000 random training programs against one process
 	$(RUN) -m tests.numerics.programs --programs $(or $(PROGRAMS),10000) \
 		--seed $(or $(SEED),0)
 
+CLASSES ?= a,b,c
+
 conformance: $(STAMP) ## PyTorch's own RPC suites against asyncrpc.compat; FILTER=rref JOBS=4
 	mkdir -p build
-	$(RUN) -m tests.conformance --jobs $(or $(JOBS),2) --out build/conformance.json \
+	$(RUN) -m tests.conformance --classes $(CLASSES) --jobs $(or $(JOBS),2) --out build/conformance.json \
 		--logs build/conformance $(if $(FILTER),--filter '$(FILTER)')
 
 conformance-c10d: $(STAMP) ## PyTorch's suite of c10d and DDP on our backend; FILTER=ddp
