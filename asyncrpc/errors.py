@@ -332,8 +332,10 @@ class DeadlineExceededError(CallError, TimeoutError, code="call.deadline"):
     def __init__(
         self, *, function: str, to: str, outcome: Outcome, timeout_s: float
     ) -> None:
+        has_begun = outcome is not Outcome.NOT_EXECUTED
+        problem = "no response in" if has_begun else "it did not begin within"
         super().__init__(
-            f"no response in {timeout_s:g} s", function=function, to=to, outcome=outcome
+            f"{problem} {timeout_s:g} s", function=function, to=to, outcome=outcome
         )
         self.timeout_s = timeout_s
 

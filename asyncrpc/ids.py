@@ -53,3 +53,8 @@ class WorkerInfo(NamedTuple):
 
     name: str
     id: int
+
+    @property
+    def rank(self) -> int:
+        """The rank of the worker, as `id`, which is torch's name of it."""
+        return self.id

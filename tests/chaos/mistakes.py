@@ -274,7 +274,7 @@ async def no_time_left(load: Load, to: str) -> None:
         lambda it: use(peer, "stream", count_to, it, 3),
         lambda it: use(peer, "remote", run, it),
     ]
-    wanted = Wanted((DeadlineExceededError,), ("no response in 0 s",))
+    wanted = Wanted((DeadlineExceededError,), ("it did not begin within 0 s",))
     which = load.rng.randrange(len(calls))
     await load.mistake("deadline: over", (to,), wanted, calls[which], claims=which < 3)
 

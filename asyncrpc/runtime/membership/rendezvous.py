@@ -192,13 +192,16 @@ class LocalRendezvous:
         Raises:
             RendezvousTimeoutError: some workers are missing; the error names their
                 ranks.
-            UsageError: the name or the rank is taken.
+            UsageError: the name or the rank is taken, or the rank is too large.
 
         Cancellation:
             The record stays published.
         """
         if len(self._members) >= self.world_size:
             return RunningGroup(self._members.values())
+        if member.rank >= self.world_size:
+            within = f"between 0 and {self.world_size - 1}"
+            raise wrong("rank", f"{within} at this LocalRendezvous", member.rank)
         _refuse_taken(member, self._members.values())
         self._members[member.name] = member
         self._changed.set()

@@ -99,11 +99,23 @@ async def test_a_worker_can_be_asked_who_is_who(seat: Seat) -> None:
     async with started(a, b):
         with acting_as(b):
             assert asyncrpc.get_worker_info() == WorkerInfo("b", 1)
+            assert asyncrpc.get_worker_info().rank == asyncrpc.get_worker_info().id == 1
             assert asyncrpc.get_worker_info("a") == WorkerInfo("a", 0)
             with pytest.raises(UnknownWorkerError, match="known: 'a', 'b'"):
                 asyncrpc.get_worker_info("x")
         info = await a.peer("b").call(asyncrpc.get_worker_info)
         assert info == WorkerInfo("b", 1)
+
+
+@pytest.mark.parametrize("rank", [1, 7])
+async def test_a_rank_beyond_the_world_of_a_local_rendezvous_is_refused(
+    rank: int,
+) -> None:
+    worker = Worker("a", rank=rank, rendezvous=LocalRendezvous(1))
+    wanted = f"between 0 and 0 at this LocalRendezvous, not {rank}"
+    with pytest.raises(UsageError, match=wanted):
+        await worker.__aenter__()
+    await worker.shutdown()
 
 
 @pytest.mark.parametrize("seat", ["local", "file", "tcp"], indirect=True)

@@ -259,11 +259,12 @@ class World:
     def _deliver(self, from_: int, to: int) -> None:
         item = self.links[from_, to].pop(0)
         one = self.members[to]
-        if one.is_here and item[0] == "hello":
-            self._begin_link(one, from_, int(item[1]))  # type: ignore[arg-type]
-        if not one.is_here or from_ in one.cut_off:
+        is_hello = item[0] == "hello"
+        if not one.is_here or (from_ in one.cut_off and not is_hello):
             return
         match item:
+            case ("hello", int(life)):
+                self._begin_link(one, from_, life)
             case ("call", int(depth)):
                 one.serving.append((from_, depth))
             case ("answer",):
