@@ -16,7 +16,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -61,7 +61,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _ignore_rref_leak = True
-_SLACK_S: Final = 0.01  # by which a deadline may seem not to have passed yet
 _default_pickler: Any = _internal_rpc_pickler
 _thread_local_var = threading.local()
 _get_should_profile = profiling.is_on
@@ -550,10 +549,10 @@ def shutdown(
             try:
                 _wait_all_workers(timeout)
             except RuntimeError:
-                if now_s() + _SLACK_S >= end_s:
+                if not agent.gone_of(_ALL_WORKER_NAMES) or now_s() >= end_s:
                     raise
-                # A worker has died.  These calls need every worker; the waves of the
-                # end leave it out, and wait for those that live.
+                # These calls need every worker; the waves of the end leave out those
+                # that have died, and wait for those that live.
             _delete_all_user_and_unforked_owner_rrefs()
         is_graceful = graceful
         _check_leaks(agent, is_ignored=_ignore_rref_leak)

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from asyncrpc.errors import (
     CallError,
+    DeadlineExceededError,
     Outcome,
     RejectedError,
     RRefDeletedError,
@@ -234,15 +235,11 @@ class Responder:
             inbound.span.failed(error)
         if outcome is Outcome.NOT_EXECUTED and issubclass(type(error), CallError):
             error.outcome = outcome  # type: ignore[attr-defined]  # its text says so
-        references = self._references
         if outcome is Outcome.EXECUTED and self._host.on_raised is not None:
             self._host.on_raised(error)
         if issubclass(type(error), CallError) and not error.function:  # type: ignore[attr-defined]
             error.function, error.to = inbound.function_name, self._host.name  # type: ignore[attr-defined]
-        if inbound.rref_id is not None and references is not None:
-            # The value failed, as its users will see; the call did not.
-            references.fail(inbound.rref_id, error, outcome)
-            inbound.rref_id = None
+        if self._fails_value_alone(inbound, error, outcome):
             self.answer(inbound, None)
             return
         describe = functools.partial(self._errors.describe, error)
@@ -258,6 +255,22 @@ class Responder:
 
         inbound.task = None  # it ends now; a cancel need not wait for it
         self._host.pool.submit(describe, on_described)  # its text shows the tensor
+
+    def _fails_value_alone(
+        self, inbound: InboundCall, error: BaseException, outcome: Outcome
+    ) -> bool:
+        """Fail the value of a remote(); return whether its call did not fail.
+
+        Its users see the error.  Once the deadline has passed the call has failed as
+        well: an answer must not reach the caller as a success just before its deadline.
+        """
+        references = self._references
+        if inbound.rref_id is None or references is None:
+            return False
+        references.fail(inbound.rref_id, error, outcome)
+        inbound.rref_id = None
+        has_expired = outcome is Outcome.UNKNOWN and inbound.deadline is not None
+        return not (has_expired and issubclass(type(error), DeadlineExceededError))
 
     def _send_error(
         self,

@@ -17,6 +17,7 @@ from asyncrpc.errors import (
     WorkerLostError,
 )
 from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.membership.ports import Peers
 from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
 from asyncrpc.runtime.rounds.machine.messages import (
@@ -244,9 +245,12 @@ class RoundParticipant:
             return life == peer.incarnation
         try:
             link = self._service.peers.find(peer.name).link
+            present = self._service.peers.member(peer.name).incarnation
         except UnknownWorkerError:
             return True
-        return link is None or link.peer == peer
+        if link is not None:
+            return link.peer == peer
+        return present in (UNKNOWN_INCARNATION, peer.incarnation)
 
     def _skip(self, what: str) -> None:
         """Handle a call that gave up before its turn.
