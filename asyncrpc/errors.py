@@ -57,6 +57,7 @@ __all__ = [
     "RemoteProtocolError",
     "RendezvousTimeoutError",
     "TransportError",
+    "UnansweredError",
     "UnknownWorkerError",
     "UsageError",
     "VersionMismatchError",
