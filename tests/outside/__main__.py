@@ -39,9 +39,7 @@ PROGRAMS: Final = (
     Program("torchopt_maml.py", "torchopt", "distributed MAML"),
 )
 CANNOT_BE_HAD: Final = {
-    "graphlearn-torch": "its wheels are linked with CUDA",
-    "machin": "needs gym, and modules that Python 3.11's packages lack",
-    "torchgpipe": "makes no calls: its pipeline is of one process",
+    "graphlearn-torch": "its wheel is linked with CUDA",
 }
 
 
