@@ -34,6 +34,7 @@ UNFINISHED = re.compile(r"\b(TO" + "DO|FIX" + "ME|X" + r"XX)\b")
 # Where the environment may be read: the command line, what a program is started with,
 # and the defaults of arguments that a caller can give instead.
 MAY_READ_ENVIRONMENT = {
+    "asyncrpc/collectives/torch_backend/call_hooks.py",  # as torch's own backends
     "asyncrpc/inspection/own_checkup.py",  # it checks what a worker was given
     "asyncrpc/inspection/run_note.py",  # names the directory of `asyncrpc run`
     "asyncrpc/multiprocessing/child.py",

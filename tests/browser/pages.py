@@ -114,7 +114,8 @@ class DashboardPage:
         """Wait until the page alerts its reader, in whatever words; return these."""
         alert = self.page.get_by_role("alert").filter(has_text=re.compile(r"\S"))
         alert.wait_for()
-        return alert.inner_text()
+        words: str = alert.inner_text()
+        return words
 
     def stop(self) -> dict[str, Any]:
         """Let the page take no more looks; return the one that it shows."""

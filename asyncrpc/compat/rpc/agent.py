@@ -74,6 +74,7 @@ class Agent:
         self.named_references = WeakKeyDictionary()  # by what their handles share
         self.rpc_timeout_s: float = options.rpc_timeout
         self.shows_gil_wait = False
+        self.all_gather: Callable[..., dict[str, Any]]  # set before it is current
         # Of a static group, once all are there: by name and by rank.
         self._infos: dict[str | int, WorkerInfo] = {}
         self.is_let_go = False  # all references, for the worker ends
@@ -309,14 +310,12 @@ class Agent:
             is_static, limit_s = self.is_static_group, timeout or None
             self.shutdown(graceful=is_static, timeout_s=limit_s, drains=True)
             return
-        from asyncrpc.compat.rpc import api  # noqa: PLC0415  (which needs this)
-
         tick, in_flight = threading.Event(), 1
         while in_flight:
             while self._calls_in_flight():
                 tick.wait(_POLL_S)
-            made = api._all_gather(self._calls_in_flight(), timeout=timeout)  # noqa: SLF001
-            in_flight = sum(made.values())
+            counts = self.all_gather(self._calls_in_flight(), timeout=timeout)
+            in_flight = sum(counts.values())
 
     def shutdown(
         self,

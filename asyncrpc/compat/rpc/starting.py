@@ -24,6 +24,7 @@ from torch.distributed.rendezvous import (
 from asyncrpc.api import Worker, add_services
 from asyncrpc.compat.nodes import RememberingAutograd
 from asyncrpc.compat.rpc import agent as agents
+from asyncrpc.compat.rpc import api
 from asyncrpc.compat.rpc.agent import Agent, print_raised
 from asyncrpc.compat.rpc.device_maps import DeviceWishes, check_device_maps
 from asyncrpc.compat.rpc.options import (
@@ -207,6 +208,7 @@ def start_agent(
     agent = agent_class(
         worker, host, rpc_backend_options, store, is_static=bool(world_size)
     )
+    agent.all_gather = api._all_gather  # noqa: SLF001  (torch's name)
     # Before others can call: their functions may make calls from here.
     agents.set_current(agent)
     try:

@@ -165,14 +165,8 @@ class Directory(Generic[LinkT]):
             lost_after_s=settings.lost_after_s,
             secret=settings.secret,
         )
-        self._dialer: Dialer[LinkT] = Dialer(
-            identity,
-            counters,
-            self.routes,
-            self.connections,
-            self,
-            processes=self._liveness,
-        )
+        ways = identity, counters, self.routes, self.connections
+        self._dialer: Dialer[LinkT] = Dialer(*ways, self, processes=self._liveness)
         self.relay = Relay(identity, scheduler, self, self.connections, settings.tokens)
         self._dialer.ask_to_dial = self.relay.ask_to_dial
         self.reconnector = Reconnector(

@@ -20,7 +20,7 @@ from asyncrpc import DeviceOptions, Options
 from asyncrpc.compat import rpc
 from asyncrpc.compat.rpc import api
 from asyncrpc.compat.rpc.agent import Agent
-from asyncrpc.compat.rpc.options import RpcBackendOptions
+from asyncrpc.compat.rpc.options import TensorPipeRpcBackendOptions
 from asyncrpc.runtime.hosting import LoopThread
 from asyncrpc.testing import Cluster
 from tests.ports import free_port
@@ -80,7 +80,8 @@ async def test_what_completes_a_future_runs_although_the_worker_ends() -> None:
     thread = LoopThread("of a test")
     try:
         async with Cluster(1, options=options) as (a,):
-            agent = Agent(a, thread, RpcBackendOptions(), None, is_static=True)
+            own = TensorPipeRpcBackendOptions()
+            agent = Agent(a, thread, own, None, is_static=True)
             held = a.parts.run_in_thread(lambda: go.wait(LIMIT_S))
             agent.in_thread(completed.set)
         assert await asyncio.to_thread(completed.wait, LIMIT_S)

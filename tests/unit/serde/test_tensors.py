@@ -3,7 +3,7 @@
 import gc
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgpack
@@ -544,7 +544,7 @@ def test_sparse_indices_outside_of_the_tensor_are_refused() -> None:
         STRICT.decode(encoded.control, buffers)
 
 
-DEFAULT_DEVICE_SENT = {
+DEFAULT_DEVICE_SENT: Mapping[str, Callable[[], torch.Tensor]] = {
     "plain": lambda: torch.arange(3.0),
     "empty": lambda: torch.ones(0, 3),
     "transposed": lambda: torch.ones(3, 4).T,

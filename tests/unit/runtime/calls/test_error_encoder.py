@@ -17,11 +17,13 @@ class Starved(Codec):
 
     left = 1
 
-    def encode(self, value: Any, *, labels: Sequence[str] = ()) -> Encoded:
+    def encode(
+        self, value: Any, *, labels: Sequence[str] = (), pickles: bool = True
+    ) -> Encoded:
         self.left -= 1
         if self.left < 0:
             raise MemoryError
-        return super().encode(value, labels=labels)
+        return super().encode(value, labels=labels, pickles=pickles)
 
 
 def fetch(_encoded: Encoded) -> None:
