@@ -21,6 +21,7 @@ __all__ = [
     "BarrierBrokenError",
     "BarrierTimeoutError",
     "CallError",
+    "CallKindError",
     "ClosedError",
     "CollectiveError",
     "CollectiveTimeoutError",
@@ -368,6 +369,13 @@ class OverloadedError(RejectedError, code="call.overloaded"):
     ) -> None:
         super().__init__(problem, function=function, to=to, outcome=outcome)
         self.retry_after_s = retry_after_s
+
+
+class CallKindError(RejectedError, code="call.kind"):
+    """The function is called in a way that is not its kind's: the program is at fault.
+
+    A generator needs `stream`, any other function `call`; it has not run.
+    """
 
 
 class EncodeError(CallError, code="call.encode"):

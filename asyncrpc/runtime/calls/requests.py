@@ -16,6 +16,7 @@ from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
     AsyncRpcError,
     CallError,
+    CallKindError,
     DecodeError,
     MalformedError,
     Outcome,
@@ -324,10 +325,11 @@ class RequestDispatcher:
         is_stream = target.mode is ASYNC_GENERATOR or target.mode is GENERATOR
         if is_stream != bool(flags & _STREAM):
             inbound.target = target
-            raise RejectedError(
+            raise CallKindError(
                 "it is a generator: use `stream`, not `call`"
                 if is_stream
-                else "it is not a generator: use `call`, not `stream`",
+                else "it is not a generator: use `call`, not `stream`; to stream what"
+                " it returns, make it a generator (`yield from ...`)",
                 function=target.name,
                 to=self._host.name,
                 outcome=Outcome.NOT_EXECUTED,

@@ -17,6 +17,7 @@ from typing import Final
 from asyncrpc.arguments import is_seconds
 from asyncrpc.errors import (
     AsyncRpcError,
+    CallKindError,
     DeadlineExceededError,
     NotStartedError,
     OverloadedError,
@@ -131,11 +132,11 @@ def answer_to(
     if isinstance(error, OverloadedError):
         after_s = _told_s(error, retry_after_s)
         return _unavailable(OverloadedError, error, after_s, overloaded_status)
-    for kind in _UNAVAILABLE:
+    if isinstance(error, CallKindError):  # a retry would end the same
+        return ErrorAnswer(500, CallKindError.__name__, str(error), INTERNAL_ERROR)
+    for kind in (*_UNAVAILABLE, *([NotStartedError] if is_closed else [])):
         if isinstance(error, kind):
             return _unavailable(kind, error, retry_after_s)
-    if isinstance(error, NotStartedError) and is_closed:
-        return _unavailable(NotStartedError, error, retry_after_s)
     # The deadline's own TimeoutError, not one that a called function raised.
     is_own = isinstance(error, TimeoutError) and not isinstance(error, RemoteError)
     if is_own and is_over:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import LimitOptions, Options, RejectedError
+from asyncrpc import LimitOptions, Options
+from asyncrpc.errors import CallKindError
 from asyncrpc.testing import Cluster
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
@@ -136,9 +137,9 @@ async def test_the_producer_lost_is_an_error(trio: Trio) -> None:
 async def test_what_is_no_generator_is_rejected_and_so_is_one_that_is_called(
     trio: Trio,
 ) -> None:
-    with pytest.raises(RejectedError, match="use `call`"):
+    with pytest.raises(CallKindError, match=r"use `call`.*make it a generator"):
         await anext(stream(trio, remote.add, 1))
-    with pytest.raises(RejectedError, match="use `stream`"):
+    with pytest.raises(CallKindError, match="use `stream`"):
         await trio[0].peer("b").call(remote.count_to, 1)
 
 

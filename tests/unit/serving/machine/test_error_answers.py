@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from asyncrpc.errors import (
+    CallKindError,
     DeadlineExceededError,
     NotStartedError,
     Outcome,
@@ -56,6 +57,7 @@ def told(error: BaseException, **state: Any) -> ErrorAnswer | None:
     [
         (LATE, 504, "DeadlineExceededError", 4504, None),
         (RejectedError("no"), 503, "RejectedError", 1013, "1"),
+        (CallKindError("use `call`"), 500, "CallKindError", 1011, None),
         (WorkerLostError("gone"), 503, "WorkerLostError", 1013, "1"),
         (LOST, 503, "OwnerLostError", 1013, "1"),
         (
