@@ -263,27 +263,6 @@ class FunctionModes:
             put(others)
 
 
-class Aside:
-    """A context in which the thread lacks the modes that the caller has entered.
-
-    It is for an `await`: then others have the thread, and may leave modes of their own,
-    which end with it.
-    """
-
-    __slots__ = ("_modes",)
-
-    def __enter__(self) -> None:
-        """Take the modes off the thread."""
-        self._modes = None if has_defaults() else take(default_device_here())
-
-    def __exit__(self, *_: object) -> None:
-        """Give the thread the caller's modes."""
-        if self._modes is not None:
-            if not has_defaults():
-                take(default_device_here())
-            put(self._modes)
-
-
 def drop_modes() -> None:
     """Take off what a function has left: this thread had the defaults before it."""
     if not has_defaults():
@@ -334,12 +313,17 @@ async def _run(coroutine: Coroutine[Any, Any, Any], place: FunctionModes) -> Any
 
 async def alone(awaitable: Awaitable[T]) -> T:
     """Await what is of the program; each of its steps has its own modes alone."""
-    result: T = await steps(_whole(awaitable), FunctionModes())
+    whole = _whole(awaitable)
+    del awaitable  # a future that fails holds its error, and that would hold this frame
+    result: T = await steps(whole, FunctionModes())
     return result
 
 
 async def _whole(awaitable: Awaitable[T]) -> T:
-    return await awaitable
+    try:
+        return await awaitable
+    finally:
+        del awaitable  # as above
 
 
 @types.coroutine
@@ -370,6 +354,7 @@ def steps(
                 raise
             except BaseException as thrown:  # noqa: BLE001  (the coroutine's to handle)
                 value, error = None, thrown
+            awaited = None  # a future that fails holds its error, and that this frame
         with place:
             try:
                 awaited = (
@@ -378,7 +363,7 @@ def steps(
             except StopIteration as end:
                 return end.value
             finally:
-                error = None  # its traceback holds this frame
+                value = error = None  # its traceback holds this frame
 
 
 def driven_by(generator: types.GeneratorType[Any, Any, Any]) -> Any:

@@ -379,23 +379,15 @@ async def waits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["no_grad", "inference_mode", "autocast"])
-async def test_a_task_that_awaits_a_call_lends_its_modes_to_no_task(
+async def test_calls_of_subtasks_have_the_mode_of_the_task_that_awaits_them(
     name: str, a: Worker
 ) -> None:
-    gate = Gate(name)
+    async def two_calls() -> list[tuple[Any, ...]]:
+        return [await a.peer("b").call(state) for _ in range(2)]
 
-    async def calls() -> None:
-        with MODES[name]():
-            under = state()
-            await a.peer("b").call(waits, name)
-            assert state() == under
-
-    async def looks() -> None:
-        await gate.entered.wait()
-        assert state() == DEFAULT
-        gate.go_on.set()
-
-    await asyncio.gather(calls(), looks())
+    with MODES[name]():
+        under = state()
+        assert await asyncio.gather(two_calls(), two_calls()) == [[under] * 2] * 2
 
 
 async def test_modes_come_back_whatever_others_did_meanwhile() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
@@ -17,7 +17,6 @@ from asyncrpc.runtime.forking import is_parents
 from asyncrpc.runtime.loops import running_loop
 from asyncrpc.runtime.options import PLAIN, CallOptions
 from asyncrpc.runtime.threads import thread_blocked
-from asyncrpc.torch_modes import Aside
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.calls.destination import Destination
@@ -212,22 +211,6 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         where = f" made at {self.site[0]}:{self.site[1]}" if self.site else ""
         state = "done" if self.done() else "pending"
         return f"<CallFuture {self.function} on {self.to!r} {state}{where}>"
-
-
-class ModalCallFuture(CallFuture[T]):
-    """The result of a call made under torch's modes.
-
-    They are the caller's: while it awaits the result, others do not run under them.
-    """
-
-    __slots__ = ()
-
-    def __await__(self) -> Generator[Any, None, T]:
-        """Wait for the result, with the modes set aside."""
-        with Aside():
-            return (yield from super().__await__())
-
-    __iter__ = __await__
 
 
 def is_done_within(future: asyncio.Future[Any], timeout_s: float | None) -> bool:

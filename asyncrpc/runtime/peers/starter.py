@@ -25,7 +25,7 @@ from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
 from asyncrpc.runtime.calls.current_task import task_here, thread_here
 from asyncrpc.runtime.calls.destination import Destination
 from asyncrpc.runtime.calls.ends import CallEnds
-from asyncrpc.runtime.calls.futures import CallFuture, ModalCallFuture, call_site
+from asyncrpc.runtime.calls.futures import CallFuture, call_site
 from asyncrpc.runtime.calls.profiling import show_call
 from asyncrpc.runtime.calls.repeating import is_idempotent, repeat
 from asyncrpc.runtime.calls.tracing import end_unsent, trace_call
@@ -326,7 +326,7 @@ class CallStarter:
         """
         try:
             if meta is None and (not _grad_is_on() or _any_autocast_is_on()):
-                meta = self._meta_under_modes(call)
+                meta = self.meta_here()
             if threading.get_ident() != self.thread_id:
                 if running_loop() is not None:
                     self.loop_guard.check_on_loop("a call")
@@ -438,12 +438,6 @@ class CallStarter:
                 CallEnds(
                     WorkerId(call.to, UNKNOWN_INCARNATION), self.recorder
                 ).note_unsent(call)
-
-    def _meta_under_modes(self, call: CallFuture[Any]) -> dict[str, Any]:
-        """Return the metadata of a call made under modes, which awaiting sets aside."""
-        if type(call) is CallFuture:
-            call.__class__ = ModalCallFuture
-        return self.meta_here()
 
     def meta_here(self) -> dict[str, Any]:
         """Return the metadata of a call that belongs to the thread that makes it."""

@@ -559,7 +559,7 @@ DEFAULT_DEVICE_SENT: Mapping[str, Callable[[], torch.Tensor]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("name", DEFAULT_DEVICE_SENT)
 def test_a_tensor_arrives_on_its_device_whatever_the_default_device(name: str) -> None:
     tensor = DEFAULT_DEVICE_SENT[name]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ class Carrier(FakeConnection):
         super().__init__()
         self.acknowledged: list[int] = []
         self.peer_closed: str | None = None
+        self.peer = SimpleNamespace(strict=False)
         self.stream = self
 
     def write_apart(self, message: bytes) -> None:
