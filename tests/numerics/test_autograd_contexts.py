@@ -82,14 +82,19 @@ async def test_contexts_at_once_share_parameters_and_nothing_else(
 
 
 @PROGRAMS
-async def test_a_local_pass_before_does_not_count(program: Program) -> None:
-    """torch alone goes through the same nodes, up to what was received."""
+async def test_a_pass_of_torch_alone_is_refused_and_does_not_count(
+    program: Program,
+) -> None:
+    """It goes through the same nodes, up to what was received."""
     wanted = await in_one_process(program, "ab")
     async with group_of(2) as (_, keepers), context() as ctx:
         x = leaf()
         roots = await program(keepers, x)
         ones = [torch.ones_like(one) for one in roots]
-        torch.autograd.backward(roots, ones, retain_graph=True)
+        with pytest.raises(
+            asyncrpc.errors.AutogradError, match="nothing on other workers"
+        ):
+            torch.autograd.backward(roots, ones, retain_graph=True)
         x.grad = None
         await backward(ctx, roots, gradients=ones)
         assert_equal(await reports(keepers, ctx, x), wanted)

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from asyncrpc.runtime.calls.context import current_call_var
 from asyncrpc.runtime.extensions import TRACE, CallSpan, CallTracer
 from asyncrpc.trace import CANCELLED, OK, outcome_of
 
@@ -86,7 +87,12 @@ def trace_function(
         found = inbound.meta.get(TRACE)
         return tracer.served(function, caller, found, waited_s=waited_s)
 
-    inbound.span = inbound.in_context(begin, target.name)
+    # In the call's own context, and no copy of it: there the span becomes current.
+    context = inbound.context
+    if context is None or current_call_var.get() is inbound:
+        inbound.span = begin(target.name)
+    else:
+        inbound.span = context.run(begin, target.name)
 
 
 def stream_trace(
