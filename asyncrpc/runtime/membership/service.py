@@ -195,6 +195,8 @@ class MembershipService:
         if records is not None:
             table.begin(records or [Record(identity.member, 1)], now_s())
             identity.rank = table.me.member.rank
+            for record in table.records:
+                self._note_life(record)
             if isinstance(rendezvous, Republishing):
                 await rendezvous.publish(identity.member)
         else:
@@ -415,8 +417,7 @@ class MembershipService:
             self._end_former(WorkerId(name, change.previous))
         if record.is_alive:
             self._note_in_directory(record, change.previous)
-            if self.on_life is not None:
-                self.on_life(record)
+            self._note_life(record)
         if kind is ChangeKind.LEFT:
             link = self._peers.link_of(record.incarnation)
             if link is None:
@@ -432,6 +433,10 @@ class MembershipService:
             previous = change.previous if is_restart else UNKNOWN_INCARNATION
             for changes in self._iterators():
                 changes.put(MemberChange(kind, info, record.incarnation, previous))
+
+    def _note_life(self, record: Record) -> None:
+        if self.on_life is not None:
+            self.on_life(record)
 
     def _end_former(self, former: WorkerId) -> None:
         """End all that concerned the former life of a restarted worker."""

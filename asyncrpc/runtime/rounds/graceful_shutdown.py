@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -104,22 +105,30 @@ class GracefulShutdown:
             is_active: returns whether the worker serves or begins calls.
             members: returns the records of the group.
         """
+        self._identity = identity
         self._scheduler = scheduler
         self._peers = peers
         self._rounds = rounds
         self._is_active = is_active
         self._members = members
-        rank, size = identity.rank, identity.world_size
-        self.has_group = 0 <= rank < size
         self.began_s = 0.0
         self.participant: RoundParticipant | None = None
         self._changed = asyncio.Event()
         # All links seen so far: calls of ended links count as well.
         self._links: dict[CallingLink, None] = {}
         self._gone: set[int] = set()  # ranks that may have been restarted
-        if self.has_group:
-            self.machine = Termination(rank, size, rounds.machine)
-            rounds.waves = self
+        rounds.waves = self
+
+    @property
+    def has_group(self) -> bool:
+        """Whether this worker has a rank; a running group may give it one."""
+        return 0 <= self._identity.rank < self._identity.world_size
+
+    @functools.cached_property
+    def machine(self) -> Termination:
+        """The machine of the end; only for a worker with a rank."""
+        rounds = self._rounds
+        return Termination(self._identity.rank, rounds.size, rounds.machine)
 
     @property
     def has_begun(self) -> bool:
@@ -138,8 +147,7 @@ class GracefulShutdown:
         Cancellation:
             This worker takes no further part; the others notice when it ends.
         """
-        for record in self._members().records:
-            self.on_life(record)
+        self._note_own_life()
         self.machine.enter()
         now_s = self._scheduler.loop.time
         self.began_s = now_s()
@@ -246,6 +254,7 @@ class GracefulShutdown:
 
     def on_message(self, key: Key, message: RoundMessage) -> None:
         """Take the message of a member about a wave."""
+        self._note_own_life()
         self.machine.receive(key, message)
         self._on_change()
 
@@ -281,6 +290,10 @@ class GracefulShutdown:
             self.machine.on_life(record.member.rank, record.generation)
             self._on_change()
             self._rounds.flush()
+
+    def _note_own_life(self) -> None:
+        """Take note of which life of its name this worker is: others may have said."""
+        self.on_life(self._members().me)
 
     def on_peer_lost(self, rank: int) -> None:
         """Record a lost peer: the next wave checks first whether it was restarted.

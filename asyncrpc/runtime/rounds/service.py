@@ -108,7 +108,7 @@ class RoundService:
             takes(LeftOutNotice, self._on_left_out),
         )
 
-    @functools.cached_property
+    @property
     def size(self) -> int:
         """Number of workers in the group; 0 if this worker has no rank."""
         # A worker that joins a running group may get its rank from the group.
