@@ -83,6 +83,9 @@ class InspectedDirectory(Protocol):
     def links(self) -> Sequence[InspectedLink]:
         """Every open one."""
 
+    def known_incarnation(self, name: str) -> int | None:
+        """Return the incarnation of a worker; None if it is not known."""
+
 
 class Inspected(Protocol):
     """The parts of a worker that a snapshot is taken of."""
@@ -131,7 +134,11 @@ class SnapshotTaker:
         self._tasks, self._places = self._look.tasks, self._look.places
         self._threads = stacks()
         self._links = worker.directory.links
-        self._neighbours = Neighbours(worker.loop, self._identity.incarnation)
+        self._neighbours = Neighbours(
+            worker.loop,
+            self._identity.incarnation,
+            worker.directory.known_incarnation,
+        )
         self._by_ident = {
             stack.ident: len(self._tasks) + index
             for index, stack in enumerate(self._threads)
@@ -229,7 +236,7 @@ class SnapshotTaker:
         shown = of_program or list(steps[:1])
         function = shown[-1].code.co_qualname if shown else ""
         frames = tuple(frame_of(one.frame) for one in shown)
-        is_internal = self._neighbours.own(seen.task) or (
+        is_internal = self._neighbours.have(seen.task) or (
             not of_program and self._is_own(seen.task)
         )
         wait = self._wait_of(place)
@@ -360,7 +367,7 @@ class SnapshotTaker:
             line = source_of((shown or stack.frames)[0]) if stack.frames else ""
             wait = Wait(WaitKind.RUNS, line)
         function = frames[-1].function if frames else ""
-        is_internal = not shown or self._neighbours.own_thread(stack.name)
+        is_internal = not shown or self._neighbours.have_thread(stack.name)
         return Actor(ActorKind.THREAD, stack.name, function, frames, wait, is_internal)
 
     def _wait_of_thread(self, stack: ThreadStack) -> Wait | None:

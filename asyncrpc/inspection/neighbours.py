@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable
 from contextvars import Context
 from typing import Any
 
@@ -17,14 +18,20 @@ from asyncrpc.runtime.forking import known_workers
 
 
 class Neighbours:
-    """The other workers of one worker's loop."""
+    """The other workers of one worker's loop that it knows, and that tell of theirs."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, incarnation: int) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        incarnation: int,
+        incarnation_of: Callable[[str], int | None],
+    ) -> None:
         """Find them.
 
         Args:
             loop: of the worker.
             incarnation: of the worker.
+            incarnation_of: that of another worker, by its name, if it is known there.
         """
         parts = [getattr(one, "parts", None) for one in known_workers()]
         running = [
@@ -34,7 +41,10 @@ class Neighbours:
         ]
         self._own = incarnation
         self._others = [
-            one for one in running if one.identity.incarnation != incarnation
+            one
+            for one in running
+            if one.identity.incarnation != incarnation
+            and one.identity.incarnation == incarnation_of(one.identity.name)
         ]
         # What belongs to no worker, the first one tells.
         self._is_first = all(
@@ -50,7 +60,7 @@ class Neighbours:
                     return found
         return None
 
-    def own(self, task: asyncio.Task[Any]) -> bool:
+    def have(self, task: asyncio.Task[Any]) -> bool:
         """Return whether a task is another worker's to tell."""
         if not self._others:
             return False
@@ -64,7 +74,7 @@ class Neighbours:
         is_here = any(incarnation == one.identity.incarnation for one in self._others)
         return is_here or not self._is_first
 
-    def own_thread(self, name: str) -> bool:
+    def have_thread(self, name: str) -> bool:
         """Return whether a thread is another worker's to tell."""
         if any(name.startswith(f"asyncrpc-{one.name}-") for one in self._others):
             return True

@@ -35,6 +35,9 @@ class LinkedPeers(Protocol):
     def members(self) -> list[Member]:
         """All known workers."""
 
+    def known_incarnation(self, name: str) -> int | None:
+        """Return the incarnation of a worker; None if it is not known."""
+
     async def open_link(self, to: str) -> PeerLink:
         """Return the link to a worker, connecting if need be."""
 

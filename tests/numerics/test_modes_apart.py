@@ -387,7 +387,8 @@ async def test_calls_of_subtasks_have_the_mode_of_the_task_that_awaits_them(
 
     with MODES[name]():
         under = state()
-        assert await asyncio.gather(two_calls(), two_calls()) == [[under] * 2] * 2
+        seen = list(await asyncio.gather(two_calls(), two_calls()))
+        assert seen == [[under] * 2] * 2
 
 
 async def test_modes_come_back_whatever_others_did_meanwhile() -> None:

@@ -413,7 +413,7 @@ METHODS = {
     ),
     "optim ": ("rates", "set_rate", "add_scheduler", "step_scheduler", "drop"),
     "memory": ("attach", "attached", "detach"),
-    "regions": ("has", "attach", "gone"),
+    "regions": ("has", "attach", "attach_part", "gone"),
     "rounds": ("arrivals", "up", "down", "failed", "elsewhere", "left_out"),
     "": ("", "__class__", "on_request", "close", "_handlers"),
 }

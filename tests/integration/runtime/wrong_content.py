@@ -145,6 +145,7 @@ def _of_groups() -> dict[tuple[str, str], Any]:
         ("memory", "detach"): [[1022, 1023]],
         ("regions", "has"): [[[KEY, 5]]],
         ("regions", "attach"): [KEY, 0, bytes(16)],
+        ("regions", "attach_part"): [KEY, 0, bytes(16), 4096],
         ("regions", "open"): [KEY, 0, bytes(16), "cpu", []],
         ("regions", "gone"): [[KEY]],
     }
