@@ -197,10 +197,10 @@ class Reducers(dict[type, Reducer]):
 
 def future_text(value: object) -> str:
     """Return why a future cannot be sent."""
-    return (
-        f"a {type(value).__qualname__} is not the value that it will have; await it,"
-        " and send the result"
-    )
+    text = "it is not the value that it will have; await it, and send the result"
+    if isinstance(value, torch.futures.Future):
+        return f"Can not pickle torch.futures.Future: {text}"  # torch's words
+    return f"a {type(value).__qualname__} cannot: {text}"
 
 
 def _is_alias(kind: type[torch.Tensor]) -> bool:
