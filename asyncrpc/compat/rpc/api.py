@@ -452,6 +452,10 @@ def _await_signal(
             raise RuntimeError(f"_all_gather cannot end: these are gone: {gone}")
 
 
+class _FollowerRaisedError(RuntimeError):
+    """A follower has answered with an error: it was there."""
+
+
 def _tell_followers(
     sequence_id: str, states: AllGatherStates, followers: set[str], limit_s: float
 ) -> None:
@@ -474,7 +478,9 @@ def _tell_followers(
         except RuntimeError as error:
             failed.append((name, error))
     if failed:
-        raise RuntimeError(
+        has_answer = any("On WorkerInfo(" in str(error) for _, error in failed)
+        kind = _FollowerRaisedError if has_answer else RuntimeError
+        raise kind(
             f"Followers {[name for name, _ in failed]} timed out in _all_gather after "
             f"{limit_s:.2f} seconds. The first exception is {failed[0][1]}"
         )
@@ -548,6 +554,8 @@ def shutdown(
         if graceful and agent.is_static_group:
             try:
                 _wait_all_workers(timeout)
+            except _FollowerRaisedError:
+                raise
             except RuntimeError:
                 if not agent.gone_of(_ALL_WORKER_NAMES) or now_s() >= end_s:
                     raise
