@@ -44,7 +44,7 @@ class _CarefulPickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         self.last = obj
-        if isinstance(obj, types.FunctionType) and obj is not reference:
+        if type(obj) is types.FunctionType and obj is not reference:
             return self._name_function(obj)
         return NotImplemented
 
@@ -104,6 +104,9 @@ def dump(
             careful.dump(value)
         except (Unsendable, KeyboardInterrupt):
             raise
+        except (RecursionError, MemoryError) as error:
+            # Any container or text may be at fault: `last` knows objects alone.
+            raise Unsendable(value, _excess(error)) from error
         except BaseException as error:
             raise Unsendable(careful.last, _problem(careful.last, error)) from error
     return file.getvalue(), indices
@@ -139,3 +142,11 @@ def _problem(value: Any, error: BaseException) -> str:
         f" {words_of(error)}; send its parts, or give it"
         " __reduce__ or __getstate__"
     )
+
+
+def _excess(error: RecursionError | MemoryError) -> str:
+    """Return why a value that is too much for a pickle cannot be sent."""
+    text = f"it cannot be pickled: {words_of(error)}"
+    if isinstance(error, MemoryError):
+        return f"{text}; send it in parts, or stream it"
+    return f"{text}; it is nested too deep, or its __reduce__ never ends: flatten it"

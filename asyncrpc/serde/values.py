@@ -213,7 +213,7 @@ class Codec:
             return self._control(encoder, value, is_call=labels[-1:] == ("kwargs",))
         except Unsendable as error:
             where = path_to(value, error.value, labels)
-            if error.value is value:
+            if where == "value":  # all of it, or what a `__reduce__` has made
                 where = self._first_unsendable(value, labels) or where
             refused, cause = f"{where}: {error.problem}", error.__cause__
         except EncodeError:  # from the stager, with its text

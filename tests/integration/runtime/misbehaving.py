@@ -218,6 +218,8 @@ FINE: Final[dict[str, Callable[[], Any]]] = {
     "bad bool": lambda: hostile("__bool__", SystemExit),
     "bad len": lambda: hostile("__len__", ValueError),
     "bad iter": lambda: hostile("__iter__", ValueError),
+    "bad class": lambda: hostile("__class__", ValueError),
+    "exiting class": lambda: hostile("__class__", SystemExit),
 }
 # What cannot: the caller is told so.
 BAD: Final[dict[str, Callable[[], Any]]] = {
@@ -245,8 +247,6 @@ BAD: Final[dict[str, Callable[[], Any]]] = {
     "nonsense sparse": _nonsense_sparse,
     "object array": lambda: np.array([Reducing("value")], dtype=object),
     "released view": _released,
-    "bad class": lambda: hostile("__class__", ValueError),
-    "exiting class": lambda: hostile("__class__", SystemExit),
     "bad getattr": lambda: hostile("__getattribute__", ValueError),
     "exiting getattr": lambda: hostile("__getattribute__", SystemExit),
     "pretends tensor": lambda: Pretender(torch.Tensor),

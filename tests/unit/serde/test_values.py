@@ -9,6 +9,7 @@ import operator
 import threading
 import types
 from collections import OrderedDict, namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -378,6 +379,41 @@ def test_an_error_says_where_the_value_is() -> None:
     assert "args[1]['x'].note" in text
     assert "module level" in text
     assert caught.value.outcome is Outcome.NOT_EXECUTED
+
+
+class Making:
+    """Is sent as what its reduction makes."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+    def __reduce__(self) -> Any:
+        return list, ([self.make()],)
+
+
+def nested_deep() -> list[Any]:
+    nested: list[Any] = []
+    for _ in range(3000):
+        nested = [nested]
+    return nested
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        (nested_deep(), "nested too deep"),
+        (Making(nested_deep), "nested too deep"),
+        (Making(threading.Lock), "lock cannot be pickled"),
+    ],
+)
+def test_an_error_says_which_argument_holds_what_has_no_path(
+    part: Any, reason: str
+) -> None:
+    beside = Batch(torch.ones(1), None)
+    value = [[beside, len, nested_deep], {"fine": beside, "wrong": part}]
+    with pytest.raises(EncodeError, match=reason) as caught:
+        TRUSTED.encode(value, labels=("args", "kwargs"))
+    assert "kwargs['wrong']: " in str(caught.value)
 
 
 def test_an_error_tells_the_function_from_its_arguments() -> None:
