@@ -248,7 +248,8 @@ class Codec:
         """
         control = self._quick.write_flat(value)
         if control is None or len(control) > self.limits.control_bytes_max:
-            return self.encode(value).control
+            # No pickle: a long one would go in a buffer, and here is none.
+            return self.encode_slowly(value, pickles=False).control
         return control
 
     def encode_quickly(self, value: Any) -> Encoded | None:
