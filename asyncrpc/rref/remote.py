@@ -294,12 +294,23 @@ class RemoteValues:
             return
         if shared.is_apart:
             return  # the owner was lost, and has come back meanwhile
-        if error is None:
+        if error is None or _says_owner_counts(error):
             self._carry_out(self._user.confirmed(shared.rref_id))
             return
         if shared.error is None:
             shared.error = error if isinstance(error, Exception) else None
         self._carry_out(self._user.refused(shared.rref_id))
+
+
+def _says_owner_counts(error: BaseException) -> bool:
+    """Return whether the call that makes a value expired once the owner had begun it.
+
+    Then the owner has failed the value, and counts this worker.  It alone watches the
+    deadline of such a call: what expires here was never sent.
+    """
+    if not isinstance(error, DeadlineExceededError):
+        return False
+    return error.outcome is not Outcome.NOT_EXECUTED
 
 
 def _check_owner(shared: Shared, link: PeerLink) -> None:
