@@ -510,7 +510,11 @@ class Encoder:
         )
 
     def _pickle_whole(self, value: Any) -> msgpack.ExtType:
-        data, buffers = pickling.dump(value, self.outbox, Reducers(self))
+        reducers = Reducers(self)
+        try:
+            data, buffers = pickling.dump(value, self.outbox, reducers)
+        finally:
+            reducers.clear()  # its methods are in it: a cycle, which holds the value
         content: bytes | int = data
         if len(data) > INLINE_BYTES_MAX:
             content = self.outbox.add(memoryview(data))

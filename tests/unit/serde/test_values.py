@@ -457,6 +457,14 @@ def test_the_peers_code_cannot_end_the_program() -> None:
         TRUSTED.decode(encoded.control)
 
 
+@pytest.mark.parametrize("length", [10, 5000])
+def test_a_plain_value_of_any_length_is_its_control_part_alone(length: int) -> None:
+    value = [[[number, 1, 1] for number in range(length)], "a"]
+    control = TRUSTED.encode_plain(value)
+    assert TRUSTED.decode(control) == value
+    assert STRICT.decode(control) == value  # it has no pickle
+
+
 def test_a_control_part_over_the_limit_is_refused_on_both_sides() -> None:
     small = strict(limits=Limits(control_bytes_max=100))
     with pytest.raises(EncodeError, match="put large data into tensors"):
