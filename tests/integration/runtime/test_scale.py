@@ -71,9 +71,11 @@ class TestProcesses:
     ) -> None:
         async with _processes(["b"]) as worker:
             await fan_in.call_some(worker.peer("b"))
-            callee_bytes, caller_bytes, after = await _hold_calls(worker)
+            callee_bytes, caller_bytes, _ = await _hold_calls(worker)
             assert callee_bytes / CALLS < CALL_BYTES_MAX
             assert caller_bytes / CALLS < CALL_BYTES_MAX
+            # The allocator takes more arenas in the second round, in the third none.
+            _, _, after = await _hold_calls(worker)
             _, _, later = await _hold_calls(worker)
         assert later - after < GROWTH_BYTES_MAX
 

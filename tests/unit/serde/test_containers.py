@@ -12,7 +12,9 @@ import dataclasses
 import datetime as dt
 import enum
 import functools
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
@@ -424,3 +426,16 @@ def test_a_future_is_to_be_awaited() -> None:
                 TRUSTED.encode(value)
     coroutine.close()
     loop.close()
+
+
+def test_what_was_sent_in_a_pickle_ends_with_its_last_reference() -> None:
+    tensor = torch.ones(1000)
+    gone = weakref.ref(tensor)
+    gc.disable()  # nothing waits for the collector
+    try:
+        encoded = TRUSTED.encode([[tensor, object()], {}], labels=("args", "kwargs"))
+        assert encoded.buffers
+        del tensor, encoded
+        assert gone() is None
+    finally:
+        gc.enable()
