@@ -29,10 +29,11 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     name = "tests_redefined"
     file = tmp_path / f"{name}.py"
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def write(source: str) -> Any:
-        file.write_text(source)
+        # Of another size each time: else bytecode of the same second is taken for its.
+        before = file.stat().st_size if file.exists() else 0
+        file.write_text(source.ljust(before + 1))
         importlib.invalidate_caches()
         present = sys.modules.get(name)
         if present is None:
