@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 
 class Snapshot:
@@ -30,7 +31,7 @@ class Snapshot:
         self._groups: list[tuple[dict[str, Any], dict[str, Any], list[Any]]] = []
         if optimizer is not None:
             self._state = {
-                key: copy.deepcopy(value) for key, value in optimizer.state.items()
+                key: _copied(value) for key, value in optimizer.state.items()
             }
             self._groups = [
                 (group, _options_of(group), list(group["params"]))
@@ -56,6 +57,19 @@ class Snapshot:
         for group, options, parameters in self._groups:
             group.clear()
             group.update(options, params=parameters)
+
+
+def _copied(state: Any) -> Any:
+    """Return a copy; tensors of devices are copied by their device's own operation.
+
+    A deep copy would copy their storages, which not every device can.
+    """
+    known = {
+        id(leaf): leaf.clone()
+        for leaf in pytree.tree_leaves(state)
+        if type(leaf) is torch.Tensor and not leaf.is_cpu and not leaf.requires_grad
+    }
+    return copy.deepcopy(state, known)
 
 
 def _options_of(group: dict[str, Any]) -> dict[str, Any]:
