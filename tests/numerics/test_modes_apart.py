@@ -364,7 +364,7 @@ class Left:
 
 @pytest.mark.parametrize("function", [leaves, leaves_in_thread])
 @each_mode
-async def test_what_a_function_never_leaves_ends_with_it(
+async def test_modes_a_function_never_leaves_end_with_it(
     function: Any, name: str, a: Worker
 ) -> None:
     await a.peer("b").call(function, name)

@@ -116,7 +116,7 @@ def end_together(
 
 
 @pytest.mark.parametrize("roles", list(itertools.permutations(range(3))), ids=str)
-def test_who_shuts_down_serves_the_living_whoever_dies(
+def test_a_worker_that_shuts_down_serves_the_living(
     tmp_path: Path, roles: tuple[int, int, int]
 ) -> None:
     context = multiprocessing.get_context("forkserver")

@@ -117,7 +117,7 @@ def packed_calls_carry_gradients() -> None:
         assert autograd.get_gradients(context_id)[x].tolist() == [2, 2]
 
 
-def test_what_a_pickler_packs_keeps_its_graph() -> None:
+def test_packed_tensors_keep_their_graph() -> None:
     play(packed_calls_carry_gradients)
 
 
@@ -140,7 +140,7 @@ def test_a_name_that_cannot_be_found_unpacks_as_an_error() -> None:
     assert "same name" in str(value)
 
 
-def test_what_a_packed_function_raises_is_a_value_that_raises_again() -> None:
+def test_a_packed_functions_error_is_a_value_that_raises_again() -> None:
     failed = internal.RemoteException("text", KeyError)
     with pytest.raises(KeyError, match="text"):
         internal._handle_exception(failed)  # noqa: SLF001

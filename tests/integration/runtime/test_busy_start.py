@@ -105,7 +105,7 @@ async def end(worker: Worker) -> None:
 
 @pytest.mark.parametrize("scheme", ["uds", "tcp"])
 @pytest.mark.parametrize("wait", [call, end])
-async def test_it_is_waited_for_however_long_it_is_busy(
+async def test_a_worker_busy_from_its_start_is_waited_for(
     scheme: str, wait: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with busy_peer(scheme, tmp_path) as (worker, evidence, gate, process):

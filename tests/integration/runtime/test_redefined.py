@@ -78,7 +78,7 @@ async def test_every_name_leads_to_what_is_there_now(write: Write) -> None:
 
 
 @pytest.mark.parametrize("kind", ["async def answer(): return 2", "answer = print"])
-async def test_it_may_become_a_function_of_another_kind(
+async def test_a_redefined_function_may_be_of_another_kind(
     write: Write, kind: str
 ) -> None:
     async with Cluster(names=["a"]) as (worker,):

@@ -188,7 +188,7 @@ NO_ANSWERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("kind", NO_ANSWERS)
-async def test_what_is_no_list_of_answers_is_refused_by_name(kind: str) -> None:
+async def test_results_that_are_no_list_are_refused_by_name(kind: str) -> None:
     async def predict(numbers: list[int]) -> Any:
         return NO_ANSWERS[kind]()
 

@@ -201,7 +201,7 @@ async def test_gathered_gradients_that_were_dropped_are_unused(
 
 
 @pytest.mark.parametrize("mode", ["static_graph", "find_unused_parameters"])
-async def test_what_one_rank_gathers_is_reduced_for_all(
+async def test_gradients_of_one_rank_within_no_sync_are_reduced_for_all(
     pair: list[Group], mode: str
 ) -> None:
     """In a static graph as well, if it begins within `no_sync`."""

@@ -110,7 +110,7 @@ def test_nan_is_refused_if_the_environment_asks_for_it(
     launch(check_nan, nprocs=2, method="spawn", timeout_s=100.0)
 
 
-def test_what_the_backend_cannot_do_is_refused_by_name() -> None:
+def test_options_the_backend_lacks_are_refused_by_name() -> None:
     class Given:
         enable_reconfigure = True
 

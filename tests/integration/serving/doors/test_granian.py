@@ -62,7 +62,7 @@ async def test_requests(client: aiohttp.ClientSession) -> None:
     await told(client, "/ended")
 
 
-async def test_what_follows_a_file_is_not_cancelled(
+async def test_background_work_after_a_file_is_not_cancelled(
     client: aiohttp.ClientSession,
 ) -> None:
     """This server sends a file by its path (the extension `pathsend`)."""
