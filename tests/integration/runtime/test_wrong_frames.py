@@ -20,7 +20,6 @@ from asyncrpc.runtime.links.link import Link
 from asyncrpc.testing import Cluster
 from asyncrpc.wire.frames import Flags, FrameKind
 from asyncrpc.wire.messages import pack_head
-from tests import raw_messages
 from tests.integration.runtime.company import calls_over
 
 LIMIT_S = 30.0  # for what would otherwise hang
@@ -266,7 +265,9 @@ async def test_a_notice_whose_value_would_end_the_process(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, _, link = pair
-    raw_messages.tell(link, "rref", "release", [Stopping()])
+    control = link.host.codec.encode([Stopping()]).control  # a notice has no pickle
+    head = pack_head(["rref", "release"])
+    link.connection.send(FrameKind.NOTICE, 0, head=head, control=control)
     assert await a.peer("b").call(max, 1, 2) == 2
     assert "could not be taken: rref.release" in caplog.text
     assert await a.parts.link_to("b") is link
