@@ -42,6 +42,7 @@ def _local_invoke_async_execution(
 _INVOKING: Final[Mapping[Mode, Callable[..., Any]]] = {
     Mode.THREAD: _local_invoke,
     Mode.COROUTINE: _local_invoke,  # which returns the coroutine
+    Mode.ONE_STEP: _local_invoke,
     Mode.ASYNC_EXECUTION: _local_invoke_async_execution,
 }
 

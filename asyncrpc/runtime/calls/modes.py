@@ -1,6 +1,6 @@
 """The target of a call, and where it runs: decided once per function.
 
-coroutine function        a task on the event loop
+coroutine function        a task on the event loop; of one step if it has no `await`
 plain function            a thread of the pool
 marked `on_loop`          at once, on the event loop
 marked `async_execution`  a thread; what it returns is awaited
@@ -9,6 +9,7 @@ marked `async_execution`  a thread; what it returns is awaited
 
 from __future__ import annotations
 
+import dis
 import enum
 import functools
 import inspect
@@ -27,6 +28,7 @@ class Mode(enum.Enum):
     """Where a function runs."""
 
     COROUTINE = "a task on the loop"
+    ONE_STEP = "a task on the loop, which has nothing to wait for"
     THREAD = "a thread"
     ON_LOOP = "at once, on the loop"
     ASYNC_EXECUTION = "a thread, then its future is awaited"
@@ -85,10 +87,18 @@ def mode_of(function: Callable[..., Any]) -> Mode:
     if not inspect.isroutine(inner) and not inspect.isclass(inner):
         inner = getattr(inner, "__call__", inner)  # noqa: B004  (an object that is called)
     if inspect.iscoroutinefunction(inner):
-        return Mode.COROUTINE
+        return Mode.ONE_STEP if _has_one_step(inner) else Mode.COROUTINE
     if inspect.isasyncgenfunction(inner):
         return Mode.ASYNC_GENERATOR
     return Mode.GENERATOR if inspect.isgeneratorfunction(inner) else Mode.THREAD
+
+
+def _has_one_step(function: Any) -> bool:
+    """Return whether a coroutine function has neither `await` nor its like."""
+    code = getattr(function, "__code__", None)
+    if code is None or not code.co_flags & inspect.CO_COROUTINE:
+        return False  # a plain function that returns a coroutine, and says so
+    return all(step.opname != "SEND" for step in dis.get_instructions(code))
 
 
 def on_loop(function: F) -> F:

@@ -59,13 +59,9 @@ from asyncrpc.wire.outgoing import (
 _REQUEST: Final = int(FrameKind.REQUEST)
 _OPEN: Final = LinkState.OPEN
 
-# How errors name the parts of a request; of one whose function is among its arguments.
-_LABELS: Final = ("args", "kwargs")
-_WITH_FUNCTION: Final = ("function, args", "kwargs")
-
-
-def _labels_of(target: object) -> tuple[str, str]:
-    return _WITH_FUNCTION if target is None else _LABELS
+# How errors name the parts of a request, by whether its function has no name and so is
+# among its arguments.
+_LABELS: Final = (("args", "kwargs"), ("function, args", "kwargs"))
 
 
 class OutboundCalls:
@@ -155,7 +151,7 @@ class OutboundCalls:
                 self._pack_and_send(call, target, value, deadline, meta, compression)
                 return
         encoded, call.pins, meta = self._encode(
-            list(value), meta, _labels_of(target), None, call.device_map
+            list(value), meta, _LABELS[target is None], None, call.device_map
         )
         self._send_request(call, target, encoded, budget_ns, deadline, meta)
 
@@ -178,7 +174,7 @@ class OutboundCalls:
             self._pack_and_send(call, target, common, deadline, meta, compression)
             return
         encoded, call.pins, meta = self._messages.encode_common(
-            common, _labels_of(target), meta, None, call.device_map
+            common, _LABELS[target is None], meta, None, call.device_map
         )
         self._send_request(call, target, encoded, budget_ns, deadline, meta)
 
@@ -214,7 +210,7 @@ class OutboundCalls:
         meta = {**(meta or NO_META), CODEC: compression.name}
         common = value if isinstance(value, CommonArguments) else CommonArguments(value)
         encoded, call.pins, meta = self._messages.encode_common(
-            common, _labels_of(target), meta, compression, call.device_map
+            common, _LABELS[target is None], meta, compression, call.device_map
         )
 
         def send(packed: Encoded) -> None:
@@ -414,7 +410,7 @@ class OutboundCalls:
         """
         meta = self._map_devices(stream, options, meta)
         encoded, stream.pins, meta = self._encode(
-            list(value), meta, _labels_of(target), None, stream.device_map
+            list(value), meta, _LABELS[target is None], None, stream.device_map
         )
         stream.call_id = self._open(stream)
         nbytes = sum(one.nbytes for one in encoded.buffers)
