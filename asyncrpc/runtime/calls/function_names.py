@@ -77,8 +77,9 @@ class NamedFunctions:
     def name_of(self, target: Any) -> str:
         """Return the name of the target of a request, "" if it is not known."""
         name = self._names.get(target) if type(target) is int else None
-        if _is_named(target):
-            name = target[1]
+        # A name with its number, or a method of a value: both end with the name.
+        if type(target) is list and target and type(target[-1]) is str:
+            name = target[-1]
         return (name or "").rpartition(":")[2]
 
 

@@ -361,7 +361,7 @@ class RequestDispatcher:
             return target
         return Target(target.name, function, target.mode)
 
-    def _name(self, error: AsyncRpcError, target: Any) -> None:
+    def _name(self, error: BaseException, target: Any) -> None:
         """Say in an error which function was called, as far as its request tells."""
         if not isinstance(error, CallError) or error.function:
             return
@@ -399,6 +399,7 @@ class RequestDispatcher:
 
         def ready(function: Callable[..., Any] | RefusedFunction) -> None:
             if isinstance(function, RefusedFunction):
+                self._name(function.error, target)
                 self._responder.answer_error(
                     inbound, function.error, outcome=function.outcome
                 )
