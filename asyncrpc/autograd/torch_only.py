@@ -24,8 +24,9 @@ from typing import Any, Final
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from asyncrpc.runtime.calls.inline import has_torchs_kernels
+
 _C: Any = torch._C  # noqa: SLF001
-_IMPLEMENTED: Any = torch.library._impls  # noqa: SLF001
 
 # No attribute and no operation of these calls Python.
 PLAIN: Final = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -39,40 +40,18 @@ _NODES: Final[dict[type, tuple[str, ...]]] = {
     if isinstance(kind, type) and kind.__name__ != "CopySlices"
 }
 
-# Python's kernels of torch's own operators: these are of torch, or of other devices.
-_ELSEWHERE: Final = frozenset(("Meta", "CUDA", "XPU", "MTIA", "HPU", "MPS"))
 
-
-class _TorchRegistrations:
-    """What this process has registered with torch.
+class _HookCount:
+    """The hooks of this process.
 
     Attributes:
-        own_handles: how many hooks asyncrpc itself has registered.
+        own_handles: how many asyncrpc itself has registered.
     """
 
-    def __init__(self) -> None:
-        self.own_handles = 0
-        self._count = -1
-        self._has_torchs_kernels = False
-
-    def has_torchs_kernels(self) -> bool:
-        """Return whether no kernel of torch's own operators was replaced.
-
-        To look at all names takes 0.2 ms, so they are looked at when their number has
-        changed: as many that went as came since the last look are not noticed.
-        """
-        if len(_IMPLEMENTED) != self._count:
-            self._count = len(_IMPLEMENTED)
-            self._has_torchs_kernels = not any(
-                name.startswith("aten/") and name.rpartition("/")[2] not in _ELSEWHERE
-                for name in list(_IMPLEMENTED)
-            )
-        return self._has_torchs_kernels
+    own_handles = 0
 
 
-_registrations: Final = (
-    _TorchRegistrations()
-)  # like torch's counter and its kernels, of the process
+_hooks: Final = _HookCount()  # like torch's counter, of the process
 
 
 def own_node(kind: type) -> None:
@@ -82,7 +61,7 @@ def own_node(kind: type) -> None:
 
 def note_own_handle() -> None:
     """Note that asyncrpc itself has just registered a hook."""
-    _registrations.own_handles += 1
+    _hooks.own_handles += 1
 
 
 def is_plain(tensor: object) -> bool:
@@ -95,7 +74,7 @@ def are_operators_torchs() -> bool:
     return (
         not _C._len_torch_dispatch_stack()  # noqa: SLF001
         and not _C._len_torch_function_stack()  # noqa: SLF001
-        and _registrations.has_torchs_kernels()
+        and has_torchs_kernels()
     )
 
 
@@ -103,7 +82,7 @@ def _is_engine_torchs() -> bool:
     """Return whether torch's engine itself calls no user code: hooks or a compiler."""
     compiled: Any = sys.modules.get("torch._dynamo.compiled_autograd")
     return (
-        RemovableHandle.next_id == _registrations.own_handles
+        RemovableHandle.next_id == _hooks.own_handles
         and not _C.is_anomaly_enabled()
         and (
             compiled is None

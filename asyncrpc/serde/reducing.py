@@ -79,6 +79,8 @@ class Reducers(dict[type, Reducer]):
         super().__init__()
         self._encoder = encoder
         self[torch.Tensor] = self[torch.nn.Parameter] = self._tensor
+        # Other classes derived from arrays pickle themselves; one over a file cannot.
+        self[np.ndarray] = self[np.memmap] = self._array
 
     def __missing__(self, kind: type) -> Reducer:
         reducer = self[kind] = self._reducer_of(kind)
@@ -185,7 +187,6 @@ class Reducers(dict[type, Reducer]):
         (torch.Tensor, _subclass),
         (torch.jit.ScriptModule, _script),
         (torch.nn.Module, _module),
-        (np.ndarray, _array),
         (type, _class),
         (BaseException, _exception),
         (memoryview, _memoryview),

@@ -112,7 +112,7 @@ def _eager_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     callback = Callback()
     monkeypatch.setattr(InlinePolicy, "is_short", lambda *_: True)
     handles = torch.utils.hooks.RemovableHandle.next_id
-    monkeypatch.setattr(torch_only._registrations, "own_handles", handles)  # noqa: SLF001
+    monkeypatch.setattr(torch_only._hooks, "own_handles", handles)  # noqa: SLF001
     yield
     callback.may_go.set()
 

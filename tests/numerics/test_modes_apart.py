@@ -468,6 +468,11 @@ PROCESS_WIDE: dict[str, tuple[Callable[[], Any], Callable[[], Any], Any]] = {
         lambda: torch.autograd.set_detect_anomaly(mode=False),
         torch.is_anomaly_enabled,
     ),
+    "invariants of sparse tensors": (
+        torch.sparse.check_sparse_tensor_invariants.enable,
+        torch.sparse.check_sparse_tensor_invariants.disable,
+        torch.sparse.check_sparse_tensor_invariants.is_enabled,
+    ),
     "the generator": (lambda: torch.manual_seed(7), torch.seed, torch.initial_seed),
 }
 

@@ -21,7 +21,7 @@ from asyncrpc.errors import DeadlineExceededError, Outcome, WorkerLostError
 from asyncrpc.runtime.calls.context import current_call_var, deadline_var
 from asyncrpc.runtime.calls.deadlines import Deadlines, Watch
 from asyncrpc.runtime.calls.foreign_futures import as_awaitable
-from asyncrpc.runtime.calls.inline import is_short
+from asyncrpc.runtime.calls.inline import has_torchs_kernels, is_short
 from asyncrpc.runtime.calls.modes import Mode, Target
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.extensions import TRACE, CallSpan, Propagator
@@ -278,7 +278,11 @@ class InboundCall:
         if kwargs or (self.meta and self.meta.keys() != _TRACE_ALONE):
             return False
         # A mode would see how the tensors are looked at.
-        return has_defaults() and is_short(args, self.host.limits.on_loop_bytes_max)
+        return (
+            has_defaults()
+            and has_torchs_kernels()
+            and is_short(args, self.host.limits.on_loop_bytes_max)
+        )
 
     def cancel(self) -> None:
         """Cancel the call: the caller no longer wants the result.

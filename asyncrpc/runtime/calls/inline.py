@@ -5,6 +5,7 @@ A thread costs 20 to 60 us; adding two small tensors 3.  So a call runs on the l
 *   its function is listed here: elementwise, or a reduction;
 *   its arguments are numbers and plain tensors in host memory, of one shape or of one
     element, so that no broadcast makes a large result of small arguments;
+*   no program has put a kernel of its own in the place of one of torch's;
 *   their bytes together are at most `LimitOptions.on_loop_bytes_max`, 16 KiB unless set
     otherwise: 4,096 floats, which the slowest of these functions takes 30 us for; 0
     turns all of this off.
@@ -36,6 +37,20 @@ _CHEAP: Final = frozenset(
 )
 _NUMBERS: Final = frozenset({int, float, bool})
 
+# The names of kernels written in Python.  Those of torch itself are for other devices.
+_IMPLEMENTED: Any = torch.library._impls  # noqa: SLF001
+_ELSEWHERE: Final = frozenset(("Meta", "CUDA", "XPU", "MTIA", "HPU", "MPS"))
+
+
+class _Kernels:
+    """What this process has registered with torch, as far as it has been looked at."""
+
+    count = -1
+    are_torchs = False
+
+
+_kernels: Final = _Kernels()  # like torch's own table, of the process
+
 
 def is_listed(function: Any) -> bool:
     """Return whether a function is one of torch's that are cheap on small tensors."""
@@ -43,6 +58,21 @@ def is_listed(function: Any) -> bool:
         return function in _CHEAP
     except TypeError:  # callable, but not hashable
         return False
+
+
+def has_torchs_kernels() -> bool:
+    """Return whether no kernel of torch's own operators was replaced.
+
+    To look at all names takes 0.2 ms, so they are looked at when their number has
+    changed: as many that went as came since the last look are not noticed.
+    """
+    if len(_IMPLEMENTED) != _kernels.count:
+        _kernels.count = len(_IMPLEMENTED)
+        _kernels.are_torchs = not any(
+            name.startswith("aten/") and name.rpartition("/")[2] not in _ELSEWHERE
+            for name in list(_IMPLEMENTED)
+        )
+    return _kernels.are_torchs
 
 
 def is_short(args: Sequence[Any], bytes_max: int) -> bool:

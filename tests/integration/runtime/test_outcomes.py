@@ -210,11 +210,12 @@ def facade_says_it_once() -> None:
         (function, (Unreadable(),), "could not be rebuilt"),
         (generator, (), "it is a generator"),
     ):
-        for use in (
+        uses: tuple[Callable[[Any, Any], Any], ...] = (
             lambda f, x: rpc.rpc_sync("worker1", f, x),
             lambda f, x: rpc.rpc_async("worker1", f, x).wait(),
             lambda f, x: rpc.remote("worker1", f, x).to_here(),
-        ):
+        )
+        for use in uses:
             with pytest.raises(RuntimeError, match=words) as caught:
                 use(f, args)
             assert str(caught.value).count(SAID) == 1

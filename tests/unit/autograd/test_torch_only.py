@@ -20,7 +20,7 @@ from asyncrpc.autograd.torch_only import note_own_handle, runs_torch_only
 @pytest.fixture(autouse=True)
 def _without_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     handles = torch.utils.hooks.RemovableHandle.next_id
-    monkeypatch.setattr(torch_only._registrations, "own_handles", handles)  # noqa: SLF001
+    monkeypatch.setattr(torch_only._hooks, "own_handles", handles)  # noqa: SLF001
 
 
 def graph_of(loss: torch.Tensor) -> Region:
