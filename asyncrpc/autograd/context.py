@@ -7,6 +7,7 @@ that runs for a call joins its caller's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, Final, Protocol, Self
 
@@ -15,7 +16,7 @@ import torch
 from asyncrpc.autograd.engine import Engine, Keeping
 from asyncrpc.autograd.state import ContextState, StepAfterPass, VotesWithPass
 from asyncrpc.clock import Deadline
-from asyncrpc.errors import UsageError
+from asyncrpc.errors import NotStartedError, UsageError
 from asyncrpc.ids import ContextId, WorkerId
 
 current_context_var: Final[ContextVar[Context | None]] = ContextVar(
@@ -115,8 +116,15 @@ class Context:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End the context on every worker that it reached; they are not waited for."""
-        current_context_var.reset(self._token)
+        """End the context on every worker that it reached; they are not waited for.
+
+        Raises:
+            UsageError: this is not the worker's loop; the context has not ended.
+        """
+        with suppress(NotStartedError):  # the end of the worker has ended it
+            self._service.check_on_loop("autograd.context")
+        with suppress(ValueError):  # a task with variables of its own ends it
+            current_context_var.reset(self._token)
         self._service.release(self.id)
 
     def __repr__(self) -> str:

@@ -151,6 +151,7 @@ class Pipeline:
         return self._ready().__await__()
 
     async def _ready(self) -> Self:
+        self._worker.check_on_loop("a Pipeline")
         await together([stage.rpc_async().ready() for stage in self._stages])
         return self
 
@@ -203,6 +204,7 @@ class Pipeline:
 
     async def _on_owners(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call a function on each stage's worker, with the reference to its module."""
+        self._worker.check_on_loop("a Pipeline")
         return await together(
             [
                 self._worker.start_call(module.owner_name(), function, (module, *args))

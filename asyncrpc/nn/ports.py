@@ -34,7 +34,16 @@ class ModuleWorker(Protocol):
     def check_running(self) -> None:
         """Raise NotStartedError unless the worker is running."""
 
+    def check_on_loop(self, used: str, /) -> None:
+        """Raise UsageError unless this is the worker's loop."""
+
     def start_call(
-        self, to: str, function: Callable[..., Any], args: Sequence[Any] = (), /
+        self,
+        to: str,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        /,
+        *,
+        awaits: bool = False,
     ) -> CallFuture[Any]:
         """Start a call and return its future."""

@@ -301,6 +301,7 @@ class RemoteModule:
         if type(name) is not str or not name.isidentifier() or len(name) > _NAME_MAX:
             raise wrong("name", "the name of a method", name)
         _check_given(args, kwargs)
+        _worker_of(self._rref).check_on_loop("RemoteModule.run_method")
         return await self._start(name, tuple(args), dict(kwargs or {}))
 
     # --- the module ------------------------------------------------------------------
@@ -469,14 +470,16 @@ class RemoteModule:
         _worker_of(self._rref).check_running()  # else the error would blame the owner
         if self._device == "cpu":
             return getattr(self._rref.rpc_async(), name)(*args, **kwargs)  # type: ignore[no-any-return]
-        options = _worker_of(self._rref).options
-        stays = options.devices.map_to(self._rref.owner_name()) is not None
-        return self._call(owner.run_method, self._device, name, args, kwargs, stays)
+        worker, to = _worker_of(self._rref), self._rref.owner_name()
+        stays = worker.options.devices.map_to(to) is not None
+        values = (self._rref, self._device, name, args, kwargs, stays)
+        return worker.start_call(to, owner.run_method, values)
 
-    def _call(self, function: Callable[..., Any], *args: Any) -> CallFuture[Any]:
-        """Start a function on the owner, with the module's reference."""
-        return _worker_of(self._rref).start_call(
-            self._rref.owner_name(), function, (self._rref, *args)
+    async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run a function on the owner, with the module's reference."""
+        to, values = self._rref.owner_name(), (self._rref, *args)
+        return await _worker_of(self._rref).start_call(
+            to, function, values, awaits=True
         )
 
 

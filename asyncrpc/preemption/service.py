@@ -24,7 +24,7 @@ from asyncrpc.preemption.machine.preempting import (
     PreemptionEvent,
     PreemptionState,
 )
-from asyncrpc.runtime.loops import loop_for
+from asyncrpc.runtime.loops import check_loop, loop_for
 from asyncrpc.runtime.threads import outcome_to
 from asyncrpc.runtime.worker import Worker, current_worker
 
@@ -157,6 +157,8 @@ class Preemption:
             >>> async with preemption.step():
             ...     await optimizer.step(ctx)
         """
+        if hasattr(self, "_task"):
+            check_loop("Preemption.step", self._loop, "it")
         return PreemptionStep(self._machine, self._agreed, self._over, self._changed)
 
     def request(self, reason: str = "the program asked for it") -> None:
@@ -194,11 +196,13 @@ class Preemption:
 
         Raises:
             NotStartedError: the block has not been entered.
+            UsageError: this is not the event loop that it was entered on.
 
         Cancellation:
             Nothing has changed.
         """
         self._check_entered()
+        check_loop("Preemption.wait_requested", self._loop, "it")
         await self._requested.wait()
 
     def _check_entered(self) -> None:

@@ -58,15 +58,22 @@ def check_loop(used: str, loop: asyncio.AbstractEventLoop, whose: str) -> None:
         whose: loop it is, as in "that `whose` was started on".
     """
     running = running_loop()
-    if running is not loop:
-        where = "in a thread without one" if running is None else "on another one"
+    if running is loop:
+        return
+    if loop.is_closed():
         raise UsageError(
-            f"{used} must be used on the event loop that {whose} was started on, not"
-            f" {where}; from another thread use"
-            " `asyncio.run_coroutine_threadsafe(..., worker.loop)`, or, without a loop,"
-            " the blocking names such as `asyncrpc.rpc_sync`; in one thread run all on"
-            " one loop (pytest-asyncio: the same loop_scope for fixture and test)"
+            f"{used} cannot be used any more: the event loop that {whose} was started"
+            " on is closed; end a worker, by `async with` or `shutdown`, before its"
+            " loop ends, and start one on each loop that needs one"
         )
+    where = "in a thread without one" if running is None else "on another one"
+    raise UsageError(
+        f"{used} must be used on the event loop that {whose} was started on, not"
+        f" {where}; from another thread use"
+        " `asyncio.run_coroutine_threadsafe(..., worker.loop)`, or, without a loop,"
+        " the blocking names such as `asyncrpc.rpc_sync`; in one thread run all on"
+        " one loop (pytest-asyncio: the same loop_scope for fixture and test)"
+    )
 
 
 def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:

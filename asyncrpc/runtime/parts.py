@@ -208,7 +208,8 @@ class Parts:
             current: what functions see as the current worker.
         """
         loop = asyncio.get_running_loop()
-        self.loop_guard.loop = self.loop = loop
+        self.loop = loop
+        self.loop_guard.open(loop)
         if self.network is not None:  # a simulation, which has a time of its own
             self.recorder.now_s = loop.time
         self.tasks = Tasks(loop)

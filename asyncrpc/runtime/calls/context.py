@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final, Protocol
 
@@ -112,7 +112,8 @@ async def deadline(timeout_s: float | None) -> AsyncIterator[None]:
             yield
     finally:
         timer.cancel()
-        deadline_var.reset(token)
+        with suppress(ValueError):  # a task with variables of its own ends it
+            deadline_var.reset(token)
 
 
 def current_deadline() -> Deadline | None:

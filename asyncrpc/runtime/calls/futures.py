@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
@@ -14,6 +14,7 @@ from asyncrpc.errors import ClosedError, Outcome, UsageError
 from asyncrpc.runtime.calls.deadlines import Watch
 from asyncrpc.runtime.devices.maps import DeviceMap
 from asyncrpc.runtime.forking import is_parents
+from asyncrpc.runtime.loop_guard import LoopGuard
 from asyncrpc.runtime.loops import running_loop
 from asyncrpc.runtime.options import PLAIN, CallOptions
 from asyncrpc.runtime.threads import thread_blocked
@@ -76,6 +77,7 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         "device_map",
         "function",
         "link",
+        "loop_guard",
         "moved",
         "note",
         "options",
@@ -95,12 +97,14 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         function: str = "",
         to: str = "",
         began_s: float = 0.0,
+        loop_guard: LoopGuard | None = None,
     ) -> None:
         super().__init__(loop=loop)
         self.function = function
         self.to = to
         self.began_s = began_s
         # What the runtime keeps of a call in flight; not for others.
+        self.loop_guard = loop_guard  # of its worker
         self.link: CallLink | None = None  # once it has been sent
         self.call_id = 0
         self.request_bytes = 0  # of its buffers, if they are many: see `credit`
@@ -117,6 +121,18 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         self.task = ""  # name of the task that made it; see `trace.CallEnded`
         self.note: Any = None  # what came beside the answer, if anything did
 
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait for the result.
+
+        Raises:
+            UsageError: the call has not ended, and this is not its worker's event loop.
+            Exception: what the call raised.
+        """
+        guard = self.loop_guard
+        if guard is not None and not guard.is_on_loop and not self.done():
+            guard.check_loop(f"the call of {self.function} on {self.to!r}")
+        return super().__await__()
+
     @property
     def stats(self) -> CallStats:
         """Bytes moved and copied."""
@@ -128,7 +144,7 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         """Cancel the call; the callee is told, and not waited for.
 
         Returns:
-            False if the call has ended already.
+            False if the call has ended already, or its event loop has been closed.
 
         Raises:
             UsageError: the call belongs to the process that this one was forked from.
@@ -145,7 +161,10 @@ class CallFuture(asyncio.Future[T], Generic[T]):
                     f"the call of {self.function} on {self.to!r} belongs to the process"
                     " that this one was forked from: it can be cancelled only there"
                 )
-            loop.call_soon_threadsafe(self.cancel, msg)
+            try:
+                loop.call_soon_threadsafe(self.cancel, msg)
+            except RuntimeError:  # the loop is closed: the call ends no more
+                return False
             return True
         if self.begun is not None:
             self.begun.cancel()
@@ -211,6 +230,16 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         where = f" made at {self.site[0]}:{self.site[1]}" if self.site else ""
         state = "done" if self.done() else "pending"
         return f"<CallFuture {self.function} on {self.to!r} {state}{where}>"
+
+
+class AwaitedCall(CallFuture[T]):
+    """A call that the coroutine which made it awaits, and hands to nobody.
+
+    Its maker is on the loop, so awaiting it runs no Python: 0.2 us of a small call.
+    """
+
+    __slots__ = ()
+    __await__ = asyncio.Future.__await__
 
 
 def is_done_within(future: asyncio.Future[Any], timeout_s: float | None) -> bool:

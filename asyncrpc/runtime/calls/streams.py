@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from asyncrpc.clock import Deadline
@@ -198,6 +198,7 @@ async def consume(
     stream: StreamReceiver,
     start: Callable[[Deadline | None], None],
     deadline: Deadline | None,
+    on_loop_thread: Callable[[Callable[[], None]], None],
 ) -> AsyncGenerator[Any, None]:
     """Yield the items of a stream; closing this early closes the remote generator."""
     start(deadline)
@@ -205,7 +206,10 @@ async def consume(
         while (item := await _take_by(stream, deadline)) is not _END:
             yield item
     finally:
-        stream.link.cancel(stream)  # does nothing if the stream has ended
+        # Does nothing if the stream has ended.  Any thread may close a generator, also
+        # after the loop: the collector does so.
+        with suppress(RuntimeError):
+            on_loop_thread(lambda: stream.link.cancel(stream))
 
 
 async def link_by(

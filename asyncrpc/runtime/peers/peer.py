@@ -125,7 +125,7 @@ class Peer:
         0, and a call can be cancelled.
         """
         return await self._calls.start_call(
-            self.name, function, args, kwargs, options=self._options
+            self.name, function, args, kwargs, options=self._options, awaits=True
         )
 
     def remote(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -234,11 +234,12 @@ class Peer:
                     stream, target, values, limit, meta, options=self._options
                 ),
                 deadline,
+                calls.on_loop_thread,
             )
             try:
                 async for item in items:
                     yield item
-                    if not calls.is_loop_running():  # another loop resumes this
+                    if not calls.loop_guard.is_on_loop:  # another loop resumes this
                         calls.loop_guard.check_on_loop("Peer.stream")
             finally:
                 await items.aclose()

@@ -25,7 +25,7 @@ from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
 from asyncrpc.runtime.calls.current_task import task_here, thread_here
 from asyncrpc.runtime.calls.destination import Destination
 from asyncrpc.runtime.calls.ends import CallEnds
-from asyncrpc.runtime.calls.futures import CallFuture, call_site
+from asyncrpc.runtime.calls.futures import AwaitedCall, CallFuture, call_site
 from asyncrpc.runtime.calls.profiling import show_call
 from asyncrpc.runtime.calls.repeating import is_idempotent, repeat
 from asyncrpc.runtime.calls.tracing import end_unsent, trace_call
@@ -35,7 +35,6 @@ from asyncrpc.runtime.extensions import CallTracer, References, ThreadState
 from asyncrpc.runtime.lifecycle import refuse_to_pickle
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.loop_guard import LoopGuard
-from asyncrpc.runtime.loops import running_loop
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, Options
 from asyncrpc.serde import FunctionTable, describe_callable
@@ -167,6 +166,7 @@ class CallStarter:
         *,
         options: CallOptions = PLAIN,
         with_site: bool = False,
+        awaits: bool = False,
     ) -> CallFuture[Any]:
         """Start a call and return its future; see `Peer.call`.
 
@@ -178,20 +178,25 @@ class CallStarter:
             EncodeError: an argument cannot be sent.
             UnknownWorkerError: there is no worker `to`.
             NotStartedError: this worker does not run.
-            UsageError: `options.out` cannot receive a result.
+            UsageError: `options.out` cannot receive a result; or another event loop
+                than the worker's runs here, or `awaits` and none.
         """
         kwargs = kwargs or {}
         if options is not PLAIN and options.idempotent:
-            return self._start_repeating(to, function, args, kwargs, options)
+            return self._start_repeating(
+                to, function, args, kwargs, options=options, awaits=awaits
+            )
         known = self._known.get(function) if type(function) in _NAMED else None
         if known is None:
             if is_idempotent(function):  # so it is never among the known
-                return self._start_repeating(to, function, args, kwargs, options)
+                return self._start_repeating(
+                    to, function, args, kwargs, options=options, awaits=awaits
+                )
             known, values = self._describe_anew(to, function, args, kwargs)
         else:
             values = list(args), dict(kwargs)
         target, name = known
-        call = self.new_call(name, to, with_site=with_site)
+        call = self.new_call(name, to, with_site=with_site, awaits=awaits)
         if options is not PLAIN:
             call.options = options
             if options.out is not None:
@@ -209,13 +214,15 @@ class CallStarter:
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        *,
         options: CallOptions,
+        awaits: bool,
     ) -> CallFuture[Any]:
         """Start a call that is made again if its worker is lost."""
         target, values = self.describe(function, args, kwargs)
         name = target or str(getattr(function, "__qualname__", function))
         name = name.rpartition(":")[2]
-        call = self.new_call(name, to, kind="repeated")
+        call = self.new_call(name, to, kind="repeated", awaits=awaits)
         timeout_s = options.timeout_s
         if timeout_s is UNSET:
             timeout_s = self.options.rpc_timeout_s
@@ -269,6 +276,7 @@ class CallStarter:
         *,
         with_site: bool = False,
         kind: str = "async",
+        awaits: bool = False,
         attempt_of: CallFuture[Any] | None = None,
     ) -> CallFuture[Any]:
         """Make the future of a call that `begin` will start.
@@ -279,18 +287,23 @@ class CallStarter:
             with_site: whether it remembers where it was made.
             kind: what a profiler shows it as; "" shows nothing.  "repeated" is an
                 "async" one whose attempts have futures of their own.
+            awaits: whether the coroutine that asks for it is all that awaits it.
             attempt_of: the repeated call that it is an attempt of.
 
         Raises:
-            UsageError: another event loop than the worker's runs in this thread.
+            UsageError: another event loop than the worker's runs here, or `awaits` and
+                none.
         """
-        # In one thread, one loop runs at a time.  To ask which costs a system call on
-        # Python 3.11; to ask ours, 30 ns.  Other threads are looked at by `begin`.
-        if not self.is_loop_running() and running_loop() is not None:
-            self.loop_guard.check_on_loop("a call")
+        # `begin` looks at the other threads of calls that it is the first to start.
+        if not self.is_loop_running() or kind != "async":
+            self.loop_guard.check_caller("a call", awaits=awaits)
         self.lifecycle.check_running()
-        call: CallFuture[Any] = CallFuture(
-            loop=self.loop, function=function, to=to, began_s=self.now_s()
+        call: CallFuture[Any] = (AwaitedCall if awaits else CallFuture)(
+            loop=self.loop,
+            function=function,
+            to=to,
+            began_s=self.now_s(),
+            loop_guard=self.loop_guard,
         )
         if with_site:
             call.site = call_site(3)
@@ -328,8 +341,8 @@ class CallStarter:
             if meta is None and (not _grad_is_on() or _any_autocast_is_on()):
                 meta = self.meta_here()
             if threading.get_ident() != self.thread_id:
-                if running_loop() is not None:
-                    self.loop_guard.check_on_loop("a call")
+                awaits = type(call) is AwaitedCall
+                self.loop_guard.check_caller("a call", awaits=awaits)
                 call.task = thread_here()
                 meta = meta or {}
                 self.loop.call_soon_threadsafe(

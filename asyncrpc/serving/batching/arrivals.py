@@ -7,10 +7,10 @@ from contextvars import Context
 from typing import Any
 
 from asyncrpc.clock import Deadline
-from asyncrpc.errors import NotStartedError, UsageError
+from asyncrpc.errors import NotStartedError
 from asyncrpc.runtime.calls.context import current_deadline, current_worker_var
 from asyncrpc.runtime.extensions import CallTracer
-from asyncrpc.runtime.loops import loop_for
+from asyncrpc.runtime.loops import check_loop
 from asyncrpc.serving.batching import refusals
 from asyncrpc.serving.batching.machine.overload import ServiceQueue
 
@@ -32,8 +32,7 @@ def entered_loop(
     """
     if loop is None:
         raise NotStartedError(f"the {what} has not been entered; use `async with`")
-    if loop_for(f"a {what}") is not loop:
-        raise UsageError(f"the {what} was entered on another event loop than this")
+    check_loop(f"the {what}", loop, "it")
     if is_closing:
         raise refusals.closed("batcher")
     return loop

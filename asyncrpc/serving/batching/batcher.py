@@ -226,9 +226,13 @@ class Batcher(Generic[A, B]):
     ) -> None:
         """Answer the waiting items, and take no more; if the block raised, abort.
 
+        Raises:
+            UsageError: it was entered on another event loop; it stays open.
+
         Cancellation:
             Running batches are cancelled, and their items get a `RejectedError`.
         """
+        entered_loop("Batcher", self._loop, is_closing=False)
         self._is_closing = True
         try:
             if error is None:

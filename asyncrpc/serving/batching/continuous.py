@@ -229,9 +229,13 @@ class ContinuousBatcher(Generic[R, S, T]):
     ) -> None:
         """Finish all requests, and take no more; if the block raised, abort.
 
+        Raises:
+            UsageError: it was entered on another event loop; it stays open.
+
         Cancellation:
             All sequences leave, and their consumers get a `RejectedError`.
         """
+        entered_loop("ContinuousBatcher", self._loop, is_closing=False)
         assert self._task is not None  # it has been entered
         self._driver.close()
         try:

@@ -17,8 +17,7 @@ from typing import Final
 
 from asyncrpc.arguments import check_choice, check_count
 from asyncrpc.clock import Deadline
-from asyncrpc.errors import UsageError
-from asyncrpc.runtime.loops import loop_for
+from asyncrpc.runtime.loops import check_loop, loop_for
 from asyncrpc.serving.batching import refusals
 from asyncrpc.serving.batching.arrivals import deadline_here
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
@@ -172,8 +171,7 @@ class Limiter:
             self._loop = loop
             context = contextvars.copy_context()
             show(self._name, lambda: figures_of(self.stats()), context)
-        if loop is not self._loop:
-            raise UsageError("the Limiter belongs to another event loop than this")
+        check_loop("the Limiter", self._loop, "it")
         check_request(priority, client)
         now_s = loop.time()
         deadline = deadline_here(self._queue, self._name, now_s)

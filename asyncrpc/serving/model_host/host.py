@@ -211,7 +211,12 @@ class ModelHost:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Leave the model's process; calls in flight have `drain_timeout_s` to end."""
+        """Leave the model's process; calls in flight have `drain_timeout_s` to end.
+
+        Raises:
+            UsageError: it was entered on another event loop; it stays.
+        """
+        self._check_loop("ModelHost")
         await self._close(None if error is None else 0.0)
 
     def _prepare(self) -> tuple[ModelSlot, HostOrder]:
@@ -348,14 +353,15 @@ class ModelHost:
             RejectedError: `timeout_s` passed, or the process has died so often that it
                 is not started for a while.
             NotStartedError: the host has not been entered, or has been left.
-            UsageError: `timeout_s` is not a finite number of seconds.
+            UsageError: `timeout_s` is not a finite number of seconds, or the host was
+                entered on another event loop.
 
         Cancellation:
             Nothing has changed.
         """
         if timeout_s is not None:
             check_duration("timeout_s", timeout_s)
-        _ = self.worker
+        self._check_loop("ModelHost.wait_ready")
         over = {AttachmentState.READY, AttachmentState.TRIPPED}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -363,6 +369,9 @@ class ModelHost:
                     lambda: self._machine.state in over | {AttachmentState.CLOSED}
                 )
         return self.model
+
+    def _check_loop(self, used: str) -> None:
+        self.worker.parts.loop_guard.check_loop(used)
 
     def _rejected(self) -> AsyncRpcError:
         if self._machine.state is AttachmentState.CLOSED:

@@ -134,6 +134,7 @@ class Replica:
         assert self._worker is not None  # it was entered
         if self._worker.is_closed:
             return
+        self._worker.parts.check_on_loop("a Replica")
         if error is None:
             await self.drain(self._drain_timeout_s)
         else:
@@ -171,13 +172,15 @@ class Replica:
 
         Raises:
             NotStartedError: the replica has not been entered, or the worker has ended.
-            UsageError: `timeout_s` is not a number of seconds.
+            UsageError: `timeout_s` is not a number of seconds, or this is not the
+                worker's event loop.
 
         Cancellation:
             It stays draining; calls run on.
         """
         check_timeout("timeout_s", timeout_s)
         worker, _ = self._entered()
+        worker.parts.check_on_loop("Replica.drain")
         if timeout_s is None:
             timeout_s = worker.options.drain_timeout_s
         told = self._say_draining()

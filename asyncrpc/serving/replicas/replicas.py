@@ -172,8 +172,13 @@ class Replicas:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop following the replicas.  Calls under way go on."""
+        """Stop following the replicas.  Calls under way go on.
+
+        Raises:
+            UsageError: this is not the worker's event loop.
+        """
         assert self._router is not None  # it was entered
+        self._router.worker.parts.loop_guard.check_loop("Replicas")
         await self._router.close()
 
     def using(self, **options: Any) -> RoutedCalls:

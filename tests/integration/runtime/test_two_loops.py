@@ -1,4 +1,4 @@
-"""A worker that is used on a second event loop of its own thread.
+"""A worker that is used on an event loop that is not its own.
 
 As with the session's fixture of a test suite whose tests have loops of their own.
 """
@@ -6,79 +6,30 @@ As with the session's fixture of a test suite whose tests have loops of their ow
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterator,
-)
-from contextlib import closing
+import json
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, closing
 from typing import Any
 
 import pytest
-from torch import nn
 
 import asyncrpc
-from asyncrpc import LocalRendezvous, RRef, UsageError, Worker
-from asyncrpc.nn import RemoteModule
-from asyncrpc.runtime.calls.context import current_worker_var
-from asyncrpc.runtime.loops import loop_factory
+from asyncrpc import LocalRendezvous, Worker
+from tests.integration.runtime.two_loops import (
+    DOORS,
+    RAN,
+    STARTS,
+    Program,
+    note,
+    on_second_loop,
+    outcomes,
+    without_loop,
+)
 
-RAN: list[str] = []
-
-
-def note(what: str = "function") -> str:
-    RAN.append(what)
-    return what
-
-
-@asyncrpc.idempotent
-def note_idempotent() -> None:
-    note("idempotent")
-
-
-async def numbers() -> AsyncGenerator[int, None]:
-    note("stream")
-    yield 1
-    yield 2
-
-
-class Noting:
-    def method(self) -> None:
-        note("method")
-
-
-class Program:
-    """A worker on one loop, and what a second loop finds of it."""
-
-    def __init__(self) -> None:
-        self.home, self.second = loop_factory()(), loop_factory()()
-        self.worker = Worker("w", rank=0, rendezvous=LocalRendezvous(1))
-        self.home.run_until_complete(self.worker.__aenter__())
-        self.peer = self.worker.peer("w")
-        self.reference: RRef[Noting] = self.home.run_until_complete(self._refer())
-        self.items = self.home.run_until_complete(self._stream())
-        RAN.clear()
-
-    async def _refer(self) -> RRef[Noting]:
-        reference: RRef[Noting] = self.peer.remote(Noting)
-        await reference.to_here()
-        return reference
-
-    async def _stream(self) -> AsyncGenerator[int, None]:
-        items: Any = self.peer.stream(numbers)
-        assert await anext(items) == 1
-        return items  # type: ignore[no-any-return]
-
-    async def wait_until_idle(self) -> None:
-        """Let all that was sent by mistake run before this."""
-        await self.peer.call(len, ())
-
-    async def close(self) -> None:
-        self.reference.release()
-        await self.items.aclose()
-        await self.worker.__aexit__(None, None, None)
+CLOSED = asyncio.Event()
+OWNER = "must be used on the event loop that"
 
 
 @pytest.fixture
@@ -89,53 +40,70 @@ def program() -> Iterator[Program]:
         program.home.run_until_complete(program.close())
 
 
-async def drain(items: AsyncIterator[Any]) -> list[Any]:
-    return [item async for item in items]
-
-
-async def in_context(worker: Worker) -> None:
-    async with asyncrpc.autograd.context():
-        pass
-
-
-DOORS: dict[str, Callable[[Program], Awaitable[Any]]] = {
-    "call": lambda its: its.peer.call(note),
-    "a call with a limit": lambda its: its.peer.using(timeout_s=2.0).call(note),
-    "an idempotent call": lambda its: its.peer.call(note_idempotent),
-    "two calls": lambda its: asyncio.gather(its.peer.call(note), its.peer.call(note)),
-    "rpc_async": lambda its: asyncrpc.rpc_async(its.worker.name, note),
-    "stream": lambda its: drain(its.peer.stream(numbers)),
-    "a stream that has begun": lambda its: drain(its.items),
-    "remote": lambda its: its.peer.remote(note).to_here(),
-    "a reference": lambda its: its.reference.to_here(),
-    "an awaited reference": lambda its: _awaited(its.reference),
-    "rref.rpc_async": lambda its: its.reference.rpc_async().method(),
-    "rref.remote": lambda its: its.reference.remote().method().to_here(),
-    "a group of peers": lambda its: _awaited(its.worker.group(["w"]).call(note)),
-    "barrier": lambda its: its.worker.barrier(),
-    "find": lambda its: its.worker.find("w"),
-    "shutdown": lambda its: its.worker.shutdown(),
-    "autograd": lambda its: in_context(its.worker),
-    "RemoteModule": lambda its: _awaited(RemoteModule(its.worker.name, nn.Identity)),
-}
-
-
-async def _awaited(value: Awaitable[Any]) -> Any:
-    return await value
-
-
-@pytest.mark.parametrize("door", DOORS)
-def test_a_second_loop_of_the_thread_is_refused_and_nothing_runs(
-    program: Program, door: str
-) -> None:
-    async def use() -> None:
-        current_worker_var.set(program.worker)
-        await DOORS[door](program)
-
-    with pytest.raises(UsageError, match="another one"):
-        program.second.run_until_complete(use())
+def wrong(program: Program, did: dict[str, str], right: str) -> dict[str, str]:
+    """Return what was not refused with these words, and what ran afterwards."""
     program.home.run_until_complete(program.wait_until_idle())
-    assert RAN == []
+    others = {
+        door: what
+        for door, what in did.items()
+        if not what.startswith("refused") or right not in what or "and ran" in what
+    }
+    return others | ({"afterwards": f"ran {RAN}"} if RAN else {})
+
+
+def test_a_second_loop_of_the_thread_is_refused_and_nothing_runs(
+    program: Program,
+) -> None:
+    did = outcomes(program, DOORS | STARTS, on_second_loop)
+    did.pop("start")  # it has been started
+    assert wrong(program, did, "on another one") == {}
+
+
+def test_a_loop_of_another_thread_is_refused_and_nothing_runs(
+    program: Program,
+) -> None:
+    did = program.home.run_until_complete(
+        asyncio.to_thread(outcomes, program, DOORS | STARTS, on_second_loop)
+    )
+    did.pop("start")
+    assert wrong(program, did, "on another one") == {}
+
+
+def test_a_coroutine_that_no_loop_runs_is_refused_and_nothing_runs(
+    program: Program,
+) -> None:
+    doors = {name: door for name, door in DOORS.items() if name != "two calls"}
+    did = program.home.run_until_complete(
+        asyncio.to_thread(outcomes, program, doors, without_loop)
+    )
+    for needs_a_loop in ("start", "Limiter", "Preemption"):  # which may be any
+        assert did.pop(needs_a_loop).startswith("refused")
+    assert wrong(program, did, "in a thread without one") == {}
+    assert not RAN
+
+
+def test_a_future_that_a_thread_without_a_loop_has_started_is_awaited_on_the_loop(
+    program: Program,
+) -> None:
+    did = program.home.run_until_complete(
+        asyncio.to_thread(outcomes, program, STARTS, without_loop)
+    )
+    assert all(OWNER in what for what in did.values()), did
+
+
+def test_a_worker_whose_loop_was_closed_is_refused_and_nothing_runs() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.integration.runtime.two_loops"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    did = json.loads(ended.stdout)
+    did.pop("start")
+    others = {name: what for name, what in did.items() if "is closed;" not in what}
+    assert others == {}
+    assert "and ran" not in ended.stdout
 
 
 def test_the_thread_itself_may_start_a_call_between_two_runs_of_its_loop(
@@ -143,3 +111,46 @@ def test_the_thread_itself_may_start_a_call_between_two_runs_of_its_loop(
 ) -> None:
     future = program.worker.parts.start_call("w", note, ("later",))
     assert program.home.run_until_complete(future) == "later"
+
+
+def test_a_future_that_is_done_is_awaited_on_any_loop(program: Program) -> None:
+    future = program.worker.parts.start_call("w", note, ("later",))
+    program.home.run_until_complete(future)
+
+    async def use() -> str:
+        return await future  # type: ignore[no-any-return]
+
+    assert program.second.run_until_complete(use()) == "later"
+
+
+def test_a_call_is_not_cancelled_once_its_loop_has_been_closed() -> None:
+    loop = asyncio.new_event_loop()
+    call: Any = asyncrpc.CallFuture(loop=loop, function="f", to="b")
+    loop.close()
+    assert not call.cancel()
+
+
+async def until_closed() -> AsyncGenerator[int, None]:
+    try:
+        yield 1
+        await asyncio.Event().wait()
+    finally:
+        CLOSED.set()
+
+
+async def test_a_stream_that_another_thread_closes_ends_at_its_producer() -> None:
+    async with Worker("w", rank=0, rendezvous=LocalRendezvous(1)) as worker:
+        items: Any = worker.peer("w").stream(until_closed)
+        await anext(items)
+        await asyncio.to_thread(lambda: asyncio.run(items.aclose()))
+        await CLOSED.wait()
+
+
+async def test_a_context_and_a_deadline_end_in_another_task_than_they_began() -> None:
+    async def hold() -> AsyncGenerator[None, None]:
+        async with asyncrpc.autograd.context(), asyncrpc.deadline(3600.0):
+            yield
+
+    worker = Worker("w", rank=0, rendezvous=LocalRendezvous(1))
+    async with worker, aclosing(hold()) as held:
+        await asyncio.create_task(held.asend(None))  # type: ignore[arg-type]

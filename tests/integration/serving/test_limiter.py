@@ -171,7 +171,7 @@ async def test_it_belongs_to_one_loop() -> None:
             pass
 
     await use()
-    with pytest.raises(UsageError, match="another event loop"):
+    with pytest.raises(UsageError, match="on another one"):
         await asyncio.to_thread(asyncio.run, use())
 
 
