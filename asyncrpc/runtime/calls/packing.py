@@ -90,7 +90,7 @@ class RequestPacking:
     ) -> None:
         """Pack a call's arguments, then send it; any error fails the call."""
         try:
-            async with self._host.unsent.waiting(call, deadline, "the call was sent"):
+            with self._host.unsent.waiting(call, deadline, "the call was sent"):
                 end_s = None if deadline is None else deadline.at_s
                 async with asyncio.timeout_at(end_s):
                     if encoded.copies:

@@ -8,8 +8,8 @@ the call, and says that it has not been executed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from asyncrpc.clock import Deadline
@@ -33,11 +33,13 @@ class UnsentCalls:
     def __init__(self) -> None:
         self.count = 0
 
-    @asynccontextmanager
-    async def waiting(
+    @contextmanager
+    def waiting(
         self, call: CallFuture[Any], deadline: Deadline | None, until: str
-    ) -> AsyncIterator[None]:
+    ) -> Iterator[None]:
         """Count a call for as long as the block runs; what that raises fails the call.
+
+        Not an asynchronous generator: see `DialTurns.one`.
 
         Args:
             call: its future.

@@ -17,8 +17,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from asyncrpc.runtime.links.machine.dial_window import DialWindow
@@ -40,6 +40,17 @@ class DialTurn:
         self.is_held = False
         self.is_over = False
         self._began_s = 0.0
+
+    async def begun(self) -> None:
+        """Wait until the turn has come, or something else wakes it.
+
+        Cancellation:
+            The turn is not taken; the end of its block gives it back.
+        """
+        await asyncio.sleep(0)  # until all that begin at this moment are here
+        self._turns.give()
+        if not self.is_held:
+            await self._wakes.wait()
 
     def begin(self) -> None:
         """Begin the dial: its turn has come."""
@@ -84,26 +95,22 @@ class DialTurns:
         self._numbers = itertools.count()
         self._waiting: list[tuple[bool, str, int, DialTurn]] = []  # a heap
 
-    @asynccontextmanager
-    async def one(self, name: str, wakes: asyncio.Event) -> AsyncIterator[DialTurn]:
-        """Hold a turn in the block.
+    @contextmanager
+    def one(self, name: str, wakes: asyncio.Event) -> Iterator[DialTurn]:
+        """Wait in line until the end of the block, or hold a turn.
+
+        Not an asynchronous generator: the end of a loop closes those under the tasks
+        that still use them.
 
         Args:
             name: of the peer.
-            wakes: set when the turn comes.  If anything else sets it, the block begins
+            wakes: set when the turn comes.  If anything else sets it, `begun` returns
                 without a turn.
-
-        Cancellation:
-            The turn is given back, or not taken.
         """
         turn = DialTurn(self, wakes)
         is_before = name < self._own_name
         heapq.heappush(self._waiting, (is_before, name, next(self._numbers), turn))
         try:
-            await asyncio.sleep(0)  # until all that begin at this moment are here
-            self._give()
-            if not turn.is_held:
-                await wakes.wait()
             yield turn
         finally:
             turn.end()
@@ -111,14 +118,15 @@ class DialTurns:
     def on_answered(self, took_s: float) -> None:
         """A peer has answered, so many seconds after its turn came."""
         self._window.on_answered(took_s)
-        self._give()
+        self.give()
 
     def on_end(self) -> None:
         """A turn has ended."""
         self._window.on_ended()
-        self._give()
+        self.give()
 
-    def _give(self) -> None:
+    def give(self) -> None:
+        """Give turns to those who wait, as many as there are."""
         while self._waiting and self._window.may_begin:
             *_, turn = heapq.heappop(self._waiting)
             if not turn.is_over:

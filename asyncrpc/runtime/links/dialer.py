@@ -322,7 +322,8 @@ class _Dial(Generic[LinkT]):
         entry = self._entry
         while True:
             entry.settled.clear()
-            async with self._turns.one(entry.member.name, entry.settled) as turn:
+            with self._turns.one(entry.member.name, entry.settled) as turn:
+                await turn.begun()
                 if not turn.is_held and entry.machine.connection is None:
                     continue  # the peer's connection has come, and ended
                 event = self._look()

@@ -437,7 +437,7 @@ class CallStarter:
             turn: held while connecting.
         """
         try:
-            async with self.unsent.waiting(call, deadline, "it had a connection"):
+            with self.unsent.waiting(call, deadline, "it had a connection"):
                 async with (
                     asyncio.timeout_at(None if deadline is None else deadline.at_s),
                     turn,

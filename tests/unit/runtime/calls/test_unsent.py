@@ -26,7 +26,7 @@ def call_to_b() -> CallFuture[Any]:
 
 async def test_a_call_is_counted_while_it_waits_and_no_longer() -> None:
     unsent, call = UnsentCalls(), call_to_b()
-    async with unsent.waiting(call, None, "it had a connection"):
+    with unsent.waiting(call, None, "it had a connection"):
         assert unsent.count == 1
     assert unsent.count == 0
     assert not call.done()
@@ -46,7 +46,7 @@ async def test_what_is_raised_fails_the_call(
     raised: Exception, kind: type[Exception]
 ) -> None:
     unsent, call = UnsentCalls(), call_to_b()
-    async with unsent.waiting(call, Deadline.after(2.0, 0.0), "it had a connection"):
+    with unsent.waiting(call, Deadline.after(2.0, 0.0), "it had a connection"):
         raise raised
     assert unsent.count == 0
     with pytest.raises(kind) as caught:
@@ -63,7 +63,7 @@ async def test_whoever_is_cut_off_hears_before_what() -> None:
     unsent, call = UnsentCalls(), call_to_b()
 
     async def wait() -> None:
-        async with unsent.waiting(call, None, "it had a connection"):
+        with unsent.waiting(call, None, "it had a connection"):
             await asyncio.Event().wait()
 
     waiting = asyncio.create_task(wait())

@@ -50,7 +50,8 @@ class Dials:
         self.tasks = [asyncio.create_task(self.dial(one)) for one in range(9)]
 
     async def dial(self, number: int) -> None:
-        async with self.turns.one(str(number), self.wakes[number]) as turn:
+        with self.turns.one(str(number), self.wakes[number]) as turn:
+            await turn.begun()
             self.begun.append(number)
             self.held[number] = turn.is_held
             await self.work(number, turn)
@@ -121,7 +122,8 @@ def test_who_is_cancelled_keeps_no_turn(when: str) -> None:
         await dials.end(*range(9))
         await asyncio.gather(*dials.tasks, return_exceptions=True)
         assert dials.begun[-7:] == ORDER[2:]
-        async with dials.turns.one("b", asyncio.Event()) as turn:
+        with dials.turns.one("b", asyncio.Event()) as turn:
+            await turn.begun()
             assert turn.is_held
 
     run(main())
@@ -142,7 +144,8 @@ def test_one_that_does_not_connect_lets_the_next_begin() -> None:
         await asyncio.gather(*dials.tasks)
         assert dials.begun == ORDER
         assert now_s() == pytest.approx(100)
-        async with dials.turns.one("b", asyncio.Event()) as turn:
+        with dials.turns.one("b", asyncio.Event()) as turn:
+            await turn.begun()
             assert turn.is_held  # the one turn that there is: given back once
             dials.wakes[0].clear()
             other = asyncio.create_task(dials.dial(0))
@@ -151,6 +154,19 @@ def test_one_that_does_not_connect_lets_the_next_begin() -> None:
             other.cancel()
 
     run(main())
+
+
+def test_a_dial_ends_in_order_though_its_loop_has_closed_all_generators() -> None:
+    async def main() -> None:
+        dials = Dials(1)
+        await dials.settle()
+        await asyncio.get_running_loop().shutdown_asyncgens()
+        for task in dials.tasks:
+            task.cancel()
+        ends = await asyncio.gather(*dials.tasks, return_exceptions=True)
+        assert {type(end) for end in ends} == {asyncio.CancelledError}
+
+    asyncio.run(main())
 
 
 # --- a worker's dials ----------------------------------------------------------------
