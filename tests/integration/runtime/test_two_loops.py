@@ -153,4 +153,4 @@ async def test_a_context_and_a_deadline_end_in_another_task_than_they_began() ->
 
     worker = Worker("w", rank=0, rendezvous=LocalRendezvous(1))
     async with worker, aclosing(hold()) as held:
-        await asyncio.create_task(held.asend(None))  # type: ignore[arg-type]
+        await asyncio.create_task(held.asend(None))

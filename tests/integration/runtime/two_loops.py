@@ -53,7 +53,7 @@ class Noting:
         note("method")
 
 
-def note_batch(items: list[Any]) -> list[Any]:
+async def note_batch(items: list[Any]) -> list[Any]:
     note("batch")
     return items
 
@@ -85,7 +85,8 @@ class Program:
         self.unmet = DistributedDataParallel(nn.Linear(2, 2), self.group)
         self.model = await DistributedDataParallel(nn.Linear(2, 2), self.group)
         self.loss = self.model(torch.ones(1, 2)).sum()
-        self.batcher = await serving.Batcher(note_batch, 4, 0.0).__aenter__()
+        self.batcher: Any = serving.Batcher(note_batch, 4, 0.0)
+        await self.batcher.__aenter__()
         self.limiter = serving.Limiter(4)
         async with self.limiter.turn():
             pass
