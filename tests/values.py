@@ -315,9 +315,8 @@ def one_rank() -> Iterator[None]:
 
 
 def distributed() -> DTensor:
-    return distribute_tensor(
-        torch.arange(4.0), init_device_mesh("cpu", (1,)), [Shard(0)]
-    )
+    mesh = init_device_mesh("cpu", (1,))
+    return distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])
 
 
 SOURCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
