@@ -8,6 +8,7 @@ Source: torch.distributed.rpc.rref_proxy.
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -149,8 +150,12 @@ def _after(
     kinds: torch.futures.Future[type],
     start: Callable[[type], torch.futures.Future[Any]],
 ) -> torch.futures.Future[Any]:
-    """Return the future of a call that starts once the type of a value is known."""
+    """Return the future of a call that starts once the type of a value is known.
+
+    It starts in this thread's autograd context: outside, its gradients would be lost.
+    """
     result: torch.futures.Future[Any] = torch.futures.Future()
+    context = contextvars.copy_context()
 
     def end(done: torch.futures.Future[Any]) -> None:
         try:
@@ -160,7 +165,7 @@ def _after(
 
     def begin(known: torch.futures.Future[type]) -> None:
         try:
-            start(known.value()).add_done_callback(end)
+            context.run(start, known.value()).add_done_callback(end)
         except Exception as error:  # noqa: BLE001  (it is the call's)
             result.set_exception(error)
 

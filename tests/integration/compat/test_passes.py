@@ -189,3 +189,37 @@ def test_callbacks_of_a_pass_may_wait() -> None:
 
 def test_callbacks_of_a_step_may_wait() -> None:
     play(steps_of_every_way)
+
+
+# --- first calls through a reference -------------------------------------------------
+
+
+def make_layer() -> nn.Linear:
+    return nn.Linear(3, 1)
+
+
+def gradients_here(context_id: int) -> int:
+    return len(autograd.get_gradients(context_id))
+
+
+def result_of(started: Any) -> Any:
+    if isinstance(started, rpc.RRef):
+        return started.to_here()
+    return started.wait() if isinstance(started, torch._C.Future) else started  # noqa: SLF001
+
+
+def passes_through_new_references() -> None:
+    """The caller knows the methods of a class; for a function's value it asks."""
+    makers: list[tuple[Any, tuple[int, ...]]] = [(nn.Linear, (3, 1)), (make_layer, ())]
+    for make, arguments in makers:
+        for api in ("rpc_sync", "rpc_async", "remote"):
+            layer = rpc.remote("worker1", make, args=arguments)
+            with autograd.context() as context_id:
+                output = result_of(getattr(layer, api)().forward(torch.ones(2, 3)))
+                autograd.backward(context_id, [output.sum()])
+                count = rpc.rpc_sync("worker1", gradients_here, args=(context_id,))
+                assert count == 2, (make, api)
+
+
+def test_the_first_call_through_a_reference_belongs_to_its_context() -> None:
+    play(passes_through_new_references)
