@@ -35,6 +35,7 @@ from asyncrpc.serde.policy import Limits
 from asyncrpc.serde.quick import is_bulk
 from asyncrpc.serde.reducing import FUTURES, Outside, Reducers, future_text
 from asyncrpc.serde.shared import can_share, key_of
+from asyncrpc.serde.small_tensors import ENTRIES_MAX, is_small
 from asyncrpc.serde.tensors import TensorWriter, shared_entry
 from asyncrpc.serde.unsendable import TooDeep, Unsendable
 
@@ -66,6 +67,7 @@ class Encoder:
     Attributes:
         aliases: the tensor of the value for which a plain one is sent, by its id.
         detached: tensors that require a gradient, which cannot follow them.
+        gathers: whether many small tensors may travel as rows of a few.
         gradient_tensors: tensors that the reader will report, in that order.
         table: the entries.
         parameters: ids of those that require a gradient and belong to a module.
@@ -85,6 +87,7 @@ class Encoder:
         "_tensors",
         "aliases",
         "detached",
+        "gathers",
         "gradient_tensors",
         "objects",
         "outbox",
@@ -116,6 +119,7 @@ class Encoder:
         self.detached: list[torch.Tensor] = []
         self.aliases: dict[int, torch.Tensor] = {}
         self._pickles = pickles
+        self.gathers = False
         self._lowered_left = _LOWERED_MAX if pickles else -1
         self._containers: set[int] = set()
         self.parameters: set[int] = set()
@@ -300,6 +304,23 @@ class Encoder:
         self.objects.append(value)
         return index
 
+    def reserve(self, stand_in: Any) -> int:
+        """Return the index of an entry for a tensor that `fill` will be given."""
+        return self._append(stand_in, None)
+
+    def fill(self, index: int, tensor: torch.Tensor) -> None:
+        """Give a reserved entry its tensor."""
+        self.objects[index] = tensor
+        self._tensors.add(index, tensor, 0)
+
+    def knows(self, value: Any) -> bool:
+        """Return whether an object has an entry."""
+        return id(value) in self._memo
+
+    def uses_memory_at(self, addresses: set[int]) -> bool:
+        """Return whether a tensor with an entry lies in one of these storages."""
+        return self._tensors.uses_memory_at(addresses)
+
     def note_module(self, module: torch.nn.Module) -> None:
         """Note the parameters of a module: they arrive as leaves of their own."""
         for parameter in (vars(module).get("_parameters") or {}).values():
@@ -350,8 +371,11 @@ class Encoder:
     # --- tensors and arrays ----------------------------------------------------------
 
     def _tensor(self, value: torch.Tensor) -> msgpack.ExtType:
-        if self._pickles and value.__dict__:
-            raise _Pickled  # it keeps the attributes
+        if self._pickles and (
+            value.__dict__  # which a pickle keeps
+            or (self.gathers and len(self.table) >= ENTRIES_MAX and is_small(value))
+        ):
+            raise _Pickled
         index = self.index_of_tensor(value)
         return self._pickle(value) if index is None else _reference(index)
 
@@ -513,6 +537,8 @@ class Encoder:
         reducers = Reducers(self)
         try:
             data, buffers = pickling.dump(value, self.outbox, reducers)
+            if not reducers.small_tensors.finish():
+                data, buffers = pickling.dump(value, self.outbox, reducers)
         finally:
             reducers.clear()  # its methods are in it: a cycle, which holds the value
         content: bytes | int = data

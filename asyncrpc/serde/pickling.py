@@ -98,6 +98,7 @@ def dump(
         raise
     except BaseException:  # noqa: BLE001  (the object's own code runs here)
         file, indices = io.BytesIO(), []
+        reducers.small_tensors.give_up()
         careful = _CarefulPickler(file, keep, reducers.reduce_function)
         careful.dispatch_table = reducers
         try:

@@ -27,6 +27,7 @@ from asyncrpc.serde import layouts
 from asyncrpc.serde.dismantling import assemble, dismantle
 from asyncrpc.serde.functions import NAMED_TYPES, is_bound
 from asyncrpc.serde.naming import find_method
+from asyncrpc.serde.small_tensors import SmallTensors
 from asyncrpc.serde.unsendable import Unsendable
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class Reducers(dict[type, Reducer]):
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         self._encoder = encoder
+        self.small_tensors = SmallTensors(encoder, Outside)
         self[torch.Tensor] = self[torch.nn.Parameter] = self._tensor
         # Other classes derived from arrays pickle themselves; one over a file cannot.
         self[np.ndarray] = self[np.memmap] = self._array
@@ -100,6 +102,9 @@ class Reducers(dict[type, Reducer]):
     # --- tensors ---------------------------------------------------------------------
 
     def _tensor(self, value: torch.Tensor) -> Reduced:
+        row = self.small_tensors.reduce(value)
+        if row is not None:
+            return row
         index = self._encoder.index_of_tensor(value)
         if index is None:
             return self._by_torch(value)

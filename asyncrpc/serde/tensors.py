@@ -107,6 +107,14 @@ class TensorWriter:
             if item.index in indices:
                 item.flags |= flags
 
+    def uses_memory_at(self, addresses: set[int]) -> bool:
+        """Return whether a tensor that `add` was given is in one of these storages."""
+        return any(
+            item.tensor.untyped_storage().data_ptr() in addresses
+            for item in self._pending
+            if item.tensor.is_cpu and item.tensor.nbytes
+        )
+
     def finish(self, table: list[Any]) -> None:
         """Write the entries of all tensors that `add` was given."""
         pending, self._pending = self._pending, []

@@ -122,6 +122,7 @@ class Codec:
     ) -> Encoded:
         """Encode a value for which `encode_quickly` returned None, as `encode` does."""
         encoder = self._encoder(pickles=pickles)
+        encoder.gathers = True
         control = self._encode(encoder, value, labels)
         outbox = encoder.outbox
         return Encoded(
