@@ -38,7 +38,7 @@ from asyncrpc.autograd.inline import SMALL, SMALL_NUMEL
 from asyncrpc.autograd.machine import Segment
 from asyncrpc.autograd.torch_only import note_own_handle, runs_torch_only
 from asyncrpc.errors import MalformedError, NoGradientPathError, UsageError
-from asyncrpc.runtime.calls.context import part_of_pass_var
+from asyncrpc.runtime.calls.context import PassPart, part_of_pass_var
 from asyncrpc.serde import words_of
 from asyncrpc.torch_modes import with_defaults
 
@@ -71,7 +71,7 @@ class Keeping:
 
 
 @dataclass(slots=True)
-class Flow:
+class Flow(PassPart):
     """Gradients of one pass on one worker, between and after its segments.
 
     Attributes:
@@ -254,13 +254,35 @@ class Engine:
         """
         try:
             with self.lock:
-                return self._run(run)
+                leaving = self._run(run)
+                if run.flow.endings and run.segment.is_rest:
+                    self.end(run.flow)
+                return leaving
         except MalformedError as error:
             raise RuntimeError(words_of(error)) from error
         except RuntimeError as error:
             if type(error) is RuntimeError and _CHANGED in words_of(error):
                 raise RuntimeError(f"{words_of(error)} {_STALE}") from error
             raise
+
+    def end(self, flow: Flow) -> None:
+        """Let hooks end what they have begun: no further gradient of the pass comes.
+
+        Raises:
+            BaseException: the error of an ending.
+        """
+        ending = [one for ending in flow.endings for one in ending.parameters]
+        parameters = list(dict.fromkeys((*flow.staged, *ending)))
+        have = [flow.staged.get(parameter) for parameter in parameters]
+        with self.lock, GradientsSetAside(self.lock, parameters, have):
+            while flow.endings:
+                flow.endings[0].end()
+                flow.endings = flow.endings[1:]
+            flow.staged.update(
+                (parameter, parameter.grad)
+                for parameter in parameters
+                if parameter.grad is not None
+            )
 
     def _run(self, run: SegmentRun) -> Leaving:
         # Also of an earlier segment: torch's DistributedDataParallel reduces gradients
@@ -339,7 +361,10 @@ def _run(run: SegmentRun) -> None:
         allow_unreachable=True,
         accumulate_grad=True,
     )
-    token = part_of_pass_var.set(True) if run.parameters else None
+    flow = run.flow
+    flow.parameters = run.parameters
+    flow.keeps_graph = keeping.retain_graph or create_graph
+    token = part_of_pass_var.set(flow) if run.parameters else None
     try:
         _compute(run, compute)
     finally:
@@ -403,4 +428,23 @@ class _Border:
             gave = found if len(after) > 1 else (found,)
         for (child, number), gradient in zip(after, gave, strict=True):
             if child is not None and child not in here and gradient is not None:
-                flow.enter(GradientEdge(child, number), gradient)
+                edge = GradientEdge(child, number)
+                flow.enter(edge, _as_the_engine_passes_on(gradient, edge))
+
+
+def _as_the_engine_passes_on(
+    gradient: torch.Tensor, edge: GradientEdge
+) -> torch.Tensor:
+    """Return a gradient as torch's engine makes it fit before it adds it to others.
+
+    A node gives it in the shape and dtype of the result: that of a tensor which was
+    broadcast is summed up, that of a real one loses its imaginary part.
+    """
+    wanted: Any = edge.node._input_metadata[edge.output_nr]  # noqa: SLF001
+    if gradient.is_complex() and not wanted.dtype.is_complex:
+        gradient = gradient.real
+    if gradient.dtype != wanted.dtype:
+        gradient = gradient.to(wanted.dtype)
+    if gradient.layout == torch.strided and gradient.shape != wanted.shape:
+        gradient = gradient.sum_to_size(wanted.shape)
+    return gradient

@@ -102,7 +102,7 @@ class PassParticipant:
         self, one: Pass, peer: WorkerId, step: list[Any], answer: PassAnswer
     ) -> PassAnswer:
         """Commit a pass and take the step after it, if this worker was the last."""
-        is_last = one.machine.is_done and not (
+        is_last = one.is_done and not (
             one.onward or answer.asked or answer.given or answer is NOTHING_NEW
         )
         steps = self._work.steps

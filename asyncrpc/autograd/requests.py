@@ -210,7 +210,7 @@ def _step_for(
         and not one.new
         and not wave.outstanding
         and not wave.unfinished
-        and one.machine.is_done
+        and one.is_done
     )
     if not is_last or step.owner != peer.incarnation:
         return None

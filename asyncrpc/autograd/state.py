@@ -407,10 +407,14 @@ class Pass:
         if is_over and idle is not None and not idle.done():
             idle.set_result(None)
 
+    @property
+    def is_done(self) -> bool:
+        """Return whether this worker has done all that it knows of."""
+        return self.machine.is_done and not self.flow.endings
+
     def answer(self, me: Incarnation, *, is_sure: bool | None = None) -> PassAnswer:
         """Return the answer for the waiting worker, when all has ended here."""
-        is_done = self.machine.is_done
-        reports = self.wave.disengage(me, is_done=is_done, is_sure=is_sure)
+        reports = self.wave.disengage(me, is_done=self.is_done, is_sure=is_sure)
         back, self.going_back = self.going_back, None
         if back is None:
             return PassAnswer([], reports, [], [], None, None)
@@ -433,6 +437,9 @@ class Pass:
         """End the work here."""
         for task in self.tasks:
             task.cancel()
+        self.flow.is_over = True
+        for ending in self.flow.endings:
+            ending.give_up()
         # An error's traceback holds frames, and these hold the pass.  If the pass kept
         # the error, both would last until the garbage collector runs.
         self._aborted_because, self.failure = reason, None

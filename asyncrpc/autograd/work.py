@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from contextvars import Context as Variables
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from asyncrpc.autograd.engine import Engine, Leaving, SegmentRun, prepare
 from asyncrpc.autograd.functions import leaves_of
@@ -21,6 +21,8 @@ from asyncrpc.autograd.state import ABORTED, Pass
 from asyncrpc.errors import AutogradError
 from asyncrpc.ids import ContextId, Incarnation
 from asyncrpc.trace import outcome_of
+
+T = TypeVar("T")
 
 # Given the autograd context, and the variables of the task that began the pass.
 VariablesOf: TypeAlias = Callable[[ContextId, Variables | None], Variables]
@@ -115,6 +117,10 @@ class PassWork:
         try:
             while await self._run_segment(one):
                 one.check()
+            if one.flow.endings and one.machine.is_done and not one.machine.unsettled:
+                end = partial(self._engine.end, one.flow)
+                await self._in_thread(one, None, end)
+                one.check()
         except asyncio.CancelledError:
             one.fail(AutogradError(ABORTED))
             raise  # the thread goes on
@@ -164,5 +170,10 @@ class PassWork:
         kind, job = run.kind, partial(self._engine.run, run)
         if self._runner.may_run_here(kind):
             return self._runner.run_here(kind, job)
+        return await self._in_thread(one, kind, job)
+
+    async def _in_thread(
+        self, one: Pass, kind: Hashable | None, job: Callable[[], T]
+    ) -> T:
         variables = self._variables_of(one.ids.context_id, one.variables)
         return await self._runner.run_in_thread(kind, partial(variables.run, job))

@@ -137,6 +137,10 @@ class Exchange:
         is_alone = self.group.size == 1 and self.hook is None
         return PassConfig(memory, scale, present, is_alone)
 
+    def forget_memory(self) -> None:
+        """Let the next pass have other memory, as at every rank."""
+        self._memory = None
+
     def leave(self) -> None:
         """Give up the group and the memory; the next `enter` makes new ones."""
         self._memory = None

@@ -69,6 +69,7 @@ class Gradients:
         self.numbers: list[list[int]] = []
         self._used_before: set[int] = set()
         self._buckets: Buckets | None = None
+        self._have_views = False  # gradients may lie in the buckets
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -142,6 +143,7 @@ class Gradients:
     def drop(self) -> None:
         """Let go of all gradients, and of the memory."""
         self._buckets = None
+        self._have_views = False
         self._used_before.clear()
         for parameter in self._parameters:
             parameter.grad = None
@@ -150,6 +152,16 @@ class Gradients:
         """Let go of the gradients that lie in buckets."""
         for number in self._in_buckets():
             self._parameters[number].grad = None
+
+    def leave_buckets(self) -> bool:
+        """Leave the memory of the buckets to gradients in it; return whether they may.
+
+        A distributed pass does not add to them: they stay as they are.
+        """
+        had_views, self._have_views = self._have_views, False
+        if had_views:
+            self._buckets = None
+        return had_views
 
     def readiness(self, buckets: Buckets) -> Readiness:
         """Return the readiness of a pass that begins."""
@@ -237,7 +249,11 @@ class Gradients:
     # --- out -------------------------------------------------------------------------
 
     def take(self, current: Backward) -> None:
-        """Give the reduced gradients to the parameters."""
+        """Give the reduced gradients to the parameters.
+
+        Those of a distributed pass get memory of their own: several contexts may be
+        open, and several passes add up in each.
+        """
         unused = self._unused
         if current.used is not None:
             counts = current.used.tolist()
@@ -245,6 +261,9 @@ class Gradients:
             if self._options.static_graph:
                 self._unused = unused
         self._used_before.clear()
+        self._have_views |= (
+            self._options.gradient_as_bucket_view and current.part is None
+        )
         with torch.no_grad():
             for bucket, numbers in enumerate(current.buckets.numbers):
                 for number in numbers:
@@ -257,15 +276,17 @@ class Gradients:
         if self._sparse[number]:
             parameter.grad = current.results[bucket]
             return
-        if current.buckets.holds(number, parameter.grad):
+        is_view = current.buckets.holds(number, parameter.grad)
+        if is_view and current.part is None:
             return
         stays = current.terms.is_alone and parameter.grad is not None
         if stays and not parameter.is_cpu:
             return  # the gradient is its own mean, and was not fetched
         view = current.buckets.views[number]
-        if self._options.gradient_as_bucket_view and parameter.is_cpu:
+        as_view = self._options.gradient_as_bucket_view and current.part is None
+        if as_view and parameter.is_cpu:
             parameter.grad = view
-        elif parameter.grad is None:
+        elif parameter.grad is None or is_view:
             parameter.grad = view.clone().to(parameter.device)
         else:
             parameter.grad.copy_(view)

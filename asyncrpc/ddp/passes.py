@@ -17,6 +17,7 @@ import torch
 from asyncrpc.clock import now_s
 from asyncrpc.ddp.buckets import Buckets
 from asyncrpc.ddp.machine import Readiness
+from asyncrpc.runtime.calls.context import PassPart
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.threads import ThreadPool
@@ -63,6 +64,7 @@ class Backward:
         late: numbers of gradients that are there, and enter their buckets when autograd
             has ended: those of devices that compute on demand.
         keeps_graph: whether the graph of the pass is kept for another one.
+        part: the distributed pass that it ends with; None: it ends with autograd.
         error: the error that the pass failed with.
         communication_s: seconds in which something was sent or received.
     """
@@ -88,6 +90,7 @@ class Backward:
         self.sparse: dict[int, torch.Tensor] = {}
         self.late: list[int] = []
         self.keeps_graph = False
+        self.part: PassPart | None = None
         self.error: BaseException | None = None
         self.communication_s = 0.0
         self.task: asyncio.Task[None] | None = None

@@ -28,7 +28,7 @@ from asyncrpc.ddp.machine import Readiness
 from asyncrpc.ddp.passes import Backward, PassConfig
 from asyncrpc.ddp.threads import to_its_end
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.calls.context import part_of_pass_var
+from asyncrpc.runtime.calls.context import PassEnding, PassPart, part_of_pass_var
 from asyncrpc.runtime.calls.futures import refuse_on_loop
 
 _NAMED_MAX: Final = 5  # parameters that an error names
@@ -148,8 +148,14 @@ class Reducer:
         if not self.is_syncing:
             self._gradients.note_use(number)
             return
-        current = self._current or self._begin_plain()
-        current.keeps_graph = _get_current_graph_task_keep_graph()
+        current = self._current or self._begin_plain(number)
+        if current.part is None:
+            current.keeps_graph = _get_current_graph_task_keep_graph()
+        elif current.part is not part_of_pass_var.get():
+            raise UsageError(
+                "a backward pass of another context has begun to reduce the gradients "
+                "of this module: await it first"
+            )
         try:
             current.check()
             with self._lock:
@@ -159,13 +165,16 @@ class Reducer:
                 self._give_up(current, error)
             raise
 
-    def _begin_plain(self) -> Backward:
+    def _begin_plain(self, number: int) -> Backward:
         refuse_on_loop("loss.backward()", "`await module.backward(loss)`", self._loop)
         if self.exchange.group.parts.pool.is_exclusive:
             raise UsageError(
                 "loss.backward() of a module on an exclusive device would keep the "
                 "lock while it waits: use `await module.backward(loss)`"
             )
+        part = self._part_with(number)
+        if part is not None and self._gradients.leave_buckets():
+            self.exchange.forget_memory()
         terms = self.exchange.terms
         if terms is None:
             entering = asyncio.run_coroutine_threadsafe(
@@ -173,6 +182,9 @@ class Reducer:
             )
             terms = entering.result()
         current = self._begin(terms, is_plain=True)
+        if part is not None:
+            self._end_with(part, current)
+            return current
         # Called by this thread when autograd has ended; torch's own DDP is called so.
         # If autograd raises, it is dropped, uncalled.
         ending = _PassEnd(self, current)
@@ -180,16 +192,41 @@ class Reducer:
         Variable._execution_engine.queue_callback(ending.run)  # noqa: SLF001
         return current
 
+    def _part_with(self, number: int) -> PassPart | None:
+        """Return the distributed pass that a gradient belongs to, if it does.
+
+        Raises:
+            UsageError: that pass has failed.
+        """
+        part, parameter = part_of_pass_var.get(), self.exchange.parameters[number]
+        if part is None or not any(one is parameter for one in part.parameters):
+            return None  # a hook of the pass may run autograd on something else
+        if part.is_over:
+            raise UsageError("the distributed backward pass has been given up")
+        return part
+
+    def _end_with(self, part: PassPart, current: Backward) -> None:
+        """End a pass of this module with the distributed one, after all segments."""
+        current.part, current.keeps_graph = part, part.keeps_graph
+        end = functools.partial(self.end, current)
+        give_up = functools.partial(self.abandon, current)
+        part.endings += (PassEnding(self.exchange.parameters, end, give_up),)
+
     def is_current(self, current: Backward) -> bool:
         """Return whether a pass is the running one."""
         return self._current is current
 
     def abandon(self, current: Backward) -> None:
         """Give up a pass, if it is still under way; called on the loop."""
-        if self._current is not current or current.task is None:
+        if self._current is not current:
             return
         current.give_up(UsageError("autograd raised an error in this backward pass"))
-        current.task.add_done_callback(lambda _: self._forget(current))
+        if current.task is not None:
+            current.task.add_done_callback(lambda _: self._forget(current))
+        elif current.is_ended:
+            self._forget(current)
+        else:  # it is about to begin
+            self._loop.call_soon(self.abandon, current)
 
     def _forget(self, current: Backward) -> None:
         if self._current is current:
@@ -217,8 +254,7 @@ class Reducer:
             is_plain=is_plain,
         )
         current.wants_order = not gradients.is_ordered
-        # Other parts of a distributed pass have the gradients that miss here.
-        if gradients.asks_who_uses or (is_plain and part_of_pass_var.get()):
+        if gradients.asks_who_uses:
             current.used = torch.zeros(
                 len(gradients.learned), dtype=torch.int32, device="cpu"
             )

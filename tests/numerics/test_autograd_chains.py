@@ -133,6 +133,24 @@ async def test_parameters_go_across_and_are_used_where_they_are_as_well() -> Non
     await check(program)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.complex128])
+@pytest.mark.parametrize("between", [(2, 3), (4, 1, 3), (3,)])
+async def test_a_tensor_is_broadcast_between_calls_and_behind_them(
+    between: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Each node gives its gradient in the shape and dtype of what it computed."""
+    behind = torch.ones(4, 2, 3, dtype=dtype)
+
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        x = x.sin()
+        y = await ask(k["b"], "times", x)
+        y = await ask(k["b"], "times", torch.ones(between, dtype=y.dtype) * x * y)
+        found = (behind * x) * y
+        return [found.real if found.is_complex() else found]
+
+    await check(program)
+
+
 async def test_a_received_tensor_goes_on_unchanged() -> None:
     """Where it is received and sent, no node lies between the two ends."""
 

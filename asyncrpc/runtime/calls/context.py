@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
 
 from asyncrpc.arguments import check_seconds, wrong
 from asyncrpc.clock import Deadline
@@ -41,6 +42,39 @@ class RunningCall(Protocol):
         """Return what tells it from the other calls that its worker serves."""
 
 
+class PassEnding(NamedTuple):
+    """The end of what a hook has begun within a distributed backward pass.
+
+    Attributes:
+        parameters: whose gradients it may set.
+        end: called in a thread when no further gradient of the pass comes here.
+        give_up: called on the loop if the pass fails before.
+    """
+
+    parameters: Sequence[Any]
+    end: Callable[[], None]
+    give_up: Callable[[], None]
+
+
+@dataclass(slots=True)
+class PassPart:
+    """This worker's part of a distributed backward pass, as hooks on parameters see it.
+
+    Autograd runs it in segments.
+
+    Attributes:
+        parameters: those of the running segment.
+        keeps_graph: whether the graph is kept for another pass.
+        endings: what hooks have begun in its segments, and end after the last.
+        is_over: whether the pass has failed.
+    """
+
+    parameters: Sequence[Any] = ()
+    keeps_graph: bool = False
+    endings: tuple[PassEnding, ...] = ()
+    is_over: bool = False
+
+
 # A `Worker`: a class that these modules must not know.
 current_worker_var: Final[ContextVar[Any]] = ContextVar("asyncrpc_worker", default=None)
 current_call_var: Final[ContextVar[RunningCall | None]] = ContextVar(
@@ -49,10 +83,9 @@ current_call_var: Final[ContextVar[RunningCall | None]] = ContextVar(
 deadline_var: Final[ContextVar[Deadline | None]] = ContextVar(
     "asyncrpc_deadline", default=None
 )
-# Whether autograd, in this thread, runs a part of a pass; others run before or later.
-# It is here for hooks on parameters, which know of no distributed pass.
-part_of_pass_var: Final[ContextVar[bool]] = ContextVar(
-    "asyncrpc_part_of_pass", default=False
+# Set while autograd, in this thread, runs a segment of a distributed pass.
+part_of_pass_var: Final[ContextVar[PassPart | None]] = ContextVar(
+    "asyncrpc_part_of_pass", default=None
 )
 
 _GRACE_S: Final = 0.005
