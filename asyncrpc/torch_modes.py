@@ -23,6 +23,7 @@ from collections.abc import (
     Callable,
     Coroutine,
     Generator,
+    Iterable,
     Iterator,
 )
 from contextlib import AbstractContextManager
@@ -102,6 +103,7 @@ class Modes(NamedTuple):
 
 
 DEFAULTS: Final = Modes()
+_INFERENCE: Final = Modes(grad=False, inference=True)
 _UNBEGUN: Final = object()
 
 
@@ -280,6 +282,62 @@ def with_defaults(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
 
     return run
+
+
+def undisturbed(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate what asyncrpc does within autograd: no mode of the program sees it.
+
+    Gradients may be off there, as autograd has them, so `with_defaults` would act on
+    each call.  What `set_default_device` sets changes nothing that names its device.
+    """
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        base = default_device_here() is not None
+        if _function_count() <= base and not _dispatch_count():
+            return function(*args, **kwargs)
+        is_inference = torch.is_inference_mode_enabled()  # so are autograd's gradients
+        with FunctionModes(_INFERENCE if is_inference else None):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def plain_steps(
+    function: Callable[P, Coroutine[Any, Any, T]],
+) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Decorate a coroutine function of asyncrpc itself: its steps have the defaults.
+
+    Only where it is given tensors of inference mode they have that, as torch lets
+    nothing else write to them.
+    """
+
+    @wraps(function)
+    async def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        place = FunctionModes(_modes_to_write((*args, *kwargs.values())))
+        result: T = await steps(function(*args, **kwargs), place)
+        return result
+
+    return run
+
+
+@with_defaults
+def _modes_to_write(values: Iterable[Any]) -> Modes | None:
+    for value in values:
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(one, torch.Tensor) and one.is_inference():
+                return _INFERENCE
+    return None
+
+
+def modes_here() -> Modes | None:
+    """Return the modes of this thread, which keeps them; None: the defaults."""
+    if has_defaults():
+        return None
+    modes = take(default_device_here())
+    if modes is not None:
+        put(modes)
+    return modes
 
 
 # --- functions of users --------------------------------------------------------------

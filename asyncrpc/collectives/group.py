@@ -23,6 +23,7 @@ from asyncrpc.collectives.service import CollectivesService
 from asyncrpc.collectives.tensors import Hosted, RankTensors
 from asyncrpc.errors import CollectiveError, UsageError
 from asyncrpc.runtime.worker import Worker
+from asyncrpc.torch_modes import plain_steps
 
 TIMEOUT_S: Final = 1800.0  # as torch.distributed's
 
@@ -206,6 +207,7 @@ class Group:
     def __repr__(self) -> str:
         return f"<Group {self.name!r}, rank {self.rank} of {self.size}>"
 
+    @plain_steps
     async def empty(
         self, *shape: int | Sequence[int], dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
@@ -234,11 +236,13 @@ class Group:
 
     # --- collectives -----------------------------------------------------------------
 
+    @plain_steps
     async def barrier(self) -> None:
         """Wait until every rank has reached the barrier."""
         async with self._run(Descriptor("barrier")) as (run, path):
             await path.barrier(run)
 
+    @plain_steps
     async def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
         """Combine the tensors of all ranks, and leave the result at every rank.
 
@@ -260,6 +264,7 @@ class Group:
                 await path.all_reduce(run, flat, by)
         return tensor
 
+    @plain_steps
     async def reduce(
         self, tensor: torch.Tensor, root: int, op: str = "sum"
     ) -> torch.Tensor:
@@ -285,6 +290,7 @@ class Group:
                 await path.reduce(run, flat, by, root)
         return tensor
 
+    @plain_steps
     async def broadcast(self, tensor: torch.Tensor, root: int) -> torch.Tensor:
         """Fill the tensors of all ranks with that of one.
 
@@ -307,6 +313,7 @@ class Group:
                 await path.broadcast(run, flat, root)
         return tensor
 
+    @plain_steps
     async def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors of all ranks, at every rank.
 
@@ -323,6 +330,7 @@ class Group:
             found = await path.all_gather(run, mine)
         return await shapes.put_like(self.parts.devices, found, tensor)
 
+    @plain_steps
     async def gather(
         self, tensor: torch.Tensor, root: int
     ) -> list[torch.Tensor] | None:
@@ -345,6 +353,7 @@ class Group:
             return None
         return await shapes.put_like(self.parts.devices, found, tensor)
 
+    @plain_steps
     async def scatter(
         self,
         tensors: Sequence[torch.Tensor] | None,
@@ -381,6 +390,7 @@ class Group:
             return found
         return (await self.parts.devices.placed({0: (found, device)}))[0]
 
+    @plain_steps
     async def reduce_scatter(
         self, tensors: torch.Tensor | Sequence[torch.Tensor], op: str = "sum"
     ) -> torch.Tensor:
@@ -407,6 +417,7 @@ class Group:
         shaped = flat.view(parts.shapes[self.rank])
         return (await shapes.put_like(devices, [shaped], parts.like))[0]
 
+    @plain_steps
     async def all_to_all(
         self, tensors: torch.Tensor | Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
@@ -431,6 +442,7 @@ class Group:
 
     # --- from one to one -------------------------------------------------------------
 
+    @plain_steps
     async def send(self, tensor: torch.Tensor, to: int, *, tag: int = 0) -> None:
         """Send a tensor to another rank, which must `recv` it.
 
@@ -456,6 +468,7 @@ class Group:
         (host,) = await self.parts.devices.copies_of([tensor])
         await self._points.send(host.detach(), to, tag, self.timeout_s)
 
+    @plain_steps
     async def recv(
         self,
         from_: int | None = None,

@@ -17,6 +17,7 @@ from asyncrpc.collectives.path import Path, open_path
 from asyncrpc.errors import CollectiveError, GroupChangedError
 from asyncrpc.runtime.parts import Parts
 from asyncrpc.serde import words_of
+from asyncrpc.torch_modes import plain_steps
 
 # Collectives of one group that run at a time here; more wait their turn.  This bounds
 # what a slow rank must keep for the ranks ahead of it.
@@ -80,6 +81,7 @@ class CollectiveRuns:
             self.opening.add_done_callback(lambda it: it.cancelled() or it.exception())
         return self.opening
 
+    @plain_steps
     async def _open(self, run: CollectiveRun) -> Path:
         """Agree with the others on the path that all collectives take."""
         try:

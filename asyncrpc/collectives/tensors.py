@@ -50,6 +50,11 @@ def check(
         raise UsageError(
             f"{name} must be a dense tensor, not a {kind} one: convert it first"
         )
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise UsageError(
+            f"{name} must be a tensor with memory of its own, not a "
+            f"{type(tensor).__name__}: take its parts, or its whole as a plain tensor"
+        )
     if tensor.is_meta:
         raise UsageError(f"{name} must be a tensor with values, not one on 'meta'")
     if tensor.dim() > DIMS_MAX:

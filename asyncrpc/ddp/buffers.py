@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from asyncrpc.arguments import shown
 from asyncrpc.ddp.flat import cut_packed, one_of_each, pack
 from asyncrpc.errors import UsageError
+from asyncrpc.torch_modes import with_defaults
 
 
 def tensors_of(
@@ -129,6 +130,7 @@ class Buffers:
             elif not keeps_graph and not torch.equal(target.cpu(), values):
                 target.copy_(values)
 
+    @with_defaults
     def put_late(self) -> None:
         """Put in place what `put` has left; no graph of a former pass is needed now."""
         if self._late is not None:

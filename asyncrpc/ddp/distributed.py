@@ -31,6 +31,7 @@ from asyncrpc.ddp.initial import broadcast, verify
 from asyncrpc.ddp.joining import Join, Joinable
 from asyncrpc.ddp.reducer import Reducer
 from asyncrpc.errors import UsageError
+from asyncrpc.torch_modes import modes_here, plain_steps, surrounded
 
 Loss = TypeVar("Loss", bound=torch.Tensor | Sequence[torch.Tensor])
 
@@ -177,6 +178,7 @@ class DistributedDataParallel(nn.Module):
         """Meet the other ranks; return this module."""
         return self._meet().__await__()
 
+    @plain_steps
     async def _meet(self) -> Self:
         exchange = self._reducer.exchange
         if not self._is_ready:
@@ -199,6 +201,7 @@ class DistributedDataParallel(nn.Module):
         self._gradients.follow_dtypes()
         exchange.nbytes = self._gradients.nbytes
 
+    @plain_steps
     async def regroup(self, group: Group) -> None:
         """Go on with other ranks, such as the next generation of an elastic group.
 
@@ -261,8 +264,9 @@ class DistributedDataParallel(nn.Module):
         Args:
             loss: the tensor to begin at: a scalar, or with `gradient` any shape; or
                 several tensors.  Or a function that computes it, which is called in
-                that thread first: so forward and backward pass run under one lock of an
-                exclusive device, and are one graph on XLA devices.
+                that thread first, under torch's modes of the caller (autocast, say).
+                So forward and backward pass run under one lock of an exclusive device,
+                and are one graph on XLA devices.
             gradient: of each loss, in its shape; None: 1.
             retain_graph: keep the graph for another pass.
 
@@ -291,9 +295,10 @@ class DistributedDataParallel(nn.Module):
         self.group.parts.check_on_loop("DistributedDataParallel.backward")
         found: list[Loss] = []
         context = contextvars.copy_context()
+        compute = surrounded(loss, modes_here()) if callable(loss) else None
 
         def roots_of() -> Sequence[torch.Tensor]:
-            its = context.run(loss) if callable(loss) else loss
+            its: Any = loss if compute is None else context.run(compute)
             roots = check_roots(its, gradient)
             found.append(its)
             return roots

@@ -14,10 +14,12 @@ from asyncrpc.collectives import Group
 from asyncrpc.collectives.given import check_rank
 from asyncrpc.ddp.given import check_group
 from asyncrpc.errors import UsageError
+from asyncrpc.torch_modes import plain_steps
 
 _PIECE_BYTES: Final = 16 << 20  # of one broadcast
 
 
+@plain_steps
 async def broadcast_state(group: Group, state: Any, source: int) -> Any:
     """Return the state of one rank at every rank; a collective.
 

@@ -32,7 +32,7 @@ from asyncrpc.errors import CollectiveError, UsageError
 from asyncrpc.runtime.calls.current_task import task_here
 from asyncrpc.runtime.calls.foreign_futures import when_done
 from asyncrpc.serde import text_of, words_of
-from asyncrpc.torch_modes import alone
+from asyncrpc.torch_modes import alone, plain_steps
 
 # `async def hook(state, bucket) -> Tensor`, or one of torch's, which returns a
 # torch.futures.Future, and annotates its bucket with another class.
@@ -172,6 +172,7 @@ class Exchange:
             self.refuse("gave up its backward pass")
             current.end(CollectiveError("this backward pass has been given up"))
 
+    @plain_steps
     async def run(self, current: Backward) -> None:
         """Reduce what a pass gathers; `current` ends, whatever happens."""
         error: BaseException | None = None

@@ -12,6 +12,7 @@ from asyncrpc.arguments import check_callable, check_kind, check_sequence, wrong
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.bucket import GradBucket
 from asyncrpc.errors import UsageError
+from asyncrpc.torch_modes import with_defaults
 
 
 def check_group(group: object, name: str = "group") -> None:
@@ -54,6 +55,7 @@ def check_state(state: object, keys: Sequence[str], name: str = "state_dict") ->
         )
 
 
+@with_defaults
 def check_roots(roots: Any, gradient: Any) -> list[torch.Tensor]:
     """Return the tensors that a backward pass begins at.
 

@@ -254,12 +254,7 @@ class Gradients:
         Those of a distributed pass get memory of their own: several contexts may be
         open, and several passes add up in each.
         """
-        unused = self._unused
-        if current.used is not None:
-            counts = current.used.tolist()
-            unused = frozenset(one for one, count in enumerate(counts) if not count)
-            if self._options.static_graph:
-                self._unused = unused
+        unused = self.learn_unused(current)
         self._used_before.clear()
         self._have_views |= (
             self._options.gradient_as_bucket_view and current.part is None
@@ -270,6 +265,23 @@ class Gradients:
                     # A parameter that no rank has used keeps its gradient, if any.
                     if number not in unused:
                         self._take_one(current, bucket, number)
+
+    def learn_unused(self, current: Backward) -> frozenset[int]:
+        """Return the parameters that no rank has used: in a static graph, in any pass.
+
+        So a rank that had no input in the first pass of a static graph learns them.
+        """
+        if current.used is None:
+            return self._unused
+        counts = current.used.tolist()
+        unused = frozenset(one for one, count in enumerate(counts) if not count)
+        if self._options.static_graph:
+            self._unused = unused
+        return unused
+
+    def is_unused(self, number: int) -> bool:
+        """Return whether no rank uses a parameter in any pass: the graph is static."""
+        return number in self._unused
 
     def _take_one(self, current: Backward, bucket: int, number: int) -> None:
         parameter = self._parameters[number]

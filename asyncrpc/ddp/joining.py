@@ -23,6 +23,7 @@ from asyncrpc.ddp.initial import broadcast
 from asyncrpc.ddp.reducer import Reducer
 from asyncrpc.errors import UsageError
 from asyncrpc.serde import words_of
+from asyncrpc.torch_modes import plain_steps
 
 _WANTED: Final = (
     "a DistributedDataParallel, ZeroRedundancyOptimizer or PostLocalSGDOptimizer"
@@ -150,6 +151,7 @@ class Join:
         _ACTIVE.set(self)
         return self
 
+    @plain_steps
     async def __aexit__(
         self,
         kind: type[BaseException] | None,

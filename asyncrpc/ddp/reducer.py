@@ -30,6 +30,7 @@ from asyncrpc.ddp.threads import to_its_end
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.calls.context import PassEnding, PassPart, part_of_pass_var
 from asyncrpc.runtime.calls.futures import refuse_on_loop
+from asyncrpc.torch_modes import plain_steps, undisturbed
 
 _NAMED_MAX: Final = 5  # parameters that an error names
 
@@ -81,6 +82,7 @@ class Reducer:
 
     # --- passes that are awaited -----------------------------------------------------
 
+    @plain_steps
     async def backward(
         self,
         roots_of: Callable[[], Sequence[torch.Tensor]],
@@ -137,6 +139,7 @@ class Reducer:
 
     # --- passes that autograd begins -------------------------------------------------
 
+    @undisturbed
     def on_gradient(self, number: int) -> None:
         """Take a gradient; called by the thread that runs autograd.
 
@@ -288,6 +291,7 @@ class Reducer:
         if full > before:
             current.tell(full)
 
+    @undisturbed
     def end(self, current: Backward) -> None:
         """Wait for the others after autograd, and take the reduced gradients."""
         try:
@@ -320,8 +324,9 @@ class Reducer:
         for number in readiness.release():
             self._complete(current, number)
         missing = readiness.missing()
-        if missing and current.used is None:
-            names = [repr(gradients.learned[one].name) for one in missing]
+        lost = [one for one in missing if not gradients.is_unused(one)]
+        if lost and current.used is None:
+            names = [repr(gradients.learned[one].name) for one in lost]
             text = ", ".join(names[:_NAMED_MAX])
             if len(names) > _NAMED_MAX:
                 text += f" and {len(names) - _NAMED_MAX} more"
@@ -375,6 +380,7 @@ class Reducer:
         if keeps_gradients:
             gradients.take(current)
         else:
+            gradients.learn_unused(current)
             gradients.drop_views()
         if current.order is not None:
             gradients.learn_order(current.order, terms.memory)

@@ -28,6 +28,7 @@ from asyncrpc.ddp.joining import Joinable
 from asyncrpc.ddp.recreatable_group import RecreatableGroup, reason_for
 from asyncrpc.ddp.threads import run_beside, user_of
 from asyncrpc.errors import UsageError
+from asyncrpc.torch_modes import plain_steps
 
 logger = logging.getLogger("asyncrpc")
 
@@ -66,6 +67,7 @@ class ModelAverager(ABC):
     def close(self) -> None:
         """Let go of the group, on the event loop.  Idempotent."""
 
+    @plain_steps
     async def average_parameters(self, params: Averaged) -> None:
         """Average parameters over ranks, if that is due, and count a step.
 

@@ -14,6 +14,7 @@ import torch
 
 from asyncrpc.ddp.threads import Threads, in_thread, user_of
 from asyncrpc.errors import UsageError
+from asyncrpc.torch_modes import modes_here, surrounded
 
 # It computes the loss and its gradients, and returns the loss; plain, or a coroutine.
 Closure: TypeAlias = Callable[[], Any]
@@ -59,6 +60,25 @@ def _arguments(
     return ((optimizer,) if closure is None else (optimizer, closure)), {}
 
 
+def with_modes_here(closure: Closure | None) -> Closure | None:
+    """Return a closure that has torch's modes of its caller, wherever it runs."""
+    if closure is None:
+        return None
+    inner = surrounded(closure, modes_here())
+    if not _is_coroutine_function(closure):
+        return inner
+
+    async def compute() -> Any:
+        return await inner()
+
+    return compute
+
+
+def _is_coroutine_function(closure: Closure) -> bool:
+    call = type(closure).__call__  # of an object that is called like a function
+    return any(map(inspect.iscoroutinefunction, (closure, call)))
+
+
 async def step_in_thread(
     optimizer: torch.optim.Optimizer, closure: Closure | None, threads: Threads
 ) -> Any:
@@ -84,8 +104,7 @@ async def step_in_thread(
     user = user_of(threads, parameters)
     if closure is None:
         return await in_thread(step, user)
-    call = type(closure).__call__  # of an object that is called like a function
-    if not any(map(inspect.iscoroutinefunction, (closure, call))):
+    if not _is_coroutine_function(closure):
         return await in_thread(lambda: step(closure), user)
     loss = await closure()
     await in_thread(step, user)

@@ -15,8 +15,9 @@ import torch
 from asyncrpc.arguments import check_count, check_flag, check_kind
 from asyncrpc.ddp.given import check_closure, check_param_group, check_state, named
 from asyncrpc.ddp.optimizers.averaging import ModelAverager
-from asyncrpc.ddp.optimizers.local_step import Closure, step_in_thread
+from asyncrpc.ddp.optimizers.local_step import Closure, step_in_thread, with_modes_here
 from asyncrpc.errors import UsageError
+from asyncrpc.torch_modes import plain_steps
 
 logger = logging.getLogger("asyncrpc")
 
@@ -129,12 +130,16 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         """
         check_closure(closure)
         self.averager.group.parts.check_on_loop("PostLocalSGDOptimizer.step")
-        loss = await step_in_thread(self.optim, closure, self.averager.group.parts)
-        await self.averager.average_parameters(self.optim.param_groups)
-        return loss
+        return await self._step(with_modes_here(closure))
 
     # Otherwise torch wraps it in a function that calls hooks before it has ended.
     step.hooked = True  # type: ignore[attr-defined]
+
+    @plain_steps
+    async def _step(self, closure: Closure | None) -> Any:
+        loss = await step_in_thread(self.optim, closure, self.averager.group.parts)
+        await self.averager.average_parameters(self.optim.param_groups)
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002  (torch's signature)
         """Remove the gradients, or set them to zero.

@@ -23,6 +23,7 @@ from asyncrpc.collectives import Group
 from asyncrpc.ddp.flat import cut, pack, unpack
 from asyncrpc.ddp.threads import run_beside, user_of
 from asyncrpc.errors import UsageError
+from asyncrpc.torch_modes import with_defaults
 
 _GATHERED_BYTES: Final = 1 << 20  # of all owners together, in one collective
 _ALONE_BYTES: Final = 1 << 20  # a larger parameter is sent from where it lies
@@ -172,6 +173,7 @@ class Shards:
             for one in owned
         ]
 
+    @with_defaults
     def _make_buckets(self) -> None:
         """Move parameters into one stretch of memory for each owner.
 

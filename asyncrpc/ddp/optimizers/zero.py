@@ -34,6 +34,7 @@ from asyncrpc.ddp.optimizers.local_step import (
     call_hooks_after,
     call_hooks_before,
     step_in_thread,
+    with_modes_here,
 )
 from asyncrpc.ddp.optimizers.sharded_state import (
     State,
@@ -48,6 +49,7 @@ from asyncrpc.ddp.recreatable_group import RecreatableGroup, reason_for
 from asyncrpc.ddp.threads import in_thread, user_of
 from asyncrpc.errors import OptimizerError, UsageError
 from asyncrpc.param_groups import OF_PARAMETERS, options_in
+from asyncrpc.torch_modes import plain_steps
 
 Params: TypeAlias = (
     Iterable[torch.Tensor]
@@ -206,11 +208,12 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                 "closure cannot be used within a `Join`: call `model.backward` before "
                 "the step"
             )
-        return await self._step(closure)
+        return await self._step(with_modes_here(closure))
 
     # Otherwise torch wraps it in a function that calls hooks before it has ended.
     step.hooked = True  # type: ignore[attr-defined]
 
+    @plain_steps
     async def _step(self, closure: Closure | None = None) -> Any:
         async with self._together("step") as group:
             await self._joinable.begin()
@@ -226,6 +229,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         call_hooks_after(self, closure)
         return loss
 
+    @plain_steps
     async def synchronize(self) -> None:
         """Give every rank the parameters of each owner; all ranks must call it.
 
@@ -368,6 +372,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
     # --- state -----------------------------------------------------------------------
 
+    @plain_steps
     async def consolidate_state_dict(self, to: int = 0) -> None:
         """Gather the states of all ranks at one rank; all ranks must call it.
 

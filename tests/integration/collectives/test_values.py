@@ -135,10 +135,11 @@ async def test_expanded_tensors_are_refused_where_they_are_written() -> None:
             with pytest.raises(UsageError, match=r"shape \(4, 3\) is expanded"):
                 await refused
         # What is only read may be expanded.
-        _, got = await asyncio.gather(
-            first.broadcast(expanded, 0), second.broadcast(torch.zeros(4, 3), 0)
+        received = torch.zeros(4, 3)
+        await asyncio.gather(
+            first.broadcast(expanded, 0), second.broadcast(received, 0)
         )
-        assert torch.equal(got, expanded)
+        assert torch.equal(received, expanded)
         one = torch.ones(1).expand(1)  # a stride of 0 that no other element shares
         await asyncio.gather(first.all_reduce(one), second.all_reduce(torch.ones(1)))
         assert one.item() == 2

@@ -324,7 +324,7 @@ async def test_passes_of_two_contexts_at_once_are_refused_or_right() -> None:
                 await autograd.backward(context, [loss_of(output)])
                 return gradients(context, module)
 
-        return await asyncio.gather(step(0), step(1), return_exceptions=True)
+        return list(await asyncio.gather(step(0), step(1), return_exceptions=True))
 
     (outcomes,) = await at_ranks(rank, 1)
     assert any(not isinstance(one, BaseException) for one in outcomes), outcomes
