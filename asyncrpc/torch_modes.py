@@ -44,13 +44,14 @@ AUTOCAST_DTYPES: Final = {
 }
 Autocast = dict[str, torch.dtype]
 
+is_inference = torch.is_inference_mode_enabled
 _InferenceGuard: Any = _C._InferenceMode  # noqa: SLF001
 _set_grad = _C._set_grad_enabled  # noqa: SLF001
-_function_count = _C._len_torch_function_stack  # noqa: SLF001
+function_count = _C._len_torch_function_stack  # noqa: SLF001
 _function_at: Any = _C._get_function_stack_at  # noqa: SLF001
 _push_function: Any = _C._push_on_torch_function_stack  # noqa: SLF001
 _pop_function: Any = _C._pop_torch_function_stack  # noqa: SLF001
-_dispatch_count = _C._len_torch_dispatch_stack  # noqa: SLF001
+dispatch_count = _C._len_torch_dispatch_stack  # noqa: SLF001
 _push_dispatch: Any = _C._push_on_torch_dispatch_stack  # noqa: SLF001
 _pop_dispatch: Any = partial(_C._pop_torch_dispatch_stack, None)  # noqa: SLF001
 _push_hooks: Any = _C._autograd._push_saved_tensors_default_hooks  # noqa: SLF001
@@ -61,10 +62,10 @@ _set_default_device_by: Any = torch._GLOBAL_DEVICE_CONTEXT  # noqa: SLF001
 
 def has_defaults(
     _grad: Callable[[], bool] = torch.is_grad_enabled,
-    _inference: Callable[[], bool] = torch.is_inference_mode_enabled,
+    _inference: Callable[[], bool] = is_inference,
     _autocast: Callable[[], bool] = _C._is_any_autocast_enabled,  # noqa: SLF001
-    _functions: Callable[[], int] = _function_count,
-    _dispatches: Callable[[], int] = _dispatch_count,
+    _functions: Callable[[], int] = function_count,
+    _dispatches: Callable[[], int] = dispatch_count,
     _hooks: Callable[[bool], Any] = _top_hooks,
 ) -> bool:
     """Return whether this thread has none of torch's modes.
@@ -121,18 +122,18 @@ def take(default_device: Any) -> Modes | None:
     Args:
         default_device: the thread has, and keeps, the default device of this.
     """
-    functions = tuple(_function_at(at) for at in range(_function_count()))
+    functions = tuple(_function_at(at) for at in range(function_count()))
     base = () if default_device is None else (default_device,)
     is_on = _C._is_any_autocast_enabled()  # noqa: SLF001
     modes = Modes(
         torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
+        is_inference(),
         torch.is_autocast_cache_enabled(),
         autocast_here() if is_on else {},
         _set_nesting(0) if is_on else 0,
         () if functions == base else functions,
         None if functions == base else default_device_here(),
-        _popped(_pop_dispatch, _dispatch_count()),
+        _popped(_pop_dispatch, dispatch_count()),
         _taken_hooks(),
     )
     if modes == DEFAULTS:
@@ -165,7 +166,7 @@ def put(modes: Modes) -> None:
     for mode in modes.dispatches:
         _push_dispatch(mode)
     if modes.functions:
-        _popped(_pop_function, _function_count())
+        _popped(_pop_function, function_count())
         _have_functions(modes.functions, modes.default_device)
 
 

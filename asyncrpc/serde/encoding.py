@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgpack
@@ -32,22 +32,13 @@ from asyncrpc.serde.naming import find_method
 from asyncrpc.serde.outgoing_buffers import OutgoingBuffers
 from asyncrpc.serde.plain import RECIPES, Recipe, is_plain
 from asyncrpc.serde.policy import Limits
-from asyncrpc.serde.quick import is_bulk
+from asyncrpc.serde.quick import INLINE_BYTES_MAX, REFERENCES, is_bulk
 from asyncrpc.serde.reducing import FUTURES, Outside, Reducers, future_text
 from asyncrpc.serde.shared import can_share, key_of
 from asyncrpc.serde.small_tensors import ENTRIES_MAX, is_small
 from asyncrpc.serde.tensors import TensorWriter, shared_entry
 from asyncrpc.serde.unsendable import TooDeep, Unsendable
 
-# Longer byte strings get a buffer: they are sent without a copy, and received beside
-# the control part, whose size is limited.
-INLINE_BYTES_MAX: Final = 16 << 10
-
-# ExtTypes for the first references, made once: a named tuple takes 0.4 us.
-_REFERENCES: Final = tuple(
-    msgpack.ExtType(kinds.REFERENCE, index.to_bytes(4, "little"))
-    for index in range(256)
-)
 # Values that are lowered before the whole value is pickled instead.
 _LOWERED_MAX: Final = 32
 # Elements of a list of containers, likewise: to look into each takes 0.4 us.
@@ -55,6 +46,7 @@ _CONTAINERS_MAX: Final = 256
 # Types that the packer would pack by itself, but must not, or that may contain those.
 _SPILLED: Final = frozenset({bytes, bytearray, memoryview, list, dict})
 _MUTABLE: Final = frozenset({bytearray, list, dict})
+_NOTHING: Final[Any] = ()
 
 
 class _Pickled(Exception):  # noqa: N818  (a signal, not an error)
@@ -116,13 +108,14 @@ class Encoder:
         """
         self.outbox = OutgoingBuffers()
         self.gradient_tensors: list[torch.Tensor] = []
-        self.detached: list[torch.Tensor] = []
-        self.aliases: dict[int, torch.Tensor] = {}
+        # Of a pickle alone: made there.
+        self.detached: list[torch.Tensor] = _NOTHING
+        self.aliases: dict[int, torch.Tensor] = _NOTHING
+        self.parameters: set[int] = _NOTHING
         self._pickles = pickles
         self.gathers = False
         self._lowered_left = _LOWERED_MAX if pickles else -1
         self._containers: set[int] = set()
-        self.parameters: set[int] = set()
         self._functions = functions
         self._hooks = hooks
         self._limits = limits
@@ -248,6 +241,11 @@ class Encoder:
                 raise _Pickled
             self._containers.add(id(value))
 
+    def _note_containers(self, parts: Iterable[Any]) -> None:
+        for part in parts:
+            if type(part) in _MUTABLE:
+                self._note_container(part)
+
     def _count_lowered(self) -> None:
         self._lowered_left -= 1
         if not self._lowered_left:
@@ -267,18 +265,18 @@ class Encoder:
             parts = value.values()
         else:
             return self._spilled(value) if kind in _SPILLED else value
-        if self._pickles and is_bulk(value):
+        is_long = self._pickles and len(parts) > _CONTAINERS_MAX
+        if is_long and is_bulk(value):
             raise _Pickled
         if _SPILLED.isdisjoint(map(type, parts)):
             return value
-        if self._pickles and len(parts) > _CONTAINERS_MAX:
+        if is_long:
             raise _Pickled
         if level + self._depth >= self._limits.depth_max:
             raise TooDeep
         level += 1
-        for part in parts:
-            if type(part) in _MUTABLE:
-                self._note_container(part)
+        if self._pickles:
+            self._note_containers(parts)
         if kind is list:
             return [self._spill(part, level) for part in value]
         return {key: self._spill(part, level) for key, part in value.items()}
@@ -534,6 +532,7 @@ class Encoder:
         )
 
     def _pickle_whole(self, value: Any) -> msgpack.ExtType:
+        self.detached, self.aliases, self.parameters = [], {}, set()
         reducers = Reducers(self)
         try:
             data, buffers = pickling.dump(value, self.outbox, reducers)
@@ -552,8 +551,8 @@ Handler = Callable[[Encoder, Any], msgpack.ExtType]
 
 
 def _reference(index: int) -> msgpack.ExtType:
-    if index < len(_REFERENCES):
-        return _REFERENCES[index]
+    if index < len(REFERENCES):
+        return REFERENCES[index]
     return msgpack.ExtType(kinds.REFERENCE, index.to_bytes(4, "little"))
 
 

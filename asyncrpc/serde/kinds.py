@@ -80,3 +80,8 @@ NEGATIVE: Final = 16
 META: Final = 32
 
 NO_BUFFER: Final = -1  # the buffer of a tensor without bytes
+
+
+def as_tuple(control: bytes) -> bytes:
+    """Return the control part of a list as that of a tuple."""
+    return control[:3] + bytes((control[3] | ROOT_IS_TUPLE >> 24,)) + control[4:]

@@ -22,7 +22,8 @@ from asyncrpc.serde.exceptions import words_of
 from asyncrpc.serde.functions import FunctionTable
 from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.policy import Limits, Policy
-from asyncrpc.serde.quick import UNREAD, Quick
+from asyncrpc.serde.quick import QuickWriter
+from asyncrpc.serde.quick_reader import UNREAD, QuickReader
 from asyncrpc.serde.shared import SharedStorages
 from asyncrpc.serde.unsendable import (
     TooDeep,
@@ -31,7 +32,7 @@ from asyncrpc.serde.unsendable import (
     path_outside,
     path_to,
 )
-from asyncrpc.torch_modes import has_defaults, with_defaults
+from asyncrpc.torch_modes import FunctionModes, has_defaults, with_defaults
 
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 
@@ -85,7 +86,10 @@ class Codec:
         self.limits = limits
         self.stager: Stager = HostStager() if stager is None else stager
         self.shared: SharedStorages | None = None
-        self._quick = Quick(pickles=functions.policy is Policy.TRUSTED)
+        self._writer = QuickWriter(
+            pickles=functions.policy is Policy.TRUSTED, objects_max=limits.objects_max
+        )
+        self._reader = QuickReader(objects_max=limits.objects_max)
 
     def encode(
         self, value: Any, *, labels: Sequence[str] = (), pickles: bool = True
@@ -116,11 +120,21 @@ class Codec:
             self.functions, self.hooks, self.limits, self.stager, pickles=pickles
         )
 
-    @with_defaults
     def encode_slowly(
         self, value: Any, *, labels: Sequence[str] = (), pickles: bool = True
     ) -> Encoded:
         """Encode a value for which `encode_quickly` returned None, as `encode` does."""
+        if has_defaults():
+            return self._encode_slowly(value, labels, pickles)
+        with FunctionModes():
+            return self._encode_slowly(value, labels, pickles)
+
+    def _encode_slowly(
+        self,
+        value: Any,
+        labels: Sequence[str],
+        pickles: bool,  # noqa: FBT001
+    ) -> Encoded:
         encoder = self._encoder(pickles=pickles)
         encoder.gathers = True
         control = self._encode(encoder, value, labels)
@@ -247,7 +261,7 @@ class Codec:
         Raises:
             EncodeError: a part of the value cannot be sent.
         """
-        control = self._quick.write_flat(value)
+        control = self._writer.write_flat(value)
         if control is None or len(control) > self.limits.control_bytes_max:
             # No pickle: a long one would go in a buffer, and here is none.
             return self.encode_slowly(value, pickles=False).control
@@ -262,13 +276,12 @@ class Codec:
             EncodeError: another thread changes the value while it is read.
         """
         try:
-            found = self._quick.write(value)
+            encoded = self._writer.write(value)
         except Exception as error:  # another thread writes to it
             raise _unencodable(words_of(error)) from error
-        if found is None or len(found[0]) > self.limits.control_bytes_max:
+        if encoded is None or len(encoded.control) > self.limits.control_bytes_max:
             return None
-        control, buffers, gradient_tensors, shared = found
-        return Encoded(control, buffers, gradient_tensors, 0, shared=shared)
+        return encoded
 
     def decode_quickly(
         self,
@@ -283,11 +296,8 @@ class Codec:
         """
         if len(control) > self.limits.control_bytes_max:
             return UNREAD
-        if buffers and not has_defaults():
-            return UNREAD
-        return self._quick.read(control, buffers, self.shared, on_gradient)
+        return self._reader.read(control, buffers, self.shared, on_gradient)
 
-    @with_defaults
     def decode(
         self,
         control: bytes | memoryview,
@@ -311,6 +321,17 @@ class Codec:
             DecodeError: the bytes are not a value, or the value cannot be rebuilt here.
             RejectedError: the policy forbids the value.  Outcome NOT_EXECUTED.
         """
+        if has_defaults():
+            return self._decode(control, buffers, on_gradient)
+        with FunctionModes():
+            return self._decode(control, buffers, on_gradient)
+
+    def _decode(
+        self,
+        control: bytes | memoryview,
+        buffers: Sequence[memoryview],
+        on_gradient: OnGradient | None,
+    ) -> Any:
         if packing.is_packed(control):
             control, buffers = self.open(control, buffers).unpack()
         decoder = Decoder(buffers, self.functions, self.hooks, self.limits)
@@ -405,8 +426,9 @@ class _DryHooks:
 
 
 def _storages_of(encoder: Encoder) -> dict[bytes, torch.UntypedStorage] | None:
-    found = {key: storage for key, (storage, _) in encoder.shared.items()}
-    return found or None
+    if not encoder.shared:
+        return None
+    return {key: storage for key, (storage, _) in encoder.shared.items()}
 
 
 def _loss_of(
@@ -414,6 +436,8 @@ def _loss_of(
 ) -> Callable[[], str | None] | None:
     """Return what finds a tensor of a message whose gradient cannot follow it."""
     parameters = encoder.parameters
+    if not parameters and not encoder.detached:
+        return None
     detached = [tensor for tensor in encoder.detached if id(tensor) not in parameters]
     if detached:
         return lambda: (

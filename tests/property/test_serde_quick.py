@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from asyncrpc.errors import DecodeError
 from asyncrpc.serde import UNREAD, Codec, Encoded, FunctionTable, Policy
-from asyncrpc.serde.quick import Quick
+from asyncrpc.serde.quick import QuickWriter
+from asyncrpc.serde.quick_reader import QuickReader
 
 CODEC = Codec(FunctionTable(Policy.TRUSTED))
 
@@ -79,7 +80,27 @@ arguments = st.tuples(
     st.lists(st.one_of(flat, tensors(), st.binary(max_size=4)), max_size=3),
     st.dictionaries(st.text(max_size=3), flat, max_size=2),
 ).map(list)
-values = st.one_of(flat, arguments, tensors(), st.lists(flat, max_size=3).map(tuple))
+deep = st.recursive(
+    st.one_of(scalars, tensors(), st.binary(max_size=4)),
+    lambda parts: st.one_of(
+        st.lists(parts, max_size=4),
+        st.lists(parts, max_size=4).map(tuple),
+        st.dictionaries(st.text(max_size=3), parts, max_size=4),
+        parts.map(lambda part: [part, part]),
+    ),
+    max_leaves=8,
+)
+deep_arguments = st.tuples(
+    st.lists(deep, max_size=3), st.dictionaries(st.text(max_size=3), deep, max_size=2)
+).map(list)
+values = st.one_of(
+    flat,
+    arguments,
+    tensors(),
+    st.lists(flat, max_size=3).map(tuple),
+    deep,
+    deep_arguments,
+)
 
 
 def long_way(value: Any) -> Encoded:
@@ -149,6 +170,17 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
+DEEP = [
+    [[torch.ones(2), torch.ones(3, requires_grad=True)], {}],
+    [[1, torch.ones(2)], {"mask": torch.zeros(2)}],
+    [[(1, 2), b"3"], {"shape": (4, (5, 6))}],
+    [[{"x": torch.ones(2), "y": [torch.ones(3), (torch.ones(4), 1)]}], {}],
+    (torch.ones(2), 0.5),
+    (torch.ones(2), (torch.ones(3), {"loss": 1.0})),
+    {"x": torch.ones(2), "y": torch.ones(3)},
+]
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -162,6 +194,7 @@ def assert_same(one: Any, other: Any) -> None:
         torch.ones(1).expand(3),
         [[torch.ones(2, 3).t()], {}],
         torch.ones(4, 4)[:, 1::2],
+        *DEEP,
     ],
     ids=str,
 )
@@ -181,6 +214,7 @@ def test_the_values_of_most_calls_go_the_short_way(value: Any) -> None:
         torch.ones(3, requires_grad=True),
         torch.ones(1).expand(3),
         [[torch.ones(1).expand(2, 3).clone().t(), 7], {}],
+        *DEEP,
     ],
     ids=str,
 )
@@ -260,13 +294,13 @@ def test_a_buffer_of_another_size_is_no_tensor() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    quick = Quick()
+    writer, reader = QuickWriter(), QuickReader()
     for size in range(1, 3000):
-        found = quick.write(torch.ones(size))
-        assert found is not None
-        quick.read(found[0], received(found[1]))
-    assert len(quick._tables) <= 1024  # noqa: SLF001
-    assert len(quick._forms) <= 1024  # noqa: SLF001
+        encoded = writer.write(torch.ones(size))
+        assert encoded is not None
+        reader.read(encoded.control, received(encoded.buffers))
+    assert len(writer._tables) <= 1024  # noqa: SLF001
+    assert len(reader._forms) <= 1024  # noqa: SLF001
 
 
 def test_a_conjugate_of_a_shape_that_was_seen_before_goes_the_long_way() -> None:
@@ -276,3 +310,44 @@ def test_a_conjugate_of_a_shape_that_was_seen_before_goes_the_long_way() -> None
         encoded = CODEC.encode(value)
         got = CODEC.decode(encoded.control, received(encoded.buffers))
         assert torch.equal(got, value)
+
+
+@pytest.mark.parametrize("kind", ["one tensor", "one list", "one storage", "deep"])
+def test_what_a_few_tensors_share_goes_the_long_way(kind: str) -> None:
+    tensor, part = torch.ones(4), [torch.ones(2)]
+    deep: Any = (((((tensor,),),),),)
+    value = {
+        "one tensor": [[tensor, tensor], {}],
+        "one list": [[part, part, tensor], {}],
+        "one storage": [[tensor, tensor.view(2, 2)], {}],
+        "deep": [[deep], {}],
+    }[kind]
+    assert CODEC.encode_quickly(value) is None
+
+
+@pytest.mark.parametrize(
+    "tree", [[1], {"a": 1}, "text", 7], ids=["list", "dict", "text", "number"]
+)
+def test_the_root_of_a_message_with_a_tensor_is_a_tuple_only_if_it_was_a_list(
+    tree: Any,
+) -> None:
+    seen: list[torch.Tensor] = []
+
+    def on_gradient(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(tensor)
+        return tensor
+
+    encoded = CODEC.encode((torch.ones(2, requires_grad=True),))
+    stop = 4 + int.from_bytes(encoded.control[:3], "little")
+    control = encoded.control[:stop] + msgpack.packb(tree)
+    got = CODEC.decode_quickly(control, received(encoded.buffers), on_gradient)
+    assert (got is UNREAD) is not (type(tree) is list)
+    assert (not seen) is not (type(tree) is list)
+
+
+def test_more_tuples_in_tuples_than_the_stack_holds_are_left_to_the_long_way() -> None:
+    tree: Any = 1
+    for _ in range(2000):
+        tree = msgpack.ExtType(1, msgpack.packb([tree]))
+    control = bytes(4) + msgpack.packb([tree])
+    assert CODEC.decode_quickly(control, []) is UNREAD

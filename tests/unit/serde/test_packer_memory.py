@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from asyncrpc.serde.quick import Quick
+from asyncrpc.serde.quick import QuickWriter
 from tests.chaos.heap import Heap
 
 LARGE = 64 << 20  # characters
 
 
 def test_a_long_text_leaves_no_memory_behind() -> None:
-    quick, heap = Quick(), Heap()
+    quick, heap = QuickWriter(), Heap()
     assert quick.write("short") is not None
     before = heap.bytes_in_use
     assert quick.write("n" * LARGE) is not None
