@@ -295,7 +295,7 @@ def undisturbed(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         base = default_device_here() is not None
-        if _function_count() <= base and not _dispatch_count():
+        if function_count() <= base and not dispatch_count():
             return function(*args, **kwargs)
         is_inference = torch.is_inference_mode_enabled()  # so are autograd's gradients
         with FunctionModes(_INFERENCE if is_inference else None):
