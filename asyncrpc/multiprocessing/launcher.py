@@ -15,8 +15,10 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import connection, resource_tracker
-from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
+from multiprocessing.process import (  # type: ignore[attr-defined]  # not in typeshed
+    AuthenticationString,
+    BaseProcess,
+)
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar, TypeVarTuple, overload
 
@@ -195,12 +197,7 @@ def launch(
         store_port=None if store is None else store.port,
     )
     processes: Processes[Any] = Processes(
-        _start_all(
-            _starter(multiprocessing.get_context(method), daemon=daemon),
-            specs,
-            fn,
-            args,
-        ),
+        _start_all(method, specs, fn, args, daemon=daemon),
         Supervisor(nprocs, stop_at_s=stop_at_s),
         task=Task(getattr(fn, "__qualname__", shown(fn)), timeout_s),
         store=store,
@@ -292,21 +289,18 @@ def _specs(
     ]
 
 
-def _starter(context: BaseContext, *, daemon: bool) -> Callable[..., BaseProcess]:
-    # typeshed gives `Process` to the subclasses of BaseContext only
-    return partial(context.Process, daemon=daemon)  # type: ignore[attr-defined]
-
-
 def _start_all(
-    starter: Callable[..., BaseProcess],
+    method: str,
     specs: list[ChildSpec],
     fn: Callable[..., Any],
     args: tuple[Any, ...],
+    *,
+    daemon: bool,
 ) -> list[Child]:
     children: list[Child] = []
     try:
         for spec in specs:
-            children.append(_start(starter, spec, fn, args))  # noqa: PERF401
+            children.append(_start(method, spec, fn, args, daemon=daemon))  # noqa: PERF401
     except BaseException:  # processes that run already must not be left behind
         for child in children:
             if child.process is not None:
@@ -317,19 +311,23 @@ def _start_all(
 
 
 def _start(
-    starter: Callable[..., BaseProcess],
+    method: str,
     spec: ChildSpec,
     fn: Callable[..., Any],
     args: tuple[Any, ...],
+    *,
+    daemon: bool,
 ) -> Child:
     reader, writer = connection.Pipe(duplex=False)
-    process = starter(
-        target=run_child,
-        args=(spec, writer, Arguments(fn, args)),
-        name=f"rank{spec.rank}",
-    )
     try:
-        with _allowed_children(), _held_interrupts():
+        with _as_a_plain_parent(method), _held_interrupts():
+            # typeshed gives `Process` to the subclasses of BaseContext only
+            process: BaseProcess = multiprocessing.get_context(method).Process(  # type: ignore[attr-defined]
+                target=run_child,
+                args=(spec, writer, Arguments(fn, args)),
+                name=f"rank{spec.rank}",
+                daemon=daemon,
+            )
             process.start()
     except ChildProcessError as error:
         reader.close()
@@ -361,19 +359,30 @@ def _held_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def _allowed_children() -> Iterator[None]:
-    """Let a daemonic process start others, such as a worker of hypercorn or of a Pool.
+def _as_a_plain_parent(method: str) -> Iterator[None]:
+    """Start a process as from one of the standard library, whatever made this one.
 
-    multiprocessing forbids it, as a daemonic process is ended without a chance to end
-    its own.  Those of `launch` end by themselves when the one that started them does.
+    - A daemonic process, such as a worker of hypercorn or of a Pool, may not start
+      others, as it is ended without a chance to end its own.  Those of `launch` end by
+      themselves when the one that started them does.
+    - In a process of billiard, Celery's pools, the key is of a class of billiard's,
+      which only its own children are sent.
+    - In a process of loky, joblib's pools, the start method is one that a new process
+      does not know.
     """
     config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # noqa: SLF001  it has no other switch
     with _SWITCH:
-        is_daemonic = config.get("daemon", False)
-        if is_daemonic:
-            config["daemon"] = False
+        before = dict(config)
+        config.pop("daemon", None)
+        if "authkey" in config:
+            config["authkey"] = AuthenticationString(config["authkey"])
+        default = multiprocessing.get_start_method(allow_none=True)
+        is_foreign = default not in (None, "fork", *_METHODS)
+        if is_foreign:
+            multiprocessing.set_start_method(method, force=True)
         try:
             yield
         finally:
-            if is_daemonic:
-                config["daemon"] = True
+            config.update(before)
+            if is_foreign:
+                multiprocessing.set_start_method(default, force=True)

@@ -11,12 +11,13 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import asyncrpc
-from asyncrpc.multiprocessing import Queue
+from asyncrpc.multiprocessing import Queue, launch
 
 FOREVER_S = 60.0  # longer than any test may take
 
@@ -28,6 +29,11 @@ def square(rank: int, power: int = 2) -> int:
 async def square_async(rank: int) -> int:
     await asyncio.sleep(0)
     return rank * rank
+
+
+def launches_squares(method: Any) -> list[int]:
+    """Start two more processes, from a process of a pool."""
+    return launch(square, (2,), nprocs=2, method=method)
 
 
 def environment(rank: int) -> dict[str, str]:

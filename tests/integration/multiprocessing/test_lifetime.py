@@ -34,6 +34,20 @@ from tests.integration.multiprocessing import targets
 launch(targets.square, (2,))
 """
 
+FOREIGN = """
+import sys
+import billiard, joblib
+from tests.integration.multiprocessing import targets
+
+if __name__ == "__main__":
+    task = targets.launches_squares
+    if sys.argv[1] == "billiard":
+        with billiard.Pool(1) as pool:
+            print(pool.apply(task, (sys.argv[2],)))
+    else:
+        print(*joblib.Parallel(n_jobs=2)([joblib.delayed(task)(sys.argv[2])]))
+"""
+
 FAILING = """
 import asyncio, sys
 import asyncrpc
@@ -209,6 +223,18 @@ def test_a_daemonic_process_may_launch(tmp_path: Path, method: str) -> None:
         # Seven interpreters start, most of them one after the other.
         output, errors = process.communicate(timeout=5 * LIMIT_S)
     assert output.splitlines() == ["[0, 1] True", "[[0, 1]]"], errors
+    assert "Error" not in errors
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("pool", ["billiard", "loky"])
+def test_a_process_of_a_foreign_pool_may_launch(
+    tmp_path: Path, pool: str, method: str
+) -> None:
+    script = written(tmp_path / "script.py", FOREIGN)
+    with running(script, pool, method) as process:
+        output, errors = process.communicate(timeout=5 * LIMIT_S)
+    assert output == "[0, 1]\n", errors
     assert "Error" not in errors
 
 
