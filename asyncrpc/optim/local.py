@@ -277,7 +277,19 @@ def _is_state(found: Any) -> bool:
 
 def in_host_memory(tree: Any) -> Any:
     """Return a tree of values with its tensors in the host's memory."""
-    return pytree.tree_map_only(torch.Tensor, lambda one: one.to("cpu"), tree)
+    return pytree.tree_map_only(
+        torch.Tensor,
+        lambda tensor: tensor.to("cpu"),
+        tree,
+        is_leaf=_is_whole,
+    )
+
+
+def _is_whole(part: Any) -> bool:
+    """Return whether a tuple would not be built again as it was."""
+    return isinstance(part, tuple) and (
+        type(part) is torch.Size or hasattr(part, "__dict__")
+    )
 
 
 @contextmanager

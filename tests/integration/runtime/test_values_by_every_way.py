@@ -18,6 +18,7 @@ from torch import nn
 from asyncrpc import Worker, autograd
 from asyncrpc.errors import EncodeError
 from asyncrpc.nn import RemoteModule
+from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.values import CONTAINERS, CONTENTS, SOURCES, Wrapper, one_rank, shown
 
@@ -47,6 +48,26 @@ def take() -> Any:
 async def take_items() -> Any:
     yield 1
     yield Shelf.value
+
+
+def own(parameter: nn.Parameter) -> nn.Parameter:
+    return parameter
+
+
+def kept() -> dict[str, Any]:
+    tensor = torch.ones(2)
+    values = {name: make(tensor) for name, (make, _) in CONTAINERS.items()}
+    del values["itself"], values["iterator"]
+    return {**values, "size": torch.Size([2, 3]), "dtype": torch.float16}
+
+
+class Keeping(torch.optim.SGD):
+    """Keeps a value of each kind in its state."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter].update(kept())
 
 
 def fail() -> None:
@@ -315,3 +336,23 @@ class TestOnOneLoop:
                         with pytest.raises(EncodeError, match=re.escape(words)):
                             await sent()
             Shelf.value = None
+
+    async def test_the_state_of_an_optimizer_has_its_containers(self) -> None:
+        """Except a dict or list within itself, which is an OptimizerError."""
+        parameter = nn.Parameter(torch.ones(2))
+        async with Cluster(2) as (a, _):
+            with acting_as(a):
+                reference = a.peer("b").remote(own, parameter)
+                optimizer = await DistributedOptimizer(Keeping, [reference], lr=0.1)
+                async with autograd.context() as ctx:
+                    local = await reference.to_here()
+                    await autograd.backward(ctx, local.sum())
+                    await optimizer.step(ctx)
+                state = await optimizer.state_dict()
+        for name, value in kept().items():
+            copied = state["state"][0][name]
+            assert type(copied) is type(value), name
+            if name in CONTAINERS:
+                assert CONTAINERS[name][1](copied).tolist() == [1.0, 1.0], name
+            else:
+                assert copied == value
