@@ -138,7 +138,8 @@ class NetworkOptions:
         advertise: addresses that are published instead of the listening addresses, for
             a worker behind a NAT, a container's port mapping or a proxy.  None: the
             listening addresses.
-        connect_timeout_s: how long a connection may take, authentication included.
+        connect_timeout_s: how long a connection may take, authentication included; and
+            how long a worker of a mapping, which nobody has met yet, is waited for.
         handshake_timeout_s: how long a connecting peer may take to authenticate and to
             send its HELLO.
         bulk_lanes: connections to a peer for payloads over 64 KiB, opened by the first

@@ -14,6 +14,7 @@ from asyncrpc.errors import (
     ConnectError,
     ConnectionLostError,
     Outcome,
+    RefusedError,
     TransportError,
     UnansweredError,
     WorkerLostError,
@@ -32,7 +33,7 @@ from asyncrpc.runtime.links.ports import (
     LinkConnection,
 )
 from asyncrpc.runtime.links.routes import Routes, gateway_of
-from asyncrpc.runtime.members import Member
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
 from asyncrpc.runtime.ports import Identity
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.dial import Dialled
@@ -278,7 +279,7 @@ class _Dial(Generic[LinkT]):
         self._routes = routes
         self._turns = turns
         self._processes = processes
-        self._attempts = DialAttempts()
+        self._attempts = DialAttempts(routes.timeout_s)
         self._dialled = entry.member  # what the last attempt was made to
         self._error: BaseException | None = None  # of the last attempt
 
@@ -354,8 +355,12 @@ class _Dial(Generic[LinkT]):
             self._error = error
             if isinstance(error, UnansweredError | TimeoutError):
                 return DialEvent.UNANSWERED
-            broke = isinstance(error, ConnectionLostError)
-            return DialEvent.BROKE if broke else DialEvent.UNREACHED
+            if isinstance(error, ConnectionLostError):
+                return DialEvent.BROKE
+            # Nobody was told that it is there: it was listed.
+            is_unmet = self._dialled.incarnation == UNKNOWN_INCARNATION
+            is_refused = isinstance(error, RefusedError)
+            return DialEvent.ABSENT if is_unmet and is_refused else DialEvent.UNREACHED
         return DialEvent.OPENED if is_open else DialEvent.DUPLICATE
 
     async def _await_proof(self) -> DialEvent:

@@ -309,24 +309,30 @@ def test_what_is_missing_is_said_before_anything_starts(
 # --- a static list -------------------------------------------------------------------
 
 
-async def test_a_static_list_needs_nobody_at_start(tmp_path: Path) -> None:
-    where = {name: f"uds://{tmp_path}/{name}" for name in "ab"}
-    a, b = (
-        Worker(
-            name,
-            rendezvous=where,
-            options=Options(network=NetworkOptions(listen=(where[name],))),
+@pytest.mark.parametrize("scheme", ["uds", "tcp"])
+async def test_a_static_list_needs_nobody_at_start(scheme: str, tmp_path: Path) -> None:
+    """A call waits for a worker that begins later; one that never does is lost."""
+    where = {name: f"uds://{tmp_path}/{name}" for name in "abc"}
+    if scheme == "tcp":
+        where = {name: f"tcp://127.0.0.1:{free_port()}" for name in "abc"}
+
+    def worker(name: str, connect_timeout_s: float) -> Worker:
+        network = NetworkOptions(
+            listen=(where[name],), connect_timeout_s=connect_timeout_s
         )
-        for name in "ab"
-    )
-    async with started(a):
+        options = Options(network=network, secret="s" * 32)
+        return Worker(name, rendezvous=where, options=options)
+
+    a, b, c = worker("a", LIMIT_S), worker("b", LIMIT_S), worker("c", 0.5)
+    async with started(a, c):
         with pytest.raises(WorkerLostError, match="cannot be reached") as caught:
-            await a.peer("b").call(remote.add, 1)
+            await c.peer("b").call(remote.add, 1)
         assert caught.value.to == "b"
         assert caught.value.function == "add"
         assert caught.value.outcome is Outcome.NOT_EXECUTED
+        early = asyncio.ensure_future(a.peer("b").call(remote.add, 1))
         async with started(b):
-            assert await a.peer("b").call(remote.add, 1) == 2
+            assert await early == 2
             assert await b.peer("a").call(remote.add, 2) == 3
 
 

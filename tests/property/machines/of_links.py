@@ -154,6 +154,9 @@ the network breaks it again and again:
     READY -FREE-> DIALING -BROKE-> PAUSED -SETTLED-> READY -FREE-> DIALING -BROKE->
     PAUSED -SETTLED-> READY -FREE-> DIALING -BROKE-> PAUSED -SETTLED-> READY -FREE->
     DIALING -BROKE-> ASKING
+the peer is not there yet:
+    READY -FREE-> DIALING -ABSENT-> PAUSED -SETTLED-> READY -FREE-> DIALING -OPENED->
+    READY -LINKED-> CONNECTED
 the peer is busy:
     READY -FREE-> DIALING -UNANSWERED-> INQUIRING -BUSY-> READY -FREE-> DIALING
 the answer was late:
@@ -176,6 +179,16 @@ nothing broke that was not dialed:
             "breaks-are-for-ever",
             "if self._breaks >= len(PAUSES_AFTER_BREAK_S):",
             "if self._breaks > len(PAUSES_AFTER_BREAK_S):",
+        ),
+        Guard(
+            "absence-is-for-ever",
+            "        self._absent_s -= self.pause_s\n",
+            "",
+        ),
+        Guard(
+            "absence-is-an-attempt",
+            "        self.spared += 1\n",
+            "",
         ),
         Guard(
             "attempts-are-not-counted",

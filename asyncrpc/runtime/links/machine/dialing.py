@@ -11,6 +11,8 @@ module decides what the dialing side does then:
 - A peer that lets itself be connected to and does not answer in time may be busy, or
   its host.  If its process is known to be busy, it is dialed again, however often: it
   cannot be lost by that.  If its event loop is known to run, it is dialed again, too.
+- A peer that nobody has met and at whose address nobody listens may just be starting:
+  it imports torch.  It is dialed again after pauses, for as long as a dial may take.
 - After any other failure another attempt can help only if the peer is somewhere else,
   or its own connection has arrived meanwhile.
 
@@ -29,6 +31,9 @@ from asyncrpc.errors import LocalProtocolError
 ATTEMPTS_MAX: Final = 5
 # After a connection broke in its handshake, which says nothing of the peer.
 PAUSES_AFTER_BREAK_S: Final = (0.02, 0.1, 0.5)
+# While a peer is not there yet; as long as this together, unless the service says else.
+PAUSE_FOR_ABSENT_S: Final = 0.1
+ABSENT_S_MAX: Final = 10.0
 
 
 class DialState(enum.Enum):
@@ -59,6 +64,7 @@ class DialEvent(enum.Enum):
     BUSY = "its process can run, and does not turn to its event loop"
     TICKING = "its event loop runs: the answer was late"
     NOT_KNOWN = "its process has ended or is stopped, or nothing is known of it"
+    ABSENT = "nobody listens yet where a peer that was never met is to be"
     UNREACHED = "no address led to the peer, or the peer refused the connection"
     SETTLED = "the wait is over: its event has come, or its time has passed"
     MOVED = "another attempt may succeed"
@@ -78,6 +84,7 @@ TRANSITIONS: Final[Mapping[DialState, Mapping[DialEvent, DialState]]] = {
         _E.OPENED: _S.READY,
         _E.DUPLICATE: _S.AWAITING_WINNER,
         _E.BROKE: _S.PAUSED,
+        _E.ABSENT: _S.PAUSED,
         _E.UNANSWERED: _S.INQUIRING,
         _E.UNREACHED: _S.ASKING,
     },
@@ -103,17 +110,23 @@ class DialAttempts:
         state: what to do now.
         number: of the present attempt, from 0.
         pause_s: how long to wait if the state is PAUSED.
-        spared: attempts that do not count: the peer was busy.
+        spared: attempts that do not count: the peer was busy, or not there yet.
     """
 
-    __slots__ = ("_breaks", "number", "pause_s", "spared", "state")
+    __slots__ = ("_absent_s", "_breaks", "number", "pause_s", "spared", "state")
 
-    def __init__(self) -> None:
+    def __init__(self, absent_s_max: float = ABSENT_S_MAX) -> None:
+        """Begin.
+
+        Args:
+            absent_s_max: how long to wait for a peer that is not there yet.
+        """
         self.state = DialState.READY
         self.number = 0
         self.pause_s = 0.0
         self.spared = 0
         self._breaks = 0
+        self._absent_s = absent_s_max  # that are left
 
     @property
     def is_over(self) -> bool:
@@ -140,6 +153,8 @@ class DialAttempts:
             )
         if event is DialEvent.BROKE:
             event = self._after_break()
+        elif event is DialEvent.ABSENT:
+            event = self._after_absence()
         self.state = row[event]
         if before is not DialState.READY and self.state is DialState.READY:
             self.number += 1
@@ -152,3 +167,12 @@ class DialAttempts:
         self.pause_s = PAUSES_AFTER_BREAK_S[self._breaks]
         self._breaks += 1
         return DialEvent.BROKE
+
+    def _after_absence(self) -> DialEvent:
+        """Return what it is taken for: when no time is left, for a failure."""
+        if self._absent_s <= 0:
+            return DialEvent.UNREACHED
+        self.pause_s = PAUSE_FOR_ABSENT_S
+        self._absent_s -= self.pause_s
+        self.spared += 1
+        return DialEvent.ABSENT

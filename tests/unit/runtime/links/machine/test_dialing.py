@@ -10,6 +10,7 @@ from asyncrpc.errors import LocalProtocolError
 from asyncrpc.runtime.links.machine.dialing import (
     ATTEMPTS_MAX,
     FINAL,
+    PAUSE_FOR_ABSENT_S,
     PAUSES_AFTER_BREAK_S,
     TRANSITIONS,
     DialAttempts,
@@ -70,7 +71,8 @@ def test_whatever_happens_the_attempts_are_counted_by_returns_to_the_beginning()
         )
         attempts = after(*events)
         assert attempts.number == returns
-        counted = returns - events.count(DialEvent.BUSY)
+        spared = events.count(DialEvent.BUSY) + events.count(DialEvent.ABSENT)
+        counted = returns - spared
         assert attempts.is_exhausted == (counted >= ATTEMPTS_MAX)
         assert attempts.is_over == (attempts.state in FINAL)
 
@@ -103,6 +105,21 @@ def test_a_busy_peer_is_dialed_until_it_answers_and_a_late_one_so_often() -> Non
     assert not after(*busy * 1000).is_exhausted
     assert not after(*busy, *late * (ATTEMPTS_MAX - 1)).is_exhausted
     assert after(*busy, *late * ATTEMPTS_MAX).is_exhausted
+
+
+def test_a_peer_that_is_not_there_yet_is_dialed_for_so_long() -> None:
+    attempts = DialAttempts(absent_s_max=3.0)
+    waited_s = 0.0
+    attempts.on(DialEvent.FREE)
+    attempts.on(DialEvent.ABSENT)
+    while attempts.state is PAUSED and waited_s < 10.0:
+        waited_s += attempts.pause_s
+        attempts.on(DialEvent.SETTLED)
+        assert not attempts.is_exhausted
+        attempts.on(DialEvent.FREE)
+        attempts.on(DialEvent.ABSENT)
+    assert attempts.state is DialState.ASKING
+    assert 3.0 <= waited_s < 3.0 + 2 * PAUSE_FOR_ABSENT_S
 
 
 def test_other_failures_use_up_no_pause() -> None:
