@@ -5,6 +5,7 @@ Each wait is recognized by the function that waits and by its variables.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import CodeType
@@ -220,6 +221,6 @@ def _of_end(_: Any) -> str:
 
 _DOES: Final[Mapping[CodeType, Any]] = {
     PerOwnerOptimizer._commit.__code__: _of_optimizer,  # noqa: SLF001
-    Exchange.run.__code__: _of_exchange,
+    inspect.unwrap(Exchange.run).__code__: _of_exchange,  # without its decorator
     GracefulShutdown.wait.__code__: _of_end,
 }

@@ -363,11 +363,12 @@ class RequestDispatcher:
 
     def _name(self, error: BaseException, target: Any) -> None:
         """Say in an error which function was called, as far as its request tells."""
-        if not isinstance(error, CallError) or error.function:
+        # By its type: the error of a value may pretend to be of another.
+        if not issubclass(type(error), CallError) or error.function:  # type: ignore[attr-defined]
             return
         name = self._functions.name_of(target)
         if name:
-            error.function, error.to = name, self._host.name
+            error.function, error.to = name, self._host.name  # type: ignore[attr-defined]
 
     def _value_target(self, args: list[Any]) -> Target:
         if not args or not callable(args[0]):
