@@ -25,6 +25,7 @@ from asyncrpc import (
     WorkerLostError,
 )
 from asyncrpc.errors import ConnectError, RefusedError
+from asyncrpc.runtime.links import dialer
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.links.directory import Directory
 from asyncrpc.runtime.links.entry import FirstMessage
@@ -126,6 +127,13 @@ class LateRefusal(MemoryConnector):
         return await super().connect(address, handler)
 
 
+@pytest.fixture
+def all_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers of a mapping count as met: those that were not are waited for."""
+    monkeypatch.setattr(dialer, "UNKNOWN_INCARNATION", None)
+
+
+@pytest.mark.usefixtures("all_met")
 async def test_who_joins_a_dial_is_not_refused_for_what_was_before() -> None:
     hub = MemoryHub()
     where, network = {"a": "mem://a", "b": "mem://b"}, LateRefusal(hub)
@@ -143,6 +151,7 @@ async def test_who_joins_a_dial_is_not_refused_for_what_was_before() -> None:
                 await first
 
 
+@pytest.mark.usefixtures("all_met")
 async def test_a_dial_that_failed_takes_what_the_peer_dialed_while_others_were_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
