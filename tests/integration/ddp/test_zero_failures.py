@@ -234,7 +234,9 @@ class TestStepsThatFail:
                 continue
             assert isinstance(found[2], asyncio.CancelledError | type(None))
             for error in found[:2]:
-                assert error is None or "rank 2 ('c')" in str(error)
+                # Another may have failed by it, and its end may have come before.
+                words = "" if error is None else str(error)
+                assert not words or "rank 2 ('c')" in words or "has closed" in words
             # Some may have ended it, and know nothing: they are met all the same.
             await asyncio.gather(*(zero.synchronize() for zero in ranks.zeros))
             assert same_bits(ranks.parameters)
