@@ -242,10 +242,11 @@ class QuickWriter:
 
     def _table_of(self, tensor: torch.Tensor) -> bytes | None:
         """Return the table of a plain tensor with its length in front."""
+        if function_count():  # modes of torch that would see what is done here
+            return None
         dtype = tensor.dtype
         if (
-            function_count()  # modes of torch that would see what is done here
-            or not tensor.is_cpu
+            not tensor.is_cpu
             or tensor.layout is not _STRIDED
             or tensor.is_nested
             or (dtype.is_complex and tensor.is_conj())
