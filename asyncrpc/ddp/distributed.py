@@ -159,8 +159,8 @@ class DistributedDataParallel(nn.Module):
             find_unused_parameters,
             static_graph,
         )
-        self._ignored = frozenset(ignored)
         parameters, buffers = tensors_of(module, ignored)
+        self._ignored = frozenset(ignored)  # names, as has been checked
         gradients = Gradients(_learned(module, parameters), self._options)
         self._gradients = gradients
         is_sending = broadcast_buffers and buffers

@@ -61,7 +61,9 @@ def current_worker(name: str | None = None) -> Worker:
     Raises:
         NotStartedError: no worker runs here: enter a `Worker`, or call `init_rpc`; or
             several do, and none is this task's own.
+        UsageError: `name` is not a string.
     """
+    check_kind("name", name, (str, type(None)), "the name of a worker, or None")
     worker: Worker | None = current_worker_var.get()
     if worker is None or (name is not None and worker.name != name):
         # Not kept in the context, which may be that of a whole notebook.
@@ -108,9 +110,10 @@ def _left_running(name: str | None) -> Worker:
         raise NotStartedError(
             f"worker {worker.name!r} runs on {where}: use it in a coroutine on its own"
         )
+    which = "" if name is None else f" of the name {name!r}"
     raise NotStartedError(
-        "there is no running worker here; use `async with asyncrpc.Worker(...)` or "
-        "`await asyncrpc.init_rpc(...)` first"
+        f"there is no running worker{which} here; use `async with asyncrpc.Worker(...)`"
+        " or `await asyncrpc.init_rpc(...)` first"
     )
 
 

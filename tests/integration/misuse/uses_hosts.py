@@ -278,7 +278,12 @@ USES: Final[Mapping[str, Use]] = {
         },
         says={"to": r"\bto\b|worker .* is unknown", "func": r"\bfunction\b"},
     ),
-    "current_worker": Use(lambda _: asyncrpc.current_worker, finish=nothing),
+    "current_worker": Use(
+        lambda _: asyncrpc.current_worker,
+        fits={"name": {"none"}},
+        says={"name": r"\bname\b"},
+        finish=nothing,
+    ),
     "inspection.why": Use(
         lambda _: asyncrpc.inspection.why,
         fits={"after_s": SECONDS - {"none"}, "worker": {"none", "another worker"}},

@@ -198,7 +198,8 @@ async def test_a_worker_that_has_not_started_is_told() -> None:
 async def busy(workers: list[Worker]) -> AsyncIterator[None]:
     """Wait for a call, refer to a value, train, and reduce, at once."""
     a, b, _ = workers
-    call = asyncio.ensure_future(b.peer("c").call(wait))
+    with acting_as(b):  # else the task would be no worker's own
+        call = asyncio.ensure_future(b.peer("c").call(wait))
     held = a.peer("b").remote(Held)
     await held.rpc_async().rows()
     async with asyncio.TaskGroup() as tasks:
@@ -257,7 +258,7 @@ async def test_each_view_shows_what_there_is(workers: list[Worker]) -> None:
     assert one["versions"]["torch"] == torch.__version__
     assert one["options"]["secret"] == "given"
     assert {row["peer"] for row in one["links"]} >= {"a", "c"}
-    assert any("wait" in row["waits_for"] for row in one["tasks"])
+    assert any("`wait` on 'c'" in row["waits_for"] for row in one["tasks"])
     assert SECRET not in str(one)
 
 
