@@ -297,8 +297,8 @@ def undisturbed(function: Callable[P, T]) -> Callable[P, T]:
         base = default_device_here() is not None
         if function_count() <= base and not dispatch_count():
             return function(*args, **kwargs)
-        is_inference = torch.is_inference_mode_enabled()  # so are autograd's gradients
-        with FunctionModes(_INFERENCE if is_inference else None):
+        # Autograd's gradients are of inference mode as well.
+        with FunctionModes(_INFERENCE if is_inference() else None):
             return function(*args, **kwargs)
 
     return run
@@ -325,8 +325,8 @@ def plain_steps(
 @with_defaults
 def _modes_to_write(values: Iterable[Any]) -> Modes | None:
     for value in values:
-        for one in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(one, torch.Tensor) and one.is_inference():
+        for part in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(part, torch.Tensor) and part.is_inference():
                 return _INFERENCE
     return None
 

@@ -271,7 +271,9 @@ class Engine:
         Raises:
             BaseException: the error of an ending.
         """
-        ending = [one for ending in flow.endings for one in ending.parameters]
+        ending = [
+            parameter for ending in flow.endings for parameter in ending.parameters
+        ]
         parameters = list(dict.fromkeys((*flow.staged, *ending)))
         have = [flow.staged.get(parameter) for parameter in parameters]
         with self.lock, GradientsSetAside(self.lock, parameters, have):

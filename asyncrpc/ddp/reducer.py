@@ -324,9 +324,9 @@ class Reducer:
         for number in readiness.release():
             self._complete(current, number)
         missing = readiness.missing()
-        lost = [one for one in missing if not gradients.is_unused(one)]
+        lost = [number for number in missing if not gradients.is_unused(number)]
         if lost and current.used is None:
-            names = [repr(gradients.learned[one].name) for one in lost]
+            names = [repr(gradients.learned[number].name) for number in lost]
             text = ", ".join(names[:_NAMED_MAX])
             if len(names) > _NAMED_MAX:
                 text += f" and {len(names) - _NAMED_MAX} more"

@@ -32,7 +32,7 @@ from asyncrpc.serde.unsendable import (
     path_outside,
     path_to,
 )
-from asyncrpc.torch_modes import FunctionModes, has_defaults, with_defaults
+from asyncrpc.torch_modes import with_defaults
 
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 
@@ -120,21 +120,11 @@ class Codec:
             self.functions, self.hooks, self.limits, self.stager, pickles=pickles
         )
 
+    @with_defaults
     def encode_slowly(
         self, value: Any, *, labels: Sequence[str] = (), pickles: bool = True
     ) -> Encoded:
         """Encode a value for which `encode_quickly` returned None, as `encode` does."""
-        if has_defaults():
-            return self._encode_slowly(value, labels, pickles)
-        with FunctionModes():
-            return self._encode_slowly(value, labels, pickles)
-
-    def _encode_slowly(
-        self,
-        value: Any,
-        labels: Sequence[str],
-        pickles: bool,  # noqa: FBT001
-    ) -> Encoded:
         encoder = self._encoder(pickles=pickles)
         encoder.gathers = True
         control = self._encode(encoder, value, labels)
@@ -298,6 +288,7 @@ class Codec:
             return UNREAD
         return self._reader.read(control, buffers, self.shared, on_gradient)
 
+    @with_defaults
     def decode(
         self,
         control: bytes | memoryview,
@@ -321,17 +312,6 @@ class Codec:
             DecodeError: the bytes are not a value, or the value cannot be rebuilt here.
             RejectedError: the policy forbids the value.  Outcome NOT_EXECUTED.
         """
-        if has_defaults():
-            return self._decode(control, buffers, on_gradient)
-        with FunctionModes():
-            return self._decode(control, buffers, on_gradient)
-
-    def _decode(
-        self,
-        control: bytes | memoryview,
-        buffers: Sequence[memoryview],
-        on_gradient: OnGradient | None,
-    ) -> Any:
         if packing.is_packed(control):
             control, buffers = self.open(control, buffers).unpack()
         decoder = Decoder(buffers, self.functions, self.hooks, self.limits)

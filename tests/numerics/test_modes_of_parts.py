@@ -194,7 +194,7 @@ async def test_the_number_of_threads_is_that_of_each_thread(a: Worker) -> None:
         torch.set_num_threads(before)
 
 
-async def test_what_asyncrpc_does_draws_no_random_numbers(a: Worker) -> None:
+async def test_asyncrpc_draws_no_random_numbers(a: Worker) -> None:
     """Not to send, nor to receive, nor in a pass; generators go on where they were."""
     torch.manual_seed(7)
     drawn = torch.rand(3)

@@ -313,7 +313,7 @@ def test_a_conjugate_of_a_shape_that_was_seen_before_goes_the_long_way() -> None
 
 
 @pytest.mark.parametrize("kind", ["one tensor", "one list", "one storage", "deep"])
-def test_what_a_few_tensors_share_goes_the_long_way(kind: str) -> None:
+def test_tensors_that_share_memory_go_the_long_way(kind: str) -> None:
     tensor, part = torch.ones(4), [torch.ones(2)]
     deep: Any = (((((tensor,),),),),)
     value = {

@@ -343,8 +343,7 @@ class InboundCall:
                 try:
                     result = await running
                 finally:
-                    if not has_defaults():
-                        drop_modes()
+                    drop_modes()
             elif type(running) is CoroutineType and has_defaults():
                 # As `steps` does it: most coroutines end here, and save 5 us.
                 try:

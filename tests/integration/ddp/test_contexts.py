@@ -146,6 +146,15 @@ async def test_a_module_around_a_call_is_reduced(
             assert same(grads, alone(way, step))
 
 
+def of_all_steps(way: str) -> Grads:
+    """Return the sums of the gradients of one rank's steps."""
+    each = [alone(way, step) for step in range(STEPS)]
+    return [
+        torch.stack([grad for grad in grads if grad is not None]).sum(0)
+        for grads in zip(*each, strict=True)
+    ]
+
+
 async def test_passes_of_one_context_add_up() -> None:
     async def rank(worker: Worker, group: Group) -> Grads:
         module = Sides()
@@ -157,13 +166,8 @@ async def test_passes_of_one_context_add_up() -> None:
                 await autograd.backward(context, [loss_of(output)], retain_graph=True)
             return gradients(context, module)
 
-    each = [alone("both sides", step) for step in range(STEPS)]
-    wanted: Grads = [
-        torch.stack([one for one in grads if one is not None]).sum(0)
-        for grads in zip(*each, strict=True)
-    ]
     for grads in await at_ranks(rank):
-        assert same(grads, wanted)
+        assert same(grads, of_all_steps("both sides"))
 
 
 async def test_gradients_of_a_plain_pass_outlive_passes_of_contexts() -> None:
@@ -180,13 +184,8 @@ async def test_gradients_of_a_plain_pass_outlive_passes_of_contexts() -> None:
                 assert same(gradients(context, module), alone("both sides", 7))
         return [one.grad for one in module.parameters()]
 
-    each = [alone("without", step) for step in range(STEPS)]
-    wanted: Grads = [
-        torch.stack([one for one in grads if one is not None]).sum(0)
-        for grads in zip(*each, strict=True)
-    ]
     for grads in await at_ranks(rank):
-        assert same(grads, wanted)
+        assert same(grads, of_all_steps("without"))
 
 
 HOOKS: dict[str, Any] = {

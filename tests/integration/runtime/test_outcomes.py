@@ -154,7 +154,7 @@ async def test_a_method_that_is_refused_has_one_outcome(
     assert len(texts) == 1
 
 
-async def test_what_a_policy_forbids_has_one_outcome() -> None:
+async def test_a_call_that_a_policy_forbids_has_one_outcome() -> None:
     async with Cluster(2, options=STRICT) as (a, _):
         with acting_as(a):
             for use in (USES | STREAM).values():
@@ -165,7 +165,7 @@ async def test_what_a_policy_forbids_has_one_outcome() -> None:
             del rref
 
 
-async def test_what_cannot_be_imported_has_one_outcome() -> None:
+async def test_a_function_that_cannot_be_imported_has_one_outcome() -> None:
     """Neither the function, nor the methods of the value that it was to make."""
     target = absent()
     async with ProcessCluster(["b"], method="forkserver") as a:

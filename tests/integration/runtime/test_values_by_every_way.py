@@ -313,7 +313,7 @@ class TestOnOneLoop:
     @pytest.mark.parametrize(
         "container", ["list", "dataclass", "Mylist", "round about"]
     )
-    async def test_what_loses_its_gradient_is_named_by_every_way(
+    async def test_a_tensor_that_loses_its_gradient_is_named_by_every_way(
         self, container: str
     ) -> None:
         make = CONTAINERS[container][0]

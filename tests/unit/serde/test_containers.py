@@ -273,7 +273,7 @@ def test_a_future_is_to_be_awaited() -> None:
     loop.close()
 
 
-def test_what_was_sent_in_a_pickle_ends_with_its_last_reference() -> None:
+def test_a_value_sent_in_a_pickle_ends_with_its_last_reference() -> None:
     tensor = torch.ones(1000)
     gone = weakref.ref(tensor)
     gc.disable()  # nothing waits for the collector
