@@ -117,13 +117,12 @@ def follow_the_dead(rank: int) -> None:
 
 def clean_up(rank: int, folder: str) -> None:
     """Rank 1 fails once rank 0 waits; rank 0 leaves a file in its `finally`."""
-    waiting = Path(folder, "waiting")
+    meeting = Path(folder, "meeting")  # a pipe, whose ends are opened together
     if rank == 1:
-        while not waiting.exists():
-            time.sleep(0.01)
+        meeting.read_bytes()
         raise ValueError("stop")
     try:
-        waiting.touch()
+        meeting.write_bytes(b"")
         wait_forever(rank)
     finally:
         Path(folder, "cleaned").touch()
@@ -131,13 +130,12 @@ def clean_up(rank: int, folder: str) -> None:
 
 def ignore_sigterm(rank: int, folder: str) -> None:
     """Rank 1 fails once rank 0 cannot be asked to end any more."""
-    waiting = Path(folder, "waiting")
+    meeting = Path(folder, "meeting")
     if rank == 1:
-        while not waiting.exists():
-            time.sleep(0.01)
+        meeting.read_bytes()
         raise ValueError("stop")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    waiting.touch()
+    meeting.write_bytes(b"")
     wait_forever(rank)
 
 

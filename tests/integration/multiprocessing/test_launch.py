@@ -129,12 +129,14 @@ def test_an_exit_that_skips_the_return_is_a_failure(code: int) -> None:
 
 
 def test_the_stopped_run_their_finally_blocks(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "meeting")
     assert failure_of(targets.clean_up, str(tmp_path), nprocs=2).rank == 1
     assert (tmp_path / "cleaned").exists()
 
 
 def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     """After how long, the supervisor's own tests check."""
+    os.mkfifo(tmp_path / "meeting")
     assert failure_of(targets.ignore_sigterm, str(tmp_path), nprocs=2).rank == 1
 
 
