@@ -30,6 +30,18 @@ def test_both_ends_see_the_same_memory() -> None:
     assert theirs.descriptor == -1
 
 
+@pytest.mark.parametrize("nbytes", [4096, HUGE_PAGE_BYTES, SIZE_BYTES // 4 * 3])
+@pytest.mark.parametrize("start", [0, 4096, HUGE_PAGE_BYTES // 2, HUGE_PAGE_BYTES])
+def test_every_page_of_a_part_is_made_and_its_content_stays(
+    start: int, nbytes: int
+) -> None:
+    slab = Slab.create(2 * SIZE_BYTES)
+    slab.view(slab, start, 3)[:] = b"abc"
+    slab.prefault_part(start, nbytes)
+    assert os.fstat(slab.descriptor).st_blocks * 512 >= nbytes
+    assert bytes(slab.view(slab, start, 4)) == b"abc\0"
+
+
 def test_a_slab_begins_where_a_huge_page_may() -> None:
     assert Slab.create(SIZE_BYTES).address % HUGE_PAGE_BYTES == 0
 
