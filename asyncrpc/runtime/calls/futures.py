@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable, Generator
+from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
@@ -133,6 +134,25 @@ class CallFuture(asyncio.Future[T], Generic[T]):
             guard.check_loop(f"the call of {self.function} on {self.to!r}")
         return super().__await__()
 
+    def add_done_callback(
+        self, fn: Callable[[Any], object], /, *, context: Context | None = None
+    ) -> None:
+        """Call a function with the call once it has ended, on its worker's event loop.
+
+        Raises:
+            UsageError: the call has not ended, and another event loop runs here, as
+                for `asyncio.gather`, `shield` and `wait` there.
+        """
+        guard = self.loop_guard
+        if (
+            guard is not None
+            and not guard.is_on_loop
+            and not self.done()
+            and running_loop() is not None
+        ):
+            guard.check_loop(f"the call of {self.function} on {self.to!r}")
+        super().add_done_callback(fn, context=context)
+
     @property
     def stats(self) -> CallStats:
         """Bytes moved and copied."""
@@ -240,6 +260,7 @@ class AwaitedCall(CallFuture[T]):
 
     __slots__ = ()
     __await__ = asyncio.Future.__await__
+    add_done_callback = asyncio.Future.add_done_callback
 
 
 def is_done_within(future: asyncio.Future[Any], timeout_s: float | None) -> bool:

@@ -18,6 +18,7 @@ import pytest
 import asyncrpc
 from asyncrpc import LocalRendezvous, Worker
 from tests.integration.runtime.two_loops import (
+    ASYNCIO,
     DOORS,
     RAN,
     STARTS,
@@ -29,6 +30,7 @@ from tests.integration.runtime.two_loops import (
 )
 
 CLOSED = asyncio.Event()
+ON_SECOND = DOORS | STARTS | ASYNCIO
 OWNER = "must be used on the event loop that"
 
 
@@ -54,7 +56,7 @@ def wrong(program: Program, did: dict[str, str], right: str) -> dict[str, str]:
 def test_a_second_loop_of_the_thread_is_refused_and_nothing_runs(
     program: Program,
 ) -> None:
-    did = outcomes(program, DOORS | STARTS, on_second_loop)
+    did = outcomes(program, ON_SECOND, on_second_loop)
     did.pop("start")  # it has been started
     assert wrong(program, did, "on another one") == {}
 
@@ -63,7 +65,7 @@ def test_a_loop_of_another_thread_is_refused_and_nothing_runs(
     program: Program,
 ) -> None:
     did = program.home.run_until_complete(
-        asyncio.to_thread(outcomes, program, DOORS | STARTS, on_second_loop)
+        asyncio.to_thread(outcomes, program, ON_SECOND, on_second_loop)
     )
     did.pop("start")
     assert wrong(program, did, "on another one") == {}

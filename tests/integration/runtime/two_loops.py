@@ -189,6 +189,30 @@ STARTS: Final[dict[str, Door]] = {
     "forward_async": lambda its: awaited(its.module.forward_async(torch.ones(2))),
 }
 
+# Functions of asyncio that look for the loop that runs here first.
+ASYNCIO: Final[dict[str, Door]] = {
+    "gather": lambda its: asyncio.gather(its.future),
+    "shield": lambda its: asyncio.shield(its.future),
+    "wait": lambda its: asyncio.wait([its.future]),
+    "ensure_future": lambda its: awaited(asyncio.ensure_future(its.future)),
+    "timeout": lambda its: within(its.future),
+    "TaskGroup": lambda its: in_task_group(its.future),
+}
+
+
+async def within(value: Awaitable[Any]) -> Any:
+    async with asyncio.timeout(60):
+        return await value
+
+
+async def in_task_group(value: Awaitable[Any]) -> Any:
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(awaited(value))
+    except* UsageError as errors:
+        (error,) = errors.exceptions
+        raise error from None
+
 
 async def use(program: Program, door: Door) -> Any:
     current_worker_var.set(program.worker)
@@ -238,7 +262,7 @@ def outcomes(
 def main() -> None:
     program = Program()
     program.home.close()
-    json.dump(outcomes(program, DOORS | STARTS, on_second_loop), sys.stdout)
+    json.dump(outcomes(program, DOORS | STARTS | ASYNCIO, on_second_loop), sys.stdout)
 
 
 if __name__ == "__main__":
