@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import Any, Final, NamedTuple, NoReturn, Self, TypeVar
 
@@ -166,7 +167,11 @@ class DistributedDataParallel(nn.Module):
         is_sending = broadcast_buffers and buffers
         self._sent_buffers = Buffers(module, self._ignored) if is_sending else None
         self._reducer = Reducer(gradients, self._exchange_over(group))
-        self._joinable = Joinable(reducer=self._reducer, state=self._tensors)
+        kept = self._ignored if is_sending else self._ignored | set(buffers)
+        # No reference to this object: it must end with the last one of the program's,
+        # as its hooks do, and not some time later at each rank.
+        alike = functools.partial(_tensors_of, module, kept)
+        self._joinable = Joinable(reducer=self._reducer, state=alike)
         self._is_ready = False
 
     def _exchange_over(self, group: Group) -> Exchange:
@@ -184,18 +189,14 @@ class DistributedDataParallel(nn.Module):
         if not self._is_ready:
             self._follow_dtypes(exchange)
         if self._init_sync and not self._is_ready:
-            await verify(exchange.group, self._tensors(), self._options._asdict())
-            await broadcast(exchange.group, list(self._tensors().values()), 0)
+            tensors = _tensors_of(self.module, self._ignored)
+            await verify(exchange.group, tensors, self._options._asdict())
+            await broadcast(exchange.group, list(tensors.values()), 0)
         if not self._is_ready:
             await exchange.enter()
             self._is_ready = True
             self._reducer.is_syncing = True
         return self
-
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        """Return what all ranks have alike: a buffer may have been assigned anew."""
-        parameters, buffers = tensors_of(self.module, self._ignored)
-        return {**parameters, **buffers}
 
     def _follow_dtypes(self, exchange: Exchange) -> None:
         self._gradients.follow_dtypes()
@@ -245,6 +246,8 @@ class DistributedDataParallel(nn.Module):
             UsageError: the module has not been awaited.
         """
         self._check_ready()
+        if not self._reducer.passes:
+            self._gradients.take_over_optimizers()
         if self._sent_buffers is not None:
             self._sent_buffers.put_late()
         return self.module(*args, **kwargs)
@@ -435,6 +438,12 @@ class DistributedDataParallel(nn.Module):
                 "await the module first, at every rank: `model = await "
                 "DistributedDataParallel(module, group)`"
             )
+
+
+def _tensors_of(module: nn.Module, ignored: Collection[str]) -> dict[str, torch.Tensor]:
+    """Return what all ranks have alike: a buffer may have been assigned anew."""
+    parameters, buffers = tensors_of(module, ignored)
+    return {**parameters, **buffers}
 
 
 def _learned(

@@ -9,8 +9,9 @@ so that the results are the same.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -20,6 +21,8 @@ from asyncrpc.ddp.passes import Backward, PassConfig
 from asyncrpc.errors import UsageError
 
 _MIB: Final = 1 << 20
+_OPTIMIZERS: Final = "_in_backward_optimizers"  # torch's attribute of a parameter
+_OPTIMIZERS_HOME: Final = "torch.distributed.optim.apply_optimizer_in_backward"
 
 
 class GradientOptions(NamedTuple):
@@ -70,6 +73,7 @@ class Gradients:
         self._used_before: set[int] = set()
         self._buckets: Buckets | None = None
         self._have_views = False  # gradients may lie in the buckets
+        self._stepping: list[torch.nn.Parameter] = []  # in the pass, by optimizers
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -265,6 +269,29 @@ class Gradients:
                     # A parameter that no rank has used keeps its gradient, if any.
                     if number not in unused:
                         self._take_one(current, bucket, number)
+
+    def take_over_optimizers(self) -> None:
+        """Step the optimizers that torch would step within backward passes.
+
+        They would step as soon as this rank has its own gradient, before the mean.
+
+        Source: torch.distributed.optim._apply_optimizer_in_backward.
+        """
+        stepping = [one for one in self._parameters if hasattr(one, _OPTIMIZERS)]
+        if len(stepping) > len(self._stepping):
+            hooks: Any = sys.modules[_OPTIMIZERS_HOME]  # it has set the attribute
+            for parameter in stepping:
+                handles = hooks.param_to_optim_hook_handle_map
+                for handle in handles.get(parameter, ()):
+                    handle.remove()
+            self._stepping = stepping
+
+    def step(self) -> None:
+        """Step the optimizers of a pass, which leave no gradients."""
+        for parameter in self._stepping:
+            for optimizer in getattr(parameter, _OPTIMIZERS):
+                optimizer.step()
+            parameter.grad = None
 
     def learn_unused(self, current: Backward) -> frozenset[int]:
         """Return the parameters that no rank has used: in a static graph, in any pass.

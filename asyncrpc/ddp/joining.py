@@ -76,8 +76,8 @@ class Join:
 
     A rank that reaches the end takes part with zeros in the backward passes of the
     others, and in the steps of the given optimizers, until all have reached it; then
-    all get the parameters and buffers of a rank that was there to the last.  Every rank
-    must use it.
+    all get the parameters of a rank that was there to the last, and its buffers unless
+    `broadcast_buffers` is off.  Every rank must use it.
 
     Example:
         >>> async with Join([model, optimizer]):
@@ -223,7 +223,7 @@ class Join:
             UsageError: they begin several; or a rank has left, and may not.
         """
         present = _ranks_in(doing)
-        self._last = present[0]
+        self._last = present[-1]
         numbers: list[int] = doing.tolist()
         if problem := self._problem(numbers, present):
             self._exchange.leave()

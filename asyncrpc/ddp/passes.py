@@ -61,6 +61,7 @@ class Backward:
         wants_order: whether to record the order in which gradients come.
         order: at the end, the order of rank `root`.
         sparse: gradients by number of their parameter.
+        undefined: numbers of parameters that autograd has reached without a gradient.
         late: numbers of gradients that are there, and enter their buckets when autograd
             has ended: those of devices that compute on demand.
         keeps_graph: whether the graph of the pass is kept for another one.
@@ -88,6 +89,7 @@ class Backward:
         self.wants_order = False
         self.order: list[int] | None = None
         self.sparse: dict[int, torch.Tensor] = {}
+        self.undefined: list[int] = []
         self.late: list[int] = []
         self.keeps_graph = False
         self.part: PassPart | None = None

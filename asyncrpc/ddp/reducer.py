@@ -273,10 +273,12 @@ class Reducer:
                 self._complete(current, number)
 
     def _arrive(self, current: Backward, number: int) -> None:
-        readiness = current.readiness
+        readiness, gradients = current.readiness, self._gradients
         if not readiness.is_expected(number):
-            name = repr(self._gradients.learned[number].name)
-            raise UsageError(self._gradients.text_of_surplus(name))
+            name = repr(gradients.learned[number].name)
+            raise UsageError(gradients.text_of_surplus(name))
+        if gradients.finds_unused and gradients.learned[number].parameter.grad is None:
+            current.undefined.append(number)  # autograd came here with nothing
         if readiness.arrive(number):
             if self._gradients.is_lazy(number):
                 current.late.append(number)
@@ -300,6 +302,7 @@ class Reducer:
                 self._release(current)
             waited_s = current.finish()
             self._gradients.take(current)
+            self._gradients.step()
             self._gradients.learn_uses(current.readiness)
             if current.order is not None:
                 self._gradients.learn_order(current.order, current.terms.memory)
@@ -335,6 +338,7 @@ class Reducer:
             self._complete(current, number)
         if current.used is not None:
             current.used[[*readiness.order, *gradients.gathered()]] = 1
+            current.used[current.undefined] = 0
 
     def _give_up(self, current: Backward, error: BaseException) -> None:
         """End a pass that has failed, here or elsewhere; it leaves no gradient."""

@@ -173,8 +173,8 @@ class HierarchicalModelAverager(ModelAverager):
         Args:
             group: all ranks.
             period_group_size_dict: number of ranks by period, in steps; longer periods
-                have more ranks, and the longest has all.  Neighbours by rank average
-                together: of 8 ranks by 4, ranks 0 to 3 and 4 to 7.
+                have as many ranks or more, and the longest has all.  Neighbours by rank
+                average together: of 8 ranks by 4, ranks 0 to 3 and 4 to 7.
             warmup_steps: steps without averaging before that.
 
         Raises:
@@ -300,10 +300,10 @@ def _check_levels(levels: Mapping[int, int], ranks: int) -> None:
         raise UsageError("period_group_size_dict must have at least one period")
     periods, sizes = list(levels), list(levels.values())
     for what, numbers in (("period", periods), ("size", sizes)):
-        if numbers[0] < 1 or numbers != sorted(set(numbers)):
+        if numbers[0] < 1 or numbers != sorted(numbers):
             raise UsageError(
-                f"each {what} of period_group_size_dict must be positive, and larger "
-                f"than the one before, not {numbers}"
+                f"each {what} of period_group_size_dict must be positive, and not "
+                f"smaller than the one before, not {numbers}"
             )
     if sizes[-1] != ranks or any(ranks % size for size in sizes):
         raise UsageError(

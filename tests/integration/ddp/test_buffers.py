@@ -123,8 +123,9 @@ class TestBuffersAssignedAnew:
         for model in models:
             assert model.module.get_buffer("mean").tolist() == [7.0, 7.0]
 
-    async def test_within_join(self, pair: list[Group]) -> None:
-        models = await wrapped(pair, Assigned, broadcast_buffers=False)
+    @pytest.mark.parametrize("are_sent", [True, False])
+    async def test_within_join(self, pair: list[Group], are_sent: bool) -> None:  # noqa: FBT001
+        models = await wrapped(pair, Assigned, broadcast_buffers=are_sent)
 
         async def run(rank: int, model: Model) -> torch.Tensor:
             async with model.join():
@@ -132,8 +133,12 @@ class TestBuffersAssignedAnew:
                     await model.backward(model(rows_of(rank)).mean())
             return model.module.get_buffer("mean")
 
-        for mean in await at_all(models, run):
-            assert torch.allclose(mean, rows_of(1).mean(0) * 3 / 4)
+        means = await at_all(models, run)
+        own = [rows_of(0).mean(0) / 2, rows_of(1).mean(0) * 3 / 4]
+        if are_sent:  # the second pass begins with rank 0's, and has rank 1's
+            own = [(rows_of(0).mean(0) / 2 + rows_of(1).mean(0)) / 2] * 2
+        for mean, wanted in zip(means, own, strict=True):
+            assert torch.allclose(mean, wanted)
 
 
 Program = Callable[[int, Model], Any]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import Any
@@ -11,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.optim.apply_optimizer_in_backward import (
+    _apply_optimizer_in_backward as in_backward,
+)
 
 from asyncrpc import Group, UsageError
 from asyncrpc.ddp import DistributedDataParallel
@@ -180,6 +185,20 @@ class TestGradients:
         assert not torch.equal(grad, before)
 
 
+class Cut(torch.autograd.Function):
+    """Has no gradient."""
+
+    @staticmethod
+    def forward(_: Any, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the same values."""
+        return tensor.clone()
+
+    @staticmethod
+    def backward(_: Any, __: torch.Tensor) -> None:
+        """Return no gradient."""
+        return
+
+
 class TestUnused:
     async def test_are_found(self, pair: list[Group]) -> None:
         """Each rank uses another branch; what no rank uses has no gradient."""
@@ -216,6 +235,33 @@ class TestUnused:
             torch.equal(torch.as_tensor(one.grad), torch.full((3,), 5.0))
             for one in never
         )
+
+    @pytest.mark.parametrize("is_plain", [False, True])
+    @pytest.mark.parametrize("at", [{0, 1}, {1}, set()])
+    async def test_are_those_that_autograd_reaches_with_nothing(
+        self,
+        pair: list[Group],
+        at: set[int],
+        is_plain: bool,  # noqa: FBT001
+    ) -> None:
+        """A function of the program may have no gradient, at some ranks or at all."""
+        models = await wrapped(pair, Mlp, find_unused_parameters=True)
+
+        async def run(rank: int, model: Model) -> None:
+            output = model(rows(rank))
+            cut: Any = Cut.apply
+            loss = loss_of(cut(output) if rank in at else output)
+            if is_plain:
+                await asyncio.to_thread(loss.backward)
+            else:
+                await model.backward(loss)
+
+        await at_all(models, run)
+        alone = Mlp()
+        for rank in {0, 1} - at:
+            torch.autograd.backward(loss_of(alone(rows(rank))).div(2))
+        assert same(grads_of(models[0]), grads_of(alone))
+        assert identical([grads_of(model) for model in models])
 
     async def test_of_a_static_graph_are_learned(self, pair: list[Group]) -> None:
         models = await wrapped(pair, Branches, static_graph=True)
@@ -399,6 +445,25 @@ class TestModules:
         assert same(grads_of(one[0]), mean_grads(Mlp, 2))
         assert identical([grads_of(model) for model in [*one, *other]])
 
+    async def test_let_go_when_they_are_wrapped_again(self, pair: list[Group]) -> None:
+        """At once: a cycle would be collected at another moment at each rank."""
+        models = await wrapped(pair, Mlp)
+        await at_all(models, backward)
+        former = [weakref.ref(model) for model in models]
+        modules = [model.module for model in models]
+        gc.disable()
+        try:
+            models.clear()
+            assert [one() for one in former] == [None, None]
+        finally:
+            gc.enable()
+        again = [Model(module, pair[rank]) for rank, module in enumerate(modules)]
+        await asyncio.gather(*again)
+        for model in again:
+            model.zero_grad()
+        await at_all(again, backward)
+        assert same(grads_of(again[0]), mean_grads(Mlp, 2))
+
     async def test_let_go_when_closed(self, pair: list[Group]) -> None:
         models = await wrapped(pair, Mlp)
         await at_all(models, backward)
@@ -410,6 +475,44 @@ class TestModules:
             model.zero_grad()
             torch.autograd.backward(loss_of(model.module(rows(0))))
         assert identical([grads_of(model) for model in models])
+
+
+class TestOptimizersInThePass:
+    @pytest.mark.parametrize("options", OPTIONS)
+    async def test_step_with_the_mean_of_all(
+        self, groups: list[Group], options: dict[str, Any]
+    ) -> None:
+        def stepping() -> nn.Module:
+            module = Mlp()
+            in_backward(torch.optim.SGD, module.first.parameters(), {"lr": 0.1})
+            return module
+
+        models = await wrapped(groups, stepping, **options)
+
+        async def run(rank: int, model: Model) -> None:
+            for step in range(3):
+                with model.no_sync():  # gathers, and steps later
+                    await backward(rank, model, step)
+                await asyncio.to_thread(loss_of(model(rows(rank, step))).backward)
+                first = model.get_submodule("module.first")
+                assert grads_of(first) == [None, None]
+                model.zero_grad()
+
+        await at_all(models, run)
+        alone = Mlp()
+        for step in range(3):
+            alone.zero_grad()
+            for rank in range(len(groups)):
+                loss = loss_of(alone(rows(rank, step)))
+                torch.autograd.backward(loss.mul(2 / len(groups)))
+            with torch.no_grad():
+                for parameter in alone.first.parameters():
+                    parameter.sub_(0.1 * torch.as_tensor(parameter.grad))
+        for model in models:
+            for mine, wanted in zip(
+                model.module.parameters(), alone.parameters(), strict=True
+            ):
+                torch.testing.assert_close(mine, wanted)
 
 
 class TestBuckets:
