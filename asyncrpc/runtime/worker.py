@@ -52,7 +52,9 @@ def current_worker(name: str | None = None) -> Worker:
 
     One that has none uses a worker that `await init_rpc(...)` has left running: a task,
     the only one on its event loop; a thread without a loop, the only one of the
-    process.  So each cell of a notebook has the worker of an earlier one.
+    process.  So each cell of a notebook has the worker of an earlier one.  A task whose
+    worker belongs to another event loop uses the only one that runs on its own, as a
+    test beside workers of wider fixtures.
 
     Args:
         name: of one of several that `init_rpc` has left running; None: the current
@@ -68,8 +70,22 @@ def current_worker(name: str | None = None) -> Worker:
     if worker is None or (name is not None and worker.name != name):
         # Not kept in the context, which may be that of a whole notebook.
         return _left_running(name)
+    if not worker.parts.loop_guard.is_on_loop:
+        worker = _only_here() or worker
     worker.parts.lifecycle.check_running()
     return worker
+
+
+def _only_here() -> Worker | None:
+    """Return the only worker that runs on the event loop that runs here."""
+    loop = running_loop()
+    here = [
+        worker
+        for worker in known_workers()
+        if isinstance(worker, Worker) and worker.parts.loop_guard.loop is loop
+    ]
+    running = [worker for worker in here if worker.parts.lifecycle.is_usable]
+    return running[0] if loop is not None and len(running) == 1 else None
 
 
 def workers_left_running() -> list[Worker]:

@@ -6,6 +6,7 @@ As with the session's fixture of a test suite whose tests have loops of their ow
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 import asyncrpc
 from asyncrpc import LocalRendezvous, Worker
+from asyncrpc.runtime.calls.context import current_worker_var
 from tests.integration.runtime.two_loops import (
     ASYNCIO,
     DOORS,
@@ -156,3 +158,25 @@ async def test_a_context_and_a_deadline_end_in_another_task_than_they_began() ->
     worker = Worker("w", rank=0, rendezvous=LocalRendezvous(1))
     async with worker, aclosing(hold()) as held:
         await asyncio.create_task(held.asend(None))
+
+
+def test_a_task_has_the_worker_of_its_own_loop(program: Program) -> None:
+    """As in a test that has fixtures of several scopes: one context, several loops."""
+    context = contextvars.copy_context()
+    other = Worker("other", rank=0, rendezvous=LocalRendezvous(1))
+
+    async def current() -> Worker:
+        async with asyncrpc.autograd.context():
+            return asyncrpc.current_worker()
+
+    def on(loop: asyncio.AbstractEventLoop, work: Any) -> Any:
+        return loop.run_until_complete(loop.create_task(work, context=context))
+
+    on(program.second, other.__aenter__())
+    context.run(current_worker_var.set, program.worker)
+    assert on(program.home, current()) is program.worker
+    assert on(program.second, current()) is other
+    assert on(program.home, current()) is program.worker
+    program.second.run_until_complete(other.__aexit__(None, None, None))
+    with pytest.raises(asyncrpc.UsageError, match=OWNER):
+        on(program.second, current())
