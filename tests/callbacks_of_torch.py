@@ -1,32 +1,38 @@
-"""Every way in which torch calls back into Python while it computes gradients or steps.
+"""Every way in which torch calls back into Python while it computes gradients.
 
 A way is a context manager: inside, the function that it gives computes a loss whose
-backward pass calls `call`, or, inside, an optimizer's step does.
+backward pass calls `call`.
 """
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Final, Self, TypeAlias
 
 import torch
 from torch import nn
 from torch.autograd import graph
 from torch.nn.modules import module as of_all_modules
-from torch.optim import optimizer as of_all_optimizers
+from torch.profiler import (
+    ExecutionTraceObserver,
+    ProfilerAction,
+    ProfilerActivity,
+    profile,
+    record_function,
+)
 from torch.utils.checkpoint import checkpoint
 
 Call: TypeAlias = Callable[[], None]
 Forward: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 Way: TypeAlias = Callable[[Call], AbstractContextManager[Forward]]
-Step: TypeAlias = Callable[[Call, torch.optim.Optimizer], AbstractContextManager[None]]
 
 _LIBRARY: Any = torch.library.Library
 
 WAYS: Final[dict[str, Way]] = {}
-STEPS: Final[dict[str, Step]] = {}
 
 
 def parameter() -> nn.Parameter:
@@ -39,10 +45,11 @@ def way(make: Callable[[Call], Iterator[Forward]]) -> Way:
     return manager
 
 
-def step(make: Callable[[Call, torch.optim.Optimizer], Iterator[None]]) -> Step:
-    manager = contextmanager(make)
-    STEPS[make.__name__] = manager
-    return manager
+def add_ways(make: Callable[..., Iterator[Forward]], **first: Any) -> None:
+    """List ways that differ in their first argument."""
+    WAYS.update(
+        (name, partial(contextmanager(make), value)) for name, value in first.items()
+    )
 
 
 def total(y: Any) -> torch.Tensor:
@@ -57,6 +64,14 @@ def doing(call: Call) -> Callable[..., None]:
         call()
 
     return hook
+
+
+@contextmanager
+def removing(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 # --- hooks of tensors and nodes ------------------------------------------------------
@@ -88,30 +103,18 @@ def post_accumulate_hook(call: Call) -> Iterator[Forward]:
     yield lambda x: (x * w).sum()
 
 
-@way
-def node_hook(call: Call) -> Iterator[Forward]:
+def with_node(register: str, call: Call) -> Iterator[Forward]:
     w = parameter()
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         y = (x * w).sin()
-        assert y.grad_fn is not None
-        y.grad_fn.register_hook(doing(call))
+        getattr(y.grad_fn, register)(doing(call))
         return y.sum()
 
     yield forward
 
 
-@way
-def node_prehook(call: Call) -> Iterator[Forward]:
-    w = parameter()
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        y = (x * w).sin()
-        assert y.grad_fn is not None
-        y.grad_fn.register_prehook(doing(call))
-        return y.sum()
-
-    yield forward
+add_ways(with_node, node_hook="register_hook", node_prehook="register_prehook")
 
 
 @way
@@ -157,88 +160,56 @@ def callback_at_the_end(call: Call) -> Iterator[Forward]:
 # --- hooks of modules ----------------------------------------------------------------
 
 
-def with_module(register: str, call: Call, *, of: Any = None) -> Iterator[Forward]:
+Register: TypeAlias = tuple[Any, str]  # of all modules, or of one; and its method
+
+
+def with_module(register: Register, call: Call) -> Iterator[Forward]:
+    of, name = register
     module = nn.Linear(3, 3)
-    handle = getattr(of or module, register)(doing(call))
+    state = vars(of_all_modules)
+    before = state["_global_is_full_backward_hook"]  # torch takes one kind at a time
+    state["_global_is_full_backward_hook"] = None
+    handle = getattr(of or module, name)(doing(call))
     try:
         yield lambda x: module(x * 1).sin().sum()
     finally:
         handle.remove()
-
-
-@way
-def module_backward_hook(call: Call) -> Iterator[Forward]:
-    yield from with_module("register_full_backward_hook", call)
-
-
-@way
-def module_backward_pre_hook(call: Call) -> Iterator[Forward]:
-    yield from with_module("register_full_backward_pre_hook", call)
-
-
-@way
-def old_module_backward_hook(call: Call) -> Iterator[Forward]:
-    yield from with_module("register_backward_hook", call)
-
-
-@way
-def hook_of_all_modules(call: Call) -> Iterator[Forward]:
-    register = "register_module_full_backward_hook"
-    yield from with_module(register, call, of=of_all_modules)
-
-
-@way
-def pre_hook_of_all_modules(call: Call) -> Iterator[Forward]:
-    register = "register_module_full_backward_pre_hook"
-    yield from with_module(register, call, of=of_all_modules)
-
-
-@way
-def old_hook_of_all_modules(call: Call) -> Iterator[Forward]:
-    register = "register_module_backward_hook"
-    state = vars(of_all_modules)
-    before = state["_global_is_full_backward_hook"]  # torch takes one kind at a time
-    state["_global_is_full_backward_hook"] = None
-    try:
-        yield from with_module(register, call, of=of_all_modules)
-    finally:
         state["_global_is_full_backward_hook"] = before
 
 
-def in_forward(register: str, call: Call, *, of: Any = None) -> Iterator[Forward]:
+add_ways(
+    with_module,
+    module_backward_hook=(None, "register_full_backward_hook"),
+    module_backward_pre_hook=(None, "register_full_backward_pre_hook"),
+    old_module_backward_hook=(None, "register_backward_hook"),
+    hook_of_all_modules=(of_all_modules, "register_module_full_backward_hook"),
+    pre_hook_of_all_modules=(of_all_modules, "register_module_full_backward_pre_hook"),
+    old_hook_of_all_modules=(of_all_modules, "register_module_backward_hook"),
+)
+
+
+def in_forward(register: Register, call: Call) -> Iterator[Forward]:
     """Give a forward pass whose hook on a module hooks the tensors that it sees."""
+    of, name = register
     module = nn.Linear(3, 3)
 
     def hook(_: nn.Module, inputs: Any, outputs: Any = None) -> None:
         (inputs[0] if outputs is None else outputs).register_hook(doing(call))
 
-    handle = getattr(of or module, register)(hook)
-    try:
+    with removing(getattr(of or module, name)(hook)):
         yield lambda x: module(x * torch.ones(3, requires_grad=True)).sum()
-    finally:
-        handle.remove()
 
 
-@way
-def module_forward_hook(call: Call) -> Iterator[Forward]:
-    yield from in_forward("register_forward_hook", call)
-
-
-@way
-def module_forward_pre_hook(call: Call) -> Iterator[Forward]:
-    yield from in_forward("register_forward_pre_hook", call)
-
-
-@way
-def forward_hook_of_all_modules(call: Call) -> Iterator[Forward]:
-    register = "register_module_forward_hook"
-    yield from in_forward(register, call, of=of_all_modules)
-
-
-@way
-def forward_pre_hook_of_all_modules(call: Call) -> Iterator[Forward]:
-    register = "register_module_forward_pre_hook"
-    yield from in_forward(register, call, of=of_all_modules)
+add_ways(
+    in_forward,
+    module_forward_hook=(None, "register_forward_hook"),
+    module_forward_pre_hook=(None, "register_forward_pre_hook"),
+    forward_hook_of_all_modules=(of_all_modules, "register_module_forward_hook"),
+    forward_pre_hook_of_all_modules=(
+        of_all_modules,
+        "register_module_forward_pre_hook",
+    ),
+)
 
 
 # --- saved tensors -------------------------------------------------------------------
@@ -429,89 +400,94 @@ def subclass_of_parameters(call: Call) -> Iterator[Forward]:
     yield lambda x: (x * w).sum().as_subclass(torch.Tensor)
 
 
-# --- steps ---------------------------------------------------------------------------
+class Reading(torch.Tensor):
+    """A gradient whose attributes and operations call."""
+
+    call: Call | None = None
+
+    @classmethod
+    def __torch_function__(
+        cls, name: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if cls.call is not None:
+            cls.call()
+        parent: Any = super()
+        return parent.__torch_function__(name, types, args, kwargs or {})
 
 
-@step
-def pre_hook(call: Call, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    with _removing(optimizer.register_step_pre_hook(doing(call))):
-        yield
+# --- profilers and scalers -----------------------------------------------------------
 
 
-@step
-def post_hook(call: Call, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    with _removing(optimizer.register_step_post_hook(doing(call))):
-        yield
+def profile_twice(call: Call) -> None:
+    """Let a profiler call its schedule and its handler of traces."""
 
-
-@step
-def pre_hook_of_all(call: Call, _: torch.optim.Optimizer) -> Iterator[None]:
-    register = of_all_optimizers.register_optimizer_step_pre_hook
-    with _removing(register(doing(call))):
-        yield
-
-
-@step
-def post_hook_of_all(call: Call, _: torch.optim.Optimizer) -> Iterator[None]:
-    register = of_all_optimizers.register_optimizer_step_post_hook
-    with _removing(register(doing(call))):
-        yield
-
-
-@step
-def wrapped_step(call: Call, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """As a scheduler of learning rates wraps it, and GradScaler and profilers do."""
-    mine: Any = optimizer
-    plain: Any = optimizer.step
-
-    def wrapped(*args: Any) -> Any:
+    def schedule(_: int) -> ProfilerAction:
         call()
-        return plain(*args)
+        return ProfilerAction.RECORD_AND_SAVE
 
-    mine.step = wrapped
-    yield
-    del mine.step
-
-
-@step
-def replaced_step(call: Call, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    kind: Any = type(optimizer)
-    plain = kind.step
-
-    def replaced(self: Any, closure: Any = None) -> Any:
-        call()
-        return plain(self, closure)
-
-    kind.step = replaced
-    try:
-        yield
-    finally:
-        kind.step = plain
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule,
+        on_trace_ready=doing(call),
+        acc_events=True,
+    ) as profiler:
+        profiler.step()
 
 
-class Options(list[Any]):
-    """Groups of parameters whose reading calls."""
-
-    call: Call
-
-    def __iter__(self) -> Iterator[Any]:
-        self.call()
-        return super().__iter__()
+@way
+def profiler_in_a_hook(call: Call) -> Iterator[Forward]:
+    w: Any = parameter()
+    w.register_hook(lambda _: profile_twice(call))
+    yield lambda x: (x * w).sum()
 
 
-@step
-def options_of_the_user(call: Call, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    plain = optimizer.param_groups
-    mine = Options(plain)
-    mine.call = call
-    optimizer.param_groups = mine
-    yield
-    optimizer.param_groups = plain
+def under_profiler(make: Callable[[], Any], call: Call) -> Iterator[Forward]:
+    """Give a pass that a profiler of the whole process watches."""
+    w: Any = parameter()
+    w.register_hook(doing(call))
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        with record_function("of a test"):
+            return total(x * w)
+
+    with make():
+        yield forward
 
 
-@contextmanager
-def _removing(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
+def observer() -> AbstractContextManager[Any]:
+    return profile(
+        activities=[ProfilerActivity.CPU],
+        execution_trace_observer=ExecutionTraceObserver().register_callback(os.devnull),
+        acc_events=True,
+    )
+
+
+add_ways(
+    under_profiler,
+    profiler_with_stacks=lambda: profile(
+        activities=[ProfilerActivity.CPU], with_stack=True, acc_events=True
+    ),
+    profiler_of_autograd=torch.autograd.profiler.profile,
+    execution_trace=observer,
+)
+
+
+@way
+def scaled_loss(call: Call) -> Iterator[Forward]:
+    """As `torch.amp` has it: a scaler that looks at gradients within the pass."""
+    w: Any = parameter()
+
+    class Scaler(torch.amp.GradScaler):
+        def unscale_(self, optimizer: Any) -> None:
+            call()
+            super().unscale_(optimizer)
+
+    scaler = Scaler("cpu", init_scale=2.0)
+    inner = torch.optim.SGD([w], lr=0.0)
+
+    def unscale(_: torch.Tensor) -> None:
+        scaler.unscale_(inner)
+        scaler.update()
+
+    w.register_post_accumulate_grad_hook(unscale)
+    yield lambda x: scaler.scale((x * w).sum())

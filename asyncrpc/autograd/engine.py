@@ -140,7 +140,12 @@ class SegmentRun:
         if self.keeping.create_graph or torch.distributed.is_initialized():
             return None  # torch's DistributedDataParallel waits for other processes
         # First of all: what is asked of the tensors below may be user code.
-        if not runs_torch_only(self.nodes, parameters, self.entering.values()):
+        flow = self.flow
+        gradients = [*self.entering.values(), *flow.entering.values()]
+        if flow.staged:  # `.grad` of these is used, too
+            parameters = [*parameters, *flow.staged]
+            gradients += flow.staged.values()
+        if not runs_torch_only(self.nodes, parameters, gradients):
             return None
         if any(one.numel() > SMALL_NUMEL for one in parameters):
             return None
@@ -153,7 +158,7 @@ class SegmentRun:
             len(self.entering),
             len(self.segment.nodes),
             len(self.received),
-            *map(id, parameters),
+            *map(id, self.parameters),
         )
 
 

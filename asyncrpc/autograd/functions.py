@@ -71,14 +71,12 @@ class Received:
 
     def passes(self, gradient: torch.Tensor) -> bool:
         """Return whether the engine would bring this gradient here as it is."""
-        if self.has_hooks or self.tensor is None:
+        if self.has_hooks or self.tensor is None or not is_plain(gradient):
             return False
         tensor = self.tensor()
-        return (tensor is None or not tensor.retains_grad) and self.like == (
-            gradient.shape,
-            gradient.dtype,
-            gradient.device,
-        )
+        if tensor is not None and (not is_plain(tensor) or tensor.retains_grad):
+            return False
+        return self.like == (gradient.shape, gradient.dtype, gradient.device)
 
     def begin(self, gradient: torch.Tensor | None = None) -> None:
         """Wait for the gradient of a run, of which this much was there before."""

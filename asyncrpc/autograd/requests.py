@@ -20,6 +20,7 @@ from asyncrpc.autograd.messages import (
     keys_of,
 )
 from asyncrpc.autograd.state import ABORTED, ContextState, Pass, Sent
+from asyncrpc.autograd.torch_only import is_plain, without_functions
 from asyncrpc.errors import AutogradError, CallError, MalformedError, Outcome
 from asyncrpc.ids import Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.devices.maps import TO_HOST
@@ -117,11 +118,12 @@ class PassRequests:
         gradients: Sequence[torch.Tensor | None],
     ) -> list[int] | None:
         """Record gradients that have a history as sent tensors."""
-        having = [
-            (index, gradient)
-            for index, gradient in enumerate(gradients)
-            if gradient is not None and gradient.requires_grad
-        ]
+        with without_functions():
+            having = [
+                (index, gradient)
+                for index, gradient in enumerate(gradients)
+                if gradient is not None and gradient.requires_grad
+            ]
         if not having:
             return None
         message = MessageId(self._me, self._contexts.next_serial())
@@ -239,7 +241,8 @@ def _is_unknown(error: BaseException | None) -> bool:
 def _can_go_back(one: Pass, gradients: Sequence[torch.Tensor | None]) -> bool:
     """Return whether gradients may go with an answer: the first, and on the host."""
     return one.going_back is None and all(
-        gradient is None or gradient.is_cpu for gradient in gradients
+        gradient is None or (is_plain(gradient) and gradient.is_cpu)
+        for gradient in gradients
     )
 
 

@@ -95,7 +95,8 @@ class RootPasses:
         """
         state = self._contexts.state(context_id)
         check = partial(root_gradients, roots, gradients)
-        given = await on_devices_of(self._threads, roots, check)
+        begin_with = [one for one in gradients or () if one is not None]
+        given = await on_devices_of(self._threads, [*roots, *begin_with], check)
         pass_id = PassId(self._me.incarnation, self._contexts.next_serial())
         ids = PassIds(context_id, pass_id)
         one = state.join_pass(pass_id, self._me.name, keeping)

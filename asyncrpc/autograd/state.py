@@ -23,7 +23,7 @@ from asyncrpc.autograd.functions import (
 )
 from asyncrpc.autograd.machine import LocalPass, Wave
 from asyncrpc.autograd.messages import Advance, PassAnswer, PassId, PassIds
-from asyncrpc.autograd.torch_only import is_plain
+from asyncrpc.autograd.torch_only import PLAIN, is_plain, without_functions
 from asyncrpc.errors import AutogradError, MalformedError
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 
@@ -48,9 +48,12 @@ class Sent:
     def of(cls, tensors: Sequence[torch.Tensor], to: WorkerId) -> Self:
         """Record tensors as they are now."""
         edges = [edge_of(tensor) for tensor in tensors]
-        if all(tensor.is_cpu for tensor in tensors):
+        if all(type(tensor) in PLAIN and tensor.is_cpu for tensor in tensors):
             return cls(edges, to)
-        return cls(edges, to, [str(tensor.device) for tensor in tensors])
+        with without_functions():
+            if all(tensor.is_cpu for tensor in tensors):
+                return cls(edges, to)
+            return cls(edges, to, [str(tensor.device) for tensor in tensors])
 
 
 class ContextState:
@@ -195,8 +198,8 @@ class ContextState:
         """
         # A gradient of a subclass may add up in user code.
         if any(
-            key in self._committed
-            and (not is_plain(one) or (defers and not one.is_cpu))
+            (have := self._committed.get(key)) is not None
+            and not (is_plain(have) and is_plain(one) and (one.is_cpu or not defers))
             for key, one in gradients.items()
         ):
             self._later.append(gradients)

@@ -147,6 +147,7 @@ class PassWork:
         entered = [key for key, gradient in arrived.items() if gradient is not None]
         starts = [(one.edges[key], gradient) for key, gradient in arrived.items()]
         entering = [gradient for _, gradient in starts if gradient is not None]
+        entering += one.flow.entering.values()
         prepared = partial(
             prepare, segment, starts, one.region, one.flow, one.keeping
         )  # which may add gradients up

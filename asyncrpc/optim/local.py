@@ -35,6 +35,7 @@ from torch.utils import _pytree as pytree
 from asyncrpc.arguments import shown
 from asyncrpc.autograd.gradient_lock import GradientLock, GradientsSetAside
 from asyncrpc.autograd.inline import SMALL, SMALL_NUMEL
+from asyncrpc.autograd.torch_only import without_functions
 from asyncrpc.errors import OptimizerError
 from asyncrpc.optim.options import Changes, Options, options_of, set_options
 from asyncrpc.optim.plain_step import plain_step_of, steps_torch_only
@@ -339,7 +340,9 @@ def check_parameters(values: Sequence[Any]) -> None:
             raise OptimizerError(
                 f"parameter {index} is a {kind}, not a tensor; pass RRefs to parameters"
             )
-        if not value.is_leaf:
+        with without_functions():
+            is_leaf = value.is_leaf
+        if not is_leaf:
             raise OptimizerError(
                 f"parameter {index} of shape {tuple(value.shape)} is not a leaf "
                 "tensor: it was computed from others; optimize those instead"

@@ -6,7 +6,7 @@ calls of hooks.  Without either, the wrapper is half of a small SGD step: 6 of 1
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any, Final
@@ -15,7 +15,7 @@ import torch
 from torch.autograd import profiler
 from torch.optim import optimizer as for_all
 
-from asyncrpc.autograd.torch_only import PLAIN, are_operators_torchs, is_plain
+from asyncrpc.autograd.torch_only import PLAIN, are_operators_torchs
 
 _observed: Callable[[], bool] = torch._C._autograd._profiler_enabled  # noqa: SLF001
 _wrap: Any = torch.optim.Optimizer.profile_hook_step
@@ -62,10 +62,13 @@ _STEPS: Final[dict[type, Any]] = {
     for kind in vars(torch.optim).values()
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
 }
-_METHODS: Final = {kind: frozenset(dir(kind)) for kind in _STEPS}
 _HOOKS: Final = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 # Of options and state.  What else they hold may have methods of the user's.
-_VALUES: Final = PLAIN | {bool, int, float, str, type(None)}
+_PLAIN_OR_NONE: Final = PLAIN | {type(None)}
+_VALUES: Final = _PLAIN_OR_NONE | {bool, int, float, str}
+_SEQUENCES: Final = frozenset((tuple, list))  # betas, and the parameters of a group
+_OWN: Final = _VALUES | {dict, list, OrderedDict, defaultdict}  # of an optimizer
+_NAMES: Final = frozenset((str,))
 
 
 def steps_torch_only(optimizer: Any, gradients: Iterable[Any]) -> bool:
@@ -81,42 +84,42 @@ def steps_torch_only(optimizer: Any, gradients: Iterable[Any]) -> bool:
         return False
     own = vars(optimizer)
     return (
-        _METHODS[kind].isdisjoint(own)  # a scheduler replaces `step`
+        _has_plain_names(own)
+        # A scheduler replaces `step`; a GradScaler sets tensors that a step reads.
+        and _OWN.issuperset(map(type, own.values()))
         and not any(own[name] for name in _HOOKS)
         and not for_all._global_optimizer_pre_hooks  # noqa: SLF001
         and not for_all._global_optimizer_post_hooks  # noqa: SLF001
-        and all(gradient is None or is_plain(gradient) for gradient in gradients)
-        and type(own["param_groups"]) is list
-        and all(map(_is_plain_group, own["param_groups"]))
+        and _PLAIN_OR_NONE.issuperset(map(type, gradients))
+        and type(own["defaults"]) is dict
+        and _has_plain_names(own["defaults"])  # a step reads one
+        and type(own["defaults"].get("differentiable")) is bool
+        and all(map(_is_plain_dict, own["param_groups"]))
         and _is_plain_state(own["state"])
     )
 
 
-def _is_plain_group(group: Any) -> bool:
-    return (
-        type(group) is dict
-        and type(group["params"]) is list
-        and all(map(is_plain, group["params"]))
-        and all(
-            _is_plain_value(value) for name, value in group.items() if name != "params"
-        )
-    )
+def _has_plain_names(values: dict[Any, Any]) -> bool:
+    """Return whether looking a name up calls no `__eq__` of the user's."""
+    return _NAMES.issuperset(map(type, values))
 
 
-def _is_plain_value(value: Any) -> bool:
-    if type(value) is tuple:  # betas
-        return all(map(_is_plain_value, value))
-    return type(value) in _VALUES
+def _is_plain_dict(values: Any) -> bool:
+    if type(values) is not dict or not _has_plain_names(values):
+        return False
+    for value in values.values():
+        kind = type(value)
+        if kind not in _VALUES and not (
+            kind in _SEQUENCES and _VALUES.issuperset(map(type, value))
+        ):
+            return False
+    return True
 
 
 def _is_plain_state(state: Any) -> bool:
     return (
         type(state) is defaultdict
         and state.default_factory is dict
-        and all(
-            is_plain(parameter)
-            and type(values) is dict
-            and all(map(_is_plain_value, values.values()))
-            for parameter, values in state.items()
-        )
+        and PLAIN.issuperset(map(type, state))
+        and all(map(_is_plain_dict, state.values()))
     )

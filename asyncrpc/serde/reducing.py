@@ -120,9 +120,12 @@ class Reducers(dict[type, Reducer]):
         better how to pickle themselves, but their gradient cannot follow.
         """
         kind = type(value)
-        if value.requires_grad and isinstance(value, _JAGGED):
-            return self._jagged(value)
-        if not _is_alias(kind) or not layouts.has_entry(value):
+        # What asyncrpc asks a tensor, it asks on the event loop.
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+            if value.requires_grad and isinstance(value, _JAGGED):
+                return self._jagged(value)
+            is_alias = _is_alias(kind) and layouts.has_entry(value)
+        if not is_alias:
             return self._by_torch(value)
         with _recording():
             plain = self._alias(value, value.as_subclass(torch.Tensor))
@@ -142,8 +145,9 @@ class Reducers(dict[type, Reducer]):
         return plain
 
     def _by_torch(self, value: torch.Tensor) -> Reduced:
-        if value.requires_grad:
-            self._encoder.detached.append(value)
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+            if value.requires_grad:
+                self._encoder.detached.append(value)
         return _by_protocol(value)
 
     def _module(self, value: torch.nn.Module) -> Reduced:

@@ -21,7 +21,8 @@ from asyncrpc.autograd import current_context
 from asyncrpc.autograd.inline import InlinePolicy
 from asyncrpc.compat import autograd, rpc
 from asyncrpc.compat.optim import DistributedOptimizer
-from tests.callbacks_of_torch import STEPS, WAYS
+from tests.callbacks_of_steps import STEPS
+from tests.callbacks_of_torch import WAYS
 from tests.integration.compat.playing import play
 
 ACTS = ("future", "sync", "context", "pass", "pass by a future", "sleep", "raise")
