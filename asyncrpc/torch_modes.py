@@ -58,6 +58,9 @@ _push_hooks: Any = _C._autograd._push_saved_tensors_default_hooks  # noqa: SLF00
 _pop_hooks: Any = _C._autograd._pop_saved_tensors_default_hooks  # noqa: SLF001
 _top_hooks: Any = _C._autograd._top_saved_tensors_default_hooks  # noqa: SLF001
 _set_default_device_by: Any = torch._GLOBAL_DEVICE_CONTEXT  # noqa: SLF001
+_core: Any = _C  # some of its functions have no types
+_has_functions: Callable[[], bool] = _core._is_torch_function_enabled  # noqa: SLF001
+_has_hooks: Callable[[], bool] = _core._autograd._saved_tensors_hooks_is_enabled  # noqa: SLF001
 
 
 def has_defaults(
@@ -77,6 +80,40 @@ def has_defaults(
     )
 
 
+class Switches(NamedTuple):
+    """What is turned off in a thread.
+
+    Attributes:
+        functions: state of `__torch_function__`, which DisableTorchFunction turns off.
+        hooks_error: the text of `disable_saved_tensors_hooks`; None: they are enabled.
+    """
+
+    functions: Any
+    hooks_error: str | None
+
+    def put(self) -> None:
+        """Give them to this thread."""
+        _core._set_torch_function_state(self.functions)  # noqa: SLF001
+        if self.hooks_error is None:
+            _C._autograd._saved_tensors_hooks_enable()  # noqa: SLF001
+        else:
+            _C._autograd._saved_tensors_hooks_disable(self.hooks_error, False)  # noqa: FBT003, SLF001
+
+
+_ALL_ON: Final = Switches(_core._TorchFunctionState.ENABLED, None)  # noqa: SLF001
+
+
+def _taken_switches() -> Switches | None:
+    switches = Switches(
+        _core._get_torch_function_state(),  # noqa: SLF001
+        _C._autograd._saved_tensors_hooks_get_disabled_error_message(),  # noqa: SLF001
+    )
+    if switches == _ALL_ON:
+        return None
+    _ALL_ON.put()
+    return switches
+
+
 class Modes(NamedTuple):
     """torch's modes of a thread.
 
@@ -90,6 +127,7 @@ class Modes(NamedTuple):
         default_device: of these, that of `torch.set_default_device`.
         dispatches: dispatch modes, such as FakeTensorMode.
         hooks: of saved tensors, by pairs.
+        switches: what is turned off; None: nothing.
     """
 
     grad: bool = True
@@ -101,6 +139,7 @@ class Modes(NamedTuple):
     default_device: Any = None
     dispatches: tuple[Any, ...] = ()
     hooks: tuple[Any, ...] = ()
+    switches: Switches | None = None
 
 
 DEFAULTS: Final = Modes()
@@ -122,6 +161,7 @@ def take(default_device: Any) -> Modes | None:
     Args:
         default_device: the thread has, and keeps, the default device of this.
     """
+    switches = _taken_switches()
     functions = tuple(_function_at(at) for at in range(function_count()))
     base = () if default_device is None else (default_device,)
     is_on = _C._is_any_autocast_enabled()  # noqa: SLF001
@@ -135,6 +175,7 @@ def take(default_device: Any) -> Modes | None:
         None if functions == base else default_device_here(),
         _popped(_pop_dispatch, dispatch_count()),
         _taken_hooks(),
+        switches,
     )
     if modes == DEFAULTS:
         return None
@@ -168,6 +209,8 @@ def put(modes: Modes) -> None:
     if modes.functions:
         _popped(_pop_function, function_count())
         _have_functions(modes.functions, modes.default_device)
+    if modes.switches is not None:
+        modes.switches.put()
 
 
 def autocast_here() -> Autocast:
@@ -258,9 +301,13 @@ class FunctionModes:
         if self.modes is not None:
             put(self.modes)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Give the thread its own modes back; keep the function's for the next step."""
-        self.modes = None if has_defaults() else take(self._default_device)
+        # Where it waits, what it has turned off would reach others.
+        is_plain = has_defaults() and (
+            kind is not None or (_has_functions() and _has_hooks())
+        )
+        self.modes = None if is_plain else take(self._default_device)
         if self._others is not None:
             others, self._others = self._others, None
             put(others)
@@ -414,15 +461,15 @@ def steps(
             except BaseException as thrown:  # noqa: BLE001  (the coroutine's to handle)
                 value, error = None, thrown
             awaited = None  # a future that fails holds its error, and that this frame
-        with place:
-            try:
+        try:
+            with place:
                 awaited = (
                     awaitable.send(value) if error is None else awaitable.throw(error)
                 )
-            except StopIteration as end:
-                return end.value
-            finally:
-                value = error = None  # its traceback holds this frame
+        except StopIteration as end:
+            return end.value
+        finally:
+            value = error = None  # its traceback holds this frame
 
 
 def driven_by(generator: types.GeneratorType[Any, Any, Any]) -> Any:

@@ -15,6 +15,12 @@ import pytest
 import pytest_asyncio
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.autograd.graph import (
+    allow_mutation_on_saved_tensors,
+    disable_saved_tensors_hooks,
+)
+from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,7 +29,9 @@ from asyncrpc import Worker, autograd
 from asyncrpc.inspection import awaits
 from asyncrpc.serving import Batcher
 from asyncrpc.testing import Cluster, acting_as
-from asyncrpc.torch_modes import FunctionModes, has_defaults
+from asyncrpc.torch_modes import FunctionModes
+
+_C: Any = torch._C  # noqa: SLF001
 
 
 class Dispatching(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -82,6 +90,15 @@ MODES: dict[str, Mode] = {
     ),
 }
 each_mode = pytest.mark.parametrize("name", MODES)
+# These are looked for only where a step of a call waits, and so may hold them.
+SWITCHES: dict[str, Mode] = {
+    "DisableTorchFunctionSubclass": torch._C.DisableTorchFunctionSubclass,  # noqa: SLF001
+    "DisableTorchFunction": torch._C.DisableTorchFunction,  # noqa: SLF001
+    "disable_saved_tensors_hooks": lambda: disable_saved_tensors_hooks("not here"),
+    "allow_mutation_on_saved_tensors": allow_mutation_on_saved_tensors,
+}
+HELD: dict[str, Mode] = {**MODES, **SWITCHES}
+each_held = pytest.mark.parametrize("name", HELD)
 
 
 def state() -> tuple[Any, ...]:
@@ -96,7 +113,9 @@ def state() -> tuple[Any, ...]:
         torch._C._len_torch_dispatch_stack(),  # noqa: SLF001
         str(torch._C._dispatch_tls_local_include_set()),  # noqa: SLF001
         str(torch._C._dispatch_tls_local_exclude_set()),  # noqa: SLF001
-        torch._C._autograd._top_saved_tensors_default_hooks(False),  # noqa: FBT003, SLF001
+        _C._autograd._top_saved_tensors_default_hooks(False),  # noqa: FBT003, SLF001
+        _C._autograd._saved_tensors_hooks_get_disabled_error_message(),  # noqa: SLF001
+        _C._get_torch_function_state(),  # noqa: SLF001
     )
 
 
@@ -117,7 +136,7 @@ class Gate:
 async def held(name: str) -> bool:
     """Hold a mode over awaits; return whether it was there again after each."""
     gate = Gate.all[name]
-    with MODES[name]():
+    with HELD[name]():
         before = state()
         gate.entered.set()
         await gate.go_on.wait()
@@ -128,14 +147,14 @@ async def held(name: str) -> bool:
 
 
 async def items_held(name: str) -> AsyncIterator[bool]:
-    with MODES[name]():
+    with HELD[name]():
         before = state()
         for _ in range(3):
             yield state() == before
 
 
 def items_held_in_thread(name: str) -> Any:
-    with MODES[name]():
+    with HELD[name]():
         before = state()
         for _ in range(3):
             yield state() == before
@@ -257,7 +276,7 @@ async def waiting(name: str, start: Callable[[], Awaitable[Any]]) -> AsyncIterat
     assert await running
 
 
-@each_mode
+@each_held
 async def test_a_served_coroutine_holds_its_modes_alone(name: str, a: Worker) -> None:
     async with waiting(name, lambda: a.peer("b").call(held, name)):
         assert state() == DEFAULT
@@ -323,7 +342,7 @@ async def test_a_call_made_under_a_mode_carries_plain_tensors(
 
 
 @pytest.mark.parametrize("function", [items_held, items_held_in_thread])
-@each_mode
+@each_held
 async def test_a_stream_keeps_its_modes_between_items(
     function: Any, name: str, a: Worker
 ) -> None:
@@ -335,7 +354,7 @@ async def test_a_stream_keeps_its_modes_between_items(
     assert found == [True] * 3
 
 
-@each_mode
+@each_held
 async def test_a_batch_holds_its_modes_alone(name: str, a: Worker) -> None:
     async def forward(items: list[str]) -> list[bool]:
         return [await held(item) for item in items]
@@ -393,7 +412,9 @@ async def test_calls_of_subtasks_have_the_mode_of_the_task_that_awaits_them(
 
 async def test_modes_come_back_whatever_others_did_meanwhile() -> None:
     """Every pair of modes: one is held by one step, the other by another's."""
-    for mine, other in itertools.product(MODES.values(), MODES.values()):
+    both = HELD.copy()
+    del both["allow_mutation_on_saved_tensors"]  # one at a time in a process
+    for mine, other in itertools.product(both.values(), both.values()):
         place, elsewhere = FunctionModes(), FunctionModes()
         entered, others = contextlib.ExitStack(), contextlib.ExitStack()
         with place:
@@ -405,7 +426,7 @@ async def test_modes_come_back_whatever_others_did_meanwhile() -> None:
         with place:
             assert state() == under, (mine, other)
             entered.close()
-            assert has_defaults()
+            assert state() == DEFAULT
         with elsewhere:
             others.close()
         assert state() == DEFAULT, (mine, other)
@@ -452,6 +473,23 @@ def device_in_thread() -> str:
 
 # --- states of the process ------------------------------------------------------------
 
+
+class Kept:
+    """A context that one function enters and another leaves."""
+
+    def __init__(self, make: Mode) -> None:
+        self._make, self._entered = make, contextlib.ExitStack()
+
+    def enter(self) -> None:
+        self._entered.enter_context(self._make())
+
+    def leave(self) -> None:
+        self._entered.close()
+
+
+dual_level = Kept(forward_ad.dual_level)
+cached_parametrizations = Kept(parametrize.cached)
+
 PROCESS_WIDE: dict[str, tuple[Callable[[], Any], Callable[[], Any], Any]] = {
     "default dtype": (
         lambda: torch.set_default_dtype(torch.float64),
@@ -474,6 +512,36 @@ PROCESS_WIDE: dict[str, tuple[Callable[[], Any], Callable[[], Any], Any]] = {
         torch.sparse.check_sparse_tensor_invariants.is_enabled,
     ),
     "the generator": (lambda: torch.manual_seed(7), torch.seed, torch.initial_seed),
+    "precision of products": (
+        lambda: torch.set_float32_matmul_precision("medium"),
+        lambda: torch.set_float32_matmul_precision("highest"),
+        torch.get_float32_matmul_precision,
+    ),
+    "kernels of attention": (
+        lambda: torch.backends.cuda.enable_flash_sdp(enabled=False),
+        lambda: torch.backends.cuda.enable_flash_sdp(enabled=True),
+        torch.backends.cuda.flash_sdp_enabled,
+    ),
+    "flags of a backend": (
+        lambda: torch.backends.mkldnn.set_flags(_enabled=False),
+        lambda: torch.backends.mkldnn.set_flags(_enabled=True),
+        lambda: torch.backends.mkldnn.enabled,
+    ),
+    "the level of forward AD": (
+        dual_level.enter,
+        dual_level.leave,
+        lambda: forward_ad._current_level,  # noqa: SLF001
+    ),
+    "cached parametrizations": (
+        cached_parametrizations.enter,
+        cached_parametrizations.leave,
+        lambda: parametrize._cache_enabled,  # noqa: SLF001
+    ),
+    "options of printing": (
+        lambda: torch.set_printoptions(precision=2),
+        lambda: torch.set_printoptions(profile="default"),
+        lambda: torch._tensor_str.PRINT_OPTS.precision,  # noqa: SLF001
+    ),
 }
 
 
