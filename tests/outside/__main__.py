@@ -39,6 +39,7 @@ PROGRAMS: Final = (
     Program("fairscale_pipeline.py", "fairscale", "distributed pipeline"),
     Program("torchopt_maml.py", "torchopt", "distributed MAML"),
     Program("pippy_tests.py", "torchpippy", "its own tests"),
+    Program("containers.py", "tensordict", "values, with transformers'"),
     Program("torch_examples.py", "torch", "programs as in its examples"),
 )
 CANNOT_RUN: Final = {

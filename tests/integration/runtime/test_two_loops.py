@@ -165,7 +165,7 @@ def test_a_task_has_the_worker_of_its_own_loop(program: Program) -> None:
     context = contextvars.copy_context()
     other = Worker("other", rank=0, rendezvous=LocalRendezvous(1))
 
-    async def current() -> Worker:
+    async def current() -> Any:
         async with asyncrpc.autograd.context():
             return asyncrpc.current_worker()
 
