@@ -1,39 +1,55 @@
-"""PyTorch's tests of c10d and DDP on a backend: `python -m tests.conformance.c10d`.
+"""PyTorch's tests of c10d and DDP: `python -m tests.conformance.c10d`.
 
 The suite is the one inside the installed torch.  It asks for gloo, or for MPI in tests
 of what gloo has not; `--impl asyncrpc`, the default, gives it the backend "asyncrpc" in
 their place, `--impl torch` gloo itself.  torch's own DistributedDataParallel, its
 communication hooks, ZeRO, Join and averagers run on it.
 
+With `--ddp` only the tests of DDP, hooks, `join` and averagers run, with asyncrpc's in
+the place of torch's, see `ddp`, and the host in the place of GPUs, see `hosted`.
+
 The exit status is 0 if every test passes, skips itself, or is listed in
-c10d_expected.toml, and no listed one passes.  A test that fails is run again, alone.
+c10d_expected.toml or ddp_expected.toml, and no listed one passes.  A test that fails is
+run again, alone.
 
     python -m tests.conformance.c10d --filter test_ddp --out results.json
+    python -m tests.conformance.c10d --ddp --page
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import multiprocessing
 import os
 import re
 import sys
 import tomllib
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import closing
 from functools import cache, wraps
 from importlib.metadata import version
 from pathlib import Path
+from types import CodeType
 from typing import Any, Final
 from unittest import TestCase, TestLoader
 
+from tests.conformance.results import Report, Result, Status, summary
+
 HERE: Final = Path(__file__).parent
 EXPECTED: Final = HERE / "c10d_expected.toml"
+DDP_EXPECTED: Final = HERE / "ddp_expected.toml"
+PAGE: Final = HERE.parents[1] / "docs" / "how-to" / "data-parallel.md"
+PART: Final = "pytorch"
 FOLDER: Final = "torch.testing._internal"
 RANKS: Final = "4"  # PyTorch runs it with 3, and skips some then
 # The backends that the suite asks for, and the tests that run so: on gloo some skip
 # themselves that do not on MPI.
+# They take minutes or hours where the host plays GPUs: not run.
+LONG: Final = ("test_ddp_profiling_torch_profiler", "test_ddp_uneven_inputs")
 STAND_INS: Final = {"gloo": "", "mpi": "(all_to_all|_group)(?!.*cuda)"}
 MARKS: Final = "CONFORMANCE_MARKS"  # `child` sets it; nothing here leaves any
 
@@ -100,6 +116,28 @@ def _names() -> list[str]:
     ]
 
 
+def _ddp_names() -> list[str]:
+    """Return the tests that use what `ddp` replaces, in the order of `_names`."""
+    from tests.conformance.ddp import NAMES  # noqa: PLC0415  (late, as in `main`)
+
+    suite = _suite("gloo")
+
+    def uses(name: str, seen: set[str]) -> bool:
+        code = getattr(inspect.unwrap(getattr(suite, name, len)), "__code__", None)
+        if name in seen or code is None:
+            return False
+        names = _names_in(code)
+        return bool(NAMES & names) or any(uses(n, {*seen, name}) for n in names)
+
+    tests = TestLoader().getTestCaseNames(suite)
+    return [f"gloo.{one}" for one in tests if one not in LONG and uses(one, set())]
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))
+
+
 def _prepare(given: argparse.Namespace) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
@@ -110,12 +148,34 @@ def _prepare(given: argparse.Namespace) -> None:
     os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(given.timeout)
     if given.impl == "asyncrpc":
         _put_in_place()
+    if given.ddp:
+        from tests.conformance import ddp, hosted  # noqa: PLC0415  (late, as in `main`)
+
+        if given.impl == "asyncrpc":
+            ddp.put_in_place()
+        hosted.put_in_place()
 
 
 def expected() -> dict[str, str]:
     """Return the tests that need not pass, with the reason of each."""
     written: dict[str, str] = tomllib.loads(EXPECTED.read_text("utf-8"))
     return written
+
+
+def ddp_expected() -> dict[str, str]:
+    """Return the same of asyncrpc's DDP."""
+    written = tomllib.loads(DDP_EXPECTED.read_text("utf-8"))
+    return {f"gloo.{test}": why for why, tests in written.items() for test in tests}
+
+
+def table(results: Mapping[str, Result], listed: Mapping[str, str]) -> str:
+    """Return how many tests pass, and how many do not for each reason."""
+    rows = [("pass", sum(one.status is Status.PASS for one in results.values()))]
+    rows += Counter(f"do not: they {why}" for why in listed.values()).items()
+    skipped = [one.message for one in results.values() if one.status is Status.SKIP]
+    rows += [("skip themselves, for known issues of PyTorch's", len(skipped))]
+    lines = [f"| {what} | {count} |" for what, count in rows]
+    return "\n".join(["| tests | |", "| --- | ---: |", *lines])
 
 
 def _parsed(arguments: list[str] | None) -> argparse.Namespace:
@@ -125,6 +185,8 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     add("--filter", default="", help="a regular expression, found in the test's name")
     add("--jobs", type=int, default=2, help="tests at a time")
     add("--timeout", type=int, default=120, help="seconds that a test may take")
+    add("--ddp", action="store_true", help="only what asyncrpc's DDP stands for")
+    add("--page", action="store_true", help="write the table of --ddp into its page")
     add("--out", type=Path, metavar="FILE.json", help="write the results")
     return parser.parse_args(arguments)
 
@@ -135,11 +197,12 @@ def main(arguments: list[str] | None = None) -> int:
     _prepare(given)
     # Now the environment is prepared.
     from tests.conformance import running  # noqa: PLC0415
-    from tests.conformance.results import Report, Status, summary  # noqa: PLC0415
 
-    names = [name for name in _names() if re.search(given.filter, name)]
+    of_suite = _ddp_names() if given.ddp else _names()
+    names = [name for name in of_suite if re.search(given.filter, name)]
     results: dict[str, Any] = {}
-    listed = {} if given.impl == "torch" else expected()
+    known = ddp_expected() if given.ddp else expected()
+    listed = {} if given.impl == "torch" else known
     for jobs, some in ((given.jobs, names), (1, None)):
         again = [n for n, one in results.items() if not one.is_good and n not in listed]
         options = running.Options(jobs, given.timeout)
@@ -154,6 +217,11 @@ def main(arguments: list[str] | None = None) -> int:
     outdated = [n for n in listed if n in results and results[n].status is Status.PASS]
     print(json.dumps(summary(results.values())))
     print(f"did not pass, and must: {poor}; listed, and passed: {outdated}")
+    if given.page and not poor and names == of_suite:
+        from tests.bench.pages import replaced  # noqa: PLC0415
+
+        text = table(results, listed)
+        PAGE.write_text(replaced(PAGE.read_text("utf-8"), PART, text), "utf-8")
     return 1 if poor or outdated else 0
 
 
