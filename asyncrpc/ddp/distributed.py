@@ -250,7 +250,9 @@ class DistributedDataParallel(nn.Module):
             self._gradients.take_over_optimizers()
         if self._sent_buffers is not None:
             self._sent_buffers.put_late()
-        return self.module(*args, **kwargs)
+        output = self.module(*args, **kwargs)
+        self._reducer.watch(output)
+        return output
 
     async def backward(
         self,

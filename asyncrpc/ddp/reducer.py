@@ -16,11 +16,13 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
+from torch._C import _will_engine_execute_node
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch.autograd import Variable
+from torch.utils import _pytree as pytree
 
 from asyncrpc.ddp.exchange import Exchange
 from asyncrpc.ddp.gradients import Gradients
@@ -33,6 +35,7 @@ from asyncrpc.runtime.calls.futures import refuse_on_loop
 from asyncrpc.torch_modes import plain_steps, undisturbed
 
 _NAMED_MAX: Final = 5  # parameters that an error names
+_FAILED: Final = "autograd raised an error in this backward pass"
 
 
 class Reducer:
@@ -56,6 +59,9 @@ class Reducer:
         self._loop = exchange.loop
         self._current: Backward | None = None
         self._is_entering = False
+        self._watching: Any = None  # the finalizer of a pass without a gradient yet
+        self._is_leaving = False  # the loop will give up the group of a failed pass
+        self._abandoned: asyncio.Task[None] | None = None  # of such a pass
         self._lock = threading.Lock()  # devices have threads of their own
         self._hooks = [
             one.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -111,7 +117,7 @@ class Reducer:
         self.check_idle()
         self._is_entering = True
         try:
-            terms = await self.exchange.enter()
+            terms = await self._enter()
         finally:
             self._is_entering = False
         # Forward passes write to buffers that a backward pass sends, so they must have
@@ -138,6 +144,68 @@ class Reducer:
         await to_its_end(ended, lambda: current.give_up(asyncio.CancelledError()))
 
     # --- passes that autograd begins -------------------------------------------------
+
+    def watch(self, output: Any) -> None:
+        """Let the other ranks know if autograd fails between here and a gradient.
+
+        Args:
+            output: of the module; autograd comes to its tensors before it comes to the
+                parameters.
+        """
+        if self.is_syncing and torch.is_grad_enabled():
+            reducer = weakref.ref(self)
+            for leaf in pytree.tree_leaves(output):
+                if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                    leaf.grad_fn.register_prehook(_observer(reducer))
+
+    @undisturbed
+    def on_output(self) -> None:
+        """Take note that autograd has come to an output of the module."""
+        is_watched = self._watching is not None or self._current is not None
+        if is_watched or not self.is_syncing or part_of_pass_var.get() is not None:
+            return
+        if _accumulates(self.exchange.parameters):
+            ending = _PassEnd(self._unwatch)
+            self._watching = weakref.finalize(ending, _lose, weakref.ref(self))
+            Variable._execution_engine.queue_callback(ending.run)  # noqa: SLF001
+
+    def _unwatch(self) -> None:
+        if self._watching is not None:
+            self._watching.detach()
+            self._watching = None
+
+    def lose(self) -> None:
+        """Note that autograd has failed before the first gradient."""
+        self._watching = None
+        self._lose(self._tell_lost)
+
+    def _lose(self, tell: Callable[..., None], *args: Any) -> None:
+        """Drop the gradients at once: this thread may begin another pass before `tell`.
+
+        Args:
+            tell: called on the loop; ends with `_leave`.
+            *args: its arguments.
+        """
+        self._gradients.drop()
+        self._is_leaving = True
+        # The loop may be gone, and the other ranks with it.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(tell, *args)
+
+    def _tell_lost(self) -> None:
+        self.exchange.refuse("raised an error in autograd before a first gradient")
+        self._leave()
+
+    def _leave(self, _: object = None) -> None:
+        self._is_leaving = False
+        self.exchange.leave()
+
+    async def _enter(self) -> PassConfig:
+        """Agree on a pass, after the end of one that was abandoned."""
+        if self._abandoned is not None:
+            await asyncio.wait([self._abandoned])
+            self._abandoned = None
+        return await self.exchange.enter()
 
     @undisturbed
     def on_gradient(self, number: int) -> None:
@@ -169,6 +237,7 @@ class Reducer:
             raise
 
     def _begin_plain(self, number: int) -> Backward:
+        self._unwatch()  # what is refused costs this call; later errors are told
         refuse_on_loop("loss.backward()", "`await module.backward(loss)`", self._loop)
         if self.exchange.group.parts.pool.is_exclusive:
             raise UsageError(
@@ -178,11 +247,9 @@ class Reducer:
         part = self._part_with(number)
         if part is not None and self._gradients.leave_buckets():
             self.exchange.forget_memory()
-        terms = self.exchange.terms
+        terms = None if self._is_leaving else self.exchange.terms
         if terms is None:
-            entering = asyncio.run_coroutine_threadsafe(
-                self.exchange.enter(), self._loop
-            )
+            entering = asyncio.run_coroutine_threadsafe(self._enter(), self._loop)
             terms = entering.result()
         current = self._begin(terms, is_plain=True)
         if part is not None:
@@ -190,7 +257,7 @@ class Reducer:
             return current
         # Called by this thread when autograd has ended; torch's own DDP is called so.
         # If autograd raises, it is dropped, uncalled.
-        ending = _PassEnd(self, current)
+        ending = _PassEnd(functools.partial(self.end, current))
         weakref.finalize(ending, _abandon, weakref.ref(self), current)
         Variable._execution_engine.queue_callback(ending.run)  # noqa: SLF001
         return current
@@ -215,15 +282,25 @@ class Reducer:
         give_up = functools.partial(self.abandon, current)
         part.endings += (PassEnding(self.exchange.parameters, end, give_up),)
 
-    def is_current(self, current: Backward) -> bool:
-        """Return whether a pass is the running one."""
-        return self._current is current
+    def abandon_plain(self, current: Backward) -> None:
+        """Give up a pass in which autograd has failed; from the thread that ran it."""
+        if self._current is current:
+            self._current = None
+            self._lose(self._tell_abandoned, current)
+
+    def _tell_abandoned(self, current: Backward) -> None:
+        current.give_up(UsageError(_FAILED))
+        self._abandoned = current.task
+        if current.task is None:  # it could not even begin
+            self._leave()
+        else:
+            current.task.add_done_callback(self._leave)
 
     def abandon(self, current: Backward) -> None:
         """Give up a pass, if it is still under way; called on the loop."""
         if self._current is not current:
             return
-        current.give_up(UsageError("autograd raised an error in this backward pass"))
+        current.give_up(UsageError(_FAILED))
         if current.task is not None:
             current.task.add_done_callback(lambda _: self._forget(current))
         elif current.is_ended:
@@ -344,9 +421,8 @@ class Reducer:
         """End a pass that has failed, here or elsewhere; it leaves no gradient."""
         current.give_up(error)
         current.wait_ended()
-        self._gradients.drop()
         self._current = None
-        self._loop.call_soon_threadsafe(self.exchange.leave)
+        self._lose(self._leave)
 
     # --- without data ----------------------------------------------------------------
 
@@ -393,8 +469,8 @@ class Reducer:
 class _PassEnd:
     """Called by autograd at the end of a pass."""
 
-    def __init__(self, reducer: Reducer, current: Backward) -> None:
-        self._end = functools.partial(reducer.end, current)
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._end = end
 
     def run(self) -> None:
         self._end()
@@ -402,10 +478,34 @@ class _PassEnd:
 
 def _abandon(reducer: weakref.ref[Reducer], current: Backward) -> None:
     found = reducer()
-    if found is not None and found.is_current(current):
-        # The loop may be gone, and the other ranks with it.
-        with contextlib.suppress(RuntimeError):
-            found.exchange.loop.call_soon_threadsafe(found.abandon, current)
+    if found is not None:
+        found.abandon_plain(current)
+
+
+def _observer(reducer: weakref.ref[Reducer]) -> Callable[..., None]:
+    """Return the function that autograd calls for an output; it holds no module."""
+
+    def on_output(*_: Any) -> None:
+        found = reducer()
+        if found is not None:
+            found.on_output()
+
+    return on_output
+
+
+def _lose(reducer: weakref.ref[Reducer]) -> None:
+    found = reducer()
+    if found is not None:
+        found.lose()
+
+
+def _accumulates(parameters: Sequence[torch.Tensor]) -> bool:
+    """Return whether this run of autograd adds to a gradient of some parameter."""
+    nodes = (torch.autograd.graph.get_gradient_edge(one).node for one in parameters)
+    try:
+        return any(map(_will_engine_execute_node, nodes))
+    except RuntimeError:  # it is `torch.autograd.grad`
+        return False
 
 
 def _notice(

@@ -7,6 +7,7 @@ import copy
 import pickle
 import threading
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any, cast
 
 import pytest
@@ -64,6 +65,90 @@ class Broken(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:  # noqa: ARG004
         raise ArithmeticError("no gradient today")
+
+
+class Breaking(Mlp):
+    """Its graph breaks at one rank: before any gradient comes, or before some do."""
+
+    breaks = ""
+
+    def forward(self, rows: torch.Tensor) -> Any:
+        """Map `(batch, 6)` to `(batch, 3)`, in a dictionary."""
+        broken: Any = Broken.apply
+        hidden = self.first(rows).tanh()
+        output = self.second(broken(hidden) if self.breaks == "later" else hidden)
+        return {"rows": broken(output) if self.breaks == "at first" else output}
+
+
+class TestPlainPasses:
+    @pytest.mark.parametrize("is_caught", [False, True])
+    @pytest.mark.parametrize("breaks", ["at first", "later"])
+    async def test_that_fail_in_autograd_are_known_to_all(
+        self,
+        groups: list[Group],
+        breaks: str,
+        is_caught: bool,  # noqa: FBT001
+    ) -> None:
+        """Also if the rank goes on at once, with its next pass."""
+        models = await wrapped(groups, Breaking)
+        mine: Any = models[1].module
+        mine.breaks = breaks
+
+        def compute(rank: int, model: Model) -> None:
+            loss_of(model(rows(rank))["rows"]).backward()  # type: ignore[no-untyped-call]
+
+        def run(rank: int, model: Model) -> str:
+            try:
+                compute(rank, model)
+            except ArithmeticError:
+                mine.breaks = ""
+                if is_caught:
+                    compute(rank, model)
+                return "mine"
+            except CollectiveError as error:
+                if is_caught:
+                    compute(rank, model)
+                return str(error)
+            return "none"
+
+        found = await asyncio.gather(
+            *(asyncio.to_thread(run, rank, m) for rank, m in enumerate(models))
+        )
+        assert found[1] == "mine"
+        for text in (found[0], found[2]):
+            assert "rank 1" in text
+            assert "raised an error in" in text or "cancelled it" in text
+        for model in models:
+            if is_caught:
+                assert same(grads_of(model), mean_grads(Mlp, 3))
+            else:
+                assert grads_of(model) == [None] * 4
+            model.zero_grad()
+        await asyncio.gather(
+            *(asyncio.to_thread(compute, rank, m) for rank, m in enumerate(models))
+        )
+        assert same(grads_of(models[0]), mean_grads(Mlp, 3))
+        assert identical([grads_of(model) for model in models])
+
+    async def test_are_not_what_computes_other_gradients(
+        self, groups: list[Group]
+    ) -> None:
+        """So the others need not know what comes of it."""
+        models = await wrapped(groups, Breaking)
+        mine: Any = models[1].module
+        inputs = rows(1).requires_grad_()
+        for mine.breaks in ("at first", "later", ""):
+            for graph_of in (inputs, mine.first.weight):
+                loss = loss_of(models[1](inputs)["rows"])
+                with pytest.raises(ArithmeticError) if mine.breaks else nullcontext():
+                    torch.autograd.grad(loss, graph_of)
+
+        async def run(rank: int, model: Model) -> None:
+            loss = loss_of(model(rows(rank))["rows"])
+            await asyncio.to_thread(loss.backward)
+
+        await at_all(models, run)
+        assert same(grads_of(models[0]), mean_grads(Mlp, 3))
 
 
 class TestModules:
