@@ -25,6 +25,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final, Protocol
 
 from asyncrpc.errors import ClosedError, Outcome, RejectedError
+from asyncrpc.runtime.late_threads import start_thread
 from asyncrpc.torch_modes import drop_modes
 
 logger = logging.getLogger("asyncrpc")
@@ -300,7 +301,7 @@ class ThreadPool:
         thread.pool = self
         self._threads.add(thread)
         try:
-            thread.start()
+            start_thread(thread)
         except (RuntimeError, MemoryError):
             self._threads.discard(thread)
             return False

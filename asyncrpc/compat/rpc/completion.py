@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from asyncrpc.errors import AsyncRpcError, ClosedError
+from asyncrpc.runtime.late_threads import start_thread
 from asyncrpc.runtime.ports import Pool
 from asyncrpc.runtime.threads import Job
 
@@ -79,7 +80,7 @@ class Completions:
             job()
 
     def _work_apart(self) -> None:
-        threading.Thread(target=self._work, daemon=True).start()
+        start_thread(threading.Thread(target=self._work, daemon=True))
 
     def _ended(self, _result: object, error: BaseException | None) -> None:
         self._threads -= 1
