@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from asyncrpc.autograd.torch_only import is_plain, own_node
+from asyncrpc.autograd.torch_only import is_plain, own_node, without_functions
 from asyncrpc.errors import AutogradError
 from asyncrpc.ids import MessageId, WorkerId
 from asyncrpc.torch_modes import with_defaults
@@ -74,9 +74,10 @@ class Received:
         if self.has_hooks or self.tensor is None or not is_plain(gradient):
             return False
         tensor = self.tensor()
-        if tensor is not None and (not is_plain(tensor) or tensor.retains_grad):
-            return False
-        return self.like == (gradient.shape, gradient.dtype, gradient.device)
+        with without_functions():
+            retains_grad = tensor is not None and tensor.retains_grad
+            like = gradient.shape, gradient.dtype, gradient.device
+        return self.like == like and not retains_grad
 
     def begin(self, gradient: torch.Tensor | None = None) -> None:
         """Wait for the gradient of a run, of which this much was there before."""

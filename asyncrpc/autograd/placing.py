@@ -14,7 +14,7 @@ import torch
 from asyncrpc.autograd.functions import CrossingId
 from asyncrpc.autograd.ports import Devices, Threads
 from asyncrpc.autograd.state import ContextState
-from asyncrpc.autograd.torch_only import is_plain
+from asyncrpc.autograd.torch_only import is_plain, without_functions
 
 T = TypeVar("T")
 
@@ -42,6 +42,10 @@ async def on_devices_of(
 ) -> T:
     """Run a job on tensors: at once, if the event loop may touch all of them."""
     is_exclusive = threads.pool.is_exclusive
-    if all(is_plain(one) and (one.is_cpu or not is_exclusive) for one in tensors):
+    with without_functions():
+        is_here = all(
+            is_plain(one) and (one.is_cpu or not is_exclusive) for one in tensors
+        )
+    if is_here:
         return job()
     return await threads.run_in_thread(job)

@@ -25,6 +25,7 @@ from asyncrpc.errors import AutogradError, CallError, MalformedError, Outcome
 from asyncrpc.ids import Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.devices.maps import TO_HOST
 from asyncrpc.runtime.ports import Links, OpenLinks, PeerLink, Scheduler
+from asyncrpc.torch_modes import with_defaults
 
 PassRequest: TypeAlias = Advance | ClosePass
 TakeGradients: TypeAlias = Callable[
@@ -127,7 +128,7 @@ class PassRequests:
         if not having:
             return None
         message = MessageId(self._me, self._contexts.next_serial())
-        sent = Sent.of([gradient for _, gradient in having], peer)
+        sent = with_defaults(Sent.of)([gradient for _, gradient in having], peer)
         state.note_sent(message, sent)
         return [message.serial, *(index for index, _ in having)]
 
@@ -240,10 +241,11 @@ def _is_unknown(error: BaseException | None) -> bool:
 
 def _can_go_back(one: Pass, gradients: Sequence[torch.Tensor | None]) -> bool:
     """Return whether gradients may go with an answer: the first, and on the host."""
-    return one.going_back is None and all(
-        gradient is None or (is_plain(gradient) and gradient.is_cpu)
-        for gradient in gradients
-    )
+    with without_functions():
+        return one.going_back is None and all(
+            gradient is None or (is_plain(gradient) and gradient.is_cpu)
+            for gradient in gradients
+        )
 
 
 def _on_ended(one: Pass, task: asyncio.Task[None]) -> None:

@@ -45,6 +45,7 @@ from asyncrpc.errors import (
 )
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.calls.current_task import task_here
+from asyncrpc.torch_modes import with_defaults
 
 
 class RootPasses:
@@ -156,6 +157,7 @@ class RootPasses:
         raise AutogradError(text)
 
 
+@with_defaults
 def _add_roots(
     one: Pass,
     roots: Sequence[torch.Tensor],

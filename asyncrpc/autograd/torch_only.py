@@ -31,8 +31,8 @@ from asyncrpc.runtime.calls.inline import has_torchs_kernels
 
 _C: Any = torch._C  # noqa: SLF001
 
-# Within it no attribute of a subclass that asyncrpc reads calls `__torch_function__`.
-without_functions: Any = _C.DisableTorchFunctionSubclass
+# Within it no attribute of a tensor calls `__torch_function__`, of its class or a mode.
+without_functions: Any = _C.DisableTorchFunction
 
 # No attribute and no operation of these calls Python.
 PLAIN: Final = frozenset((torch.Tensor, torch.nn.Parameter))

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from torch.autograd.graph import (
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import asyncrpc
 from asyncrpc import Worker, autograd
@@ -32,6 +34,7 @@ from asyncrpc.testing import Cluster, acting_as
 from asyncrpc.torch_modes import FunctionModes
 
 _C: Any = torch._C  # noqa: SLF001
+_TORCH: Any = torch  # some of its functions have no types
 
 
 class Dispatching(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -96,6 +99,7 @@ SWITCHES: dict[str, Mode] = {
     "DisableTorchFunction": torch._C.DisableTorchFunction,  # noqa: SLF001
     "disable_saved_tensors_hooks": lambda: disable_saved_tensors_hooks("not here"),
     "allow_mutation_on_saved_tensors": allow_mutation_on_saved_tensors,
+    "FlopCounterMode": lambda: FlopCounterMode(display=False),
 }
 HELD: dict[str, Mode] = {**MODES, **SWITCHES}
 each_held = pytest.mark.parametrize("name", HELD)
@@ -523,8 +527,8 @@ PROCESS_WIDE: dict[str, tuple[Callable[[], Any], Callable[[], Any], Any]] = {
         torch.backends.cuda.flash_sdp_enabled,
     ),
     "flags of a backend": (
-        lambda: torch.backends.mkldnn.set_flags(_enabled=False),
-        lambda: torch.backends.mkldnn.set_flags(_enabled=True),
+        partial(_TORCH.backends.mkldnn.set_flags, _enabled=False),
+        partial(_TORCH.backends.mkldnn.set_flags, _enabled=True),
         lambda: torch.backends.mkldnn.enabled,
     ),
     "the level of forward AD": (
@@ -538,8 +542,8 @@ PROCESS_WIDE: dict[str, tuple[Callable[[], Any], Callable[[], Any], Any]] = {
         lambda: parametrize._cache_enabled,  # noqa: SLF001
     ),
     "options of printing": (
-        lambda: torch.set_printoptions(precision=2),
-        lambda: torch.set_printoptions(profile="default"),
+        partial(_TORCH.set_printoptions, precision=2),
+        partial(_TORCH.set_printoptions, profile="default"),
         lambda: torch._tensor_str.PRINT_OPTS.precision,  # noqa: SLF001
     ),
 }

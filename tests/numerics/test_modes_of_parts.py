@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -24,11 +25,14 @@ from tests.numerics.test_modes_apart import (
     DEFAULT,
     KEPT,
     MODES,
+    PROCESS_WIDE,
     VALUES,
+    Mode,
     a,
     check_calls,
     each_mode,
     held,
+    is_plain,
     state,
     waiting,
 )
@@ -68,7 +72,19 @@ async def test_also_of_one_that_is_called_under_a_mode(name: str, a: Worker) -> 
     assert await call == [True] * 3
 
 
-# --- steps of optimizers -------------------------------------------------------------
+# --- passes, and steps of optimizers -------------------------------------------------
+
+
+@contextmanager
+def set_within(
+    set_it: Callable[[], Any], unset: Callable[[], Any], get: Callable[[], Any]
+) -> Iterator[Any]:
+    """Have a state of the process; see `PROCESS_WIDE`."""
+    set_it()
+    try:
+        yield get()
+    finally:
+        unset()
 
 
 def weight_reference() -> Any:
@@ -102,6 +118,39 @@ async def test_steps_run_under_the_defaults(name: str, a: Worker) -> None:
         torch.float32,
         False,
     )
+
+
+HOLDS: Final[dict[str, Mode]] = {
+    **MODES,
+    **{name: partial(set_within, *state) for name, state in PROCESS_WIDE.items()},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly")
+@pytest.mark.parametrize("name", HOLDS)
+async def test_a_pass_and_a_step_begun_under_a_mode_have_the_defaults(
+    name: str, a: Worker
+) -> None:
+    """The first in threads, the last on the loop."""
+    with torch.no_grad():
+        weight.fill_(1.0)
+    x = torch.ones(3, requires_grad=True)
+    with acting_as(a):
+        reference = await asyncrpc.rpc_async("b", weight_reference)
+        optimizer = await DistributedOptimizer(torch.optim.SGD, [reference], lr=0.1)
+        for _ in range(6):
+            async with autograd.context() as ctx:
+                loss = await asyncrpc.rpc_async("b", weighed, (x,))
+                values = weight.detach().clone()
+                with HOLDS[name]():
+                    under = state()
+                    await autograd.backward(ctx, loss)
+                    await optimizer.step(ctx, clip_grad_norm=100.0)
+                    assert state() == under
+                gradient = autograd.get_gradients(ctx)[x]
+                assert is_plain(gradient, values)
+                assert gradient.dtype == torch.float32
+    assert weight.tolist() == pytest.approx([0.4] * 3)
 
 
 # --- kernels of the program's own ----------------------------------------------------

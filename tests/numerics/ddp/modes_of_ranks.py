@@ -443,8 +443,12 @@ async def losses_have_the_modes_of_the_caller(groups: Groups, *, name: str) -> N
         async def closure() -> torch.Tensor:
             return loss()
 
-        jobs = [lambda: model.backward(loss), lambda: zero.step(closure)]
-        for job in (*jobs, lambda: zero.step(loss)):
+        jobs: list[Callable[[], Ran]] = [
+            partial(model.backward, loss),
+            partial(zero.step, closure),
+            partial(zero.step, loss),
+        ]
+        for job in jobs:
             with MODES[name]():
                 under = state()
                 await job()
