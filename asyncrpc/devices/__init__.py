@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 from asyncrpc.arguments import check_callable, wrong
 from asyncrpc.runtime.devices.device_lock import lock
 from asyncrpc.runtime.devices.names import DeviceName
-from asyncrpc.runtime.worker import current_parts
+from asyncrpc.runtime.worker import current_worker
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,7 +53,7 @@ async def run(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) ->
 
     Source: asyncio.to_thread.
     """
-    worker = current_parts()
+    worker = current_worker().parts
     worker.check_on_loop("devices.run")
     check_callable("function", function)
     if inspect.iscoroutinefunction(function):

@@ -20,7 +20,7 @@ from asyncrpc.autograd.service import AutogradService
 from asyncrpc.errors import UsageError
 from asyncrpc.nn import interface as interfaces
 from asyncrpc.rref.handle import RRef
-from asyncrpc.runtime.worker import current_parts
+from asyncrpc.runtime.worker import current_worker
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def create(
         UsageError: `module_cls` did not make a module, or this worker does not have the
             device.
     """
-    current_parts().functions.check(module_cls)
+    current_worker().parts.functions.check(module_cls)
     module = module_cls(*args, **kwargs)
     if not isinstance(module, nn.Module):
         name = getattr(module_cls, "__name__", repr(module_cls))
@@ -46,14 +46,14 @@ def create(
             f"module_cls must make a torch.nn.Module, but {name} made a "
             f"{type(module).__name__}"
         )
-    where = current_parts().devices.require(device)
+    where = current_worker().parts.devices.require(device)
     if where == "cpu":
         return module
     try:
         return module.to(where)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UsageError(
-            f"worker {current_parts().name!r} cannot put a module on {device!r}: "
+            f"worker {current_worker().name!r} cannot put a module on {device!r}: "
             f"{error}"
         ) from error
 
@@ -171,14 +171,14 @@ async def run_method(  # noqa: PLR0917  (travels in a call)
         UsageError: the method is a coroutine function, which does not run in a thread.
     """
     module = await rref
-    current_parts().functions.check_method(type(module), name)
+    current_worker().parts.functions.check_method(type(module), name)
     method = getattr(module, name)
     if inspect.iscoroutinefunction(method):
         raise UsageError(
             f"{type(module).__name__}.{name} is a coroutine function; on {device!r} "
             "methods run in a thread, which also moves their tensors: make it plain"
         )
-    devices = current_parts().devices
+    devices = current_worker().parts.devices
 
     def run() -> Any:
         placed = devices.require(device)
@@ -196,13 +196,13 @@ async def run_method(  # noqa: PLR0917  (travels in a call)
 async def _in_thread(job: Callable[[], T]) -> T:
     """Run a job in a thread, in this call's worker, autograd context and deadline."""
     context = contextvars.copy_context()
-    ran: T = await current_parts().run_in_thread(lambda: context.run(job))
+    ran: T = await current_worker().parts.run_in_thread(lambda: context.run(job))
     return ran
 
 
 def _steps_held_off() -> AbstractContextManager[Any]:
     """Return a context in which no optimizer step of this worker changes parameters."""
     # Only this package makes services of the name.
-    service: Any = current_parts().service(AutogradService.name)
+    service: Any = current_worker().parts.service(AutogradService.name)
     autograd: AutogradService = service
     return autograd.engine.lock

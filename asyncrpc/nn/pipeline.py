@@ -51,7 +51,7 @@ from asyncrpc.nn.stage_run import StageAnswer
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.optim.step import check_clipping
 from asyncrpc.rref.handle import RRef
-from asyncrpc.runtime.worker import current_parts
+from asyncrpc.runtime.worker import current_worker
 
 StageModule: TypeAlias = RemoteModule | RRef[Any] | nn.Module
 LossFunction: TypeAlias = Callable[[Any, Any], torch.Tensor]
@@ -125,7 +125,7 @@ class Pipeline:
                 `chunks` or `schedule` is invalid.
         """
         check_schedule(schedule, chunks)
-        self._worker = current_parts()
+        self._worker = current_worker().parts
         check_sequence("stages", stages, "a list of modules")
         self._modules = [_placed(at, one) for at, one in enumerate(stages)]
         if not self._modules:

@@ -34,7 +34,7 @@ from asyncrpc.nn.placement import Placement
 from asyncrpc.nn.ports import ModuleWorker
 from asyncrpc.rref.handle import RRef, service_of
 from asyncrpc.runtime.calls.futures import CallFuture, refuse_on_loop
-from asyncrpc.runtime.worker import current_parts
+from asyncrpc.runtime.worker import current_worker
 
 T = TypeVar("T")
 
@@ -133,7 +133,7 @@ class RemoteModule:
         placement = Placement.parse(remote_device)
         _check_class(module_cls)
         _check_given(() if args is None else args, kwargs)
-        worker = current_parts()
+        worker = current_worker().parts
         # By name, so that the error about an argument that cannot travel names it.
         values = {
             "module_cls": module_cls,

@@ -34,7 +34,7 @@ from asyncrpc.nn.schedules import (
 )
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.shared import copy_of
-from asyncrpc.runtime.worker import current_parts
+from asyncrpc.runtime.worker import current_worker
 from asyncrpc.torch_modes import FunctionModes
 from asyncrpc.trace import StageSpan, StageStep
 
@@ -112,7 +112,7 @@ class StageRun:
         device: torch.device,
         following: RRef[Any] | None,
     ) -> None:
-        self._worker = current_parts()
+        self._worker = current_worker().parts
         if plan.loss_fn is not None:
             self._worker.functions.check(plan.loss_fn)
         self._context = current_context() if plan.is_training else None

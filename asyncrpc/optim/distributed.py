@@ -45,7 +45,7 @@ from asyncrpc.optim.per_owner import PerOwnerOptimizer
 from asyncrpc.optim.step import Closure, StepOptions, StepResult
 from asyncrpc.runtime.calls.current_task import task_here
 from asyncrpc.runtime.options import UNSET
-from asyncrpc.runtime.worker import current_parts
+from asyncrpc.runtime.worker import current_worker
 from asyncrpc.trace import OK, outcome_of
 
 
@@ -101,7 +101,7 @@ class DistributedOptimizer:
                 optimizer of the name.
             EncodeError: an argument cannot travel to an owner.
         """
-        self._worker = current_parts()
+        self._worker = current_worker().parts
         self._class = class_of(optimizer_class)
         groups, given = groups_of(params_rref), (args, kwargs)
         owners = Owners(self._worker, owners_of(groups))

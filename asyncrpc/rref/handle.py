@@ -19,7 +19,7 @@ from asyncrpc.rref.proxy import AsyncProxy, BlockingProxy, RemoteProxy
 from asyncrpc.rref.shared import Shared
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.options import UNSET, check_call_timeout
-from asyncrpc.runtime.worker import current_parts
+from asyncrpc.runtime.worker import current_worker
 
 T = TypeVar("T")
 
@@ -101,7 +101,7 @@ class RRef(Generic[T]):
         Raises:
             NotStartedError: no worker runs here.
         """
-        references: Any = current_parts().references
+        references: Any = current_worker().parts.references
         if references is None:
             raise UsageError("the current worker was made without remote references")
         references.adopt(self, value)

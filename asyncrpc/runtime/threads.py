@@ -16,7 +16,9 @@ the loop looked.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -25,7 +27,6 @@ from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final, Protocol
 
 from asyncrpc.errors import ClosedError, Outcome, RejectedError
-from asyncrpc.runtime.late_threads import start_thread
 from asyncrpc.torch_modes import drop_modes
 
 logger = logging.getLogger("asyncrpc")
@@ -70,6 +71,7 @@ class YieldingLock(Protocol):
 STALL_S: Final = 0.1
 THREADS_MAX: Final = 4096  # blocked ones included: each takes some 50 KiB resident
 _IDLE_S: Final = 10.0  # a spare that finds no work for so long ends
+_ENTRY: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 
 
 def outcome_to(future: asyncio.Future[Any]) -> Done:
@@ -414,3 +416,36 @@ def thread_blocked() -> AbstractContextManager[None]:
     """Return a context in which this thread counts as waiting, not as running."""
     thread = threading.current_thread()
     return thread.pool.blocked() if isinstance(thread, _PoolThread) else nullcontext()
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a daemon thread, also while the `atexit` functions of the program run.
+
+    From then on CPython 3.12 starts none ("can't create new thread at interpreter
+    shutdown"); other versions do until these functions have ended.  Programs shut
+    their workers down in them, and the others still call.  So there the system starts
+    the thread, which enters the interpreter as one of a C library does.
+
+    Raises:
+        RuntimeError: the system refuses: no memory, or too many threads.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if sys.version_info[:2] != (3, 12) or "interpreter shutdown" not in str(error):
+            raise
+        _start_by_system(thread)
+
+
+def _start_by_system(thread: Any) -> None:
+    def enter(_: int | None) -> None:
+        # So that `current_thread()` is this one; it stays, and so does the entry.
+        threading._active[threading.get_ident()] = thread  # type: ignore[attr-defined]  # noqa: SLF001
+        thread.run()
+
+    thread.entry = _ENTRY(enter)
+    library, identity = ctypes.CDLL(None), ctypes.c_void_p()
+    number = library.pthread_create(ctypes.byref(identity), None, thread.entry, None)
+    if number:
+        raise RuntimeError(f"can't start new thread: error {number}")
+    library.pthread_detach(identity)

@@ -78,14 +78,13 @@ def current_worker(name: str | None = None) -> Worker:
 
 def _only_here() -> Worker | None:
     """Return the only worker that runs on the event loop that runs here."""
-    loop = running_loop()
-    here = [
-        worker
-        for worker in known_workers()
-        if isinstance(worker, Worker) and worker.parts.loop_guard.loop is loop
-    ]
-    running = [worker for worker in here if worker.parts.lifecycle.is_usable]
-    return running[0] if loop is not None and len(running) == 1 else None
+    here = [one for one in _workers() if one.parts.loop_guard.is_on_loop]
+    running = [one for one in here if one.parts.lifecycle.is_usable]
+    return running[0] if len(running) == 1 else None
+
+
+def _workers() -> list[Worker]:
+    return [worker for worker in known_workers() if isinstance(worker, Worker)]
 
 
 def workers_left_running() -> list[Worker]:
@@ -98,9 +97,8 @@ def workers_left_running() -> list[Worker]:
     ]
 
 
-def _left_anywhere() -> Iterable[Worker]:
-    workers = (worker for worker in known_workers() if isinstance(worker, Worker))
-    return (one for one in workers if one.parts.is_for_loop and not one.is_closed)
+def _left_anywhere() -> list[Worker]:
+    return [one for one in _workers() if one.parts.is_for_loop and not one.is_closed]
 
 
 def _left_running(name: str | None) -> Worker:
@@ -141,24 +139,9 @@ def _name_of(rank: int) -> str:
     """
     if rank < 0:
         raise UsageError(
-            "name is missing: a worker without a rank needs one; pass name=... or "
-            "rank=..."
+            "name is missing: a worker without a rank needs one; pass name= or rank="
         )
     return f"worker{rank}"
-
-
-def _identity(name: str, rank: int, world_size: int, given: Options) -> WorkerIdentity:
-    is_strict = given.policy is Policy.STRICT
-    return WorkerIdentity(name, rank, world_size, is_strict=is_strict)
-
-
-def current_parts() -> Parts:
-    """Return the parts of the worker of this task or thread.
-
-    Raises:
-        NotStartedError: as for `current_worker`.
-    """
-    return current_worker().parts
 
 
 def _end_copy(worker: Worker) -> None:
@@ -211,7 +194,9 @@ class Worker:
         found, rank, world_size = open_rendezvous(
             rendezvous, rank=rank, world_size=world_size
         )
-        identity = _identity(name or _name_of(rank), rank, world_size, given)
+        name = name or _name_of(rank)
+        is_strict = given.policy is Policy.STRICT
+        identity = WorkerIdentity(name, rank, world_size, is_strict=is_strict)
         self.parts = Parts(identity, given, found, network)
         self.parts.extensions.append(self._extend)
 

@@ -16,9 +16,8 @@ from collections.abc import Callable
 from typing import Final
 
 from asyncrpc.errors import AsyncRpcError, ClosedError
-from asyncrpc.runtime.late_threads import start_thread
 from asyncrpc.runtime.ports import Pool
-from asyncrpc.runtime.threads import Job
+from asyncrpc.runtime.threads import Job, start_thread
 
 TICK_S: Final = 0.002
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.runtime.late_threads import start_thread
+from asyncrpc.runtime.threads import start_thread
 
 PROGRAM = """
 import atexit, threading
-from asyncrpc.runtime.late_threads import start_thread
+from asyncrpc.runtime.threads import start_thread
 
 def work(ended):
     print(threading.current_thread().name, flush=True)
