@@ -372,7 +372,7 @@ class DistributedDataParallel(nn.Module):
 
         Args:
             state: the hook's first argument; None: the group of this module, which a
-                `HookState` also gets.
+                `HookState` also gets, or for a hook of torch's own its default group.
             hook: `async def hook(state, bucket) -> Tensor`, called on the event loop
                 for one bucket after the other; it returns the gradients,
                 `(elements,)`.  Or one that returns a torch.futures.Future, such as

@@ -88,7 +88,12 @@ class Exchange:
     def set_hook(self, state: object, hook: Hook) -> None:
         """Let a hook reduce the buckets."""
         self.hook, self._state = hook, state
-        self._bound = bound(state, self.group, self.parameters)
+        self._bind()
+
+    def _bind(self) -> None:
+        self._bound = bound(self._state, self.group, self.parameters)
+        if self._state is None and _is_torchs(self.hook):
+            self._bound = None  # which means the default group of torch to it
 
     def hand_hook_to(self, other: Exchange) -> None:
         """Let another exchange reduce the buckets by the same hook."""
@@ -110,7 +115,7 @@ class Exchange:
         if group is not self.group:
             self.group = group
             if self.hook is not None:
-                self._bound = bound(self._state, self.group, self.parameters)
+                self._bind()
         return group
 
     async def enter(self) -> PassConfig:
@@ -350,3 +355,7 @@ def is_coroutine_hook(hook: Hook) -> bool:
     """Return whether a hook is a coroutine function."""
     call = type(hook).__call__  # of an object that is called like a function
     return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(call)
+
+
+def _is_torchs(hook: object) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.")

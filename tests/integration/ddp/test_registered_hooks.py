@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    debugging_hooks,
+    default_hooks,
+)
 
 from asyncrpc import Group, UsageError
 from asyncrpc.ddp import GradBucket, HookState
@@ -205,3 +209,26 @@ class TestErrors:
         (model, _) = await wrapped(groups, lambda: nn.Embedding(3, 2, sparse=True))
         with pytest.raises(UsageError, match="sparse=False"):
             model.register_comm_hook(None, mean)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        default_hooks.allreduce_hook,
+        default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook),
+    ],
+)
+async def test_a_hook_of_torchs_without_a_state_uses_torchs_default_group(
+    hook: Any,
+) -> None:
+    dist.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        async with groups_of(1) as (group,):
+            (model,) = await wrapped([group], Mlp)
+            model.register_comm_hook(None, hook)
+            await backward(0, model)
+            assert len(grads_of(model)) > 0
+    finally:
+        dist.destroy_process_group()

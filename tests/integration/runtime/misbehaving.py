@@ -113,7 +113,7 @@ class Pretender:
 
 
 class RaisingTensor(torch.Tensor):
-    """Nothing can be done with it."""
+    """Nothing can be done with it; sending asks it nothing."""
 
     @classmethod
     def __torch_function__(
@@ -206,6 +206,7 @@ FINE: Final[dict[str, Callable[[], Any]]] = {
     "nan": lambda: math.nan,
     "type": lambda: int,
     "meta tensor": lambda: torch.ones(3, device="meta"),
+    "raising tensor": lambda: torch.ones(3).as_subclass(RaisingTensor),
     "no leaf": lambda: torch.ones(3, requires_grad=True) * 2,
     "no elements": lambda: np.zeros((0, 3)),
     "structured array": lambda: np.zeros(2, dtype=[("a", "i4"), ("b", "f8", (2,))]),
@@ -238,7 +239,6 @@ BAD: Final[dict[str, Callable[[], Any]]] = {
     "worker": asyncrpc.current_worker,
     "peer": lambda: asyncrpc.current_worker().peer("b"),
     "peers": lambda: asyncrpc.current_worker().group(["b"]),
-    "raising tensor": lambda: torch.ones(3).as_subclass(RaisingTensor),
     "emptied tensor": lambda: _resized(0),
     "shrunk tensor": lambda: _resized(16),
     "shrunk view": lambda: _resized(64, (0, slice(16, 32))),
