@@ -32,7 +32,7 @@ from asyncrpc.ddp.threads import to_its_end
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.calls.context import PassEnding, PassPart, part_of_pass_var
 from asyncrpc.runtime.calls.futures import refuse_on_loop
-from asyncrpc.torch_modes import plain_steps, undisturbed
+from asyncrpc.torch_modes import plain_steps, undisturbed, with_defaults
 
 _NAMED_MAX: Final = 5  # parameters that an error names
 _FAILED: Final = "autograd raised an error in this backward pass"
@@ -499,6 +499,7 @@ def _lose(reducer: weakref.ref[Reducer]) -> None:
         found.lose()
 
 
+@with_defaults
 def _accumulates(parameters: Sequence[torch.Tensor]) -> bool:
     """Return whether this run of autograd adds to a gradient of some parameter."""
     nodes = (torch.autograd.graph.get_gradient_edge(one).node for one in parameters)

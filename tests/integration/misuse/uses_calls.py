@@ -310,13 +310,6 @@ USES: Final[Mapping[str, Use]] = {
         needs_worker=False,
         finish=nothing,
     ),
-    "CallFuture.add_done_callback": Use(
-        lambda world: _future(world).add_done_callback,
-        needs_worker=False,
-        right={"fn": lambda _: nothing},
-        fits={"fn": ANYTHING, "context": ANYTHING},
-        finish=nothing,
-    ),
     # --- references
     "RRef": Use(
         lambda _: asyncrpc.RRef, right={"value": lambda _: 1}, fits={"value": ANYTHING}
