@@ -221,9 +221,8 @@ class TestErrors:
 async def test_a_hook_of_torchs_without_a_state_uses_torchs_default_group(
     hook: Any,
 ) -> None:
-    dist.init_process_group(
-        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
-    )
+    store: Any = dist.HashStore()  # type: ignore[attr-defined]  # it is not in __all__
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         async with groups_of(1) as (group,):
             (model,) = await wrapped([group], Mlp)
