@@ -7,11 +7,14 @@ it up.  What it had in `.grad` is taken out meanwhile, and comes back before it 
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
+
+_OWNER: Final = re.compile(r"owner=(\d+)")
 
 
 class Suspendable(Protocol):
@@ -57,6 +60,12 @@ class GradientLock:
         """Return whether this thread has the lock."""
         held: bool = self._lock._is_owned()  # noqa: SLF001  (as threading.Condition does)
         return held
+
+    @property
+    def owner(self) -> int:
+        """Return the ident of the thread that has the lock; 0: none has."""
+        found = _OWNER.search(repr(self._lock))  # a lock tells its owner nowhere else
+        return int(found[1]) if found else 0
 
     def give_up(self) -> Any:
         """Take back what is there under the lock and release it, however often held.

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, Final, Protocol
 
+from asyncrpc import torch_modes
 from asyncrpc.autograd.state import Pass
 from asyncrpc.ddp.passes import Backward
 from asyncrpc.inspection.ages import WaitAges
@@ -232,8 +234,10 @@ class SnapshotTaker:
         seen = self._tasks[place]
         steps = seen.chain.steps
         of_program = [one for one in steps if not is_of_library(one.code)]
-        # Of a library only the function that was called, not its internals.
-        shown = of_program or list(steps[:1])
+        # Of a library only the function that was called, not its internals, nor a
+        # decorator around it.
+        called = (one for one in steps if one.code.co_filename != torch_modes.__file__)
+        shown = of_program or list(islice(called, 1))
         function = shown[-1].code.co_qualname if shown else ""
         frames = tuple(frame_of(one.frame) for one in shown)
         is_internal = self._neighbours.have(seen.task) or (

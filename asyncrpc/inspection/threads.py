@@ -10,18 +10,16 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures.thread
 import linecache
-import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any, Final
 
-from asyncrpc.autograd.engine import Engine
+from asyncrpc.autograd.gradient_lock import GradientLock
 from asyncrpc.ddp.passes import Backward
 from asyncrpc.inspection.names import local, locals_of
 from asyncrpc.inspection.records import StackFrame
-from asyncrpc.optim import local as local_steps
 from asyncrpc.runtime.calls import futures
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.inbound import InboundCall
@@ -32,8 +30,6 @@ FRAMES_MAX: Final = 100  # of one stack; the innermost ones
 _IN_THREAD: Final[CodeType] = InboundCall._in_thread.__code__  # noqa: SLF001
 _RUN_JOB: Final[CodeType] = concurrent.futures.thread._WorkItem.run.__code__  # noqa: SLF001
 _POOL: Final[CodeType] = ThreadPool._run.__code__  # noqa: SLF001
-_STEPS: Final = local_steps.__file__
-_OWNER: Final = re.compile(r"owner=(\d+)")
 _WAITING: Final[Mapping[CodeType, str]] = {
     CallFuture.wait.__code__: "self",
     futures.is_done_within.__code__: "future",
@@ -109,19 +105,11 @@ class ThreadStack:
     def owner_of_gradients(self) -> int | None:
         """Return the ident of the thread that holds the lock over gradients.
 
-        A thread that waits for this lock is at a `with` of one of these functions, and
-        has no frame below it.
+        A thread that waits for it is in a method of the lock, which calls no other.
         """
-        frame = self.frames[0] if self.frames else None
-        if frame is None:
-            return None
-        is_engine = frame.f_code is Engine.run.__code__
-        if not is_engine and frame.f_code.co_filename != _STEPS:
-            return None
-        owner = getattr(local(frame, "self"), "lock" if is_engine else "_lock", None)
-        found = _OWNER.search(repr(owner))  # a lock names its owner only in its repr
-        ident = int(found[1]) if found else 0
-        return ident if ident not in (0, self.ident) else None
+        lock = local(self.frames[0], "self") if self.frames else None
+        owner = lock.owner if type(lock) is GradientLock else 0
+        return owner if owner not in (0, self.ident) else None
 
     def runs_job(self) -> concurrent.futures.Future[Any] | asyncio.Future[Any] | None:
         """Return the future of the job that the thread runs for an executor or pool."""

@@ -28,6 +28,8 @@ class HostMode(TorchFunctionMode):
         """Call a function of torch with the host in the place of GPUs."""
         if func is torch.Tensor.cuda:
             return args[0].clone()  # a GPU has a copy
+        if func is torch.device and type(args[0]) is int:
+            return HOST
         moved, named = _hosted(args, kwargs or {}, 1 if func is torch.Tensor.to else -1)
         return func(*moved, **named)
 
@@ -53,7 +55,7 @@ def put_in_place() -> None:
     cuda.is_available = lambda: True
     cuda.device_count = lambda: DEVICES
     cuda.current_device = lambda: HOST
-    cuda.stream = lambda _stream: nullcontext()
+    cuda.stream = cuda.device = lambda _one: nullcontext()
     for name in ("set_device", "synchronize", "manual_seed"):
         setattr(cuda, name, lambda *_, **__: None)
     module: Any = nn.Module

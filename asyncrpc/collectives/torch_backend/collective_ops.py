@@ -55,17 +55,23 @@ class CollectiveOps:
     # --- reductions ------------------------------------------------------------------
 
     async def all_reduce(self, tensors: Tensors, op: ReduceOp) -> None:
-        """Reduce each tensor in place, at all ranks."""
+        """Reduce each tensor in place, at all ranks.
+
+        Of tensors that share elements each is reduced as it was at the begin.
+        """
         by = how(op)
         if len(tensors) == 1 and tensors[0].layout is torch.strided:
             await self.group.all_reduce(_alias(tensors[0]), by)
             return
+        reduced = _apart(tensors)
         await _together(
             self._all_reduce_sparse(one, by)
             if one.layout is torch.sparse_coo
             else self.group.all_reduce(_alias(one), by)
-            for one in tensors
+            for one in reduced
         )
+        if reduced is not tensors:
+            await self._fill(tensors, reduced)
 
     async def _all_reduce_sparse(self, tensor: torch.Tensor, by: str) -> None:
         """Sum sparse tensors in place: each rank gets the elements of all."""
@@ -287,6 +293,23 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
         return plain
     memory = (ctypes.c_char * plain.nbytes).from_address(plain.data_ptr())
     return torch.frombuffer(memory, dtype=plain.dtype).view(plain.shape)
+
+
+def _apart(tensors: Tensors) -> Tensors:
+    """Return tensors that share no element: the given ones, or copies of all.
+
+    Sparse ones are taken to share none.
+    """
+    if any(one.layout is not torch.strided for one in tensors):
+        return tensors
+    end = 0
+    for one in sorted(filter(torch.numel, tensors), key=torch.Tensor.data_ptr):
+        if one.data_ptr() < end:
+            return [each.detach().clone() for each in tensors]
+        steps = zip(one.shape, one.stride(), strict=True)
+        last = sum((size - 1) * step for size, step in steps)
+        end = one.data_ptr() + (last + 1) * one.element_size()
+    return tensors
 
 
 async def _together(coroutines: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -37,9 +37,12 @@ _CHEAP: Final = frozenset(
 )
 _NUMBERS: Final = frozenset({int, float, bool})
 
-# The names of kernels written in Python.  Those of torch itself are for other devices.
+# The names of kernels written in Python.  Those of torch itself are for other devices,
+# and, from the first `vmap` of the process on, for tensors inside of one.
 _IMPLEMENTED: Any = torch.library._impls  # noqa: SLF001
-_ELSEWHERE: Final = frozenset(("Meta", "CUDA", "XPU", "MTIA", "HPU", "MPS"))
+_ELSEWHERE: Final = frozenset(
+    ("Meta", "CUDA", "XPU", "MTIA", "HPU", "MPS", "FuncTorchBatched")
+)
 
 
 class _Kernels:

@@ -329,6 +329,14 @@ def check_coalesced(_gloo: dist.ProcessGroup) -> None:
             for n, part in zip((1, 4), parts, strict=True):
                 dist.reduce_scatter_tensor(part, torch.ones(n * size))
         same(parts, [torch.full((n,), float(size)) for n in (1, 4)])
+    once, memory = torch.full((3,), float(rank)), torch.full((4,), float(rank))
+    for how in (None, device):
+        with _coalescing_manager(device=how):  # one twice, and parts that overlap
+            for one in (once, once, memory[:3], memory[1:]):
+                dist.all_reduce(one)
+        same([once, memory], [once * 0 + total, memory * 0 + total])
+        once.fill_(rank)
+        memory.fill_(rank)
     with _coalescing_manager(device=device):
         pass  # nothing is nothing
     tensors = [torch.ones(2), torch.ones(3)]

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrpc.runtime.calls.inline import is_listed, is_short
+from asyncrpc.runtime.calls.inline import (
+    has_torchs_kernels,
+    is_listed,
+    is_short,
+)
 
 SMALL = torch.ones(1024)
 KIB = 1 << 10
@@ -53,3 +57,8 @@ def test_nothing_else_is(function: Any) -> None:
 )
 def test_the_rule(args: tuple[Any, ...], *, cheap: bool) -> None:
     assert is_short(args, 16 * KIB) is cheap
+
+
+def test_vmap_registers_kernels_that_replace_none_of_the_host() -> None:
+    torch.func.vmap(torch.add, (0, None))(SMALL, torch.ones(()))
+    assert has_torchs_kernels()
