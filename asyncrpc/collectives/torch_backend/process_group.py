@@ -10,13 +10,15 @@ Source: torch/csrc/distributed/c10d/ProcessGroup.hpp and PyProcessGroup.hpp, ver
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from asyncrpc.collectives.torch_backend.call_hooks import CallHooks, Hook
 from asyncrpc.collectives.torch_backend.collective_ops import CollectiveOps, Tensors
@@ -36,6 +38,78 @@ _NO_LIMIT: Final = timedelta(0)  # of options, no limit of their own: it is belo
 
 # Torch's stubs allow more ways to call its functions than torch itself uses.
 _Base: Any = dist.ProcessGroup
+_C10D: Any = distributed_c10d
+
+_FIELDS: Final = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}
+
+
+def _also_short(
+    options: Any, *names: str
+) -> Callable[[Callable[..., CollectiveWork | None]], Any]:
+    """Decorate a collective: it takes all that torch's own process groups take.
+
+    That is one tensor where there is a list of one, and what is in the options without
+    these: `allreduce(tensor, op)`, `broadcast(tensor, root=1)`.
+
+    Args:
+        options: torch's class of them.
+        names: of those that are there, in their order; `timeout` is the last one.
+    """
+
+    def decorate(method: Callable[..., CollectiveWork | None]) -> Any:
+        parameters = inspect.signature(method).parameters
+        slots = [one for one in ("outs", "tensors") if one in parameters]
+
+        @wraps(method)
+        def call(self: Any, *args: Any, **named: Any) -> CollectiveWork | None:
+            if not named and type(args[0]) is list and type(args[-1]) is options:
+                return method(self, *args)  # as torch's own functions call it
+            lists, rest = [*args[: len(slots)]], [*args[len(slots) :]]
+            for slot in slots[len(lists) :]:
+                lists += [named.pop(one) for one in [*named] if _slot(one) == slot]
+            opts = named.pop("opts", None)
+            if rest and (rest[0] in {None, _NONE} or hasattr(rest[0], "timeout")):
+                opts = rest.pop(0)
+            if opts in {None, _NONE}:
+                opts = options()
+            _choose(opts, (*names, "timeout"), rest, named)
+            return method(self, *_listed(lists), opts)
+
+        return call
+
+    return decorate
+
+
+def _slot(name: str) -> str:
+    """Return which tensors torch gives a name: `outs` or `tensors`; else empty."""
+    if name.startswith("output"):
+        return "outs"
+    return "tensors" if name.startswith(("input", "tensor")) else ""
+
+
+def _listed(lists: Sequence[Any]) -> Sequence[Any]:
+    """Return lists where one of them may be a tensor: with it, all are short."""
+    if not any(isinstance(one, torch.Tensor) for one in lists):
+        return lists
+    return [[one] for one in lists]
+
+
+def _choose(
+    opts: Any, order: Sequence[str], given: Sequence[Any], named: dict[str, Any]
+) -> None:
+    """Set what a call gives without torch's options in them.
+
+    Raises:
+        TypeError: it gives what is not in them.
+    """
+    if len(given) > len(order) or not named.keys() <= {*order}:
+        raise TypeError(
+            f"a collective takes tensors and {type(opts).__name__}, or in their place "
+            f"{', '.join(order)}; not {[*given, *named]}"
+        )
+    for name, value in (*zip(order, given, strict=False), *named.items()):
+        if value is not None:
+            setattr(opts, _FIELDS[name], value)
 
 
 class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
@@ -184,16 +258,24 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
 
     # --- reductions ------------------------------------------------------------------
 
+    @_also_short(_C10D.AllreduceOptions, "op")
     def allreduce(self, tensors: Tensors, opts: Any = _NONE) -> CollectiveWork | None:
-        """Reduce tensors in place, at all ranks."""
+        """Reduce a tensor in place, at all ranks."""
+        self._check_one("all_reduce", tensors)
+        return self.allreduce_coalesced(tensors, opts)
+
+    def allreduce_coalesced(
+        self, tensors: Tensors, opts: Any = _NONE
+    ) -> CollectiveWork | None:
+        """Reduce each of several tensors in place, at all ranks."""
         op, staged = _operation(opts), StagedTensors(self._is_exclusive)
         do = partial(self._filling.all_reduce, staged.changed(tensors), op)
         return self._begin("all_reduce", tensors, opts, do, staged)
 
-    allreduce_coalesced = allreduce
-
+    @_also_short(_C10D.ReduceOptions, "root", "op")
     def reduce(self, tensors: Tensors, opts: Any) -> CollectiveWork | None:
-        """Reduce tensors, in place at one rank."""
+        """Reduce a tensor, in place at one rank."""
+        self._check_one("reduce", tensors, opts.rootRank)
         root, op, staged = (
             opts.rootRank,
             opts.reduceOp,
@@ -204,6 +286,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         do = partial(self._filling.reduce, hosts, root, op)
         return self._begin("reduce", tensors, opts, do, staged)
 
+    @_also_short(_C10D.ReduceScatterOptions, "op")
     def reduce_scatter(
         self, outs: Tensors, tensors: Sequence[Tensors], opts: Any = _NONE
     ) -> CollectiveWork | None:
@@ -230,21 +313,27 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
 
     # --- moves -----------------------------------------------------------------------
 
+    @_also_short(_C10D.BroadcastOptions, "root")
     def broadcast(self, tensors: Tensors, opts: Any = _NONE) -> CollectiveWork | None:
-        """Fill tensors with those of one rank."""
-        root, staged = (
-            0 if opts is _NONE else opts.rootRank,
-            StagedTensors(self._is_exclusive),
-        )
+        """Fill a tensor with that of one rank."""
+        self._check_one("broadcast", tensors, opts.rootRank)
+        root, staged = opts.rootRank, StagedTensors(self._is_exclusive)
         is_root = self.group.rank == root
         hosts = staged.read(tensors) if is_root else staged.filled(tensors)
         do = partial(self._filling.broadcast, hosts, root)
         return self._begin("broadcast", tensors, opts, do, staged)
 
+    @_also_short(_C10D.AllgatherOptions)
     def allgather(
         self, outs: Sequence[Tensors], tensors: Tensors, opts: Any = _NONE
     ) -> CollectiveWork | None:
-        """Fill, for each tensor, a list with those of all ranks."""
+        """Fill a list with the tensors of all ranks."""
+        self._check_one("all_gather", tensors)
+        return self._all_gather(outs, tensors, opts)
+
+    def _all_gather(
+        self, outs: Sequence[Tensors], tensors: Tensors, opts: Any
+    ) -> CollectiveWork | None:
         staged = StagedTensors(self._is_exclusive)
         given, hosts = staged.read(tensors), [staged.filled(one) for one in outs]
         do = partial(self._filling.all_gather, hosts, given)
@@ -255,7 +344,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
     ) -> CollectiveWork | None:
         """Do the same where there is one list for each rank."""
         by_tensor = [[its[n] for its in outs] for n in range(len(tensors))]
-        return self.allgather(by_tensor, tensors, opts)
+        return self._all_gather(by_tensor, tensors, opts)
 
     def all_gather_single(
         self, out: torch.Tensor, tensor: torch.Tensor, opts: Any = _NONE
@@ -272,25 +361,30 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         do = partial(self._filling.all_gather_flat, hosts, given)
         return self._begin("all_gather_into_tensor", outs, opts, do, staged)
 
+    @_also_short(_C10D.GatherOptions, "root")
     def gather(
         self, outs: Sequence[Tensors], tensors: Tensors, opts: Any
     ) -> CollectiveWork | None:
         """Fill a list at one rank with the tensors of all."""
+        self._check_one("gather", tensors, opts.rootRank)
         staged, filled = StagedTensors(self._is_exclusive), _flat(outs)
         (given,), hosts = staged.read(tensors[:1]), staged.filled(filled)
         do = partial(self._filling.gather, hosts, given, opts.rootRank)
         return self._begin("gather", filled, opts, do, staged)
 
+    @_also_short(_C10D.ScatterOptions, "root")
     def scatter(
         self, outs: Tensors, tensors: Sequence[Tensors], opts: Any
     ) -> CollectiveWork | None:
         """Fill a tensor with this rank's part of what one rank gives."""
+        self._check_one("scatter", outs, opts.rootRank)
         staged = StagedTensors(self._is_exclusive)
-        given = staged.read(tensors[0]) if tensors else None
+        given = staged.read(tensors[0]) if tensors and tensors[0] else None
         (out,) = staged.filled(outs[:1])
         do = partial(self._filling.scatter, out, given, opts.rootRank)
         return self._begin("scatter", outs, opts, do, staged)
 
+    @_also_short(_C10D.AllToAllOptions)
     def alltoall(
         self, outs: Tensors, tensors: Tensors, opts: Any = _NONE
     ) -> CollectiveWork | None:
@@ -374,6 +468,17 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
             staged.add(its)
         do = partial(self._filling.all_of, [doing for _, doing, _ in asked])
         return self._begin("coalesced", tensors, _NONE, do, staged)
+
+    def _check_one(self, what: str, tensors: Tensors, root: int = 0) -> None:
+        if len(tensors) != 1:
+            raise ValueError(
+                f"{what} takes one tensor of each rank, not {len(tensors)}; several go "
+                "in torch's *_coalesced functions"
+            )
+        if not 0 <= root < self.group.size:
+            raise ValueError(
+                f"{what} has root {root}; the ranks are 0 to {self.group.size - 1}"
+            )
 
     def _begin(
         self,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
@@ -365,6 +367,40 @@ def check_former_names(_gloo: dist.ProcessGroup) -> None:
     same([mine, part, out], [mine * 0 + size, mine * 0 + size, torch.ones(2 * size)])
     assert group.get_group_store().add("a key of the program", 1) >= 1
     assert group.group_name in repr(group)
+
+
+def check_short_forms(gloo: dist.ProcessGroup) -> None:
+    """What torch's own groups take: a tensor for a list of one, options by name."""
+    size, rank, ours = dist.get_world_size(), dist.get_rank(), world()
+    found = []
+    for group in (gloo, ours):
+        mine, out = torch.full((3,), float(rank)), torch.zeros(3)
+        reduced, largest, rooted, told = (mine.clone() for _ in range(4))
+        parts = [torch.full((3,), float(rank + one)) for one in range(size)]
+        gathered, at_root = ([torch.zeros(3) for _ in range(size)] for _ in range(2))
+        for work in (
+            group.allreduce(reduced),
+            group.allreduce(tensor=largest, op=dist.ReduceOp.MAX),
+            group.reduce(rooted, 1, dist.ReduceOp.SUM),
+            group.broadcast(told, root=1),
+            group.allgather(gathered, mine, timedelta(seconds=60)),
+            group.gather(at_root if rank == 0 else [], input_tensor=mine, root=0),
+            group.scatter(out, parts if rank == 1 else [], 1),
+        ):
+            work.wait()
+        if rank != 1:
+            rooted = out  # only the root's counts
+        found.append([reduced, largest, rooted, told, gathered, at_root, out])
+    same(found[1], found[0])
+    one = torch.ones(1)
+    wrongs: list[Callable[[], Any]] = [
+        lambda: ours.allreduce([one, one]),
+        lambda: ours.broadcast(one, root=size),
+        lambda: ours.allreduce(one, root=0),
+    ]
+    for wrong in wrongs:
+        with pytest.raises((ValueError, TypeError), match=r"takes|has root"):
+            wrong()
 
 
 def check_functional(_gloo: dist.ProcessGroup) -> None:

@@ -22,6 +22,7 @@ SCENARIOS = [
     functions.check_points,
     functions.check_coalesced,
     functions.check_former_names,
+    functions.check_short_forms,
     functions.check_functional,
     functions.check_subgroups,
 ]
