@@ -18,7 +18,8 @@ tests = $(wildcard $(addprefix tests/,$(1)))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-deep test-all check fmt lint type arch unit property \
-	cov sim sim-nightly chaos integration mutants numerics programs conformance conformance-c10d conformance-ddp docs kills \
+	cov sim sim-nightly chaos integration mutants numerics programs conformance conformance-c10d conformance-ddp \
+	conformance-files docs kills \
 	examples soak bench bench-peers bench-serve fuzz test-cuda test-tpu test-xla \
 	test-hosts test-clusters test-browser test-outside clean
 
@@ -198,6 +199,9 @@ conformance: $(STAMP) ## PyTorch's own RPC suites against asyncrpc.compat; FILTE
 
 conformance-c10d: $(STAMP) ## PyTorch's suite of c10d and DDP on our backend; FILTER=ddp
 	$(RUN) -m tests.conformance.c10d $(if $(FILTER),--filter '$(FILTER)')
+
+conformance-files: $(STAMP) ## PyTorch's test files of c10d, of a checkout: PYTORCH=../pytorch
+	$(RUN) -m tests.conformance.c10d_files $(PYTORCH) $(if $(FILTER),--filter '$(FILTER)')
 
 conformance-ddp: $(STAMP) ## PyTorch's tests of DDP on our DDP; FILTER=hook; without one, its table
 	$(RUN) -m tests.conformance.c10d --ddp $(if $(FILTER),--filter '$(FILTER)',--page)

@@ -16,7 +16,7 @@ import io
 import operator
 import pickle
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -27,6 +27,7 @@ from asyncrpc.serde import layouts
 from asyncrpc.serde.dismantling import assemble, dismantle
 from asyncrpc.serde.functions import NAMED_TYPES, is_bound
 from asyncrpc.serde.naming import find_method
+from asyncrpc.serde.shared import key_of
 from asyncrpc.serde.small_tensors import SmallTensors
 from asyncrpc.serde.unsendable import Unsendable
 
@@ -155,7 +156,12 @@ class Reducers(dict[type, Reducer]):
         return copyreg.dispatch_table.get(type(value), _by_protocol)(value)
 
     def _script(self, value: torch.jit.ScriptModule) -> Reduced:
-        return loaded, (_saved(value),)
+        shared = {
+            name: one.detach()
+            for name, one in _state_of(value).items()
+            if one.layout is torch.strided and key_of(one.untyped_storage())
+        }
+        return loaded, (_saved(value), shared) if shared else (_saved(value),)
 
     # --- other objects ---------------------------------------------------------------
 
@@ -278,9 +284,25 @@ def jagged_of(
     return whole
 
 
-def loaded(saved: bytes) -> Any:
-    """Return a copy of the module that `_saved` was given, with its own parameters."""
-    return torch.jit.load(io.BytesIO(saved))  # type: ignore[no-untyped-call]
+_NONE_SHARED: Final[Mapping[str, torch.Tensor]] = types.MappingProxyType({})
+
+
+def loaded(saved: bytes, shared: Mapping[str, torch.Tensor] = _NONE_SHARED) -> Any:
+    """Return a copy of the module that `_saved` was given.
+
+    Args:
+        saved: its code and state.
+        shared: parameters and buffers whose memory it shares; the others are its own.
+    """
+    module: Any = torch.jit.load(io.BytesIO(saved))  # type: ignore[no-untyped-call]
+    for name, tensor in _state_of(module).items() if shared else ():
+        if name in shared:
+            tensor.data = shared[name]
+    return module
+
+
+def _state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _saved(module: torch.jit.ScriptModule) -> bytes:

@@ -28,7 +28,7 @@ import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from functools import cache, wraps
 from importlib.metadata import version
@@ -54,28 +54,27 @@ STAND_INS: Final = {"gloo": "", "mpi": "(all_to_all|_group)(?!.*cuda)"}
 MARKS: Final = "CONFORMANCE_MARKS"  # `child` sets it; nothing here leaves any
 
 
-def _put_in_place() -> None:
-    """Let whatever asks torch for gloo have the backend "asyncrpc"."""
+def put_in_place(backend: str = "asyncrpc", names: Iterable[str] = STAND_INS) -> None:
+    """Let whatever asks torch for one of these backends have another one."""
     c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
     dist: Any = importlib.import_module("torch.distributed")
     importlib.import_module("asyncrpc.collectives.torch_backend")
 
+    def ours(value: Any) -> Any:
+        is_named = isinstance(value, str) and value.lower() in names
+        return backend if is_named else value
+
     def asked(function: Any) -> Any:
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            given = [_ours(one) for one in args]
-            return function(*given, **{name: _ours(v) for name, v in kwargs.items()})
+            given = [ours(one) for one in args]
+            return function(*given, **{name: ours(v) for name, v in kwargs.items()})
 
         return call
 
     for name in ("init_process_group", "new_group"):
         setattr(c10d, name, asked(getattr(c10d, name)))
         setattr(dist, name, getattr(c10d, name))
-
-
-def _ours(value: Any) -> Any:
-    is_named = isinstance(value, str) and value.lower() in STAND_INS
-    return "asyncrpc" if is_named else value
 
 
 @cache
@@ -147,7 +146,7 @@ def _prepare(given: argparse.Namespace) -> None:
     os.environ["CONFORMANCE_SUITES"] = "tests.conformance.c10d"
     os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(given.timeout)
     if given.impl == "asyncrpc":
-        _put_in_place()
+        put_in_place()
     if given.ddp:
         from tests.conformance import ddp, hosted  # noqa: PLC0415  (late, as in `main`)
 

@@ -370,9 +370,10 @@ async def test_passed_on_it_is_the_same_memory_everywhere(host: Trio) -> None:
     assert KEPT[-1][-1] == 3
 
 
-async def test_a_module_is_trained_where_it_is_sent(host: Trio) -> None:
+@pytest.mark.parametrize("made", [lambda one: one, torch.jit.script])
+async def test_a_module_is_trained_where_it_is_sent(host: Trio, made: Any) -> None:
     a, _, _ = host
-    model = asyncrpc.share(nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 5)))
+    model = asyncrpc.share(made(nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 5))))
     assert await a.peer("b").call(fill_model, model, 7.0) == [True] * 4
     assert all(bool((one == 7).all()) for one in model.parameters())
     back = await a.peer("b").call(remote.echo, model)
