@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -33,16 +33,16 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
             yield made
 
 
-async def listens(port: int) -> None:
+async def listens(port: int, is_running: Callable[[], bool] = lambda: True) -> None:
     """Wait until the server listens, which it does some time after it is ready."""
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except ConnectionRefusedError:
-                await asyncio.sleep(0.01)
-            else:
-                break
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionRefusedError:
+            assert is_running(), "the server has ended"
+            await asyncio.sleep(0.01)
+        else:
+            break
     writer.close()
     await writer.wait_closed()
 

@@ -49,8 +49,8 @@ COMMANDS: Final = {
 }
 
 
-async def ask(port: int) -> dict[str, Any]:
-    await listens(port)
+async def ask(port: int, server: subprocess.Popen[bytes]) -> dict[str, Any]:
+    await listens(port, lambda: server.poll() is None)
     async with (
         aiohttp.ClientSession() as client,
         client.get(f"http://127.0.0.1:{port}/work") as response,
@@ -85,7 +85,7 @@ def test_a_web_worker_shares_and_launches_and_leaves_nothing(
             start_new_session=True,
         )
     try:
-        told = asyncio.run(ask(port))
+        told = asyncio.run(ask(port, server))
         assert told["shared"] == [1.0, 2.0]
         assert len(set(told["pids"])) == 3
         server.terminate()
