@@ -137,14 +137,19 @@ def _names_in(code: CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names_in, inner))
 
 
-def _prepare(given: argparse.Namespace) -> None:
+def set_environment(suites: str, timeout_s: int) -> None:
+    """Tell torch and `child` what they read from the environment."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    os.environ["CONFORMANCE_SUITES"] = suites
+    os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(timeout_s)
+
+
+def _prepare(given: argparse.Namespace) -> None:
+    set_environment("tests.conformance.c10d", given.timeout)
     os.environ["WORLD_SIZE"] = RANKS
     os.environ["TEMP_DIR"] = os.environ.get("TMPDIR", "/tmp")  # noqa: S108  (the suite asks)
-    os.environ["CONFORMANCE_SUITES"] = "tests.conformance.c10d"
-    os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(given.timeout)
     if given.impl == "asyncrpc":
         put_in_place()
     if given.ddp:

@@ -15,7 +15,6 @@ import importlib
 import importlib.util
 import json
 import multiprocessing
-import os
 import subprocess
 import sys
 import tempfile
@@ -95,11 +94,7 @@ def _module(pytorch: Path, file: str) -> ModuleType:
 
 
 def _prepare(impl: str, stand_ins: tuple[str, ...]) -> None:
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    os.environ["CONFORMANCE_SUITES"] = __name__  # "__main__", in the forks too
-    os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(TIMEOUT_S)
+    c10d.set_environment(__name__, TIMEOUT_S)  # "__main__", in the forks too
     is_hosted = "hosted" in stand_ins
     backend = "gloo" if impl == "torch" else "asyncrpc"
     c10d.put_in_place(backend, {"gloo", "nccl"} if is_hosted else {"gloo"})

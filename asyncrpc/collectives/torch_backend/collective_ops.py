@@ -300,15 +300,15 @@ def _apart(tensors: Tensors) -> Tensors:
 
     Sparse ones are taken to share none.
     """
-    if any(one.layout is not torch.strided for one in tensors):
+    if any(tensor.layout is not torch.strided for tensor in tensors):
         return tensors
     end = 0
-    for one in sorted(filter(torch.numel, tensors), key=torch.Tensor.data_ptr):
-        if one.data_ptr() < end:
+    for tensor in sorted(filter(torch.numel, tensors), key=torch.Tensor.data_ptr):
+        if tensor.data_ptr() < end:
             return [each.detach().clone() for each in tensors]
-        steps = zip(one.shape, one.stride(), strict=True)
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
         last = sum((size - 1) * step for size, step in steps)
-        end = one.data_ptr() + (last + 1) * one.element_size()
+        end = tensor.data_ptr() + (last + 1) * tensor.element_size()
     return tensors
 
 

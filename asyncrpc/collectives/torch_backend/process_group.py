@@ -58,20 +58,22 @@ def _also_short(
 
     def decorate(method: Callable[..., CollectiveWork | None]) -> Any:
         parameters = inspect.signature(method).parameters
-        slots = [one for one in ("outs", "tensors") if one in parameters]
+        slots = [slot for slot in ("outs", "tensors") if slot in parameters]
 
         @wraps(method)
         def call(self: Any, *args: Any, **named: Any) -> CollectiveWork | None:
-            if not named and type(args[0]) is list and type(args[-1]) is options:
+            is_long = args and type(args[0]) is list and type(args[-1]) is options
+            if is_long and not named:
                 return method(self, *args)  # as torch's own functions call it
             lists, rest = [*args[: len(slots)]], [*args[len(slots) :]]
             for slot in slots[len(lists) :]:
-                lists += [named.pop(one) for one in [*named] if _slot(one) == slot]
+                lists += [named.pop(name) for name in [*named] if _slot(name) == slot]
+            if len(lists) != len(slots):
+                raise TypeError(f"{method.__name__} takes {' and '.join(slots)}")
             opts = named.pop("opts", None)
-            if rest and (rest[0] in {None, _NONE} or hasattr(rest[0], "timeout")):
+            if rest and (rest[0] is None or hasattr(rest[0], "timeout")):
                 opts = rest.pop(0)
-            if opts in {None, _NONE}:
-                opts = options()
+            opts = options() if opts is None else opts
             _choose(opts, (*names, "timeout"), rest, named)
             return method(self, *_listed(lists), opts)
 
@@ -89,9 +91,9 @@ def _slot(name: str) -> str:
 
 def _listed(lists: Sequence[Any]) -> Sequence[Any]:
     """Return lists where one of them may be a tensor: with it, all are short."""
-    if not any(isinstance(one, torch.Tensor) for one in lists):
+    if not any(isinstance(given, torch.Tensor) for given in lists):
         return lists
-    return [[one] for one in lists]
+    return [[given] for given in lists]
 
 
 def _choose(
@@ -276,11 +278,8 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
     def reduce(self, tensors: Tensors, opts: Any) -> CollectiveWork | None:
         """Reduce a tensor, in place at one rank."""
         self._check_one("reduce", tensors, opts.rootRank)
-        root, op, staged = (
-            opts.rootRank,
-            opts.reduceOp,
-            StagedTensors(self._is_exclusive),
-        )
+        root, op = opts.rootRank, opts.reduceOp
+        staged = StagedTensors(self._is_exclusive)
         is_root = self.group.rank == root
         hosts = staged.changed(tensors) if is_root else staged.read(tensors)
         do = partial(self._filling.reduce, hosts, root, op)

@@ -397,9 +397,13 @@ def check_short_forms(gloo: dist.ProcessGroup) -> None:
         lambda: ours.allreduce([one, one]),
         lambda: ours.broadcast(one, root=size),
         lambda: ours.allreduce(one, root=0),
+        lambda: ours.allreduce(one, [0]),
+        ours.broadcast,
     ]
     for wrong in wrongs:
-        with pytest.raises((ValueError, TypeError), match=r"takes|has root"):
+        with pytest.raises(
+            (ValueError, TypeError), match=r"takes|has root|incompatible"
+        ):
             wrong()
 
 
