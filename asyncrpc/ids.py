@@ -20,14 +20,14 @@ class WorkerId(NamedTuple):
 
 
 class RRefId(NamedTuple):
-    """A value with references: the worker that requested it, and a counter there."""
+    """A value with references: the worker that requested it, and a random number."""
 
     creator: Incarnation
     serial: int
 
 
 class ContextId(NamedTuple):
-    """One distributed autograd context: the worker that opened it, a counter there."""
+    """One distributed autograd context: the worker that opened it, a random number."""
 
     creator: Incarnation
     serial: int

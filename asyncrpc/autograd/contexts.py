@@ -42,7 +42,8 @@ class Contexts:
         self._me = me
         self._directory = directory
         self._state_class = state_class
-        self._ended: OrderedDict[ContextId, None] = OrderedDict()
+        # Each with whether its creator has said so, or another worker.
+        self._ended: OrderedDict[ContextId, bool] = OrderedDict()
         self._serial = 0
 
     def next_serial(self) -> int:
@@ -53,6 +54,13 @@ class Contexts:
     def has_ended(self, context_id: ContextId) -> bool:
         """Return whether a context has ended, as far as is remembered."""
         return context_id in self._ended
+
+    def reopen(self, context_id: ContextId) -> bool:
+        """Return whether a context that others ended goes on for its creator."""
+        if self._ended.get(context_id, True):
+            return False
+        del self._ended[context_id]
+        return True
 
     def enter(self, context_id: ContextId, creator: WorkerId) -> ContextState:
         """Return a context's state, made if it is new here.
@@ -92,13 +100,14 @@ class Contexts:
 
         Args:
             context_id: of the context.
-            told_by: the worker that reported the end, and knows it already.
+            told_by: the worker that reported the end, and knows it already; 0: the end
+                is known here first.
         """
         state = self.open.pop(context_id, None)
         if state is None:
             return
         self.on_released(context_id)
-        self._ended[context_id] = None
+        self._ended[context_id] = told_by in (0, context_id.creator)
         if len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
         for pass_id in list(state.passes):

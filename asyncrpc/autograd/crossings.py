@@ -62,7 +62,7 @@ class Crossings:
         serial = 0
         if tensors:
             serial = self._note_sent(state, tensors, link)
-        state.peers.add(link.peer)
+        state.given_to.add(link.peer)
         if context.id.creator == self._me:
             return [*context.id, serial]  # the receiver knows this worker's name
         # Each time: this message may be the first of the context that is read there,
@@ -101,12 +101,18 @@ class Crossings:
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Join the context of a message; return the function for its tensors."""
         context_id, serial, name = read_meta(meta)
-        if self._contexts.has_ended(context_id):
+        is_its_own = context_id.creator == link.peer.incarnation
+        if self._contexts.has_ended(context_id) and not (
+            is_its_own and self._contexts.reopen(context_id)
+        ):
             return None
-        if context_id.creator == link.peer.incarnation:
+        if is_its_own:
             name = link.peer.name
         state = self._contexts.enter(context_id, WorkerId(name, context_id.creator))
-        state.peers.add(link.peer)
+        if link.peer not in state.given_to:  # else it answers, or goes round
+            state.brought_by.add(link.peer)
+        if is_its_own:
+            state.creator = link.peer  # others may have given it another name
         if not serial:
             return None
         message = MessageId(link.peer.incarnation, serial)

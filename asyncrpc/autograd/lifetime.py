@@ -29,24 +29,35 @@ class ContextLifetime:
         """End a context that a peer reports to have ended.
 
         Raises:
-            MalformedError: the peer has no part in it, or this worker opened it.
+            MalformedError: the peer neither opened it nor brought it here.
         """
-        context_id = notice.context_id
+        context_id, peer = notice.context_id, link.peer
         state = self._contexts.open.get(context_id)
-        if state is not None:
-            state.check_part(link.peer)
-            if context_id.creator == self._me:
-                raise MalformedError(
-                    f"worker {link.peer.name!r} ended autograd context {context_id}, "
-                    "which only the worker that opened it may end"
-                )
-            self._contexts.release(context_id, link.peer.incarnation)
+        if state is None:
+            return
+        state.check_part(peer)
+        if context_id.creator == self._me or (
+            peer.incarnation != context_id.creator and peer not in state.brought_by
+        ):
+            raise MalformedError(
+                f"worker {peer.name!r} ended autograd context {context_id}, which only "
+                "the worker that opened it, or brought it here, may end"
+            )
+        self._contexts.release(context_id, peer.incarnation)
 
     async def on_join(self, link: PeerLink, request: JoinContext) -> bool:
-        """Arrange to tell a worker when a context ends; return whether it is open."""
+        """Arrange to tell a worker when a context ends; return whether it is open.
+
+        Raises:
+            MalformedError: another worker opened it.
+        """
+        if request.context_id.creator != self._me:
+            raise MalformedError(
+                f"autograd context {request.context_id} was opened by another worker"
+            )
         state = self._contexts.open.get(request.context_id)
         if state is not None:
-            state.peers.add(link.peer)
+            state.joined.add(link.peer)
         return state is not None
 
     def on_peer_lost(self, peer: WorkerId) -> None:

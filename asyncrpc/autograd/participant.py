@@ -84,6 +84,9 @@ class PassParticipant:
         coming, arrived = self._crossings(advance.asked), self._crossings(advance.given)
         state.check_sent(link.peer, (*coming, *arrived))  # before a pass is made
         is_new = pass_id not in state.passes
+        is_own = pass_id.root == self._me.incarnation
+        if is_new and (is_own or (pass_id, link.peer.incarnation) in state.given_up):
+            raise AutogradError(ABORTED)
         one = state.join_pass(pass_id, advance.root, advance.keeping)
         self._ends.note_begun(one)
         one.check()
@@ -190,15 +193,32 @@ class PassParticipant:
         one.check()
         return await self._work.close(one, link.peer.incarnation)
 
-    async def on_waits(self, _link: PeerLink, request: AskWaits) -> list[str]:
-        """Return what a pass waits for."""
+    async def on_waits(self, link: PeerLink, request: AskWaits) -> list[str]:
+        """Return what a pass waits for.
+
+        Raises:
+            MalformedError: the peer has not asked this worker.
+        """
         context_id, pass_id = request.ids
         one = self._contexts.state(context_id).passes.get(pass_id)
-        return [] if one is None else await self._waits.explain(one, request.asked)
+        if one is None:
+            return []
+        if link.peer.incarnation not in one.inward:
+            raise MalformedError(
+                f"worker {link.peer.name!r} asked what a backward pass waits for that "
+                "it did not ask this worker to take part in"
+            )
+        return await self._waits.explain(one, request.asked)
 
     async def on_outcome(self, _link: PeerLink, request: PassOutcome) -> bool:
-        """Wait until a pass that began here has ended; return whether it succeeded."""
+        """Wait until a pass that began here has ended; return whether it succeeded.
+
+        Raises:
+            MalformedError: another worker began it.
+        """
         context_id, pass_id = request.ids
+        if pass_id.root != self._me.incarnation:
+            raise MalformedError("another worker began this backward pass")
         state = self._contexts.open.get(context_id)
         return False if state is None else await state.outcome(pass_id)
 
@@ -212,23 +232,32 @@ class PassParticipant:
         """Abort a pass that has failed.
 
         Raises:
-            MalformedError: the peer has not asked this worker to take part in it.
+            MalformedError: the peer has not asked this worker to take part in it, or
+                this worker began it.
         """
         self._on_end(link, notice.ids, commit=False)
 
     def _on_end(self, link: PeerLink, ids: PassIds, *, commit: bool) -> None:
         context_id, pass_id = ids
         state = self._contexts.open.get(context_id)
-        if state is not None:
-            state.check_part(link.peer)
-            one = state.passes.get(pass_id)
-            told_by = link.peer.incarnation
-            if one is not None and told_by not in (pass_id.root, *one.inward):
-                raise MalformedError(
-                    f"worker {link.peer.name!r} ended a backward pass that it did not "
-                    "ask this worker to take part in"
-                )
-            self._ends.finish(ids, commit=commit)
+        if state is None:
+            return
+        state.check_part(link.peer)
+        one, told_by = state.passes.get(pass_id), link.peer.incarnation
+        if pass_id.root == self._me.incarnation:
+            raise MalformedError(
+                f"worker {link.peer.name!r} ended a backward pass that only this "
+                "worker, which began it, may end"
+            )
+        if one is not None and told_by not in (pass_id.root, *one.inward):
+            raise MalformedError(
+                f"worker {link.peer.name!r} ended a backward pass that it did not "
+                "ask this worker to take part in"
+            )
+        if one is None and told_by != pass_id.root:
+            state.given_up.add((pass_id, told_by))
+            return
+        self._ends.finish(ids, commit=commit)
 
     def on_peer_lost(self, peer: WorkerId) -> None:
         """End the passes of a lost worker; ask how those ended that it asked us for."""

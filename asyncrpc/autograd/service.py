@@ -16,8 +16,8 @@ Source: torch.distributed.autograd.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final, Protocol
 
 import torch
 
@@ -57,6 +57,8 @@ from asyncrpc.runtime.ports import Links, OpenLinks, PeerLink, Scheduler
 from asyncrpc.runtime.router import answers, takes
 from asyncrpc.trace import FlightRecorder
 
+SERIAL_BYTES: Final = 8
+
 
 class AutogradWorker(Scheduler, Threads, Links, Protocol):
     """A worker, as far as autograd needs it.
@@ -64,10 +66,12 @@ class AutogradWorker(Scheduler, Threads, Links, Protocol):
     Attributes:
         options: of the worker.
         recorder: keeps how passes end.
+        random_bytes: returns so many unpredictable bytes.
     """
 
     options: Options
     recorder: FlightRecorder
+    random_bytes: Callable[[int], bytes]
 
     @property
     def id(self) -> WorkerId:
@@ -167,7 +171,8 @@ class AutogradService:
 
     def new_context(self) -> Context:
         """Make a context; `async with` opens it."""
-        serial = self.contexts.next_serial()
+        # It cannot be guessed: who knows the context was sent it.
+        serial = int.from_bytes(self._worker.random_bytes(SERIAL_BYTES))
         return Context(self, ContextId(self.me.incarnation, serial))
 
     def context_of(self, context_id: Sequence[int]) -> Context:

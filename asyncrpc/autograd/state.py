@@ -63,9 +63,13 @@ class ContextState:
         id: the same on every worker.
         creator: the worker that opened it, whose name may not be known.
         sent: where gradients of sent tensors enter, by message.
-        peers: workers that messages of this context went to or came from.
+        given_to: workers that messages of this context went to.
+        brought_by: workers that messages of this context came from first.
+        joined: workers that have asked to be told the end of this context.
         passes: backward passes under way.
         ended: passes that are over, and whether they succeeded.
+        given_up: passes that are not known here, by workers that did not begin them and
+            have told their end: it may overtake their requests.
         tensors_sent: the number of tensors in all messages.
         prefetched: the local graph behind all sent tensors, as far as it was walked.
         is_prefetching: whether the walk goes on when the loop has time.
@@ -79,12 +83,15 @@ class ContextState:
         "_later",
         "_lock",
         "_pass_ended",
+        "brought_by",
         "creator",
         "ended",
+        "given_to",
+        "given_up",
         "id",
         "is_prefetching",
+        "joined",
         "passes",
-        "peers",
         "prefetched",
         "sent",
         "tensors_sent",
@@ -94,9 +101,12 @@ class ContextState:
         self.id = context_id
         self.creator = creator
         self.sent: dict[MessageId, Sent] = {}
-        self.peers: set[WorkerId] = set()
+        self.given_to: set[WorkerId] = set()
+        self.brought_by: set[WorkerId] = set()
+        self.joined: set[WorkerId] = set()
         self.passes: dict[PassId, Pass] = {}
         self.ended: dict[PassId, bool] = {}
+        self.given_up: set[tuple[PassId, Incarnation]] = set()
         self.tensors_sent = 0
         self.prefetched = self.region_class()
         self.is_prefetching = False
@@ -112,13 +122,22 @@ class ContextState:
         self.tensors_sent += len(sent.edges)
         self.prefetched.begin(sent.edges)
 
+    @property
+    def peers(self) -> set[WorkerId]:
+        """The workers that are told the end of the context."""
+        return self.given_to | self.brought_by | self.joined
+
     def check_part(self, peer: WorkerId) -> None:
         """Refuse a message of a worker that has no part in the context.
 
         Raises:
             MalformedError: the peer has no part in the context.
         """
-        if peer.incarnation != self.id.creator and peer not in self.peers:
+        if (
+            peer.incarnation != self.id.creator
+            and peer not in self.brought_by
+            and peer not in self.given_to
+        ):
             raise MalformedError(
                 f"worker {peer.name!r} has no part in autograd context {self.id}"
             )

@@ -21,6 +21,7 @@ from asyncrpc.rref.values import Values
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.ports import PeerLink
 
+_GONE = m.EntryState.GONE
 FORK, LOAN, HOME = 0, 1, 2  # from its owner; from another holder; to this worker itself
 
 
@@ -139,11 +140,18 @@ class ReferenceCodec:
             raise DecodeError("an RRef of another worker is marked as sent to itself")
         if form == HOME:  # its count came with it
             return self._handles.make(self._shared.of(rref_id, owner))
+        if form == FORK and owner.incarnation != sender:
+            raise DecodeError("an RRef is marked as sent by its owner, but was not")
+        known = self._other_owner(rref_id, owner.incarnation)
+        if known is not None:
+            self._send_back(link, rref_id, form, token)
+            raise DecodeError(
+                f"worker {link.peer.name!r} sent {rref_id} as a value of worker "
+                f"{owner.name!r}, but it is of worker {self._names.shown(known)!r}"
+            )
         if owner.incarnation == self._me.incarnation:
             return self._lift_own(rref_id, sender, token)
         if form == FORK:
-            if owner.incarnation != sender:
-                raise DecodeError("an RRef is marked as sent by its owner, but was not")
             effects = self._user.receive_fork(rref_id, sender)
         else:
             effects = self._user.borrow(rref_id, owner.incarnation, sender, token)
@@ -151,6 +159,31 @@ class ReferenceCodec:
         handle = self._handles.make(self._shared.of(rref_id, owner))
         self._carry_out(effects)
         return handle
+
+    def _other_owner(self, rref_id: RRefId, claimed: Incarnation) -> Incarnation | None:
+        """Return the owner of a value that is known here, unless it is as claimed.
+
+        Who knows the number of a value cannot make it another worker's.
+        """
+        shared, holding = self._shared.get(rref_id), self._user.get(rref_id)
+        if shared is None and holding is None and self._owner.state(rref_id) is _GONE:
+            return None  # nearly always, for one that comes for the first time
+        known = [] if shared is None else [shared.owner.incarnation]
+        known += [] if holding is None else [holding.owner]
+        if self._owner.state(rref_id) is m.EntryState.LIVE:
+            known.append(self._me.incarnation)
+        expected = claimed, UNKNOWN_INCARNATION
+        return next((one for one in known if one not in expected), None)
+
+    def _send_back(
+        self, link: PeerLink, rref_id: RRefId, form: int, token: int
+    ) -> None:
+        """Give back a reference that is not taken: its sender counts it as arrived."""
+        sender = link.peer.incarnation
+        if form == FORK:
+            self._carry_out((m.SendRelease(sender, rref_id, 1),))
+        else:
+            self._carry_out((m.SendLoanReturned(sender, token),))
 
     def _lift_own(self, rref_id: RRefId, sender: Incarnation, token: int) -> RRef[Any]:
         """Make a handle of a reference to a value of this worker that has come back."""

@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from asyncrpc.ids import RRefId, WorkerId
 from asyncrpc.rref import machine as m
@@ -18,6 +18,7 @@ from asyncrpc.rref.handle import HandleService, RRef, attach
 from asyncrpc.rref.shared import Shared, SharedById
 from asyncrpc.rref.tables import Tables
 
+SERIAL_BYTES: Final = 8
 _Change: TypeAlias = Callable[[Shared], Iterable[m.Effect]]
 
 
@@ -39,6 +40,7 @@ class Handles:
         tables: Tables,
         shared: SharedById,
         on_applied: Callable[[], None],
+        random_bytes: Callable[[int], bytes],
     ) -> None:
         """Prepare to make handles; called on the loop's thread.
 
@@ -49,6 +51,7 @@ class Handles:
             tables: count the handles.
             shared: what the handles of each value share.
             on_applied: called after notes that were queued have been applied.
+            random_bytes: returns so many unpredictable bytes.
         """
         self.service = service
         self.handle_class: type[RRef[Any]] = RRef
@@ -58,18 +61,19 @@ class Handles:
         self._carry_out = tables.carry_out
         self._shared = shared
         self._on_applied = on_applied
-        self._serial = 0
-        self._serial_lock = threading.Lock()
+        self._random_bytes = random_bytes
         # Changes for the loop to make; at most two for each handle.
         self._notes: deque[tuple[_Change, Shared]] = deque()
         self._is_due = False
         self._thread_id = threading.get_ident()
 
     def new_id(self) -> RRefId:
-        """Return an id that no other reference has; from any thread."""
-        with self._serial_lock:
-            self._serial += 1
-            return RRefId(self._me.incarnation, self._serial)
+        """Return an id that no other reference has; from any thread.
+
+        Its number cannot be guessed: who knows it was sent the reference.
+        """
+        serial = int.from_bytes(self._random_bytes(SERIAL_BYTES))
+        return RRefId(self._me.incarnation, serial)
 
     def make(self, shared: Shared) -> RRef[Any]:
         """Make a handle that the caller has counted; from any thread."""

@@ -47,10 +47,12 @@ class ReferenceWorker(Scheduler, Calls, Links, Protocol):
     Attributes:
         options: of the worker.
         recorder: keeps what becomes of values.
+        random_bytes: returns so many unpredictable bytes.
     """
 
     options: Options
     recorder: FlightRecorder
+    random_bytes: Callable[[int], bytes]
 
     @property
     def id(self) -> WorkerId:
@@ -122,6 +124,8 @@ class RRefService:
             tables=tables,
             shared=shared,
             on_applied=notices.flush,
+            # A simulation replaces it later.
+            random_bytes=lambda count: worker.random_bytes(count),  # noqa: PLW0108
         )
         self._incoming = incoming = IncomingNotices(
             tables, names, notices, shared, handles.settle

@@ -101,17 +101,20 @@ class OwnerTable:
     ) -> list[Effect]:
         """Add a value: of a remote() by `for_holder`, or of a handle made here.
 
+        Others may have mentioned the id before, and been told that it is GONE: the word
+        of its creator, which makes it now, is the one that counts.
+
         Returns:
             Answers to workers that registered before; `Freed` if no worker wants the
             value any more, so that it need not be computed.
 
         Raises:
-            RemoteProtocolError: the id is taken, or was declared never to come.
+            RemoteProtocolError: the id is taken.
         """
         if for_holder in self._dead:
             return [Freed(rref_id)]
         entry = self._entries.setdefault(rref_id, _OwnedValue(UNBORN))
-        if entry.state is not UNBORN:
+        if entry.state is LIVE:
             raise RemoteProtocolError(
                 f"{rref_id} was made twice; the creator must count its ids"
             )

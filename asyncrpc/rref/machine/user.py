@@ -292,8 +292,15 @@ class UserTable:
         """Answer an owner to which `rref_id` was mentioned before our remote().
 
         No answer if the remote() is under way: it is the answer.
+
+        Raises:
+            RemoteProtocolError: another worker is to make the value.  Nothing changed.
         """
         holding = self._holdings.get(rref_id)
+        if holding is not None and holding.owner != from_:
+            raise RemoteProtocolError(
+                f"worker {from_:016x} asked for {rref_id}, which it does not own"
+            )
         if holding is None or holding.state is not PENDING:
             return [SendSettled(from_, rref_id)]
         holding.is_probed = True

@@ -6,13 +6,18 @@ Each message here has the right form, and is refused for whom it comes from.
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
-from asyncrpc import AsyncRpcError, Group
+import asyncrpc
+from asyncrpc import AsyncRpcError, Group, RRef, Worker
 from asyncrpc.autograd import backward, context, get_gradients
+from asyncrpc.autograd.context import current_context_var
 from asyncrpc.collectives.service import group_id
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.membership.messages import fields_of
@@ -20,6 +25,7 @@ from asyncrpc.runtime.parts import Parts
 from asyncrpc.testing import Cluster, acting_as
 from tests import raw_messages
 from tests.integration.runtime.conftest import Trio
+from tests.integration.runtime.rref_parts import Counter, all_freed
 
 LIMIT_S = 60.0  # for what would otherwise hang
 
@@ -53,9 +59,78 @@ async def test_a_context_of_others(
             assert "has no part in autograd context" in caplog.text
             if method == "release" and of == "a":
                 await tell(await b.parts.link_to("a"), "autograd", method, value)
-                assert "which only the worker that opened it may end" in caplog.text
+                assert "which only the worker that opened it, or" in caplog.text
             await backward(ctx, [y.sum()])
             assert get_gradients(ctx)[x].tolist() == [2.0] * 3
+
+
+def pass_on(x: torch.Tensor, to: str) -> Any:
+    return asyncrpc.current_worker().peer(to).call(double, x)
+
+
+async def test_a_context_of_who_opened_it_or_brought_it(
+    trio: Trio, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who joined it, or took it from a worker, does not end it there."""
+    a, b, c = trio
+    with acting_as(a):
+        async with context() as ctx:
+            x = torch.ones(3, requires_grad=True)
+            link = await c.parts.link_to("b")
+            y = await a.peer("b").call(double, x)
+            with pytest.raises(AsyncRpcError, match="opened by another worker"):
+                await raw_messages.request(link, "autograd", "join", list(ctx.id))
+            await tell(link, "autograd", "release", list(ctx.id))
+            assert "has no part in autograd context" in caplog.text
+            z = await a.peer("b").call(pass_on, x, "c")
+            await tell(link, "autograd", "release", list(ctx.id))
+            assert "or brought it here, may end" in caplog.text
+            await backward(ctx, [y.sum() + z.sum()])
+            assert get_gradients(ctx)[x].tolist() == [4.0] * 3
+    service: Any = b.parts.service("autograd")
+    async with asyncio.timeout(LIMIT_S):
+        while service.open_contexts:  # noqa: ASYNC110  (nothing tells)
+            await asyncio.sleep(0.01)
+
+
+async def test_a_context_that_others_end_goes_on_for_its_creator(trio: Trio) -> None:
+    """Who brings it somewhere first cannot keep its tensors out of the graph there."""
+    a, _, c = trio
+    with acting_as(a):
+        async with context() as ctx:
+            await a.peer("c").call(double, torch.ones(3, requires_grad=True))
+            with acting_as(c):
+                await c.peer("b").call(len, "ab")
+            link = await c.parts.link_to("b")
+            service: Any = c.parts.service("autograd")
+            token = current_context_var.set(service.context_of(ctx.id))
+            await c.peer("b").call(double, torch.ones(3, requires_grad=True))
+            current_context_var.reset(token)
+            await tell(link, "autograd", "release", list(ctx.id))
+            x = torch.ones(3, requires_grad=True)
+            y = await a.peer("b").call(double, x)
+            await backward(ctx, [y.sum()])
+            assert get_gradients(ctx)[x].tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("method", ["commit", "abort"])
+async def test_a_later_pass_of_others(trio: Trio, method: str) -> None:
+    """Who takes part in a context does not end the passes that others will begin."""
+    a, b, c = trio
+    with acting_as(a):
+        async with context() as ctx:
+            x = torch.ones(3, requires_grad=True)
+            y = await a.peer("b").call(double, x)
+            z = await a.peer("c").call(pass_on, x, "b")
+            for to in "ab":
+                link = await c.parts.link_to(to)
+                for root in (a, b):
+                    for number in range(20):
+                        ids = [*ctx.id, int(root.incarnation), number]
+                        raw_messages.tell(link, "autograd", method, ids)
+                await tell(link, "autograd", method, ids)
+            await backward(ctx, [y.sum() + z.sum()])
+            assert get_gradients(ctx)[x].tolist() == [4.0] * 3
 
 
 async def test_a_gradient_that_was_not_asked_of_its_sender(trio: Trio) -> None:
@@ -165,3 +240,85 @@ async def test_a_barrier_of_ranks_only() -> None:
             await tell(link, "rounds", "arrivals", ["BARRIER", "", None, *value])
         async with asyncio.timeout(LIMIT_S):
             await asyncio.gather(a.barrier(), b.barrier())
+
+
+# --- references ----------------------------------------------------------------------
+
+_kept: list[Any] = []
+
+
+def keep(value: Any) -> None:
+    _kept.append(value)
+
+
+def count_of(value: RRef[Counter]) -> Any:
+    return value.rpc_async().add(1)
+
+
+@contextmanager
+def forging(liar: Worker, tree: list[Any]) -> Iterator[RRef[Any]]:
+    """Give a reference of the liar that travels as this tree."""
+    references: Any = liar.parts.references
+    lower = references.lower
+    with acting_as(liar):
+        own = RRef(None)
+    references.lower = lambda _: tree
+    try:
+        yield own
+    finally:
+        references.lower = lower
+
+
+@pytest.mark.parametrize("form", ["fork", "loan"])
+@pytest.mark.parametrize("victim", ["a", "b"])
+async def test_a_reference_has_one_owner(trio: Trio, form: str, victim: str) -> None:
+    """Who says that it is another's changes nothing: neither its count nor its use."""
+    a, b, c = trio
+    rref: Any = await a.peer("b").call(counter_of, 7)
+    service: Any = b.parts.references
+    code, token = (0, 0) if form == "fork" else (1, 99)
+    tree = [*rref.rref_id, int(c.incarnation), "c", code, token]
+    before = service.holders(rref.rref_id)
+    with forging(c, tree) as forged, pytest.raises(AsyncRpcError, match="it is of wo"):
+        await c.peer(victim).call(keep, forged)
+    del forged
+    gc.collect()
+    assert service.holders(rref.rref_id) == before
+    assert await rref.rpc_async().add(1) == 8
+    del rref
+    await all_freed(*trio)
+
+
+def counter_of(count: int) -> RRef[Counter]:
+    return RRef(Counter(count))
+
+
+@pytest.mark.parametrize("creator", ["a", "b"])
+async def test_the_number_of_a_later_value_cannot_be_taken(
+    trio: Trio, creator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever mentions it before keeps nobody from making it."""
+    a, b, c = trio
+    maker: Any = a if creator == "a" else b
+    number = (1).to_bytes(8)
+    tree = [int(maker.incarnation), 1, int(b.incarnation), "b", 1, 0]
+    with forging(c, tree) as forged:
+        await c.peer("b").call(keep, forged)
+    del forged
+    monkeypatch.setattr(maker.parts, "random_bytes", lambda _: number)
+    with acting_as(maker):
+        rref = RRef(Counter(7)) if maker is b else a.peer("b").remote(Counter, 7)
+        assert rref.rref_id.serial == 1
+        assert (await rref.to_here()).count == 7
+    del rref
+    _kept.clear()
+    await all_freed(*trio)
+
+
+async def test_the_number_of_a_value_cannot_be_guessed(trio: Trio) -> None:
+    a, _, _ = trio
+    with acting_as(a):
+        serials = [RRef(None).rref_id.serial for _ in range(100)]
+    assert len(set(serials)) == len(serials)
+    assert sum(one.bit_count() for one in serials) in range(2800, 3600)
+    assert serials != sorted(serials)

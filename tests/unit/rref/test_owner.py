@@ -137,11 +137,23 @@ def test_the_creators_death_ends_the_wait(table: OwnerTable) -> None:
     assert len(table) == 0
 
 
-def test_a_remote_call_that_was_settled_may_not_come(table: OwnerTable) -> None:
-    table.pin(THEIRS)
-    table.settled(THEIRS, CREATOR)
-    with pytest.raises(RemoteProtocolError, match="made twice"):
-        table.create(THEIRS, CREATOR)
+@pytest.mark.parametrize("rref_id", [THEIRS, MINE])
+def test_a_value_that_was_mentioned_before_it_was_made_can_be_made(
+    table: OwnerTable, rref_id: RRefId
+) -> None:
+    """Or a stranger could take the number of the next value."""
+    table.came_home(rref_id)
+    table.settled(rref_id, rref_id.creator)
+    assert table.state(rref_id) is EntryState.GONE
+    maker = None if rref_id is MINE else CREATOR
+    assert table.create(rref_id, maker) == []
+    assert table.state(rref_id) is EntryState.LIVE
+    assert table.local_release(rref_id) == []
+    assert table.state(rref_id) is EntryState.LIVE
+    freed = (
+        table.local_release(MINE) if maker is None else table.release(rref_id, maker, 1)
+    )
+    assert freed == [Freed(rref_id)]
 
 
 def test_what_was_made_here_is_gone_at_once(table: OwnerTable) -> None:

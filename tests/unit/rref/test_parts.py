@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from typing import Any
 
 import pytest
@@ -86,6 +87,7 @@ class Everything:
             tables=tables,
             shared=self.shared,
             on_applied=self.notices.flush,
+            random_bytes=os.urandom,
         )
         self.incoming = IncomingNotices(
             tables, self.names, self.notices, self.shared, self.handles.settle
