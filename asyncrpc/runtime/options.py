@@ -238,8 +238,9 @@ class LimitOptions:
         inbound_bytes_max: bytes of the payloads of requests that arrive or are served,
             over all peers; payloads of up to 8 KiB are not counted.  Further callers
             wait.
-        handshakes_max: connections that have not authenticated yet; beyond the limit,
-            the oldest one is closed.
+        handshakes_max: connections that have not authenticated yet; never more than a
+            quarter of the file descriptors that the process may have.  Beyond the
+            limit, the oldest that has said nothing is closed, or else the oldest.
         stream_items_max: items of a stream that its consumer has not taken yet.
         stream_bytes_max: bytes of such items; a single item may exceed the limit.
         receive_pool_bytes: memory of received payloads that is kept for reuse once

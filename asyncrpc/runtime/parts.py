@@ -399,8 +399,10 @@ class Parts:
         )
 
     async def _listen(self) -> None:
-        doors = self.sidecar.doors
-        self.connectors.update(open_connectors(self.options, self.network, doors))
+        doors, make_room = self.sidecar.doors, self.directory.admission.make_room
+        self.connectors.update(
+            open_connectors(self.options, self.network, doors, make_room)
+        )
         if self.network is not None:
             where: Sequence[str] = (f"{self.network.scheme}://{self.name}",)
         else:

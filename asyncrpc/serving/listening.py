@@ -1,18 +1,28 @@
-"""Serves a small application of asyncrpc at a port while a block runs."""
+"""Serves a small application of asyncrpc at a port while a block runs.
+
+Anyone who reaches the port can connect, in a process whose descriptors a worker needs.
+So connections are limited: to make room, the oldest without a request is closed.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
 from asyncrpc.arguments import check_count, check_kind
-from asyncrpc.errors import UsageError
+from asyncrpc.errors import TransportError, UsageError
+from asyncrpc.shortage import descriptors_max, shortage_of
+from asyncrpc.transport.address import Address
+from asyncrpc.transport.sockets import StreamListener
+from asyncrpc.transport.tcp import bind
 
 _PORT_MAX: Final = 65_535
 _END_S: Final = 1.0  # for requests that are being answered
+CONNECTIONS_MAX: Final = 256  # and a quarter of the descriptors that there may be
 
 
 def check_where(host: object, port: object) -> None:
@@ -39,17 +49,82 @@ async def listening(
     Cancellation:
         The application no longer listens.
     """
+    connections = _HttpConnections()
+    app.middlewares.insert(0, connections.count)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_END_S)
+    listener: StreamListener | None = None
     try:
         await runner.setup()
+        connections.server = runner.server
         try:
-            await web.TCPSite(runner, host or None, port).start()
-        except (OSError, UnicodeError) as error:  # the second: not a host name
+            sockets, addresses = await bind(Address("tcp", host or "::", port), None)
+            listener = StreamListener(
+                addresses, sockets, connections.make, connections.make_room
+            )
+        except (TransportError, OSError, UnicodeError) as error:  # no host name: third
+            reason = shortage_of(error) or error
             raise UsageError(
                 f"{used} cannot listen at port {port} of host {host[:255]!r}: "
-                f"{error}; the port is in use, needs more privileges, or the address "
+                f"{reason}; the port is in use, needs more privileges, or the address "
                 "is not of this host"
             ) from error
-        yield int(runner.addresses[0][1])
+        yield addresses[0].port
     finally:
+        if listener is not None:
+            await listener.close()
         await runner.cleanup()
+
+
+class _HttpConnections:
+    """The connections to one application.
+
+    Attributes:
+        server: makes and knows them, the oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.server: web.Server | None = None
+        self._asking: dict[asyncio.BaseProtocol, int] = {}  # requests under way
+
+        @web.middleware
+        async def count(request: web.Request, handler: Any) -> web.StreamResponse:
+            protocol = request.protocol
+            self._asking[protocol] = self._asking.get(protocol, 0) + 1
+            try:
+                response: web.StreamResponse = await handler(request)
+                return response
+            finally:
+                self._asking[protocol] -= 1
+                if not self._asking[protocol]:
+                    del self._asking[protocol]
+
+        self.count = count
+
+    def make(self) -> asyncio.BaseProtocol:
+        """Return the protocol of a connection that has just been accepted."""
+        server = self.server
+        assert server is not None
+        limit = min(CONNECTIONS_MAX, max(1, descriptors_max() // 4))
+        if len(server.connections) >= limit and not self.make_room():
+            return _Refusal()
+        return server()
+
+    def make_room(self) -> bool:
+        """Close the oldest connection without a request, if there is one."""
+        server = self.server
+        for protocol in () if server is None else server.connections:
+            transport = protocol.transport
+            if protocol not in self._asking and transport is not None:
+                protocol.force_close()
+                transport.abort()
+                return True
+        return False
+
+
+class _Refusal(asyncio.Protocol):
+    """Ends a connection for which there is no room."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """End it."""
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()

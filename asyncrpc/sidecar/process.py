@@ -26,9 +26,11 @@ import time
 
 from asyncrpc.sidecar import pulse, query
 
-CONNECTIONS_MAX = 64  # without a query yet, or not closed by the client
+CONNECTIONS_MAX = (
+    64  # without a query yet, or not closed by the client: the oldest goes
+)
 CONNECTION_S = 2.0  # a client sends its query at once
-ANSWERS_PER_S = 200  # of all; more wait in the kernel's queue
+ANSWERS_PER_S = 2000  # of all; more wait in the kernel's queue
 REMAINS_S = 30.0  # after the death of the worker: longer than its peers doubt it
 PATIENCE_S = 0.05  # in which a worker whose loop runs accepts a connection
 
@@ -153,9 +155,15 @@ class SidecarServer:
             door.looks_at_s = now + PATIENCE_S
 
     def _accept(self, door: Door, now: float) -> None:
+        if len(self._asked) >= CONNECTIONS_MAX:
+            self._make_room()
         try:
             sock, _ = door.sock.accept()
-        except OSError:  # the client has gone, or the worker was faster
+        except (BlockingIOError, ConnectionAbortedError):  # the worker was faster
+            return
+        except OSError:  # no descriptor is left
+            self._make_room()
+            door.looks_at_s = now + PATIENCE_S
             return
         self._allowance -= 1
         sock.settimeout(0)
@@ -265,18 +273,27 @@ class SidecarServer:
     def _drop_late(self, now: float) -> None:
         for asked in tuple(self._asked.values()):
             if asked.ends_s <= now:
-                if asked.is_query:
-                    self._end(asked)
-                else:
-                    self._pass_on(asked)
+                self._drop(asked)
+
+    def _make_room(self) -> None:
+        """Let go of the oldest connection: one that belongs here asks at once."""
+        oldest = next(iter(self._asked.values()), None)
+        if oldest is not None:
+            self._drop(oldest)
+
+    def _drop(self, asked: ClientConnection) -> None:
+        if asked.is_query:
+            self._end(asked)
+        else:
+            self._pass_on(asked)
 
     def _look_at_doors(self, now: float) -> None:
         """Poll the doors where a connection may be accepted now."""
         grown = self._allowance + (now - self._counted_s) * ANSWERS_PER_S
         self._allowance, self._counted_s = min(grown, float(ANSWERS_PER_S)), now
-        has_room = self._allowance >= 1 and len(self._asked) < CONNECTIONS_MAX
+        may_accept = self._allowance >= 1
         for descriptor, door in self._doors.items():
-            is_wanted = has_room and door.looks_at_s <= now
+            is_wanted = may_accept and door.looks_at_s <= now
             if is_wanted is door.is_looked_at:
                 continue
             door.is_looked_at = is_wanted

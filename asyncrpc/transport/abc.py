@@ -84,6 +84,11 @@ class Transport(ABC):
         """Return a name that only the two ends of this channel share; empty if none."""
         return b""
 
+    @property
+    def has_begun(self) -> bool:
+        """Return whether the peer has begun a handshake of the channel's own."""
+        return False
+
     @abstractmethod
     def send(self, buffers: Sequence[Buffer]) -> None:
         """Queue buffers, in order.  After `close` or `abort` they are dropped.

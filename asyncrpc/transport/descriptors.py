@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Final
 
 from asyncrpc.errors import ConnectError, TransportError
+from asyncrpc.shortage import shortage_of
+from asyncrpc.transport.accepting import SocketAcceptor
 from asyncrpc.transport.sockets import peer_credentials
 from asyncrpc.transport.uds import bind_private, check_length, remove_own
 
@@ -32,7 +34,6 @@ CONNECTIONS_MAX: Final = 64  # that have not sent their record yet
 UNCLAIMED_MAX: Final = 64
 RECORD_TIMEOUT_S: Final = 5.0  # the sender sends it at once
 CLAIM_TIMEOUT_S: Final = 10.0  # the message that names it is sent right after
-_ACCEPTS_PER_TURN: Final = 16
 _DESCRIPTORS_MAX: Final = 8  # in one record; more than one is refused, all are closed
 
 
@@ -60,7 +61,8 @@ def send_descriptor(
             socket.send_fds(sock, [token], [descriptor])
         except OSError as error:
             raise ConnectError(
-                f"cannot pass a descriptor to {path}{SUFFIX}: {error}"
+                f"cannot pass a descriptor to {path}{SUFFIX}: "
+                f"{shortage_of(error) or error}"
             ) from error
 
 
@@ -69,7 +71,7 @@ class DescriptorInbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._listening: list[tuple[socket.socket, Path, int]] = []
+        self._listening: list[tuple[SocketAcceptor, Path, int]] = []
         self._connections: dict[socket.socket, asyncio.TimerHandle] = {}
         self._unclaimed: dict[bytes, tuple[int, asyncio.TimerHandle]] = {}
         self._awaited: dict[bytes, asyncio.Future[int]] = {}
@@ -89,9 +91,10 @@ class DescriptorInbox:
         try:
             sock, inode = await bind_private(beside)
         except OSError as error:
-            raise TransportError(f"cannot listen at {beside}: {error}") from error
-        self._listening.append((sock, beside, inode))
-        self._loop.add_reader(sock, self._accept, sock)
+            raise TransportError(
+                f"cannot listen at {beside}: {shortage_of(error) or error}"
+            ) from error
+        self._listening.append((SocketAcceptor([sock], self._take), beside, inode))
 
     async def claim(self, token: bytes) -> int:
         """Return the descriptor that a peer has named; from now on it is the caller's.
@@ -123,9 +126,8 @@ class DescriptorInbox:
 
     def close(self) -> None:
         """Stop listening; close descriptors that were not claimed.  Idempotent."""
-        for sock, path, inode in self._listening:
-            self._loop.remove_reader(sock)
-            sock.close()
+        for acceptor, path, inode in self._listening:
+            acceptor.close()
             remove_own(path, inode)
         self._listening.clear()
         for sock in tuple(self._connections):
@@ -133,21 +135,15 @@ class DescriptorInbox:
         for token in tuple(self._unclaimed):
             self._give_up(token)
 
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(_ACCEPTS_PER_TURN):
-            try:
-                sock, _ = listening.accept()
-            except OSError:  # no connection is waiting, or it is gone
-                return
-            found = peer_credentials(sock)
-            is_ours = found is None or found.uid == os.geteuid()
-            if not is_ours or len(self._connections) >= CONNECTIONS_MAX:
-                sock.close()
-                continue
-            sock.settimeout(0)
-            timer = self._loop.call_later(RECORD_TIMEOUT_S, self._end, sock)
-            self._connections[sock] = timer
-            self._loop.add_reader(sock, self._read, sock)
+    def _take(self, sock: socket.socket) -> None:
+        found = peer_credentials(sock)
+        is_ours = found is None or found.uid == os.geteuid()
+        if not is_ours or len(self._connections) >= CONNECTIONS_MAX:
+            sock.close()
+            return
+        timer = self._loop.call_later(RECORD_TIMEOUT_S, self._end, sock)
+        self._connections[sock] = timer
+        self._loop.add_reader(sock, self._read, sock)
 
     def _read(self, sock: socket.socket) -> None:
         """Take the one record of a connection; anything else is dropped."""

@@ -138,6 +138,11 @@ class TlsTransport(Transport):
         return self._inner.credentials if self._inner is not None else None
 
     @property
+    def has_begun(self) -> bool:
+        """Return whether the peer has begun to shake hands."""
+        return self._tls is not None
+
+    @property
     def channel_binding(self) -> bytes:
         """Return a name of the accepting end's certificate, the same at both ends."""
         return self._binding

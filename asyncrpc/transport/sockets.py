@@ -29,10 +29,19 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, cast
 
 from asyncrpc.errors import ConnectionLostError, TransportError
-from asyncrpc.transport.abc import Buffer, PeerCredentials, StreamHandler, Transport
+from asyncrpc.transport.abc import (
+    Buffer,
+    Listener,
+    PeerCredentials,
+    StreamHandler,
+    Transport,
+)
+from asyncrpc.transport.accepting import SocketAcceptor
+from asyncrpc.transport.address import Address
 from asyncrpc.transport.flow import LINGER_S, WaterMarks
 
 # Below this one copy is cheaper than one more system call (about 1 us, or 10 KB).
@@ -329,23 +338,76 @@ def peer_credentials(sock: socket.socket) -> PeerCredentials | None:
     )
 
 
-async def close_servers(servers: Sequence[asyncio.AbstractServer]) -> None:
-    """Stop accepting and let go of the sockets.  Connections live on.  Idempotent.
+class StreamListener(Listener):
+    """Listening sockets, and the connections that arrive there."""
 
-    Cancellation:
-        The sockets are closed all the same.
-    """
-    loop = asyncio.get_running_loop()
-    for server in servers:
-        if isinstance(server, asyncio.Server):  # asyncio's own, not uvloop's
-            for sock in server.sockets:
-                loop.remove_reader(sock.fileno())
-    try:
-        # asyncio makes what it has accepted into a transport in its next turn, and
-        # loses it if the server is closed by then.
-        await asyncio.sleep(0)
-    finally:
-        # Not wait_closed: from Python 3.12 it waits for the connections too.
-        for server in servers:
-            server.close()
-    await asyncio.sleep(0)  # uvloop lets go of the sockets in its next turn
+    def __init__(
+        self,
+        addresses: tuple[Address, ...],
+        sockets: Sequence[socket.socket],
+        make: Callable[[], asyncio.BaseProtocol],
+        make_room: Callable[[], bool],
+    ) -> None:
+        """Begin to accept, on the running loop.
+
+        Args:
+            addresses: at which peers can try, best first.
+            sockets: that listen; they are closed with the listener.
+            make: makes the protocol of a connection.
+            make_room: see `SocketAcceptor`.
+        """
+        self._addresses = addresses
+        self._make = make
+        self._is_closed = False
+        self._starting: set[asyncio.Task[None]] = set()
+        self._acceptor = SocketAcceptor(sockets, self._take, make_room)
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Every address at which peers can try, best first."""
+        return self._addresses
+
+    @property
+    def descriptors(self) -> list[tuple[int, int]]:
+        """Return the port and the descriptor of each socket, of TCP."""
+        sockets = self._acceptor.sockets
+        return [(sock.getsockname()[1], sock.fileno()) for sock in sockets]
+
+    def _take(self, sock: socket.socket) -> None:
+        task = asyncio.get_running_loop().create_task(self.adopt(sock))
+        self._starting.add(task)
+        task.add_done_callback(partial(self._on_started, sock))
+
+    def _on_started(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        self._starting.discard(task)
+        if task.cancelled():  # it may not have begun
+            sock.close()
+
+    async def adopt(self, sock: socket.socket) -> None:
+        """Take a connection that was accepted here, by this process or another.
+
+        Cancellation:
+            The connection is closed.
+        """
+        if self._is_closed:
+            sock.close()
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(self._make, sock)
+        except OSError:  # the peer has gone again
+            sock.close()
+        except BaseException:
+            sock.close()
+            raise
+
+    async def close(self) -> None:
+        """Stop accepting and free the addresses.  Connections live on.  Idempotent.
+
+        Cancellation:
+            The sockets are closed all the same.
+        """
+        self._is_closed = True
+        self._acceptor.close()
+        if self._starting:
+            await asyncio.wait(self._starting)  # each needs a few turns of the loop

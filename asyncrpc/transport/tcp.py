@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from asyncrpc.errors import ConnectError, RefusedError, TransportError
+from asyncrpc.shortage import shortage_of
 from asyncrpc.transport.abc import Connector, Listener, StreamHandler, Transport
+from asyncrpc.transport.accepting import keep_all
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.doors import Doorkeeper, Doors
 from asyncrpc.transport.endpoints import Resolver, connected_socket, reason_of
@@ -26,7 +28,7 @@ from asyncrpc.transport.flow import LINGER_S, WaterMarks
 from asyncrpc.transport.handover import release_port
 from asyncrpc.transport.interfaces import IPAddress, host_addresses
 from asyncrpc.transport.secured import TlsTransport
-from asyncrpc.transport.sockets import SocketTransport, close_servers
+from asyncrpc.transport.sockets import SocketTransport, StreamListener
 from asyncrpc.transport.tls import TlsContexts
 
 # Connections that the kernel completes before we accept them: a thousand workers may
@@ -49,6 +51,7 @@ class TcpConnector(Connector):
         resolver: looks names up.
         doors: what else is served by the same ports, by its first four bytes; read for
             each connection, so it may come later.
+        make_room: closes a connection when no descriptor is left; see `SocketAcceptor`.
     """
 
     scheme = "tcp"
@@ -58,6 +61,7 @@ class TcpConnector(Connector):
     tls: TlsContexts | None = None
     resolver: Resolver = field(default_factory=Resolver, compare=False)
     doors: Doors = field(default_factory=dict, compare=False)
+    make_room: Callable[[], bool] = field(default=keep_all, compare=False)
 
     async def listen(
         self, address: Address, accept: Callable[[], StreamHandler]
@@ -69,22 +73,13 @@ class TcpConnector(Connector):
             UsageError: the interface has no such address.
         """
         sockets, published = await bind(address, self.interface)
-        listener = TcpListener(published, lambda: self._accepted(accept()))
-        loop = asyncio.get_running_loop()
         try:
-            while sockets:
-                server = await loop.create_server(
-                    listener.make, sock=sockets[-1], backlog=BACKLOG
-                )
-                sockets.pop()
-                listener.servers.append(server)
-        except BaseException as error:
+            return TcpListener(
+                published, sockets, lambda: self._accepted(accept()), self.make_room
+            )
+        except OSError as error:
             _close_all(sockets)
-            await listener.close()
-            if isinstance(error, OSError):
-                raise _cannot_listen(address, error) from error
-            raise
-        return listener
+            raise _cannot_listen(address, error) from error
 
     async def connect(self, address: Address, handler: StreamHandler) -> Transport:
         """Connect to `address`; see `Connector.connect`.
@@ -139,58 +134,8 @@ async def _hand_over(sock: socket.socket, make: Callable[[], SocketTransport]) -
         raise
 
 
-class TcpListener(Listener):
-    """One or more listening TCP sockets that share a port.
-
-    Attributes:
-        make: makes the protocol of a connection.
-        servers: those of the loop.
-    """
-
-    def __init__(
-        self, addresses: tuple[Address, ...], make: Callable[[], SocketTransport]
-    ) -> None:
-        self._addresses = addresses
-        self._is_closed = False
-        self.make = make
-        self.servers: list[asyncio.AbstractServer] = []
-
-    @property
-    def addresses(self) -> tuple[Address, ...]:
-        """Every address at which peers can try, best first."""
-        return self._addresses
-
-    @property
-    def descriptors(self) -> list[tuple[int, int]]:
-        """Return the port and the descriptor of each socket."""
-        return [
-            (sock.getsockname()[1], sock.fileno())
-            for server in self.servers
-            for sock in getattr(server, "sockets", ())
-        ]
-
-    async def adopt(self, sock: socket.socket) -> None:
-        """Take a connection that another process has accepted here.
-
-        Cancellation:
-            The connection is closed.
-        """
-        if self._is_closed:
-            sock.close()
-            return
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.connect_accepted_socket(self.make, sock)
-        except OSError:  # the peer has gone again
-            sock.close()
-        except BaseException:
-            sock.close()
-            raise
-
-    async def close(self) -> None:
-        """Stop accepting and free the port.  Connections live on.  Idempotent."""
-        self._is_closed = True
-        await close_servers(self.servers)
+class TcpListener(StreamListener):
+    """One or more listening TCP sockets that share a port."""
 
 
 async def bind(
@@ -295,7 +240,7 @@ def _close_all(sockets: Iterable[socket.socket]) -> None:
 
 
 def _cannot_listen(address: Address, error: OSError) -> TransportError:
-    reason = error.strerror or os.strerror(error.errno or 0)
+    reason = shortage_of(error) or error.strerror or os.strerror(error.errno or 0)
     advice = ""
     if error.errno == errno.EADDRINUSE:
         advice = "; stop what listens there, or use port 0 to get a free one"

@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import Final
 
 from asyncrpc.errors import ConnectError, RefusedError, TransportError
+from asyncrpc.shortage import shortage_of
 from asyncrpc.transport.abc import Connector, Listener, StreamHandler, Transport
+from asyncrpc.transport.accepting import keep_all
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.flow import LINGER_S, WaterMarks
-from asyncrpc.transport.sockets import SocketTransport, close_servers
+from asyncrpc.transport.sockets import SocketTransport, StreamListener
 
 PATH_BYTES_MAX: Final = 107  # sockaddr_un.sun_path is 108, with a zero at the end
 BACKLOG: Final = 1024
@@ -43,11 +45,13 @@ class UdsConnector(Connector):
     Attributes:
         linger_s: seconds that `close` waits for the peer to read what is queued.
         marks: when `send` makes the handler hold back.
+        make_room: closes a connection when no descriptor is left; see `SocketAcceptor`.
     """
 
     scheme = "uds"
     linger_s: float = LINGER_S
     marks: WaterMarks = field(default_factory=WaterMarks)
+    make_room: Callable[[], bool] = field(default=keep_all, compare=False)
 
     async def listen(
         self, address: Address, accept: Callable[[], StreamHandler]
@@ -66,17 +70,19 @@ class UdsConnector(Connector):
         try:
             sock, inode = await bind_private(path)
         except OSError as error:
-            raise TransportError(f"cannot listen at {address}: {error}") from error
-        loop = asyncio.get_running_loop()
+            raise _cannot_listen(address, error) from error
         try:
-            server = await loop.create_unix_server(
-                lambda: self._protocol(accept(), str(path)), sock=sock, backlog=BACKLOG
+            return UdsListener(
+                address,
+                sock,
+                inode,
+                lambda: self._protocol(accept(), str(path)),
+                self.make_room,
             )
-        except BaseException:
+        except OSError as error:
             sock.close()
             remove_own(path, inode)
-            raise
-        return UdsListener(address, server, inode)
+            raise _cannot_listen(address, error) from error
 
     async def connect(self, address: Address, handler: StreamHandler) -> Transport:
         """Connect to the path of `address`; see `Connector.connect`.
@@ -109,25 +115,28 @@ class UdsConnector(Connector):
         )
 
 
-class UdsListener(Listener):
+class UdsListener(StreamListener):
     """A listening Unix socket and its file."""
 
     def __init__(
-        self, address: Address, server: asyncio.AbstractServer, inode: int
+        self,
+        address: Address,
+        sock: socket.socket,
+        inode: int,
+        make: Callable[[], SocketTransport],
+        make_room: Callable[[], bool],
     ) -> None:
-        self._address = address
-        self._server = server
+        super().__init__((address,), [sock], make, make_room)
         self._inode = inode
 
-    @property
-    def addresses(self) -> tuple[Address, ...]:
-        """The only address of the listener."""
-        return (self._address,)
-
     async def close(self) -> None:
-        """Stop accepting and remove the file.  Connections live on.  Idempotent."""
-        remove_own(Path(self._address.host), self._inode)
-        await close_servers([self._server])
+        """Stop accepting and remove the file; see `StreamListener.close`."""
+        remove_own(Path(self.addresses[0].host), self._inode)
+        await super().close()
+
+
+def _cannot_listen(address: Address, error: OSError) -> TransportError:
+    return TransportError(f"cannot listen at {address}: {shortage_of(error) or error}")
 
 
 def check_length(path: Path, error: type[TransportError]) -> None:

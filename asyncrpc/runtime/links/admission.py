@@ -1,10 +1,12 @@
 """Admission: accepted connections that have not introduced themselves yet.
 
 They cost memory and a descriptor each, and anyone who reaches the port can make them.
-So their number and their time are limited.  At the first limit the *oldest* one that
-has proved nothing is closed: a flood of silent connections then ends itself, while a
-worker that belongs here needs a few milliseconds to prove it.  A connection that has
-proved itself is never closed for a stranger.
+So their number and their time are limited; they never have more than a quarter of the
+descriptors that the process may have.  At the first limit the *oldest* one that has
+said nothing is closed, or else the oldest that has proved nothing: a flood of silent
+connections then ends itself, while a worker that belongs here speaks at once, and needs
+a few milliseconds to prove it.  A connection that has proved itself is never closed for
+a stranger.  When no descriptor is left at all, one is closed for each that arrives.
 """
 
 from __future__ import annotations
@@ -22,14 +24,17 @@ from asyncrpc.errors import (
     UsageError,
 )
 from asyncrpc.runtime.counters import Counters
+from asyncrpc.runtime.links.byte_stream import ByteStream
 from asyncrpc.runtime.ports import Identity
+from asyncrpc.shortage import LogLimit, descriptors_max
 from asyncrpc.transport.address import Address
 from asyncrpc.wire.messages import Hello
 
 logger = logging.getLogger("asyncrpc")
 
-# A flood of strangers must not become a flood of log lines.
-LOGGED_EVERY_S: Final = 1.0
+# Strangers have one in so many of the descriptors: the others are for members, files
+# and shared memory.
+DESCRIPTORS_SHARE: Final = 4
 
 
 class Stranger(Protocol):
@@ -37,9 +42,13 @@ class Stranger(Protocol):
 
     Attributes:
         opened: done once it is open; fails if it ends before.
+        reads: how often something has been read.
+        stream: knows whether something was read below, as by TLS.
     """
 
     opened: asyncio.Future[Hello]
+    reads: int
+    stream: ByteStream
 
     @property
     def has_proved(self) -> bool:
@@ -80,8 +89,7 @@ class Admission:
         self._handshakes_max = handshakes_max
         self._timeout_s = timeout_s
         self._waiting: dict[Stranger, asyncio.TimerHandle] = {}  # the oldest first
-        self._unlogged = 0
-        self._quiet_until_s = 0.0
+        self._log_limit = LogLimit()
 
     def __len__(self) -> int:
         """Count the connections that have not introduced themselves."""
@@ -89,20 +97,46 @@ class Admission:
 
     def admit(self, connection: Stranger) -> None:
         """Admit a connection that has just been accepted, for a while."""
-        if len(self._waiting) >= self._handshakes_max:
+        if len(self._waiting) >= self._limit():
             self._make_room(connection)
         self._waiting[connection] = self._loop.call_later(
             self._timeout_s, self._expire, connection
         )
         connection.opened.add_done_callback(partial(self._settle, connection))
 
+    def make_room(self) -> bool:
+        """Close a connection, as no descriptor is left; return whether there was one.
+
+        Its descriptor is free in a later turn of the loop.
+        """
+        oldest = self._oldest()
+        if oldest is not None:
+            self._drop(oldest, "no file descriptor is left here for strangers")
+        return oldest is not None
+
+    def _limit(self) -> int:
+        share = descriptors_max() // DESCRIPTORS_SHARE
+        return min(self._handshakes_max, max(1, share))
+
     def _make_room(self, newest: Stranger) -> None:
-        unproved = (one for one in self._waiting if not one.has_proved)
-        self._drop(
-            next(unproved, newest),
-            f"{len(self._waiting)} connections have not authenticated, and "
-            "more arrive; see LimitOptions.handshakes_max",
-        )
+        waiting, limit = len(self._waiting), self._limit()
+        why = f"{waiting} connections have not authenticated, and more arrive; "
+        if limit < self._handshakes_max:
+            why += (
+                f"handshakes_max is {self._handshakes_max}, but only {limit} of the "
+                f"{descriptors_max()} file descriptors of this process are for them: "
+                "raise its limit, `ulimit -n`"
+            )
+        else:
+            why += "see LimitOptions.handshakes_max"
+        self._drop(self._oldest() or newest, why)
+        self._log("closed", why)
+
+    def _oldest(self) -> Stranger | None:
+        """Return the connection that is closed next, if one of them may be."""
+        unproved = [one for one in self._waiting if not one.has_proved]
+        silent = (one for one in unproved if not (one.reads or one.stream.has_begun))
+        return next(silent, next(iter(unproved), None))
 
     def _expire(self, connection: Stranger) -> None:
         if connection.opened.done():  # just in time: `_settle` runs in this turn
@@ -127,22 +161,16 @@ class Admission:
         error = None if opened.cancelled() else opened.exception()
         if isinstance(error, AuthenticationError):
             self._counters.authentications_failed += 1
-            self._log(error)
+            self._log("refused", error)
         elif isinstance(error, RemoteProtocolError):
             self._counters.handshakes_refused += 1
-            self._log(error)
+            self._log("refused", error)
 
-    def _log(self, error: AsyncRpcError) -> None:
-        now_s = self._loop.time()
-        if now_s < self._quiet_until_s:
-            self._unlogged += 1
-            return
-        self._quiet_until_s = now_s + LOGGED_EVERY_S
-        more = f" ({self._unlogged} more before it)" if self._unlogged else ""
-        self._unlogged = 0
-        logger.warning(
-            "worker %r refused a connection%s: %s", self._identity.name, more, error
-        )
+    def _log(self, what: str, why: object) -> None:
+        more = self._log_limit.left_out(what, self._loop.time())
+        if more is not None:
+            name = self._identity.name
+            logger.warning("worker %r %s a connection%s: %s", name, what, more, why)
 
 
 def check_listen_address(address: Address, *, is_guarded: bool) -> None:

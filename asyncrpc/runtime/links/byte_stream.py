@@ -226,6 +226,11 @@ class ByteStream:
         return self.transport.remote if self.transport is not None else "nowhere"
 
     @property
+    def has_begun(self) -> bool:
+        """Return whether the peer has begun a handshake of the transport's own."""
+        return self.transport is not None and self.transport.has_begun
+
+    @property
     def scheme(self) -> str:
         """Return the transport's scheme; empty without a transport."""
         return self.transport.scheme if self.transport is not None else ""

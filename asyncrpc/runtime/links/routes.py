@@ -11,6 +11,7 @@ from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.options import Options
 from asyncrpc.transport.abc import Connector, StreamHandler
+from asyncrpc.transport.accepting import keep_all
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.dial import Dialled, connect_any
 from asyncrpc.transport.doors import Doors
@@ -30,7 +31,10 @@ _HOW_TO_LISTEN: Final = (
 
 
 def open_connectors(
-    options: Options, network: Connector | None, doors: Doors = MappingProxyType({})
+    options: Options,
+    network: Connector | None,
+    doors: Doors = MappingProxyType({}),
+    make_room: Callable[[], bool] = keep_all,
 ) -> dict[str, Connector]:
     """Return what connects and listens, by scheme.
 
@@ -38,6 +42,7 @@ def open_connectors(
         options: the interface, and the certificates.
         network: an in-process network to use instead of sockets.
         doors: what else is served by the ports of TCP.
+        make_room: closes a connection when no descriptor is left.
 
     Raises:
         UsageError: a file of the certificates cannot be used.
@@ -49,8 +54,9 @@ def open_connectors(
             interface=options.network.interface,
             tls=open_tls(options.tls),
             doors=doors,
+            make_room=make_room,
         ),
-        "uds": UdsConnector(),
+        "uds": UdsConnector(make_room=make_room),
     }
 
 

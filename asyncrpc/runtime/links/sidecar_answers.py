@@ -13,7 +13,9 @@ from asyncrpc.errors import TransportError
 from asyncrpc.sidecar import pulse, query
 from asyncrpc.transport.abc import Transport
 
-CONNECTIONS_MAX: Final = 256  # without a query, or not closed by the client
+# Without a query, or not closed by the client.  The oldest goes: a client sends its
+# query at once, and needs a connection for one round trip.
+CONNECTIONS_MAX: Final = 64
 CONNECTION_S: Final = 2.0  # a client sends its query at once
 
 
@@ -40,10 +42,11 @@ class SidecarAnswers:
         return Inquiry(self)
 
     def begin(self, inquiry: Inquiry, transport: Transport) -> None:
-        """Limit the time of a connection; without room for it, end it."""
+        """Limit the time of a connection; without room for it, end the oldest."""
         if len(self._open) >= CONNECTIONS_MAX:
-            transport.abort()
-            return
+            oldest = next(iter(self._open))
+            self.end(oldest)
+            oldest.abort()
         timer = self._loop.call_later(CONNECTION_S, transport.abort)
         self._open[inquiry] = timer
 

@@ -21,6 +21,10 @@ from asyncrpc import (
     Options,
     Worker,
 )
+from asyncrpc.runtime.links import sidecar_answers
+from asyncrpc.runtime.links.evidence import evidence_of
+from asyncrpc.runtime.links.machine.detector import Evidence
+from asyncrpc.sidecar import query
 from asyncrpc.wire.frames import VERSION
 from asyncrpc.wire.handshake import PREFACE
 from tests.certificates import Authority
@@ -174,6 +178,23 @@ async def test_calls_go_on_in_a_flood(tmp_path: Path, *, encrypted: bool) -> Non
                 >= 2000 - QUICK.limits.handshakes_max
             )
         )
+
+
+async def test_held_questions_of_strangers_keep_no_peer_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of those that begin as a query and do not go on, the oldest are closed."""
+    monkeypatch.setattr(sidecar_answers, "CONNECTION_S", 10 * LIMIT_S)
+    async with serving(QUICK) as server, crowd_at(server) as crowd:
+        await crowd.join(2 * sidecar_answers.CONNECTIONS_MAX, query.ASKED)
+        async with friend_of(server):  # so all of them have been accepted
+            evidence = await evidence_of(
+                replace(server.parts.hello(), host_id="another host"),
+                credentials_pid=None,
+                secret=SECRET.encode(),
+                timeout_s=LIMIT_S,
+            )
+        assert evidence is Evidence.TICKING
 
 
 # --- what a stranger costs -----------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from aiohttp import web
 
 from asyncrpc import Worker, serving
 from asyncrpc.errors import UsageError
+from asyncrpc.serving import listening
 from tests.integration.serving import remote
 from tests.integration.serving.conftest import Group, Serving
 
@@ -142,6 +144,30 @@ async def test_a_thread_with_a_loop_of_its_own_can_serve_it(group: Group) -> Non
             return response.status
 
     assert await asyncio.to_thread(lambda: asyncio.run(ask())) == 200
+
+
+async def test_silent_connections_keep_no_probe_out(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "CONNECTIONS_MAX", 8)
+    async with (
+        serving.serve_health(group.back, port=0, host="127.0.0.1") as port,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        readers = []
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            stack.callback(writer.close)
+            readers.append(reader)
+        async with (
+            asyncio.timeout(60),
+            aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
+            client.get("/readyz") as response,
+        ):
+            assert response.status == 200
+            for reader in readers[:12]:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
 
 
 async def test_a_port_that_is_taken_is_said(group: Group) -> None:

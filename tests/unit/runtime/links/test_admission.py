@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 
 import pytest
 
@@ -14,6 +15,7 @@ from asyncrpc.errors import (
 )
 from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.links.admission import Admission
+from asyncrpc.runtime.links.byte_stream import ByteStream
 from asyncrpc.testing.network import Network
 from asyncrpc.wire.messages import Hello
 from tests.unit.runtime.links.directories import Host, run
@@ -29,6 +31,8 @@ class Stranger:
     def __init__(self) -> None:
         self.opened: asyncio.Future[Hello] = asyncio.get_running_loop().create_future()
         self.has_proved = False
+        self.reads = 0
+        self.stream = ByteStream(asyncio.get_running_loop(), None)
         self.failed = ""
 
     def fail(self, error: AsyncRpcError) -> None:
@@ -89,6 +93,57 @@ def test_of_too_many_the_oldest_goes_that_has_proved_nothing() -> None:
         assert "see LimitOptions.handshakes_max" in unproved.failed
 
     run(main())
+
+
+def test_of_too_many_the_oldest_silent_connection_goes_first() -> None:
+    async def main() -> None:
+        admission, _ = door(at_most=3)
+        speaking, silent, newest = Stranger(), Stranger(), Stranger()
+        speaking.reads = 1
+        for one in (speaking, silent, newest, Stranger()):
+            admission.admit(one)
+        assert [bool(one.failed) for one in (speaking, silent, newest)] == [
+            False,
+            True,
+            False,
+        ]
+        assert admission.make_room()
+        assert newest.failed
+        assert not speaking.failed
+
+    run(main())
+
+
+def test_without_a_stranger_no_room_can_be_made() -> None:
+    async def main() -> None:
+        admission, _ = door()
+        proved = Stranger()
+        proved.has_proved = True
+        admission.admit(proved)
+        assert not admission.make_room()
+        assert not proved.failed
+
+    run(main())
+
+
+def test_strangers_have_a_quarter_of_the_descriptors(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        admission, _ = door(at_most=256)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (12, hard))
+        try:
+            for _ in range(9):
+                admission.admit(Stranger())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert len(admission) == 12 // 4
+
+    with caplog.at_level(logging.WARNING, "asyncrpc"):
+        run(main())
+    assert len(caplog.records) == 1  # of six that were closed
+    assert "only 3 of the 12 file descriptors" in caplog.text
 
 
 def test_if_all_have_proved_themselves_the_newest_goes() -> None:
