@@ -101,7 +101,7 @@ class PassAnswer(NamedTuple):
     step: list[Any] | None
 
 
-@message(SERVICE, "advance")
+@message(SERVICE, "advance", about="tensors that the receiver has sent to the sender")
 class Advance(Request[PassAnswer]):
     """Take part in a pass, with gradients that have come and those that will.
 
@@ -144,14 +144,18 @@ class Advance(Request[PassAnswer]):
             raise MalformedError("the message names no tensor")
 
 
-@message(SERVICE, "close")
+@message(
+    SERVICE, "close", about="a pass that the sender asked the receiver to take part in"
+)
 class ClosePass(Request[PassAnswer]):
     """No further workers take part in a pass."""
 
     ids: Spread[PassIds]
 
 
-@message(SERVICE, "waits")
+@message(
+    SERVICE, "waits", about="a pass that the sender asked the receiver to take part in"
+)
 class AskWaits(Request[list[str]]):
     """Ask what a pass waits for.
 
@@ -164,21 +168,26 @@ class AskWaits(Request[list[str]]):
     asked: list[int]
 
 
-@message(SERVICE, "outcome")
+@message(SERVICE, "outcome", about="a pass that the receiver began")
 class PassOutcome(Request[bool]):
     """Ask, once a pass has ended, whether it succeeded."""
 
     ids: Spread[PassIds]
 
 
-@message(SERVICE, "join")
+@message(SERVICE, "join", about="a context that the receiver opened")
 class JoinContext(Request[bool]):
     """Ask to be told when a context ends, and whether it is open."""
 
     context_id: Spread[ContextId]
 
 
-@message(SERVICE, "release", may_wait_s=20e-3)
+@message(
+    SERVICE,
+    "release",
+    about="a context that the sender opened, or brought to the receiver",
+    may_wait_s=20e-3,
+)
 class ReleaseContext(Notice):
     """A context has ended.
 
@@ -188,14 +197,23 @@ class ReleaseContext(Notice):
     context_id: Spread[ContextId]
 
 
-@message(SERVICE, "commit", may_wait_s=1e-3)
+@message(
+    SERVICE,
+    "commit",
+    about="a pass that the sender began, or asked the receiver to take part in",
+    may_wait_s=1e-3,
+)
 class CommitPass(Notice):
     """A pass has succeeded.  As a rule the request of a step follows at once."""
 
     ids: Spread[PassIds]
 
 
-@message(SERVICE, "abort")
+@message(
+    SERVICE,
+    "abort",
+    about="a pass that the sender began, or asked the receiver to take part in",
+)
 class AbortPass(Notice):
     """A pass has failed."""
 

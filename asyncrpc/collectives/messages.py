@@ -35,7 +35,7 @@ Rank: TypeAlias = Annotated[int, integer(0, 1 << 31, "a rank")]
 _DESCRIPTOR: Final = RecordSchema(Descriptor)
 
 
-@message(SERVICE, "block")
+@message(SERVICE, "block", about="the rank of the sender in a group")
 class TensorBlock(Request[CollectiveFailure | None]):
     """Tensors for another rank; answered when it has taken them, or with a failure.
 
@@ -56,7 +56,7 @@ class TensorBlock(Request[CollectiveFailure | None]):
     tensors: list[torch.Tensor]
 
 
-@message(SERVICE, "point")
+@message(SERVICE, "point", about="the rank of the sender in a group")
 class SentTensor(Request[CollectiveFailure | None]):
     """A tensor that was sent; answered when it has been received, or never will be."""
 
@@ -66,14 +66,14 @@ class SentTensor(Request[CollectiveFailure | None]):
     tensor: torch.Tensor
 
 
-@message(SERVICE, "begun")
+@message(SERVICE, "begun", about="a group of the sender")
 class CountBegun(Request[Count | None]):
     """Ask how many collectives have begun; None: the group is closed."""
 
     group: Count
 
 
-@message(SERVICE, "begun")
+@message(SERVICE, "begun", about="the rank of the sender in a group")
 class CollectiveBegun(Notice):
     """The collective that the sender waits in."""
 
@@ -83,14 +83,14 @@ class CollectiveBegun(Notice):
     descriptor: Descriptor
 
 
-@message(SERVICE, "woke")
+@message(SERVICE, "woke", about="a group of the sender")
 class WakeUp(Notice):
     """The board holds data that the receiver sleeps for."""
 
     group: Count
 
 
-@message(SERVICE, "failed")
+@message(SERVICE, "failed", about="a collective of a group of the sender")
 class CollectiveFailed(Notice):
     """A collective has failed."""
 
@@ -99,7 +99,7 @@ class CollectiveFailed(Notice):
     failure: CollectiveFailure
 
 
-@message(SERVICE, "left")
+@message(SERVICE, "left", about="the sender, in a group of it")
 class GroupLeft(Notice):
     """The sender has closed the group, and ended all collectives before this number."""
 
@@ -108,7 +108,7 @@ class GroupLeft(Notice):
     failure: CollectiveFailure
 
 
-@message(SERVICE, "lost")
+@message(SERVICE, "lost", about="a rank of a group of the sender")
 class RankGone(Notice):
     """A rank is gone."""
 
@@ -116,7 +116,11 @@ class RankGone(Notice):
     failure: CollectiveFailure
 
 
-@message(SERVICE, "standing")
+@message(
+    SERVICE,
+    "standing",
+    about="the sender; from a member of the view of the receiver, also others",
+)
 class MemberStanding(Notice):
     """What the sender knows of an elastic group, and of its next view.
 

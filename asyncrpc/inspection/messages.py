@@ -11,7 +11,7 @@ from asyncrpc.inspection.events import RecentEvents
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
 from asyncrpc.inspection.reference_records import ReferencesSeen
 from asyncrpc.inspection.summaries import WorkerSummary
-from asyncrpc.runtime.messages import Request, message
+from asyncrpc.runtime.messages import LOOKERS, Request, message
 
 SERVICE: Final = "inspection"
 
@@ -30,7 +30,7 @@ class SeenBeside(NamedTuple):
     collectives: CollectiveHistory | None
 
 
-@message(SERVICE, "snapshot")
+@message(SERVICE, "snapshot", about="the receiver", by=LOOKERS)
 class TakeSnapshot(Request[WorkerSnapshot]):
     """Ask for the tasks, threads and calls of the receiver.
 
@@ -41,17 +41,17 @@ class TakeSnapshot(Request[WorkerSnapshot]):
     is_thorough: bool
 
 
-@message(SERVICE, "collectives")
+@message(SERVICE, "collectives", about="the receiver", by=LOOKERS)
 class TellCollectives(Request[CollectiveHistory]):
     """Ask for the collectives of the receiver: the last ones, and those under way."""
 
 
-@message(SERVICE, "summary")
+@message(SERVICE, "summary", about="the receiver", by=LOOKERS)
 class TellSummary(Request[WorkerSummary]):
     """Ask for the receiver's summary: a few numbers, which it computes at once."""
 
 
-@message(SERVICE, "calls")
+@message(SERVICE, "calls", about="the receiver", by=LOOKERS)
 class ListCalls(Request[CallsSeen]):
     """Ask for the open calls of the receiver, made and served.
 
@@ -62,7 +62,7 @@ class ListCalls(Request[CallsSeen]):
     oldest_max: int
 
 
-@message(SERVICE, "training")
+@message(SERVICE, "training", about="the receiver", by=LOOKERS)
 class TellTraining(Request[TrainingSeen]):
     """Ask for the receiver's passes, optimizer steps, buckets and stages.
 
@@ -73,12 +73,12 @@ class TellTraining(Request[TrainingSeen]):
     newest_max: int
 
 
-@message(SERVICE, "details")
+@message(SERVICE, "details", about="the receiver", by=LOOKERS)
 class TellDetails(Request[WorkerDetails]):
     """Ask for what the receiver runs on, its options, links and functions."""
 
 
-@message(SERVICE, "last_collectives")
+@message(SERVICE, "last_collectives", about="the receiver", by=LOOKERS)
 class TellLastCollectives(Request[CollectiveHistory]):
     """Ask for the receiver's open collectives, and the last ones that have ended.
 
@@ -89,7 +89,7 @@ class TellLastCollectives(Request[CollectiveHistory]):
     ended_max: int
 
 
-@message(SERVICE, "beside")
+@message(SERVICE, "beside", about="a worker on the host of the receiver", by=LOOKERS)
 class LookBeside(Request[SeenBeside]):
     """Ask for a look at a worker of the receiver's host whose loop is blocked.
 
@@ -102,12 +102,12 @@ class LookBeside(Request[SeenBeside]):
     addresses: list[str]
 
 
-@message(SERVICE, "clock")
+@message(SERVICE, "clock", about="the receiver", by=LOOKERS)
 class ReadClock(Request[float]):
     """Ask what time it is by the receiver's clock, in seconds."""
 
 
-@message(SERVICE, "events")
+@message(SERVICE, "events", about="the receiver", by=LOOKERS)
 class TakeEvents(Request[RecentEvents]):
     """Ask for the last events of the receiver.
 
@@ -120,7 +120,7 @@ class TakeEvents(Request[RecentEvents]):
     newest_max: int
 
 
-@message(SERVICE, "references")
+@message(SERVICE, "references", about="the receiver", by=LOOKERS)
 class ListReferences(Request[ReferencesSeen]):
     """Ask for the references that the receiver owns or holds.
 
@@ -145,6 +145,6 @@ class CheckupSeen(NamedTuple):
     wall_ns: int
 
 
-@message(SERVICE, "checkup")
+@message(SERVICE, "checkup", about="the receiver", by=LOOKERS)
 class TakeCheckup(Request[CheckupSeen]):
     """Ask what the checks of `asyncrpc doctor` find in the receiver's process."""

@@ -145,18 +145,18 @@ class InspectionService:
     def routes(self) -> Iterable[Route]:
         """The messages that the service takes."""
         return (
-            answers(TakeSnapshot, self._on_snapshot, is_for_observers=True),
-            answers(TellCollectives, self._on_collectives, is_for_observers=True),
-            answers(TellSummary, self._on_summary, is_for_observers=True),
-            answers(ListCalls, self._on_calls, is_for_observers=True),
-            answers(TellTraining, self._on_training, is_for_observers=True),
-            answers(TellDetails, self._on_details, is_for_observers=True),
-            answers(TellLastCollectives, self._on_last, is_for_observers=True),
-            answers(LookBeside, self._on_beside, is_for_observers=True),
-            answers(ReadClock, self._on_clock, is_for_observers=True),
-            answers(TakeEvents, self._on_events, is_for_observers=True),
-            answers(ListReferences, self._on_references, is_for_observers=True),
-            answers(TakeCheckup, self._on_checkup, is_for_observers=True),
+            answers(TakeSnapshot, self._on_snapshot),
+            answers(TellCollectives, self._on_collectives),
+            answers(TellSummary, self._on_summary),
+            answers(ListCalls, self._on_calls),
+            answers(TellTraining, self._on_training),
+            answers(TellDetails, self._on_details),
+            answers(TellLastCollectives, self._on_last),
+            answers(LookBeside, self._on_beside),
+            answers(ReadClock, self._on_clock),
+            answers(TakeEvents, self._on_events),
+            answers(ListReferences, self._on_references),
+            answers(TakeCheckup, self._on_checkup),
         )
 
     def _take(

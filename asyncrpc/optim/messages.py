@@ -30,7 +30,11 @@ class MadeOptimizer(NamedTuple):
     defaults: Options
 
 
-@message(SERVICE, "create")
+@message(
+    SERVICE,
+    "create",
+    about="an optimizer of the sender, of parameters that it refers to",
+)
 class CreateOptimizer(Request[MadeOptimizer | None]):
     """Make a local optimizer, or, without a class, list the parameters.
 
@@ -75,7 +79,7 @@ class StepTaken(NamedTuple):
     is_applied: bool
 
 
-@message(SERVICE, "step")
+@message(SERVICE, "step", about="an optimizer that the sender has made")
 class TakeStep(Request[StepTaken]):
     """Prepare and commit in one: the receiver is the only owner."""
 
@@ -100,7 +104,7 @@ class StepVote(NamedTuple):
     is_sure: bool
 
 
-@message(SERVICE, "prepare")
+@message(SERVICE, "prepare", about="an optimizer that the sender has made")
 class PrepareStep(Request[StepVote]):
     """Vote on a step."""
 
@@ -109,7 +113,7 @@ class PrepareStep(Request[StepVote]):
     needs_norm: bool
 
 
-@message(SERVICE, "commit")
+@message(SERVICE, "commit", about="an optimizer that the sender has made")
 class CommitStep(Request[Count]):
     """Take a step; the answer is how many parameters had a gradient.
 
@@ -129,7 +133,7 @@ class CommitStep(Request[Count]):
     how: Spread[Applying]
 
 
-@message(SERVICE, "settle")
+@message(SERVICE, "settle", about="an optimizer that the sender has made")
 class SettleStep(Request[None]):
     """Settle a kept step, if there is one: confirm it, or undo it."""
 
@@ -137,14 +141,14 @@ class SettleStep(Request[None]):
     is_applied: bool
 
 
-@message(SERVICE, "begin")
+@message(SERVICE, "begin", about="an optimizer that the sender has made")
 class BeginStep(Request[list[torch.Tensor]]):
     """Keep the parameters as they are, until `SettleStep`; return their values."""
 
     serial: Count
 
 
-@message(SERVICE, "assign")
+@message(SERVICE, "assign", about="an optimizer that the sender has made")
 class AssignValues(Request[None]):
     """Set the parameters, between `BeginStep` and `SettleStep`."""
 
@@ -153,7 +157,7 @@ class AssignValues(Request[None]):
     allow_stale: bool
 
 
-@message(SERVICE, "gradients")
+@message(SERVICE, "gradients", about="an optimizer that the sender has made")
 class GetGradients(Request[list[torch.Tensor | None]]):
     """Return the gradients of the parameters in a context."""
 
@@ -161,14 +165,14 @@ class GetGradients(Request[list[torch.Tensor | None]]):
     context_id: Spread[ContextId]
 
 
-@message(SERVICE, "values")
+@message(SERVICE, "values", about="an optimizer that the sender has made")
 class GetValues(Request[list[torch.Tensor]]):
     """Return the values of the parameters."""
 
     serial: Count
 
 
-@message(SERVICE, "add_group")
+@message(SERVICE, "add_group", about="an optimizer that the sender has made")
 class AddGroup(Request[list[dict[str, Any]]]):
     """Add a group; return the options of all."""
 
@@ -176,14 +180,14 @@ class AddGroup(Request[list[dict[str, Any]]]):
     group: dict[str, Any]
 
 
-@message(SERVICE, "state")
+@message(SERVICE, "state", about="an optimizer that the sender has made")
 class GetState(Request[dict[str, Any]]):
     """Return the state of the local optimizer."""
 
     serial: Count
 
 
-@message(SERVICE, "load_state")
+@message(SERVICE, "load_state", about="an optimizer that the sender has made")
 class LoadState(Request[list[dict[str, Any]]]):
     """Load a state; return the options of all groups."""
 
@@ -191,7 +195,7 @@ class LoadState(Request[list[dict[str, Any]]]):
     state: dict[str, Any]
 
 
-@message(SERVICE, "set_options")
+@message(SERVICE, "set_options", about="an optimizer that the sender has made")
 class SetOptions(Request[None]):
     """Set options that may make a step raise."""
 
@@ -199,7 +203,7 @@ class SetOptions(Request[None]):
     differing: list[GroupChange]
 
 
-@message(SERVICE, "drop")
+@message(SERVICE, "drop", about="an optimizer that the sender has made")
 class DropOptimizer(Notice):
     """Let go of an optimizer that its maker has let go of."""
 

@@ -7,6 +7,9 @@
 Its fields say what travels (see `schema`); a `Router` reads it, checks it, and gives it
 to its handler.  So handler and sender see fields by their names and types.
 
+A message also says which kinds of peer may send it, and of whom: `by` is checked by the
+router, `about` by its handler.
+
 A notice is not answered.  A request is, by what its type argument says:
 
     @message("autograd", "outcome")
@@ -15,11 +18,13 @@ A notice is not answered.  A request is, by what its type argument says:
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import (
     Any,
     ClassVar,
+    Final,
     Generic,
     TypeVar,
     dataclass_transform,
@@ -27,12 +32,34 @@ from typing import (
     get_origin,
 )
 
-from asyncrpc.errors import MalformedError
+from asyncrpc.errors import MalformedError, Outcome, RejectedError
 from asyncrpc.runtime.schema import Answer, RecordSchema, UnfitError
 from asyncrpc.wire.messages import pack_head
 
 A = TypeVar("A")
 M = TypeVar("M", bound="Message")
+
+
+class Sender(enum.Flag):
+    """The kinds of peer that may send a message.
+
+    A member has proved the secret, or shown a certificate; a guest, a token; and an
+    observer, which is no worker, has proved the secret only to look.
+    """
+
+    MEMBER = enum.auto()
+    GUEST = enum.auto()
+    OBSERVER = enum.auto()
+
+
+MEMBERS: Final = Sender.MEMBER
+WORKERS: Final = Sender.MEMBER | Sender.GUEST
+LOOKERS: Final = Sender.MEMBER | Sender.OBSERVER
+
+
+def names_of(senders: Sender) -> str:
+    """Return kinds of peer as the documentation and errors name them."""
+    return ", ".join(str(one.name).lower() for one in senders)
 
 
 class Message:
@@ -45,6 +72,8 @@ class Message:
         head: both, as they travel.
         record: its fields, and how they travel.
         labels: the names of its fields in errors about values that cannot be sent.
+        by: the kinds of peer that may send it.
+        about: of whom it may speak, as the protocol's page says it.
     """
 
     __slots__ = ()
@@ -55,6 +84,8 @@ class Message:
     head: ClassVar[bytes]
     record: ClassVar[RecordSchema]
     labels: ClassVar[tuple[str, ...]] = ()
+    by: ClassVar[Sender] = WORKERS
+    about: ClassVar[str] = ""
 
     def pack(self) -> list[Any]:
         """Return the content as it travels."""
@@ -109,7 +140,12 @@ class Request(Message, Generic[A]):
 
 @dataclass_transform(frozen_default=True)
 def message(
-    service: str, method: str, *, may_wait_s: float = 0.0
+    service: str,
+    method: str,
+    *,
+    about: str = "",
+    by: Sender = WORKERS,
+    may_wait_s: float = 0.0,
 ) -> Callable[[type[M]], type[M]]:
     """Make a class a message, whose fields are those of a dataclass.
 
@@ -118,6 +154,8 @@ def message(
     Args:
         service: that sends and takes it.
         method: its name among those of the service.
+        about: of whom it may speak.
+        by: the kinds of peer that may send it.
         may_wait_s: of a notice.
     """
 
@@ -125,6 +163,7 @@ def message(
         made = dataclass(slots=True)(cls)
         made.service, made.method, made.name = service, method, f"{service}.{method}"
         made.head = pack_head([service, method])
+        made.by, made.about = by, about
         if issubclass(made, Notice):
             made.may_wait_s = may_wait_s
         made.record = RecordSchema(made)
@@ -136,6 +175,15 @@ def message(
         return made
 
     return declare
+
+
+def not_by(peer: str, sender: Sender, name: str, by: Sender) -> RejectedError:
+    """Return the error about a message that this kind of peer may not send."""
+    return RejectedError(
+        f"{peer!r} ({names_of(sender)}) may not send a {name!r} message; who may: "
+        f"{names_of(by)}",
+        outcome=Outcome.NOT_EXECUTED,
+    )
 
 
 def refusal(peer: str, kind: type[Message], value: Any) -> MalformedError:

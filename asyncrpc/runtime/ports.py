@@ -87,6 +87,10 @@ class PeerLink(Protocol):
         """Return the worker at the other end."""
 
     @property
+    def is_guest(self) -> bool:
+        """Return whether a token has let the worker in."""
+
+    @property
     def is_lost(self) -> bool:
         """Return whether the connection has ended for good."""
 

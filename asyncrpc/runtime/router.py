@@ -5,9 +5,9 @@ A service lists what it takes, each message with its handler:
     routes = (answers(Advance, self.on_advance), takes(Commit, self.on_commit))
 
 What arrives is read and checked before its handler sees it, and what a handler returns
-is written as the message says of its answer.  A message with invalid content
-is refused before anything has changed; the error names the worker, the message and the
-part that is invalid, and says what it must be.
+is written as the message says of its answer.  A message with invalid content, or of a
+peer that may not send it, is refused before anything has changed; the error names the
+worker, the message and the part that is invalid, and says what it must be.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, TypeVar
 
 from asyncrpc.errors import MalformedError
-from asyncrpc.runtime.messages import Notice, Request, refusal
+from asyncrpc.runtime.messages import (
+    WORKERS,
+    Notice,
+    Request,
+    Sender,
+    not_by,
+    refusal,
+)
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.schema import UnfitError
 from asyncrpc.wire.messages import unpack_head
@@ -40,13 +47,13 @@ class Route:
         handle: given the link and the content as it has come; of a request a coroutine
             function that returns the answer as it travels.
         is_answered: whether it is of a request.
-        is_for_observers: whether observers may send it.
+        by: the kinds of peer that may send it.
     """
 
     __slots__ = (
+        "by",
         "handle",
         "is_answered",
-        "is_for_observers",
         "method",
         "name",
         "service",
@@ -59,38 +66,41 @@ class Route:
         handle: Callable[[PeerLink, Any], Any],
         *,
         is_answered: bool,
-        is_for_observers: bool = False,
+        by: Sender = WORKERS,
     ) -> None:
         self.service, self.method, self.name = service, method, f"{service}.{method}"
         self.handle = handle
         self.is_answered = is_answered
-        self.is_for_observers = is_for_observers
+        self.by = by
 
 
 def takes(kind: type[N], handler: Callable[[Any, N], None]) -> Route:
     """Return the route of a notice to its handler, which is given link and notice."""
-    read = kind.record.read_value
+    read, is_for_guests = kind.record.read_value, Sender.GUEST in kind.by
 
     def take(link: PeerLink, value: Any) -> None:
+        if not is_for_guests and link.is_guest:
+            raise not_by(link.peer.name, Sender.GUEST, kind.name, kind.by)
         try:
             notice = read(value)
         except UnfitError:
             raise refusal(link.peer.name, kind, value) from None
         handler(link, notice)
 
-    return Route(kind.service, kind.method, take, is_answered=False)
+    return Route(kind.service, kind.method, take, is_answered=False, by=kind.by)
 
 
 def answers(
     kind: type[R],
     handler: Callable[[Any, R], Awaitable[Any]],
-    *,
-    is_for_observers: bool = False,
 ) -> Route:
     """Return the route of a request to its handler, which returns the answer."""
     read, write = kind.record.read_value, kind.answer.write
+    is_for_guests = Sender.GUEST in kind.by
 
     async def reply(link: PeerLink, value: Any) -> Any:
+        if not is_for_guests and link.is_guest:
+            raise not_by(link.peer.name, Sender.GUEST, kind.name, kind.by)
         try:
             request = read(value)
         except UnfitError:
@@ -100,13 +110,7 @@ def answers(
         except MalformedError as error:
             raise blamed(link.peer.name, kind.name, error) from error
 
-    return Route(
-        kind.service,
-        kind.method,
-        reply,
-        is_answered=True,
-        is_for_observers=is_for_observers,
-    )
+    return Route(kind.service, kind.method, reply, is_answered=True, by=kind.by)
 
 
 def blamed(peer: str, name: str, error: MalformedError) -> MalformedError:

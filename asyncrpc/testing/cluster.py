@@ -35,7 +35,7 @@ from asyncrpc.multiprocessing.launcher import check_method
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.membership.rendezvous import LocalRendezvous
-from asyncrpc.runtime.messages import Notice, message
+from asyncrpc.runtime.messages import MEMBERS, Notice, message
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.parts import Parts
 from asyncrpc.runtime.ports import PeerLink
@@ -441,7 +441,7 @@ def _worker_at(seat: _Seat) -> Worker:
     )
 
 
-@message("testing", "stop")
+@message("testing", "stop", about="the receiver", by=MEMBERS)
 class _Stop(Notice):
     """The test is over."""
 

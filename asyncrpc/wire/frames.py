@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 MAGIC: Final = b"AR"
@@ -84,6 +84,35 @@ class FrameKind(enum.IntEnum):
     CREDIT = 21  # aux: bytes that request call_id (0: any request) may send
     WANT = 22  # aux: bytes of the request call_id, which waits for credit
     LANE_BROKEN = 23  # call_id: a lane to dial again; aux: its last accepted attempt
+
+
+# Of whom a frame may speak.  Whatever its number names is of its own connection.
+FRAMES_ABOUT: Final[Mapping[FrameKind, str]] = {
+    FrameKind.HELLO: "the sender",
+    FrameKind.REQUEST: "a function or value of the receiver",
+    FrameKind.RESPONSE: "a call of the receiver",
+    FrameKind.ERROR: "a call of the receiver",
+    FrameKind.CANCEL: "a call of the sender",
+    FrameKind.STREAM_ITEM: "a call of the receiver",
+    FrameKind.STREAM_END: "a call of the receiver",
+    FrameKind.STREAM_CREDIT: "a call of the sender",
+    FrameKind.SERVICE: "as the message says",
+    FrameKind.NOTICE: "as the message says",
+    FrameKind.DATA: "a transfer of the sender",
+    FrameKind.DROP: "a transfer of the sender",
+    FrameKind.PING: "the connection",
+    FrameKind.PONG: "the connection",
+    FrameKind.GOODBYE: "the sender",
+    FrameKind.LANES: "the connection",
+    FrameKind.FREE: "memory that the receiver lends to the sender",
+    FrameKind.ACK: "bytes of the receiver",
+    FrameKind.CLOSE: "the connection",
+    FrameKind.CREDIT: "calls of the receiver",
+    FrameKind.WANT: "a call of the sender",
+    FrameKind.LANE_BROKEN: "a lane of the connection",
+}
+# Any other ends the connection of an observer.
+FRAMES_OF_OBSERVERS: Final = frozenset({FrameKind.SERVICE, FrameKind.CANCEL})
 
 
 class Flags(enum.IntFlag):

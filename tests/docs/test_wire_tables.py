@@ -10,10 +10,13 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 import asyncrpc.serving  # noqa: F401  (all services, and so all messages)
-from asyncrpc.runtime.messages import Message, Notice, Request
+from asyncrpc.runtime.messages import Message, Notice, Request, names_of
+from asyncrpc.wire.frames import FRAMES_ABOUT, FrameKind
 
 PAGE: Final = Path("docs/reference/wire-protocol.md")
 HEADER: Final = "| service | kind | method | value |"
+SENDERS: Final = "| service | kind | method | from | about |"
+KINDS: Final = "| | kind | head | control | `call_id` | `aux` | about |"
 SHORT: Final = "| short | stands for |"
 
 
@@ -122,6 +125,22 @@ def is_same(told: Shape, shape: Shape) -> bool:
 
 PAGE_ROWS: Final = documented()
 MESSAGES: Final = declared()
+
+
+def test_the_page_says_who_may_send_a_message_and_of_whom() -> None:
+    told: dict[tuple[str, str, str], tuple[str, str]] = {}
+    service = ""
+    for name, kind, methods, by, about in tables(SENDERS):
+        service = name.strip("`") or service
+        for method in methods.split(","):
+            told[service, kind, method.strip().strip("`")] = by, about
+    assert told == {key: (names_of(one.by), one.about) for key, one in MESSAGES.items()}
+
+
+def test_the_page_says_of_whom_a_frame_speaks() -> None:
+    told = {int(number): cells[-1] for number, *cells in tables(KINDS)}
+    assert told == {int(kind): about for kind, about in FRAMES_ABOUT.items()}
+    assert set(FRAMES_ABOUT) == set(FrameKind)
 
 
 def test_every_message_is_on_the_page_and_no_other_one() -> None:

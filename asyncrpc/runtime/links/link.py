@@ -41,6 +41,8 @@ from asyncrpc.runtime.calls.requests import RequestDispatcher, RequestHost
 from asyncrpc.runtime.calls.responder import Responder, ResponderHost
 from asyncrpc.runtime.devices.staging import Devices
 from asyncrpc.runtime.links.connection import Connection
+from asyncrpc.runtime.links.routes import gateway_of
+from asyncrpc.runtime.members import member_of
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.payloads.ports import LaneConnection
 from asyncrpc.runtime.threads import ThreadPool
@@ -118,6 +120,7 @@ class Link:
         pending: our calls that have not been answered.
         served: the peer's calls that have not been answered.
         status: whether calls go both ways, one way, or no more.
+        is_guest: whether a token has let the peer in.
         is_proven: whether the connection is known to be open at both ends.
         credit: large requests, in both directions.
         ends: notes how our calls end.
@@ -133,6 +136,8 @@ class Link:
         self.host = worker
         self.peer = peer
         self.connection = connection
+        hello = connection.peer
+        self.is_guest = hello is not None and bool(gateway_of(member_of(hello)))
         self.is_proven = True
         self.status = LinkStatus()
         self.pending: PendingCalls[OutboundCall] = PendingCalls()

@@ -14,12 +14,13 @@ from typing import Any, Final
 
 import msgpack
 
-from asyncrpc.errors import AsyncRpcError, MalformedError, Outcome, RejectedError
+from asyncrpc.errors import AsyncRpcError, MalformedError
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.links.ports import HandshakeConnection, ResumableConnection
+from asyncrpc.runtime.messages import Sender, not_by
 from asyncrpc.runtime.ports import Identity, Scheduler
 from asyncrpc.runtime.router import Route, Router
-from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.frames import FRAMES_OF_OBSERVERS, FrameKind
 from asyncrpc.wire.messages import Hello
 
 logger = logging.getLogger("asyncrpc")
@@ -75,6 +76,7 @@ class _ObserverLink:
 
     Attributes:
         peer: as handlers see it.
+        is_guest: it is not.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class _ObserverLink:
         scheduler: Scheduler,
     ) -> None:
         self.peer = WorkerId(hello.name, Incarnation(hello.incarnation))
+        self.is_guest = False
         self._connection = connection
         self._router = router
         self._scheduler = scheduler
@@ -105,11 +108,13 @@ class _ObserverLink:
         Raises:
             MalformedError: the message is not a question, or too many are open.
         """
+        if kind not in FRAMES_OF_OBSERVERS or buffers:
+            raise MalformedError(f"an observer sent a {FrameKind(kind).name}")
         if kind == FrameKind.CANCEL:
             if call_id in self._answering:
                 self._answering[call_id].cancel()
             return
-        if kind != FrameKind.SERVICE or buffers or call_id in self._answering:
+        if call_id in self._answering:
             raise MalformedError(f"an observer sent a {FrameKind(kind).name}")
         if len(self._answering) >= QUESTIONS_MAX:
             raise MalformedError(f"an observer asked {QUESTIONS_MAX} things at a time")
@@ -128,9 +133,9 @@ class _ObserverLink:
 
     async def _answer(self, route: Route, call_id: int, value: Any) -> None:
         kind, answer = FrameKind.RESPONSE, None
-        asker: Any = self  # of which handlers for observers see only `peer`
+        asker: Any = self  # of which handlers see only `peer`, and that it is no guest
         try:
-            answer = await _handler_of(route)(asker, value)
+            answer = await self._handler_of(route)(asker, value)
         except AsyncRpcError as error:
             kind, answer = FrameKind.ERROR, str(error)
         except Exception as error:
@@ -138,23 +143,20 @@ class _ObserverLink:
             kind, answer = FrameKind.ERROR, repr(error)
         self._connection.send(kind, call_id, control=msgpack.packb(answer))
 
+    def _handler_of(self, route: Route) -> Callable[[Any, Any], Any]:
+        """Return what answers a question.
+
+        Raises:
+            RejectedError: observers may not send this request.
+        """
+        if Sender.OBSERVER not in route.by:
+            raise not_by(self.peer.name, Sender.OBSERVER, route.name, route.by)
+        return route.handle
+
     def end(self) -> None:
         """Give up what is being answered."""
         for task in self._answering.values():
             task.cancel()
-
-
-def _handler_of(route: Route) -> Callable[[Any, Any], Any]:
-    """Return what answers an observer's question.
-
-    Raises:
-        RejectedError: observers may not send this request.
-    """
-    if not route.is_for_observers:
-        raise RejectedError(
-            f"an observer may not ask for {route.name!r}", outcome=Outcome.NOT_EXECUTED
-        )
-    return route.handle
 
 
 def unpacked(control: bytes) -> Any:

@@ -49,7 +49,9 @@ SOMEBODY: Final = "*"  # expected by a guest that comes for another one
 SPLICES_MAX: Final = 4096  # connections that one gateway relays
 
 
-@message(SERVICE, "dial")
+@message(
+    SERVICE, "dial", about="the sender, which wants to be dialed; a gateway, for it"
+)
 class DialMember(Notice):
     """Ask a guest, or its gateway for it, to dial a member."""
 
@@ -61,7 +63,11 @@ class DialMember(Notice):
     host_id: str
 
 
-@message(SERVICE, "meet")
+@message(
+    SERVICE,
+    "meet",
+    about="a guest that waits at the sender, the gateway of the receiver",
+)
 class MeetGuest(Notice):
     """Ask a guest to come for another one, which waits at their gateway."""
 

@@ -9,7 +9,7 @@ from asyncrpc.ids import Incarnation
 from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.membership.machine.membership import BUCKETS, Record, Status
 from asyncrpc.runtime.membership.machine.ring import CIRCLE
-from asyncrpc.runtime.messages import Notice, Request, message
+from asyncrpc.runtime.messages import WORKERS, Notice, Request, Sender, message
 from asyncrpc.runtime.schema import (
     Array,
     Count,
@@ -96,31 +96,33 @@ MemberRecord: TypeAlias = Annotated[Record, _MemberRecord()]
 # --- messages ------------------------------------------------------------------------
 
 
-@message(SERVICE, "members")
+@message(SERVICE, "members", about="the receiver", by=WORKERS | Sender.OBSERVER)
 class AskMembers(Request[list[MemberRecord]]):
     """Ask for the records of all workers except those that have left."""
 
 
-@message(SERVICE, "find")
+@message(SERVICE, "find", about="the receiver")
 class FindMember(Request[MemberRecord | None]):
     """Ask for the record of a member by its name; None if it is not known."""
 
     member: str
 
 
-@message(SERVICE, "ping")
+@message(SERVICE, "ping", about="the receiver")
 class PingMember(Request[None]):
     """Ask whether the receiver is there."""
 
 
-@message(SERVICE, "sync")
+@message(SERVICE, "sync", about="the receiver")
 class CompareDigest(Request[list[int] | None]):
     """Ask for the digests of all parts; None if the digest of the whole is the same."""
 
     digest: int
 
 
-@message(SERVICE, "exchange")
+@message(
+    SERVICE, "exchange", about="the sender; others, as a hint; a guest, itself alone"
+)
 class ExchangeRecords(Request[list[MemberRecord]]):
     """Ask for the records that the sender lacks, or has older.
 
@@ -163,7 +165,7 @@ class _Separate(Array):
             super().explain(name, value)
 
 
-@message(SERVICE, "news")
+@message(SERVICE, "news", about="the sender; others, as a hint; a guest, itself alone")
 class MemberNews(Notice):
     """How members have changed.
 

@@ -148,7 +148,7 @@ class MembershipService:
         )
         self.routes = [
             answers(PingMember, self._on_ping),
-            answers(AskMembers, self._on_members, is_for_observers=True),
+            answers(AskMembers, self._on_members),
             answers(FindMember, self._on_find),
             answers(CompareDigest, self.comparison.on_sync),
             answers(ExchangeRecords, self.comparison.on_exchange),

@@ -25,7 +25,7 @@ Key: TypeAlias = Annotated[
 ]
 
 
-@message(MEMORY, "attach")
+@message(MEMORY, "attach", about="a slab of the sender")
 class AttachSlab(Notice):
     """Map a slab of the sender.
 
@@ -40,7 +40,7 @@ class AttachSlab(Notice):
     token: bytes
 
 
-@message(MEMORY, "attached")
+@message(MEMORY, "attached", about="a slab that the receiver has passed to the sender")
 class SlabAttached(Notice):
     """The sender has mapped a slab, or refused to.
 
@@ -53,7 +53,7 @@ class SlabAttached(Notice):
     refusal: str
 
 
-@message(MEMORY, "detach")
+@message(MEMORY, "detach", about="slabs of the sender")
 class DetachSlabs(Notice):
     """Unmap slabs in which the receiver holds nothing."""
 
@@ -67,14 +67,14 @@ class KeyedRegion(NamedTuple):
     size_bytes: Positive
 
 
-@message(REGIONS, "has")
+@message(REGIONS, "has", about="memory whose key the sender was sent, or has made")
 class HasRegions(Request[list[bool]]):
     """Ask for each region whether the receiver has it."""
 
     regions: list[KeyedRegion]
 
 
-@message(REGIONS, "attach")
+@message(REGIONS, "attach", about="memory whose descriptor the sender has passed")
 class AttachRegion(Request[None]):
     """Map a region, whose descriptor was passed like that of a slab."""
 
@@ -83,7 +83,7 @@ class AttachRegion(Request[None]):
     token: bytes
 
 
-@message(REGIONS, "attach_part")
+@message(REGIONS, "attach_part", about="memory whose descriptor the sender has passed")
 class AttachPart(Request[None]):
     """Map a region that is a part of a file, passed like that of a slab.
 
@@ -100,7 +100,7 @@ class AttachPart(Request[None]):
     start: Positive
 
 
-@message(REGIONS, "open")
+@message(REGIONS, "open", about="memory of a device that the sender lends")
 class OpenRegion(Request[None]):
     """Open memory of a device.
 
@@ -120,7 +120,7 @@ class OpenRegion(Request[None]):
     handle: list[Any]
 
 
-@message(REGIONS, "gone")
+@message(REGIONS, "gone", about="the sender, which no longer has the memory")
 class RegionsGone(Request[None]):
     """The sender no longer has these regions, unless they are passed again."""
 

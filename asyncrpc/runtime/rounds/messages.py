@@ -62,7 +62,9 @@ class PayloadPart:
     pieces: list[bytes]
 
 
-@message(SERVICE, "arrivals")
+@message(
+    SERVICE, "arrivals", about="a series in which sender and receiver are neighbours"
+)
 class ArrivalsNotice(Notice):
     """The state of the sender, and the arrivals that it knows."""
 
@@ -70,7 +72,9 @@ class ArrivalsNotice(Notice):
     content: Spread[KnownArrivals]
 
 
-@message(SERVICE, "failed")
+@message(
+    SERVICE, "failed", about="a series in which sender and receiver are neighbours"
+)
 class FailedNotice(Notice):
     """A round has failed."""
 
@@ -78,7 +82,9 @@ class FailedNotice(Notice):
     content: Spread[RoundFailed]
 
 
-@message(SERVICE, "elsewhere")
+@message(
+    SERVICE, "elsewhere", about="a series in which sender and receiver are neighbours"
+)
 class ElsewhereNotice(Notice):
     """A missing member waits in another round."""
 
@@ -86,7 +92,7 @@ class ElsewhereNotice(Notice):
     content: Spread[WaitsElsewhere]
 
 
-@message(SERVICE, "up")
+@message(SERVICE, "up", about="the branch of the sender, a child of the receiver")
 class UpNotice(Notice):
     """A part of a report."""
 
@@ -96,7 +102,9 @@ class UpNotice(Notice):
     part: Spread[PayloadPart]
 
 
-@message(SERVICE, "down")
+@message(
+    SERVICE, "down", about="a series in which the sender is the parent of the receiver"
+)
 class DownNotice(Notice):
     """A part of a result."""
 
@@ -105,7 +113,7 @@ class DownNotice(Notice):
     part: Spread[PayloadPart]
 
 
-@message(SERVICE, "left_out")
+@message(SERVICE, "left_out", about="the sender, which has a rank, and the receiver")
 class LeftOutNotice(Notice):
     """The group of the sender ends without the receiver, which was believed lost.
 

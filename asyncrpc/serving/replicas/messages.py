@@ -36,7 +36,7 @@ class ReplicaStatement(NamedTuple):
     version: int | None
 
 
-@message(SERVICE, "watch")
+@message(SERVICE, "watch", about="the receiver, and the sender as a router of it")
 class WatchReplica(Request[ReplicaStatement | None]):
     """Ask a replica for its state, and for its news from now on.
 
@@ -44,7 +44,7 @@ class WatchReplica(Request[ReplicaStatement | None]):
     """
 
 
-@message(SERVICE, "news")
+@message(SERVICE, "news", about="the sender, as a replica")
 class ReplicaNews(Request[None]):
     """The new state of a replica.
 

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from asyncrpc.runtime.messages import Request, message
+from asyncrpc.runtime.messages import MEMBERS, Request, message
 from asyncrpc.runtime.schema import Count
 
 SERVICE: Final = "weights"
@@ -40,12 +40,12 @@ class VersionReport(NamedTuple):
     canary: float
 
 
-@message(SERVICE, "versions")
+@message(SERVICE, "versions", about="the model that the receiver serves", by=MEMBERS)
 class AskVersions(Request[VersionReport]):
     """Ask which versions a replica has."""
 
 
-@message(SERVICE, "begin")
+@message(SERVICE, "begin", about="a transfer of the sender", by=MEMBERS)
 class BeginTransfer(Request[None]):
     """Announce new weights.
 
@@ -60,7 +60,7 @@ class BeginTransfer(Request[None]):
     tensors: list[TensorHead]
 
 
-@message(SERVICE, "put")
+@message(SERVICE, "put", about="a transfer of the sender", by=MEMBERS)
 class PutTensors(Request[None]):
     """Send some of the tensors.
 
@@ -75,7 +75,7 @@ class PutTensors(Request[None]):
     tensors: list[torch.Tensor]
 
 
-@message(SERVICE, "commit")
+@message(SERVICE, "commit", about="a transfer of the sender", by=MEMBERS)
 class CommitTransfer(Request[VersionReport]):
     """Serve the new weights from now on.
 
@@ -88,7 +88,7 @@ class CommitTransfer(Request[VersionReport]):
     canary: float
 
 
-@message(SERVICE, "abandon")
+@message(SERVICE, "abandon", about="a transfer of the sender", by=MEMBERS)
 class AbandonTransfer(Request[None]):
     """Give up new weights.
 
@@ -99,7 +99,7 @@ class AbandonTransfer(Request[None]):
     serial: Count
 
 
-@message(SERVICE, "canary")
+@message(SERVICE, "canary", about="the model that the receiver serves", by=MEMBERS)
 class SetCanary(Request[VersionReport]):
     """Set the share of the calls that canaries get.
 
@@ -112,7 +112,7 @@ class SetCanary(Request[VersionReport]):
     share: float
 
 
-@message(SERVICE, "rollback")
+@message(SERVICE, "rollback", about="the model that the receiver serves", by=MEMBERS)
 class RollBack(Request[VersionReport]):
     """Serve the previous version again.
 
@@ -123,7 +123,7 @@ class RollBack(Request[VersionReport]):
     version: Count
 
 
-@message(SERVICE, "send")
+@message(SERVICE, "send", about="the model that the receiver serves", by=MEMBERS)
 class SendWeights(Request[Count | None]):
     """Ask a replica to send the weights that it serves to the asking worker.
 

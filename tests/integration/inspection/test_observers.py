@@ -58,7 +58,7 @@ async def test_it_is_no_member() -> None:
 
 async def test_it_may_not_ask_for_anything_else() -> None:
     async with seen() as (_, observed):
-        with pytest.raises(RejectedError, match=r"may not ask for 'membership\.find'"):
+        with pytest.raises(RejectedError, match=r"may not send a 'membership\.find'"):
             await observed.ask(FindMember("ps"), timeout_s=GENEROUS_S)
         assert await observed.ask(AskMembers(), timeout_s=GENEROUS_S)
 

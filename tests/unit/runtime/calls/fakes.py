@@ -443,6 +443,8 @@ class LinkParts:
             responder=self.responder,
         )
 
+    is_guest = False
+
     @property
     def is_lost(self) -> bool:
         return self.status.is_lost
