@@ -321,8 +321,11 @@ class Parts:
 
     def make_codec(self) -> None:
         """Make the codec, once all extensions are there."""
-        unpacked_bytes_max = self.limits.message.unpacked_bytes_max
-        limits = Limits(unpacked_bytes_max=unpacked_bytes_max)
+        message = self.limits.message
+        limits = Limits(
+            unpacked_bytes_max=message.unpacked_bytes_max,
+            elements_max=message.elements_max,
+        )
         self.codec = Codec(self.functions, self.references, limits, self.devices)
         self.codec.shared = self.memory.regions
         self.error_encoder = ErrorEncoder(

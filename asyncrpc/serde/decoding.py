@@ -18,6 +18,7 @@ import torch
 from asyncrpc.errors import DecodeError, Outcome, RejectedError
 from asyncrpc.serde import kinds, layouts, pickling
 from asyncrpc.serde.arrays import read_array
+from asyncrpc.serde.bounds import COUNTED_BYTES_MIN, Bounds, entries_of
 from asyncrpc.serde.dismantling import assemble
 from asyncrpc.serde.functions import FunctionTable
 from asyncrpc.serde.hooks import Hooks
@@ -38,6 +39,7 @@ class Decoder:
     """
 
     __slots__ = (
+        "_bounds",
         "_depth",
         "_functions",
         "_hooks",
@@ -64,6 +66,7 @@ class Decoder:
         self._placed = buffers.tensors if isinstance(buffers, Staged) else {}
         self.shared: SharedStorages | None = None
         self._depth = 0
+        self._bounds: Bounds | None = None
         self._on_gradient: OnGradient | None = None
 
     def decode(self, control: memoryview, on_gradient: OnGradient | None) -> Any:
@@ -75,6 +78,8 @@ class Decoder:
                 f"a control part of {size_bytes} bytes arrived; the limit is"
                 f" {self._limits.control_bytes_max}"
             )
+        if size_bytes > COUNTED_BYTES_MIN:
+            self._bounds = Bounds(self._limits.elements_max)
         header = int.from_bytes(control[: kinds.LENGTH_BYTES], "little")
         table_stop = kinds.LENGTH_BYTES + (header & ~kinds.FLAGS)
         if table_stop > size_bytes:
@@ -91,12 +96,15 @@ class Decoder:
                 f"the message is nested deeper than {self._limits.depth_max} levels"
             )
         self._depth += 1
-        value = msgpack.unpackb(
-            packed,
-            ext_hook=self.lift,
-            strict_map_key=False,
-            unicode_errors="surrogatepass",
-        )
+        if self._bounds is not None:
+            value = self._bounds.unpack(packed, self.lift)
+        else:
+            value = msgpack.unpackb(
+                packed,
+                ext_hook=self.lift,
+                strict_map_key=False,
+                unicode_errors="surrogatepass",
+            )
         self._depth -= 1
         return value
 
@@ -107,6 +115,8 @@ class Decoder:
         from_tree = FROM_TREE.get(code)
         if from_tree is None:
             raise DecodeError(f"value code {code} is unknown to this worker")
+        if self._bounds is not None:
+            self._bounds.take_container(len(packed))
         return from_tree(self.unpack(packed))
 
     def get(self, index: int) -> Any:
@@ -120,12 +130,7 @@ class Decoder:
     # --- the table -------------------------------------------------------------------
 
     def _read_table(self, packed: memoryview) -> None:
-        table = msgpack.unpackb(
-            packed, strict_map_key=False, unicode_errors="surrogatepass"
-        )
-        if type(table) is not list or len(table) > self._limits.objects_max:
-            raise DecodeError("the table of a message is not a list, or too long")
-        for entry in table:
+        for entry in entries_of(packed, self._limits):
             reader = _READERS.get(entry[0])
             if reader is None:
                 raise DecodeError(f"object code {entry[0]!r:.20} is unknown")
@@ -223,7 +228,10 @@ class Decoder:
         return self._hooks.lift(entry[1])
 
 
-def references_in(control: bytes | memoryview) -> list[Any]:
+def references_in(
+    control: bytes | memoryview,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+) -> list[Any]:
     """Return what `Hooks.lower` gave for each reference in a message, in order.
 
     Nothing else is read: for a message that cannot be decoded, or is not wanted.
@@ -231,15 +239,13 @@ def references_in(control: bytes | memoryview) -> list[Any]:
     header = int.from_bytes(control[: kinds.LENGTH_BYTES], "little")
     stop = kinds.LENGTH_BYTES + (header & ~(kinds.FLAGS | kinds.PACKED))
     if header & kinds.PACKED:  # the original control part follows
-        return references_in(control[stop:])
-    packed = control[kinds.LENGTH_BYTES : stop]
+        return references_in(control[stop:], limits)
+    packed = memoryview(control)[kinds.LENGTH_BYTES : stop]
     if not packed:
         return []
+    entries = entries_of(packed, limits)
     try:
-        table = msgpack.unpackb(
-            packed, strict_map_key=False, unicode_errors="surrogatepass"
-        )
-        return [entry[1] for entry in table if entry[0] == kinds.ENTRY_EXTERNAL]
+        return [entry[1] for entry in entries if entry[0] == kinds.ENTRY_EXTERNAL]
     except Exception:  # noqa: BLE001  (no correct peer sends that: it names nothing)
         return []
 

@@ -16,6 +16,7 @@ import torch
 from asyncrpc.errors import DecodeError
 from asyncrpc.serde import kinds
 from asyncrpc.serde.arrays import describe_dtype, read_dtype
+from asyncrpc.serde.bounds import filled
 from asyncrpc.serde.tensors import DTYPES, NAMES
 
 BIG_INT_BYTES_MAX: Final = 1 << 20  # arithmetic on longer ones is an attack
@@ -43,6 +44,12 @@ def _bytearray_from_tree(tree: Any) -> bytearray:
     if type(tree) is not bytes:  # bytearray(1 << 40) would allocate
         raise DecodeError(f"a bytearray of a {type(tree).__name__} arrived")
     return bytearray(tree)
+
+
+def _set_from_tree(tree: Any) -> set[Any]:
+    if type(tree) is not list:
+        raise DecodeError(f"the elements of a set are a {type(tree).__name__}")
+    return filled(set(), tree, lambda element: element)
 
 
 def _named(kind: str, values: dict[str, Any]) -> Callable[[Any], Any]:
@@ -78,8 +85,10 @@ def _scalar_from_tree(tree: Any) -> Any:
 RECIPES: Final[dict[type, Recipe]] = {
     int: Recipe(kinds.BIG_INT, _int_to_bytes, _int_from_bytes),
     tuple: Recipe(kinds.TUPLE, list, tuple),
-    set: Recipe(kinds.SET, list, set),
-    frozenset: Recipe(kinds.FROZENSET, list, frozenset),
+    set: Recipe(kinds.SET, list, _set_from_tree),
+    frozenset: Recipe(
+        kinds.FROZENSET, list, lambda tree: frozenset(_set_from_tree(tree))
+    ),
     complex: Recipe(
         kinds.COMPLEX, lambda z: [z.real, z.imag], lambda tree: complex(*tree)
     ),

@@ -22,6 +22,8 @@ class Limits:
             stack frame of 40 KiB in the decoder: 64 of them fit any thread.
         control_bytes_max: bytes of everything but buffers.  Long strings and lists are
             legitimate; more data is cheaper as a tensor.
+        elements_max: values in one message, while it is read: a number or a text is
+            one, a container 8 more, so that 262,144 fit; all take 128 MiB at most.
         objects_max: tensors, arrays, pickles, functions and references in one message.
             A module of 100 000 parameters fits.
         dimensions_max: of a tensor; numpy, whose memory we receive into, stops at 64.
@@ -31,6 +33,7 @@ class Limits:
 
     depth_max: int = 64
     control_bytes_max: int = 64 << 20
-    objects_max: int = 1 << 18
+    elements_max: int = 1 << 21
+    objects_max: int = 1 << 17
     dimensions_max: int = 64
     unpacked_bytes_max: int = 16 << 30

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import msgpack
 import torch
 
 from asyncrpc.errors import DecodeError
 from asyncrpc.serde import kinds
+from asyncrpc.serde.bounds import entries_of
 from asyncrpc.serde.encoded import Encoded
 from asyncrpc.serde.layouts import parts_of, put_together
 from asyncrpc.serde.policy import Limits
@@ -145,11 +145,4 @@ def _table(control: bytes | memoryview, limits: Limits) -> list[Any]:
         raise DecodeError(f"a table ends at byte {stop} of {view.nbytes}")
     if stop == kinds.LENGTH_BYTES:
         return []
-    table = msgpack.unpackb(
-        view[kinds.LENGTH_BYTES : stop],
-        strict_map_key=False,
-        unicode_errors="surrogatepass",
-    )
-    if type(table) is not list or len(table) > limits.objects_max:
-        raise DecodeError("the table of a message is not a list, or too long")
-    return table
+    return list(entries_of(view[kinds.LENGTH_BYTES : stop], limits))

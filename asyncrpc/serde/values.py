@@ -11,8 +11,16 @@ from typing import Any, Final
 
 import torch
 
-from asyncrpc.errors import CallError, DecodeError, EncodeError, Outcome, RejectedError
+from asyncrpc.errors import (
+    AsyncRpcError,
+    CallError,
+    DecodeError,
+    EncodeError,
+    Outcome,
+    RejectedError,
+)
 from asyncrpc.serde import compression as packing
+from asyncrpc.serde.bounds import COUNTED_BYTES_MIN
 from asyncrpc.serde.compression import Compression, PackedMessage
 from asyncrpc.serde.copies import HostStager, Stager
 from asyncrpc.serde.decoding import Decoder, OnGradient
@@ -281,10 +289,11 @@ class Codec:
     ) -> Any:
         """Decode a value as `encode_quickly` makes them; `UNREAD` for all others.
 
-        A malformed message is `UNREAD` too: `decode` says what is wrong with it.  If
-        the result is `UNREAD`, `on_gradient` has not been called.
+        A malformed message is `UNREAD` too: `decode` says what is wrong with it.  So is
+        one that is long enough to do harm, which `decode` counts.  If the result is
+        `UNREAD`, `on_gradient` has not been called.
         """
-        if len(control) > self.limits.control_bytes_max:
+        if len(control) > COUNTED_BYTES_MIN:
             return UNREAD
         return self._reader.read(control, buffers, self.shared, on_gradient)
 
@@ -295,6 +304,7 @@ class Codec:
         buffers: Sequence[memoryview] = (),
         *,
         on_gradient: OnGradient | None = None,
+        lifted: Sequence[Any] | None = None,
     ) -> Any:
         """Decode a value.
 
@@ -307,6 +317,8 @@ class Codec:
                 the sender, in the order of `Encoded.gradient_tensors`; the argument
                 requires none, and the result replaces it.  None: these tensors become
                 leaves that require a gradient.
+            lifted: what hooks have made of the references in the message, in order, or
+                errors to raise in place of them; None: hooks are called.
 
         Raises:
             DecodeError: the bytes are not a value, or the value cannot be rebuilt here.
@@ -314,7 +326,8 @@ class Codec:
         """
         if packing.is_packed(control):
             control, buffers = self.open(control, buffers).unpack()
-        decoder = Decoder(buffers, self.functions, self.hooks, self.limits)
+        hooks = self.hooks if lifted is None else _LiftedHooks(lifted)
+        decoder = Decoder(buffers, self.functions, hooks, self.limits)
         decoder.shared = self.shared
         try:
             return decoder.decode(memoryview(control), on_gradient)
@@ -403,6 +416,27 @@ class _DryHooks:
 
     def lift(self, tree: Any) -> None:
         """Never called: what these hooks encode is never decoded."""
+
+
+class _LiftedHooks:
+    """Stands in for the hooks when their work has been done."""
+
+    handled: tuple[type, ...] = ()
+
+    def __init__(self, lifted: Sequence[Any]) -> None:
+        self._lifted = iter(lifted)
+
+    def lower(self, value: Any) -> None:
+        """Never called: nothing is encoded."""
+
+    def lift(self, tree: Any) -> Any:
+        """Return the next one."""
+        lifted = next(self._lifted, None)
+        if lifted is None:
+            raise DecodeError("a reference arrived where none may be")
+        if isinstance(lifted, AsyncRpcError):
+            raise lifted
+        return lifted
 
 
 def _storages_of(encoder: Encoder) -> dict[bytes, torch.UntypedStorage] | None:

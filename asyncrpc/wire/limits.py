@@ -20,13 +20,15 @@ class MessageLimits:
         buffers_max: number of buffers of one message.
         transfers_max: number of deferred payloads on their way at the same time.
         unpacked_bytes_max: bytes of a payload that was sent with a codec, unpacked.
+        elements_max: values in one control part; a container counts for 9.
     """
 
     control_bytes_max: int = 64 << 20
     payload_bytes_max: int = 1 << 40
-    buffers_max: int = 1 << 20
+    buffers_max: int = 1 << 17
     transfers_max: int = 4096
     unpacked_bytes_max: int = 16 << 30
+    elements_max: int = 1 << 21
 
     def __post_init__(self) -> None:
         """Validate the fields.

@@ -36,6 +36,9 @@ from asyncrpc.wire.placed import ENTRY_BYTES, Places, check_body, read_table
 SCRATCH_BYTES: Final = 256 << 10
 # Kept while nothing arrives: signs of life need no more, and find its pages in place.
 RESTING_BYTES: Final = mmap.PAGESIZE
+_NEVER: Final = 1 << 62  # more bytes than can come
+# Of fewer bytes all messages are handled at once: some hundreds take a few ms.
+_MANY_BYTES: Final = 16 << 10
 ALIGNMENT: Final = 64  # inline buffers start at multiples of it, as tensors like
 
 # Plain numbers for the values that are checked in every header: an enum's member costs
@@ -119,6 +122,8 @@ class FrameReader:
             connection.
         is_exact: whether to read at most the next frame; for a connection whose purpose
             is not known yet.
+        begin_turn: called where many messages came at once; returns what says after
+            each whether the turn is over, and then holds the reader.  None: none is.
         bytes_copied: bytes of buffers that were copied out of the scratch buffer.
         message_bytes_copied: the share of the message that the sink gets now.
     """
@@ -142,6 +147,7 @@ class FrameReader:
         self.on_request: Callable[[int, int], None] | None = None
         self.unreadable: Callable[[str], bytes] | None = None
         self.is_exact = False
+        self.begin_turn: Callable[[], Callable[[], bool]] | None = None
         self._allocate = allocate
         self._limits = limits or MessageLimits()
         self._control_bytes_max = self._limits.control_bytes_max
@@ -150,6 +156,7 @@ class FrameReader:
         self._start = 0  # of the bytes that have not been parsed
         self._end = 0  # of the bytes that have been received
         self._wanted = HEADER_BYTES  # known length of the frame at `_start`
+        self._held_wanted = 0  # while the reader is held, the same; then none is parsed
         self._chunk = ChunkLanding(self.arrivals, CHUNK_BYTES)
         self._landing: ChunkLanding | None = None  # while bytes of a chunk come
         self._is_cut = False  # whether only the head of the frame at `_start` is wanted
@@ -201,8 +208,34 @@ class FrameReader:
             landing.landed(nbytes)
             return
         self._end += nbytes
+        if self._end - self._start > _MANY_BYTES and self.begin_turn is not None:
+            is_over = self.begin_turn()
+            while self._end - self._start >= self._wanted:
+                self._parse_frame()
+                if is_over():
+                    break
+            return
         while self._end - self._start >= self._wanted:
             self._parse_frame()
+
+    def hold(self) -> None:
+        """Parse no further message until `go_on`; nothing may be read meanwhile."""
+        if self._held_wanted:
+            return
+        self._held_wanted, self._wanted = self._wanted, _NEVER
+        if self._start == self._end and len(self._scratch) > SCRATCH_BYTES:
+            self._start = self._end = 0
+            self._make_room()  # a long frame has been read: give its memory back
+
+    def go_on(self) -> None:
+        """Parse what has arrived meanwhile; undoes `hold`.
+
+        Raises:
+            RemoteProtocolError: see `advance`.
+        """
+        if self._held_wanted:
+            self._wanted, self._held_wanted = self._held_wanted, 0
+            self.advance(0)
 
     def _make_room(self) -> None:
         """Move the beginning of a frame to the front, or to a longer scratch buffer.
@@ -211,7 +244,7 @@ class FrameReader:
             OSError: no memory for a longer scratch buffer; no state has changed.
         """
         rest = self._view[self._start : self._end]
-        size = max(SCRATCH_BYTES, self._wanted)
+        size = max(SCRATCH_BYTES, self._held_wanted or self._wanted)
         if size != len(self._scratch):
             try:
                 self._scratch = _scratch(size)

@@ -98,7 +98,6 @@ class AnswerReceiver:
         """
         self._peer = peer
         self._functions = host.functions
-        self._codec = host.codec
         self._references = host.references
         self._connection = connection
         self._pending = pending
@@ -129,7 +128,7 @@ class AnswerReceiver:
         call = self._get(call_id)
         if not isinstance(call, CallFuture):
             self._refuse_kind(call, call_id)
-            self._discard(control, meta)
+            self._discard(control, buffers, meta)
             return
         self._end(call_id)
         call.settle()
@@ -177,13 +176,13 @@ class AnswerReceiver:
             raise MalformedError(f"an error must follow at least 0 items, not {aux}")
         if call is None:
             self._pending.take(call_id)  # refuses an answer that the peer made up
-            self._discard(control, meta)
+            self._discard(control, buffers, meta)
             return
         call.settle()
         call.note = meta.get(NOTE)
         self._release_pins(call, meta)
         try:
-            tree = self._codec.decode(control, buffers)
+            tree = self._messages.decode_error(control, buffers)
             error: AsyncRpcError = rebuild_exception(
                 tree, self._functions, function=call.function, to=call.to
             )
@@ -218,7 +217,7 @@ class AnswerReceiver:
         stream = self._pending.get(call_id)
         if not isinstance(stream, StreamReceiver):
             self._refuse_kind(stream, call_id)
-            self._messages.give_back(control)  # the consumer has gone
+            self._messages.give_back(control, buffers)  # the consumer has gone
             return
         record = unpack_head(head)
         meta = record[1] if len(record) > 1 and record[1] else NO_META
@@ -301,7 +300,7 @@ class AnswerReceiver:
         except RemoteProtocolError as error:
             logger.warning("from worker %r: %s", self._peer.name, error)
 
-    def _discard(self, control: bytes, meta: Meta) -> None:
+    def _discard(self, control: bytes, buffers: list[memoryview], meta: Meta) -> None:
         """Discard an answer whose caller has gone: give back its loans."""
         self._take_back(meta)
-        self._messages.give_back(control)
+        self._messages.give_back(control, buffers)

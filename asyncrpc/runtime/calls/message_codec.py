@@ -36,9 +36,15 @@ from asyncrpc.serde import (
     stage,
     words_of,
 )
+from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import Meta, unpack_head
 
 NO_META: Final[dict[str, Any]] = {}
+# A control part that is longer is read in a thread.  As text so much takes 10 us, as
+# empty lists 20 ms; a thread takes 100 us to begin.
+READ_HERE_BYTES_MAX: Final = 64 << 10
+_META_SECOND: Final = (FrameKind.REQUEST, FrameKind.STREAM_ITEM)
+_NO_TABLE: Final = bytes(3)
 CODEC: Final = "c"  # in the meta of a request: the codec that the caller uses and wants
 
 
@@ -127,6 +133,17 @@ def may_be_deferred(encoded: Encoded) -> bool:
     return bool(encoded.shared or encoded.copies or is_staged(encoded.control))
 
 
+def meta_of(kind: int, head: bytes) -> Meta:
+    """Return what travels beside a message of any kind."""
+    if kind == FrameKind.RESPONSE:
+        return answer_meta(head)
+    if kind not in _META_SECOND:
+        return NO_META
+    record = unpack_head(head)
+    meta = record[1] if len(record) > 1 else None
+    return meta if type(meta) is dict else NO_META
+
+
 def answer_meta(head: bytes) -> Meta:
     """Return what travels beside an answer."""
     record = unpack_head(head) if head else []
@@ -134,8 +151,40 @@ def answer_meta(head: bytes) -> Meta:
     return meta if type(meta) is dict else NO_META
 
 
+class DecodedBuffers(list[memoryview]):
+    """The buffers of a message that has been decoded in a thread, and its value.
+
+    Attributes:
+        value: what was decoded.
+        error: raised in its place, if it could not be.
+    """
+
+    def __init__(
+        self,
+        buffers: Sequence[memoryview],
+        value: Any = None,
+        *,
+        loans: list[Any],
+        error: BaseException | None = None,
+    ) -> None:
+        super().__init__(buffers)
+        self.value = value
+        self.error = error
+        self._loans = loans
+
+    def take_loans(self) -> list[Any] | None:
+        """Return the loans that came with the references; once."""
+        loans, self._loans = self._loans, []
+        return loans or None
+
+
 class MessageCodec:
-    """Encodes and decodes the values of the messages of one link."""
+    """Encodes and decodes the values of the messages of one link.
+
+    Attributes:
+        call_soon: of the worker's loop.
+        discard_apart: takes the references of a long message, and gives them back.
+    """
 
     def __init__(
         self,
@@ -164,6 +213,8 @@ class MessageCodec:
         self._pickles = pickles
         self._link = link
         self._loop = parts.loop
+        self.call_soon = parts.loop.call_soon
+        self.discard_apart: Callable[[bytes], None]
         self._codec = parts.codec
         self._references = parts.references
         self._propagators = parts.propagators
@@ -288,23 +339,36 @@ class MessageCodec:
         self, control: bytes, buffers: list[memoryview], meta: Meta
     ) -> tuple[Any, Any]:
         """Return a value, and the loans that came with it."""
-        on_gradient: OnGradient | None = None
-        if meta:
-            for propagator in self._propagators:
-                if propagator.key in meta:
-                    found = propagator.incoming(self._link, meta[propagator.key])
-                    on_gradient = found or on_gradient
+        on_gradient = None
+        if meta and type(buffers) is not DecodedBuffers:
+            on_gradient = self.join(meta)
         value, loans = self._codec.decode_quickly(control, buffers, on_gradient), None
         if value is UNREAD:
             value, loans = self._decode_slowly(control, buffers, on_gradient)
         if on_gradient is not None:
+            self.joined(on_gradient)
+        return value, loans
+
+    def join(self, meta: Meta) -> OnGradient | None:
+        """Let propagators take part in a message; return what receives its tensors."""
+        on_gradient: OnGradient | None = None
+        for propagator in self._propagators:
+            if propagator.key in meta:
+                found = propagator.incoming(self._link, meta[propagator.key])
+                on_gradient = found or on_gradient
+        return on_gradient
+
+    def joined(self, on_gradient: OnGradient | None) -> None:
+        """Tell the propagators that all tensors of a message have been received."""
+        if on_gradient is not None:
             for propagator in self._propagators:
                 propagator.decoded(on_gradient)
-        return value, loans
 
     def _decode_slowly(
         self, control: bytes, buffers: list[memoryview], on_gradient: OnGradient | None
     ) -> tuple[Any, Any]:
+        if type(buffers) is DecodedBuffers:
+            return self._decoded(buffers)
         references = self._references
         if references is None:
             return self._codec.decode(control, buffers, on_gradient=on_gradient), None
@@ -316,24 +380,93 @@ class MessageCodec:
             raise
         return value, references.end_decode()
 
-    def give_back(self, control: bytes) -> None:
+    def decode_error(self, control: bytes, buffers: list[memoryview]) -> Any:
+        """Return the description of an error, in which no reference travels."""
+        if type(buffers) is DecodedBuffers:
+            return self._decoded(buffers)[0]
+        return self._codec.decode(control, buffers)
+
+    def give_back(
+        self, control: bytes, buffers: list[memoryview] | None = None
+    ) -> None:
         """Take the references of a message that is not read, and give them back.
 
         The sender counts them as arrived: see `References`.
         """
         references = self._references
-        if references is not None:
+        if references is None:
+            return
+        if type(buffers) is DecodedBuffers:  # taken, but the value goes nowhere
+            self._drop_soon(buffers.take_loans())
+        elif len(control) <= READ_HERE_BYTES_MAX:
             references.begin_decode(self._link)
             self._settle_unread(references, control, 0)
+        else:
+            self.discard_apart(control)
 
     def _settle_unread(self, references: References, control: bytes, read: int) -> None:
         """Take the references that were not read, then give back all of the message."""
-        for tree in references_in(control)[read:]:
+        for tree in references_in(control, self._codec.limits)[read:]:
             with suppress(AsyncRpcError):
                 references.lift(tree)
-        loans = references.end_decode()
+        self._drop_soon(references.end_decode())
+
+    def _drop_soon(self, loans: Any) -> None:
         if loans is not None:  # when what was read of the message is dead
             self._loop.call_soon(self.take_over, loans)
+
+    # --- messages that are read in threads: see `long_messages` -----------------------
+
+    def may_refer(self, control: bytes) -> bool:
+        """Return whether a control part may hold references."""
+        return self._references is not None and control[:3] != _NO_TABLE
+
+    def references_in(self, control: bytes) -> list[Any]:
+        """Return what travels for each reference in a message; in any thread."""
+        return references_in(control, self._codec.limits)
+
+    def lift(self, trees: Sequence[Any], lifted: list[Any]) -> list[Any]:
+        """Take references, on the loop; return the loans that came with them.
+
+        Args:
+            trees: what travels for them.
+            lifted: gets each reference, or the error that is raised where it is read.
+        """
+        references = self._references
+        assert references is not None  # see `may_refer`
+        references.begin_decode(self._link)
+        for tree in trees:
+            try:
+                lifted.append(references.lift(tree))
+            except AsyncRpcError as error:
+                lifted.append(error)
+        return references.end_decode() or []
+
+    def read_apart(
+        self,
+        control: bytes,
+        buffers: list[memoryview],
+        on_gradient: OnGradient | None,
+        lifted: list[Any],
+        loans: list[Any],
+    ) -> DecodedBuffers:
+        """Decode a message whose references have been lifted; in any thread."""
+        try:
+            value = self._codec.decode(
+                control, buffers, on_gradient=on_gradient, lifted=lifted
+            )
+        except Exception as error:  # noqa: BLE001  (it is raised where it is awaited)
+            return DecodedBuffers(buffers, loans=loans, error=error)
+        return DecodedBuffers(buffers, value, loans=loans)
+
+    def _decoded(self, buffers: DecodedBuffers) -> tuple[Any, Any]:
+        loans = buffers.take_loans()
+        value, error = buffers.value, buffers.error
+        buffers.value = buffers.error = None
+        if error is not None:
+            self._drop_soon(loans)
+            raise error
+        return value, loans
 
     def take_over(self, loans: Any) -> None:
         """Give back what a result lent, or register it; both go as notices."""

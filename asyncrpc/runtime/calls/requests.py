@@ -215,7 +215,7 @@ class RequestDispatcher:
             unread = b""
             (args, kwargs), inbound.loans = self._arguments(control, buffers, meta)
         except BaseException as error:  # noqa: BLE001  (a value's own code may run)
-            self._messages.give_back(unread)
+            self._messages.give_back(unread, buffers)
             if inbound is None:
                 inbound = InboundCall(
                     self._host, self._responder, call_id, now_s, deadline, NO_META

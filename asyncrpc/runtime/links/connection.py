@@ -32,6 +32,7 @@ from asyncrpc.runtime.calls.deferred import PendingBuffers
 from asyncrpc.runtime.links.byte_stream import ByteReader, ByteStream, Poller
 from asyncrpc.runtime.links.disconnected import Discard
 from asyncrpc.runtime.links.hello import HelloSink
+from asyncrpc.runtime.links.reading_turns import ReadingTurns, logged
 from asyncrpc.runtime.links.resumption import Resumption
 from asyncrpc.runtime.payloads.incoming import IncomingPayloads
 from asyncrpc.runtime.payloads.lanes import Lanes
@@ -90,7 +91,7 @@ class Connection:
         stream, outgoing: what it writes, and messages that are not written yet.
         pump: gives chunks of payloads to this connection, or its lanes.
         payloads: the ways by which large payloads leave.
-        incoming: payloads that arrive.
+        incoming, turns: payloads that arrive; when messages are parsed.
         join, drop, submit: see `ByteStream`, `OutgoingMessages` and `PayloadRoutes`.
         claim, release_claim, forget_transfer, watch_requests, stand_in: see `incoming`.
         acknowledge, break_off, adopt, settled, mended: see `Resumption`.
@@ -162,6 +163,7 @@ class Connection:
         self.watch_requests = self.incoming.watch_requests
         self.stand_in = self.incoming.stand_in
         self._frames = self.incoming.frames
+        self.turns = ReadingTurns(self._frames, self.stream, loop, self._on_unreadable)
         self._handshake = handshake
         write = self.stream.write_uncounted
         self._reader: ByteReader = HandshakeReader(handshake, write, self._set_proved)
@@ -185,28 +187,28 @@ class Connection:
 
     def buffer_updated(self, nbytes: int, /) -> None:
         """Take what has landed; any error in it ends the connection."""
+        receipts, poller = self._receipts, self._poller
+        self.reads += 1
+        receipts.received += nbytes
+        if poller is not None:
+            poller.read()
         try:
-            receipts, poller = self._receipts, self._poller
-            self.reads += 1
-            receipts.received += nbytes
-            if poller is not None:
-                poller.read()
             if receipts.received >= receipts.due_at:
                 self._resumption.on_due()  # before what may be answered at once
             self._reader.advance(nbytes)
-            if poller is not None and self.stream.awaited:
-                poller.wait(is_for_answer=True)
-        except (AuthenticationError, RemoteProtocolError) as error:
-            if self.state is ConnectionState.HANDSHAKE:
-                self._refuse(error)
-            else:
-                logger.warning("%s broke the protocol: %s", self.where, error)
-                self._fail_aloud(error)
-        except Exception as error:
-            # Whatever a message of a peer sets off here must not stop the loop.
-            logger.exception("a message from %s could not be handled", self.where)
-            told = f"a message could not be handled: {error!r}"
-            self._fail_aloud(MalformedError(told))
+        except Exception as error:  # noqa: BLE001
+            self._on_unreadable(error)
+        if poller is not None and self.stream.awaited:
+            poller.wait(is_for_answer=True)
+
+    def _on_unreadable(self, error: Exception) -> None:
+        """End the connection because of what has come over it."""
+        if self.state is ConnectionState.HANDSHAKE and isinstance(
+            error, (AuthenticationError, RemoteProtocolError)
+        ):
+            self._refuse(error)
+        else:
+            self._fail_aloud(logged(error, self.where))
 
     def connection_lost(self, error: TransportError | None, /) -> None:
         """Wait for another transport, or end the connection."""

@@ -11,6 +11,7 @@ made here, holds no more than it needs, and can be used without a link.
     responder      what this worker answers                   `calls.responder`
     messages       values in messages                         `calls.message_codec`
     preparation    messages that are not ready to be read     `calls.preparation`
+    long_messages  messages that take long to be read         `calls.long_messages`
     credit         large requests, in both directions         `calls.credit`
     deferred       messages that are not ready to be sent     `calls.deferred`
 """
@@ -30,9 +31,16 @@ from asyncrpc.runtime.calls.deferred import DeferredMessages
 from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.heads import ReceivedHeads
 from asyncrpc.runtime.calls.inbound import InboundCall
+from asyncrpc.runtime.calls.long_messages import LongMessages
 from asyncrpc.runtime.calls.machine.calls import PendingCalls, ServedCalls
 from asyncrpc.runtime.calls.machine.link import LinkStatus
-from asyncrpc.runtime.calls.message_codec import MessageCodec, SharedPlaces
+from asyncrpc.runtime.calls.message_codec import (
+    NO_META,
+    READ_HERE_BYTES_MAX,
+    MessageCodec,
+    SharedPlaces,
+    meta_of,
+)
 from asyncrpc.runtime.calls.modes import Target
 from asyncrpc.runtime.calls.outbound import OutboundCalls
 from asyncrpc.runtime.calls.outbound_ports import OutboundCall, OutboundHost
@@ -179,6 +187,12 @@ class Link:
             unread=self.messages,
             read_head=self.heads.read,
         )
+        self.long_messages = LongMessages(
+            worker, messages=self.messages, connection=connection, status=self.status
+        )
+        self.messages.discard_apart = functools.partial(
+            self.long_messages.take, NO_META, buffers=[], deliver=None
+        )
         self._join_calls()
         self._join_requests()
         self._handlers = self._message_routes()
@@ -294,12 +308,37 @@ class Link:
         if buffers and is_unprepared(control):
             if kind == FrameKind.REQUEST:
                 self.credit.on_arrived(call_id, buffers)
-            deliver = functools.partial(handler, flags, call_id, aux, head)
+            deliver = functools.partial(self._read, kind, flags, call_id, aux, head)
             self.preparation.take(
                 kind, call_id, control, buffers, head=head, deliver=deliver
             )
+        elif len(control) > READ_HERE_BYTES_MAX:
+            self._read(kind, flags, call_id, aux, head, control, buffers)
+        else:
+            handler(flags, call_id, aux, head, control, buffers)
+
+    def _read(  # noqa: PLR0917
+        self,
+        kind: int,
+        flags: int,
+        call_id: int,
+        aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        """Hand on a message, once it has been decoded if that takes long."""
+        handler = self._handlers[kind]
+        if len(control) <= READ_HERE_BYTES_MAX:
+            handler(flags, call_id, aux, head, control, buffers)
             return
-        handler(flags, call_id, aux, head, control, buffers)
+        self.long_messages.take(
+            meta_of(kind, head),
+            control,
+            buffers,
+            functools.partial(handler, flags, call_id, aux, head),
+            takes_references=kind != FrameKind.ERROR,
+        )
 
     def _on_frame(self, frame: Frame) -> None:
         handler = self._frame_handlers.get(frame.kind)

@@ -111,7 +111,7 @@ REQUESTS: dict[str, tuple[int, Callable[[], Any]]] = {
     "a bytearray that has to be copied": (100, lambda: bytearray(64 * MIB)),
     "a text": (20, lambda: "n" * (60 * MIB)),
     "a text that has to be copied": (80, lambda: "n" * (60 * MIB)),
-    "a text that has to be decoded": (125, lambda: "n" * (60 * MIB)),
+    "a text that becomes wider": (100, lambda: "n" * (40 * MIB) + "\u0100"),
     "a text and a tensor": (
         20,
         lambda: ("n" * (60 * MIB), torch.ones(8 * MIB), bytes(1000)),

@@ -1,0 +1,301 @@
+"""What decoding one message may allocate and compute.
+
+A byte of msgpack can become 88 bytes of memory: an empty list takes as much.  So what a
+tree is made of is counted: a value as 1, a container as `CONTAINER` more.  And a few
+kilobytes of keys with equal hashes would keep a core busy for a minute: `filled` gives
+up on them.
+
+    shorter than COUNTED_BYTES_MIN  nothing is counted: it can do no harm
+    shorter than SCANNED_BYTES_MIN  values are counted once their container is made
+    longer                          values are counted before any is made
+
+Whatever takes long here can run in a thread: it lets others run every few milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+from time import thread_time_ns
+from typing import Any, Final, TypeVar
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from asyncrpc.errors import DecodeError
+from asyncrpc.serde import kinds
+from asyncrpc.serde.policy import Limits
+
+COUNTED_BYTES_MIN: Final = 8 << 10
+SCANNED_BYTES_MIN: Final = 2 << 20
+CONTAINER: Final = 8
+PAIR: Final = 3  # while a map is made, there are a key, a value and a pair of both
+
+_AT_ONCE_MAX: Final = 1 << 18  # values that are unpacked at once, in some milliseconds
+_PIECE_BYTES: Final = 64 << 10
+_ENTRY_VALUES: Final = 32  # of a table: that of a tensor counts 24
+_BYTES_OF_VALUE: Final = 64  # of text, and of containers that are unpacked twice
+
+Lift = Callable[[int, bytes], Any]
+
+
+class Bounds:
+    """What the rest of one message may hold."""
+
+    __slots__ = ("_elements_max", "_left", "_scanned")
+
+    def __init__(self, elements_max: int) -> None:
+        self._elements_max = self._left = elements_max
+        self._scanned = 0  # values of the tree at hand that have been counted
+
+    def unpack(self, packed: bytes | memoryview, lift: Lift) -> Any:
+        """Return the value of a msgpack-encoded tree, or of a part of it.
+
+        Raises:
+            DecodeError: it has too many values, or keys that collide.
+        """
+        view = memoryview(packed)
+        if self._scanned or view.nbytes < SCANNED_BYTES_MIN:
+            return self._unpack(view, lift)
+        self._scanned = values_in(view, self._left)
+        try:
+            self.take(self._scanned)
+            return self._unpack(view, lift)
+        finally:
+            self._scanned = 0
+
+    def take(self, values: int) -> None:
+        """Count values.
+
+        Raises:
+            DecodeError: they are too many.
+        """
+        self._left -= values
+        if self._left < 0:
+            raise DecodeError(
+                f"a message of more than {self._elements_max} values arrived"
+                " (MessageLimits.elements_max); put large data into tensors, arrays or"
+                " bytes, or stream it"
+            )
+
+    def take_container(self, packed_bytes: int) -> None:
+        """Count a container that was packed apart."""
+        if not self._scanned:
+            self.take(CONTAINER + packed_bytes // _BYTES_OF_VALUE)
+
+    def _unpack(self, view: memoryview, lift: Lift) -> Any:
+        left = self._left
+        on_map = None if self._scanned else self._on_short_map
+        try:
+            return self._read(view, lift, object_hook=on_map, max_map_len=HASHED_MIN)
+        except ValueError:  # a long map, most likely: its pairs take more time
+            self._left = left
+            return self._read(view, lift, object_pairs_hook=self._on_map)
+
+    def _read(self, view: memoryview, lift: Lift, **hooks: Any) -> Any:
+        hooks |= {
+            "ext_hook": lift,
+            "list_hook": None if self._scanned else self._on_list,
+            "strict_map_key": False,
+            "unicode_errors": "surrogatepass",
+        }
+        if min(view.nbytes, self._scanned or view.nbytes) <= _AT_ONCE_MAX:
+            return msgpack.unpackb(view, **hooks)
+        unpacker = msgpack.Unpacker(
+            _Pieces(view), read_size=_PIECE_BYTES, max_buffer_size=view.nbytes, **hooks
+        )
+        value = unpacker.unpack()
+        if unpacker.tell() != view.nbytes:
+            raise DecodeError("the message goes on after its value")
+        return value
+
+    def _on_list(self, values: list[Any]) -> list[Any]:
+        self.take(CONTAINER + len(values))
+        return values
+
+    def _on_map(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+        if not self._scanned:
+            self.take(CONTAINER + PAIR * len(pairs))
+        return filled({}, pairs, itemgetter(0))
+
+    def _on_short_map(self, table: dict[Any, Any]) -> dict[Any, Any]:
+        self.take(CONTAINER + PAIR * len(table))
+        return table
+
+
+def entries_of(packed: memoryview, limits: Limits) -> Iterator[list[Any]]:
+    """Yield the entries of a table, each when it is asked for.
+
+    Raises:
+        DecodeError: it is not a table, or too long.
+    """
+    if packed.nbytes <= COUNTED_BYTES_MIN:
+        table = msgpack.unpackb(packed, unicode_errors="surrogatepass")
+        if type(table) is not list or len(table) > limits.objects_max:
+            raise DecodeError("the table of a message is not a list, or too long")
+        yield from table
+        return
+    bounds = Bounds(_ENTRY_VALUES * limits.objects_max)
+    if packed.nbytes >= SCANNED_BYTES_MIN:
+        bounds.take(values_in(packed, _ENTRY_VALUES * limits.objects_max))
+    unpacker = msgpack.Unpacker(
+        _Pieces(packed),
+        read_size=min(_PIECE_BYTES, packed.nbytes),
+        max_buffer_size=packed.nbytes,
+        unicode_errors="surrogatepass",
+    )
+    count = unpacker.read_array_header()
+    if count > limits.objects_max:
+        raise DecodeError(f"the table of a message has {count} entries; too many")
+    for _ in range(count):
+        yield unpacker.unpack()
+    if unpacker.tell() != packed.nbytes:
+        raise DecodeError("the table of a message goes on after its last entry")
+
+
+class _Pieces:
+    """A file of bytes for msgpack; other threads may run after each piece."""
+
+    def __init__(self, packed: memoryview) -> None:
+        self._rest = packed
+
+    def read(self, nbytes: int) -> bytes:
+        """Return the next bytes."""
+        piece, self._rest = self._rest[:nbytes], self._rest[nbytes:]
+        return bytes(piece)
+
+
+# --- counting ------------------------------------------------------------------------
+
+# By its first byte, the bytes of a msgpack value of fixed length; 0 of others.
+_FIXED: Final = np.zeros(256, np.int64)
+_FIXED[0x00:0x80] = _FIXED[0xE0:] = 1
+_FIXED[0xA0:0xC0] = np.arange(1, 33)
+_FIXED[[0xC0, 0xC1, 0xC2, 0xC3]] = 1
+_FIXED[[0xCA, 0xCB]] = 5, 9
+_FIXED[[0xCC, 0xCD, 0xCE, 0xCF]] = _FIXED[[0xD0, 0xD1, 0xD2, 0xD3]] = 2, 3, 5, 9
+_FIXED_BYTES: Final = _FIXED.tolist()
+_LENGTH_BYTES: Final = {  # of those whose length follows
+    **dict.fromkeys((0xC4, 0xC7, 0xD9), 1),
+    **dict.fromkeys((0xC5, 0xC8, 0xDA, 0xDC, 0xDE), 2),
+    **dict.fromkeys((0xC6, 0xC9, 0xDB, 0xDD, 0xDF), 4),
+}
+_RUN_MIN: Final = 8
+_RUN_MAX: Final = 1 << 16
+_WIDE_FROM: Final = 0xC4  # first bytes of characters that make a text wide: 2, 4 bytes
+_WIDEST_FROM: Final = 0xF0
+
+
+def values_in(packed: memoryview, most: int) -> int:
+    """Return how many values a tree has, or more than `most` if it has more.
+
+    Containers count for more than one, and so do long texts; what is not msgpack may
+    count as anything.  Values of the same length in a row are counted together.
+    """
+    data, bytes_end = np.frombuffer(packed, np.uint8), packed.nbytes
+    count = at = last_bytes = in_row = 0
+    while at < bytes_end and count <= most:
+        first = packed[at]
+        nbytes = _FIXED_BYTES[first]
+        if not nbytes:
+            nbytes, values = _walk(packed, data, at, first)
+            at, count = at + nbytes, count + values
+            continue
+        in_row = in_row + 1 if nbytes == last_bytes else 0
+        last_bytes = nbytes
+        length = 1
+        if in_row >= _RUN_MIN:
+            row = _FIXED[data[at : at + nbytes * _RUN_MAX : nbytes]] != nbytes
+            length = int(row.argmax()) or row.size  # the first is of this length
+            in_row = 0
+        at, count = at + nbytes * length, count + length
+    return count
+
+
+def _walk(
+    packed: memoryview, data: npt.NDArray[np.uint8], at: int, first: int
+) -> tuple[int, int]:
+    """Return the bytes to go on to the next value, and what this one counts."""
+    start = at + 1 + _LENGTH_BYTES.get(first, 0)
+    length = int.from_bytes(packed[at + 1 : start], "big")
+    if first in _MAPS:
+        length = length or first & 15
+        return start - at, 1 + CONTAINER + (PAIR - 2) * length
+    if first in _LISTS:
+        return start - at, 1 + CONTAINER
+    stop = start + length
+    if first in _TEXTS:
+        widest = int(data[start:stop].max()) if length > _PIECE_BYTES else 0
+        times = 4 if widest >= _WIDEST_FROM else 2 if widest >= _WIDE_FROM else 1
+        return stop - at, 1 + times * length // _BYTES_OF_VALUE
+    if first in _BYTES:
+        return stop - at, 1 + length // _BYTES_OF_VALUE
+    if packed[start : start + 1] == _REFERENCE:  # whose content is a number
+        length = length or 1 << max(0, first - _FIXED_EXTENSION)
+        return start + 1 + length - at, 1
+    return start + 1 - at, CONTAINER + length // _BYTES_OF_VALUE  # its content follows
+
+
+_MAPS: Final = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
+_LISTS: Final = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
+_TEXTS: Final = frozenset((0xD9, 0xDA, 0xDB))
+_BYTES: Final = frozenset((0xC4, 0xC5, 0xC6))
+_FIXED_EXTENSION: Final = 0xD4  # of 1 byte; the next ones are of 2, 4, 8 and 16
+_REFERENCE: Final = bytes((kinds.REFERENCE,))
+
+
+# --- keys ----------------------------------------------------------------------------
+
+# A table of fewer keys is filled in some milliseconds, whatever they are.
+HASHED_MIN: Final = 256
+# Honest keys take 0.05 to 0.3 us, multiples of 2**50 included; a thousand of equal
+# hashes take 10 us each, and twice as many twice as long.
+_KEY_NS: Final = 4_000
+_KEYS_NS: Final = 5_000_000
+_KEYS_PIECE: Final = 256
+
+_Table = TypeVar("_Table", dict[Any, Any], set[Any])
+
+
+def filled(table: _Table, values: Sequence[Any], key: Callable[[Any], Any]) -> _Table:
+    """Return a new dict or set after it has been filled.
+
+    No count of equal hashes would do: keys whose hashes differ can share all the places
+    that they are looked for.  What is limited is the processor time of this thread.
+
+    Args:
+        table: empty.
+        values: its pairs or elements.
+        key: returns the key of one of them.
+
+    Raises:
+        DecodeError: the keys collide, so that the time would grow with their square.
+        TypeError: a key has no hash.
+    """
+    if len(values) < HASHED_MIN:
+        table.update(values)
+        return table
+    hashing_ns = 0
+    begun_ns = thread_time_ns()
+    for at in range(0, len(values), _KEYS_PIECE):
+        table.update(values[at : at + _KEYS_PIECE])
+        spent_ns = thread_time_ns() - begun_ns - hashing_ns
+        if spent_ns <= _KEYS_NS + _KEY_NS * at:
+            continue
+        keys = [key(value) for value in values[: at + _KEYS_PIECE]]
+        # Long tuples take their time to be hashed at all.
+        hashing_ns += 2 * _ns_to_hash(keys)
+        if thread_time_ns() - begun_ns - hashing_ns > _KEYS_NS + _KEY_NS * at:
+            raise DecodeError(
+                f"{len(values)} keys of a {type(table).__name__} arrived whose hashes"
+                " collide; send them as a list"
+            )
+    return table
+
+
+def _ns_to_hash(keys: list[Any]) -> int:
+    begun_ns = thread_time_ns()
+    for each in keys:
+        hash(each)
+    return thread_time_ns() - begun_ns
