@@ -24,7 +24,6 @@ from asyncrpc.errors import (
     AuthenticationError,
     ConnectError,
     ConnectionLostError,
-    MalformedError,
     RemoteProtocolError,
     TransportError,
 )
