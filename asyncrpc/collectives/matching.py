@@ -7,7 +7,7 @@ one collective does not affect the next ones; a lost rank fails them all.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -66,6 +66,7 @@ class Matching:
         path: the name of the group, with those of the groups that it is part of.
         is_elastic: whether it is a generation of an elastic group.
         lives: the incarnations of the members, as known when the group was made.
+        early: what is taken once the group is made here, by the name of its sender.
     """
 
     def __init__(self, worker: GroupWorker, group_id: int) -> None:
@@ -80,6 +81,7 @@ class Matching:
         self.path = ""
         self.is_elastic = False
         self.lives: Mapping[str, Incarnation | None] = {}
+        self.early: dict[str, list[Callable[[], None]]] = {}
         self.runs: dict[int, CollectiveRun] = {}
         self.points = Points(self)
 
@@ -93,11 +95,13 @@ class Matching:
         return self.machine.name_of(rank)
 
     def join(self, label: str, members: Sequence[str], rank: int) -> None:
-        """Set the members of the group; drop early messages of strangers."""
+        """Set the members of the group; take what has been kept of them."""
         self.label, self.members, self.rank = label, members, rank
-        for spoken, failure in self.machine.join(label, members, rank):
-            self.points.drop(spoken, failure)
-        self._carry_out()
+        self.machine.join(label, members, rank)
+        early, self.early = self.early, {}
+        for kept in early.values():
+            for take in kept:
+                take()
 
     def has(self, peer: WorkerId) -> bool:
         """Return whether this life of a worker may be the member.
@@ -226,8 +230,6 @@ class Matching:
             for arrival in failing.messages:
                 if not arrival.taken.done():
                     arrival.taken.set_result(failing.failure)
-            if failing.number is None:
-                continue
             run = self.runs.get(failing.number)
             if run is not None:
                 run.wake()

@@ -119,7 +119,7 @@ class RankGone(Notice):
 @message(
     SERVICE,
     "standing",
-    about="the sender; from a member of the view of the receiver, also others",
+    about="the sender; from a worker that takes part, also others",
 )
 class MemberStanding(Notice):
     """What the sender knows of an elastic group, and of its next view.

@@ -134,12 +134,6 @@ class Points:
             if come in self._come:  # the sender has given it up
                 self._come.remove(come)
 
-    def drop(self, rank: int, failure: CollectiveFailure) -> None:
-        """Refuse the waiting tensors of a rank."""
-        for come in self._come:
-            if come.rank == rank and not come.taken.done():
-                come.taken.set_result(failure)
-
     def fail(self, failure: CollectiveFailure) -> None:
         """Fail all sends and receives: the group has failed."""
         for wanted in self._wanted:

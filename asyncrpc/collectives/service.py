@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Final, TypeVar
 
 from asyncrpc.collectives.elastic import ElasticGroups
-from asyncrpc.collectives.machine.operations import CollectiveFailure
+from asyncrpc.collectives.machine.operations import EARLY_MAX, CollectiveFailure
 from asyncrpc.collectives.machine.views import View
 from asyncrpc.collectives.matching import CLOSED, Matching
 from asyncrpc.collectives.messages import (
@@ -33,7 +36,7 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import answers, takes
 
-# Groups that other workers have made and this worker has not made yet.
+# Groups that another worker has made and this worker has not made yet.
 UNKNOWN_MAX: Final = 1024
 CLOSED_KEPT: Final = 1024
 
@@ -62,11 +65,11 @@ class CollectivesService:
             answers(CountBegun, self._on_count),
             answers(TensorBlock, self._on_block),
             answers(SentTensor, self._on_point),
-            takes(WakeUp, self._unless_closed(self._on_woke)),
-            takes(CollectiveBegun, self._unless_closed(self._on_begun)),
-            takes(CollectiveFailed, self._unless_closed(self._on_failed)),
-            takes(GroupLeft, self._unless_closed(self._on_left)),
-            takes(RankGone, self._unless_closed(self._on_told_lost)),
+            takes(WakeUp, self._in_group(self._on_woke)),
+            takes(CollectiveBegun, self._in_group(self._on_begun)),
+            takes(CollectiveFailed, self._in_group(self._on_failed)),
+            takes(GroupLeft, self._in_group(self._on_left)),
+            takes(RankGone, self._in_group(self._on_told_lost)),
             takes(MemberStanding, self.elastic.on_standing),
         ]
 
@@ -172,91 +175,132 @@ class CollectivesService:
     def _find(self, number: int) -> Matching:
         found = self._groups.get(number)
         if found is None:
-            unknown = sum(not one.members for one in self._groups.values())
-            if unknown >= UNKNOWN_MAX:
-                raise MalformedError(
-                    f"messages have come for {unknown} groups that this worker has not "
-                    "made, which is the limit"
-                )
             found = self._groups[number] = Matching(self.worker, number)
         return found
 
     # --- messages --------------------------------------------------------------------
 
-    async def _on_count(self, _: PeerLink, asked: CountBegun) -> int | None:
+    async def _on_count(self, link: PeerLink, asked: CountBegun) -> int | None:
         """Return how many collectives of a group have begun here; None: closed."""
         if asked.group in self._closed:
             return None
         matching = self._groups.get(asked.group)
-        return 0 if matching is None else matching.machine.operations.begun
+        if matching is None or not matching.members:
+            return 0
+        matching.machine.check_speaker(link.peer.name)
+        return matching.machine.operations.begun
 
     async def _on_block(
         self, link: PeerLink, block: TensorBlock
     ) -> CollectiveFailure | None:
-        if (refusal := self._refusal(block.group)) is not None:
-            return refusal
-        matching = self._speaking(link, block.group, block.rank)
+        matching = await self._made_group(link, block.group, block.number)
+        if isinstance(matching, CollectiveFailure):
+            return matching
+        matching.machine.check_speaker(link.peer.name, block.rank)
         return await matching.on_block(block)
 
     async def _on_point(
         self, link: PeerLink, point: SentTensor
     ) -> CollectiveFailure | None:
-        if (refusal := self._refusal(point.group)) is not None:
-            return refusal
-        matching = self._speaking(link, point.group, point.rank)
+        matching = await self._made_group(link, point.group)
+        if isinstance(matching, CollectiveFailure):
+            return matching
+        matching.machine.check_speaker(link.peer.name, point.rank)
         return await matching.points.on_point(point.rank, point.tag, point.tensor)
 
-    def _refusal(self, group: int) -> CollectiveFailure | None:
-        """Return the failure that refuses a message if the group was closed here."""
-        closed = self._closed.get(group)
-        if closed is None:
-            return None
-        problem = f"{closed} is closed at worker {self.worker.name!r}"
+    async def _made_group(
+        self, link: PeerLink, group: int, number: int = 0
+    ) -> Matching | CollectiveFailure:
+        """Return a group once it is made here; the failure if it was closed here."""
+        if group not in self._closed:
+            matching = self._find(group)
+            if matching.members:
+                return matching
+            turn = self.worker.loop.create_future()
+            self._keep(link, matching, partial(_wake, turn), number)
+            await turn  # a sender that gives up, or is lost, cancels this
+            if group not in self._closed:
+                return matching
+        problem = f"{self._closed[group]} is closed at worker {self.worker.name!r}"
         return CollectiveFailure(GroupChangedError.code, problem, (self.worker.name,))
 
-    def _unless_closed(
-        self, handler: Callable[[PeerLink, N], None]
-    ) -> Callable[[PeerLink, N], None]:
-        """Return a handler of notices that drops those about a closed group."""
+    def _in_group(
+        self, handler: Callable[[Matching, N, str], None]
+    ) -> Callable[..., None]:
+        """Return a handler of notices of a group's members; others are refused.
+
+        Nothing happens in a group that was closed here.  What comes before the group is
+        made here is kept, of each sender apart: who is a member is not known yet.
+        """
 
         def take(link: PeerLink, notice: N) -> None:
-            if notice.group not in self._closed:
-                handler(link, notice)
+            if notice.group in self._closed:
+                return
+            matching = self._find(notice.group)
+            if not matching.members:
+                number = getattr(notice, "number", 0)
+                self._keep(link, matching, partial(take_early, link, notice), number)
+                return
+            rank = getattr(notice, "rank", None)
+            matching.machine.check_speaker(link.peer.name, rank)
+            handler(matching, notice, link.peer.name)
+
+        def take_early(link: PeerLink, notice: N) -> None:
+            with suppress(MalformedError):  # of a stranger
+                take(link, notice)
 
         return take
 
-    def _on_begun(self, link: PeerLink, begun: CollectiveBegun) -> None:
-        matching = self._speaking(link, begun.group, begun.rank)
+    def _keep(
+        self,
+        link: PeerLink,
+        matching: Matching,
+        take: Callable[[], None],
+        number: int,
+    ) -> None:
+        """Keep what a worker says of a group that is not made here.
+
+        Raises:
+            MalformedError: it is too much, or too far ahead.
+        """
+        name, early = link.peer.name, matching.early
+        unknown = sum(name in one.early for one in self._groups.values())
+        kept = early.get(name, [])
+        if not kept and unknown >= UNKNOWN_MAX:
+            raise MalformedError(
+                f"messages of worker {name!r} have come for {unknown} groups that this "
+                "worker has not made, which is the limit"
+            )
+        if max(number, len(kept)) >= EARLY_MAX:
+            raise MalformedError(
+                f"collective {number} is too far ahead: this worker has not made the "
+                "group"
+            )
+        early.setdefault(name, []).append(take)
+
+    def _on_begun(self, matching: Matching, begun: CollectiveBegun, _by: str) -> None:
         matching.on_begun(begun.number, begun.rank, begun.descriptor)
 
-    def _on_woke(self, link: PeerLink, woke: WakeUp) -> None:
-        self._speaking(link, woke.group).on_woke()
+    def _on_woke(self, matching: Matching, _: WakeUp, _by: str) -> None:
+        matching.on_woke()
 
-    def _on_failed(self, link: PeerLink, failed: CollectiveFailed) -> None:
-        matching = self._speaking(link, failed.group)
+    def _on_failed(
+        self, matching: Matching, failed: CollectiveFailed, _by: str
+    ) -> None:
         matching.on_failed(failed.number, failed.failure)
 
-    def _on_left(self, link: PeerLink, left: GroupLeft) -> None:
-        matching = self._speaking(link, left.group)
+    def _on_left(self, matching: Matching, left: GroupLeft, by: str) -> None:
+        if left.failure.ranks != (by,):
+            raise MalformedError(
+                f"worker {by!r} left {matching.label} in the name of another: "
+                f"{left.failure.ranks}"
+            )
         matching.lose(left.failure, ended=left.ended, tell=False)
         self._fail_parts(matching, left.failure)
 
-    def _on_told_lost(self, link: PeerLink, lost: RankGone) -> None:
-        matching = self._speaking(link, lost.group)
+    def _on_told_lost(self, matching: Matching, lost: RankGone, _by: str) -> None:
         matching.lose(lost.failure, tell=False)
         self._fail_parts(matching, lost.failure)
-
-    def _speaking(
-        self, link: PeerLink, group: int, rank: int | None = None
-    ) -> Matching:
-        """Return the group that a worker names, after checking its membership.
-
-        Raises:
-            MalformedError: the worker is not a member, or does not have that rank.
-        """
-        matching = self._find(group)
-        matching.machine.check_speaker(link.peer.name, rank)
-        return matching
 
     # --- life ------------------------------------------------------------------------
 
@@ -266,7 +310,8 @@ class CollectivesService:
         for matching in list(self._groups.values()):
             if matching.has(peer):
                 matching.on_lost(peer.name, reason)
-            if matching.machine.is_hearsay_of(peer.name):
+            matching.early.pop(peer.name, None)
+            if not (matching.members or matching.early):
                 del self._groups[matching.id]
         self.elastic.on_peer_lost(peer)
 
@@ -285,6 +330,12 @@ class CollectivesService:
             if matching.members:
                 self.close_group(matching)
         self.elastic.close()
+
+
+def _wake(turn: asyncio.Future[None]) -> None:
+    """Let a request go on, unless its sender has given it up."""
+    if not turn.done():
+        turn.set_result(None)
 
 
 def path_of(name: str, generation: int) -> str:

@@ -13,9 +13,6 @@ left fails the collectives that it has not ended.
     the time limit has passed                 the ranks that have not come
     a rank is lost, or has left               that rank
 
-Before a group is made here, messages about it are kept.  A worker is believed as long
-as it names the same rank each time, and no other worker names that rank.
-
 Failures are in the `outbox` until the service has carried them out: it refuses the
 messages, wakes the waiters, and tells the other ranks of new failures.
 
@@ -51,13 +48,13 @@ class Failing(Generic[M]):
     """A collective has failed.
 
     Attributes:
-        number: the number of the collective; None for the messages of a stranger.
+        number: the number of the collective.
         failure: the failure.
         messages: the messages that are refused with it.
         is_news: whether the other ranks must be told.
     """
 
-    number: int | None
+    number: int
     failure: CollectiveFailure
     messages: Sequence[M]
     is_news: bool
@@ -83,7 +80,6 @@ class MatchedCollectives(Generic[M]):
         # For ranks that are gone: the number before which collectives do not need the
         # rank, and the failure.  The numbers fall from entry to entry.
         self._gone: list[tuple[int, CollectiveFailure]] = []
-        self._heard: dict[str, int | None] = {}  # the rank that early senders named
 
     def name_of(self, rank: int) -> str:
         """Return the description of a rank in errors."""
@@ -91,54 +87,24 @@ class MatchedCollectives(Generic[M]):
 
     # --- senders ---------------------------------------------------------------------
 
-    def join(
-        self, label: str, members: Sequence[str], rank: int
-    ) -> list[tuple[int, CollectiveFailure]]:
-        """Set the members of the group; drop early messages of strangers.
-
-        Returns:
-            The ranks that strangers have named as theirs, with the failure to answer.
-        """
+    def join(self, label: str, members: Sequence[str], rank: int) -> None:
+        """Set the members of the group."""
         self.label, self.members, self.rank = label, members, rank
-        strangers = []
-        for name, spoken in self._heard.items():
-            if spoken is None or (spoken < len(members) and members[spoken] == name):
-                continue
-            problem = f"worker {name!r} is not rank {spoken} of {label}"
-            failure = CollectiveFailure(GroupChangedError.code, problem, (name,))
-            messages = self.operations.drop(spoken)
-            self.outbox.append(Failing(None, failure, messages, is_news=False))
-            strangers.append((spoken, failure))
-        self._heard.clear()
-        return strangers
 
     def check_speaker(self, name: str, rank: int | None = None) -> None:
         """Refuse a worker that is not in the group, or does not have that rank.
 
         Raises:
-            MalformedError: the worker is not known to be a member with that rank.
+            MalformedError: the worker is not a member with that rank.
         """
         members = self.members
-        if not members:
-            is_it = self._is_believed(name, rank)
-        elif rank is None:
+        if rank is None:
             is_it = name in members
         else:
             is_it = rank < len(members) and members[rank] == name
         if not is_it:
             who = "a member" if rank is None else f"rank {rank}"
             raise MalformedError(f"worker {name!r} is not {who} of {self.label}")
-
-    def _is_believed(self, name: str, rank: int | None) -> bool:
-        others = [one for who, one in self._heard.items() if who != name]
-        said = self._heard.setdefault(name, rank)
-        if rank is not None and said is None:
-            said = self._heard[name] = rank
-        return rank is None or (said == rank and rank not in others)
-
-    def is_hearsay_of(self, name: str) -> bool:
-        """Return whether a group is known only by messages of this worker."""
-        return not self.members and set(self._heard) <= {name}
 
     # --- beginning -------------------------------------------------------------------
 

@@ -261,17 +261,6 @@ class Operations(Generic[M]):
         if self.running.pop(operation.number, None) is None:
             check(OVER, CollectiveEvent.END)
 
-    def drop(self, rank: int) -> Sequence[M]:
-        """Forget the early messages and reports of a rank; return its messages."""
-        for said in self._said.values():
-            said.pop(rank, None)
-        dropped: list[M] = []
-        for arrived in self._early.values():
-            for place in [one for one in arrived if one.rank == rank]:
-                dropped.append(arrived.pop(place))
-                self._kept -= 1
-        return dropped
-
     def numbers(self) -> set[int]:
         """Return the numbers of known collectives that are not over."""
         return {*self.running, *self._early, *self._said}

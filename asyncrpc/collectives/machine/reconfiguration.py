@@ -16,6 +16,10 @@ had heard the same proposal from all, this worker included.  A worker that hears
 later view that it is not in is excluded, or asks to be in the view after it.  A worker
 that hears of an earlier view answers with its own.
 
+A member of the view, or a worker that asks to be in the next one, is believed also what
+it has heard of others; any other worker, what it says of itself.  Of a later view those
+of its members are believed that took part before.
+
 Why there is one group: a view of the same generation needs all of its members, since
 every collective does.  Two views with quorums of the view before have a member in
 common, which installs one of them.  So at most one of them is ever used.
@@ -316,6 +320,10 @@ class ElasticMember:
 
     def _on_later_view(self, sender: WorkerId, standing: Standing) -> None:
         view = standing.view
+        knows = {*self.view.members, *self.proposal.applicants}
+        is_stranger = self.view != NO_VIEW and sender not in knows
+        if is_stranger or sender not in view.members:
+            return  # its members say it themselves when they are asked
         if self.me in view.members:
             if sender in excluded_by(self.view, self.proposal):
                 return  # its view has no future: this worker is not in it for long
@@ -333,7 +341,10 @@ class ElasticMember:
             self._rebase(NO_VIEW)
 
     def _on_same_view(self, sender: WorkerId, standing: Standing) -> None:
-        self.proposal = self.proposal.joined(standing.proposal)
+        said = standing.proposal
+        if sender not in self.view.members and sender not in said.applicants:
+            said = said.of(sender)
+        self.proposal = self.proposal.joined(said)
         if standing.is_here:
             self._heard[sender] = standing.proposal
         else:

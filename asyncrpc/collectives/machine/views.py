@@ -109,6 +109,14 @@ class Proposal:
         accusations = self.accusations | other.accusations
         return Proposal(applicants, accusations, departures)
 
+    def of(self, one: WorkerId) -> Proposal:
+        """Return what a worker says of itself, and the workers that it accuses."""
+        return Proposal(
+            {one: self.applicants[one]} if one in self.applicants else {},
+            frozenset(it for it in self.accusations if it.by == one),
+            {one: self.departures[one]} if one in self.departures else {},
+        )
+
     def having(self, applicant: Applicant) -> Proposal:
         """Return the proposal with an applicant."""
         return self.joined(Proposal({applicant.id: applicant}))

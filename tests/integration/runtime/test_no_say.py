@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import AsyncRpcError, Group, RRef, Worker
+from asyncrpc import AsyncRpcError, Group, RRef, Worker, join_group
 from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.autograd.context import current_context_var
-from asyncrpc.collectives.service import group_id
+from asyncrpc.collectives.service import UNKNOWN_MAX, group_id
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.membership.messages import fields_of
 from asyncrpc.runtime.parts import Parts
@@ -183,21 +183,130 @@ async def test_a_group_of_others(trio: Trio, caplog: pytest.LogCaptureFixture) -
         group.close()
 
 
-async def test_what_strangers_said_of_a_group_before_it_was_made(trio: Trio) -> None:
+def lies_about(number: int, rank: int) -> list[tuple[str, list[Any]]]:
+    """Return all that may be said of a group."""
+    failure = ["collective", "nothing has happened", ["b"]]
+    return [
+        ("begun", [number, 0, rank, ["barrier", "", "", None, -1]]),
+        ("failed", [number, 0, failure]),
+        ("left", [number, 0, failure]),
+        ("lost", [number, failure]),
+        ("woke", [number]),
+    ]
+
+
+async def reduce(workers: list[Worker]) -> None:
+    """Make a group of workers, and reduce a tensor."""
+    names = [one.name for one in workers]
+    groups = [Group(one, members=names, timeout_s=LIMIT_S) for one in workers]
+    tensors = [torch.ones(2) for _ in workers]
+    pairs = zip(groups, tensors, strict=True)
+    await asyncio.gather(*(one.all_reduce(each) for one, each in pairs))
+    for each in tensors:
+        assert each.tolist() == [float(len(workers))] * 2
+    for group in groups:
+        group.close()
+
+
+@pytest.mark.parametrize("rank", [0, 1, 77])
+async def test_what_strangers_said_of_a_group_before_it_was_made(
+    trio: Trio, rank: int
+) -> None:
     """It is dropped when the group is made; before, who they are was not known."""
     a, b, c = trio
     number = group_id("", ["a", "b"], 1)
     link = await c.parts.link_to("a")
-    for rank in (1, 77):
-        words = [number, 0, rank, ["barrier", "", "", None, -1]]
+    for method, words in lies_about(number, rank):
+        await tell(link, "collectives", method, words)
+    words = [number, 0, rank, 0, None, [torch.full((2,), 99.0)]]
+    block = raw_messages.request(link, "collectives", "block", words)
+    words = [number, rank, 0, torch.full((2,), 99.0)]
+    point = raw_messages.request(link, "collectives", "point", words)
+    await reduce([a, b])
+    for answer in (block, point):
+        with pytest.raises(AsyncRpcError, match=f"'c' is not rank {rank} of a gr"):
+            await answer
+
+
+async def test_a_member_that_came_after_a_stranger_said_its_rank(trio: Trio) -> None:
+    """Its messages are kept apart from those of the stranger, and count."""
+    a, b, c = trio
+    number = group_id("", ["a", "b"], 1)
+    for worker in (c, b):
+        link = await worker.parts.link_to("a")
+        words = [number, 0, 1, ["barrier", "", "", None, -1]]
         await tell(link, "collectives", "begun", words)
-    groups = [Group(one, members=["a", "b"], timeout_s=LIMIT_S) for one in (a, b)]
-    tensors = [torch.ones(2), torch.ones(2)]
-    pairs = zip(groups, tensors, strict=True)
-    await asyncio.gather(*(one.all_reduce(each) for one, each in pairs))
-    assert tensors[1].tolist() == [2.0, 2.0]
-    for group in groups:
-        group.close()
+    group = Group(b, members=["a", "b"], timeout_s=LIMIT_S)
+    tensor = torch.ones(2)
+    waiting = asyncio.ensure_future(group.broadcast(tensor, root=1))
+    await a.peer("b").call(len, "ab")
+    ours = Group(a, members=["a", "b"], timeout_s=LIMIT_S)
+    with pytest.raises(AsyncRpcError, match=r"'b'. began barrier"):
+        await ours.broadcast(torch.zeros(2), root=1)
+    with pytest.raises(AsyncRpcError, match="do not agree"):
+        await waiting
+    for one in (group, ours):
+        one.close()
+
+
+async def test_a_stranger_does_not_use_up_the_groups_of_others(trio: Trio) -> None:
+    a, b, c = trio
+    link = await c.parts.link_to("a")
+    for number in range(2 * UNKNOWN_MAX):
+        raw_messages.tell(link, "collectives", "woke", [number])
+    await tell(link, "collectives", "woke", [1])
+    await reduce([a, b])
+
+
+async def test_a_member_leaves_in_its_own_name(
+    trio: Trio, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, _b, c = trio
+    groups = [Group(one, timeout_s=LIMIT_S) for one in trio]
+    service: Any = a.parts.service("collectives")
+    (number,) = service._groups  # noqa: SLF001
+    words = [number, 0, ["collective", "gone", ["b"]]]
+    await tell(await c.parts.link_to("a"), "collectives", "left", words)
+    assert "'c' left a group of 3 in the name of another" in caplog.text
+    await asyncio.gather(*(one.barrier() for one in groups))
+    for one in groups:
+        one.close()
+
+
+async def test_who_is_not_a_member_learns_nothing_of_a_group(trio: Trio) -> None:
+    a, _b, c = trio
+    group = Group(a, members=["a", "b"], timeout_s=LIMIT_S)
+    service: Any = a.parts.service("collectives")
+    (number,) = service._groups  # noqa: SLF001
+    link = await c.parts.link_to("a")
+    with pytest.raises(AsyncRpcError, match="'c' is not a member of"):
+        await raw_messages.request(link, "collectives", "begun", [number])
+    group.close()
+
+
+async def test_an_elastic_group_of_others(trio: Trio) -> None:
+    """A stranger neither leaves it for a member, nor tells of a view after it."""
+    a, b, c = trio
+    groups = await asyncio.gather(
+        *(join_group(one, "g", min_size=2, timeout_s=LIMIT_S) for one in (a, b))
+    )
+    ids = [[one.name, int(one.incarnation)] for one in trio]
+    link = await c.parts.link_to("a")
+    for generation, members, departures in (
+        (1, ids[:2], [[ids[1], 9]]),
+        (2, [ids[1], ids[2]], []),
+        (2, [ids[0], ids[2]], []),
+        (1 << 60, [ids[2]], []),
+    ):
+        steps = [0 for _ in members]
+        words = [generation, members, steps, True, [], [], departures]
+        await tell(link, "collectives", "standing", ["g", *words])
+    async with asyncio.timeout(LIMIT_S):
+        await asyncio.gather(*(one.reconfigure() for one in groups))
+    for one in groups:
+        assert one.generation == 2
+        assert one.current.members == ("a", "b")
+        one.close()
 
 
 async def test_news_of_a_death_are_refuted_by_the_dead(trio: Trio) -> None:
