@@ -156,14 +156,14 @@ class Observer:
         return Observed(dialled.handler, hello)
 
     def _connection(self, member: Member) -> Connection:
-        def on_proved(connection: Connection) -> None:
+        def introduce(connection: Connection) -> None:
             if self._connections.is_trusted(connection):
                 connection.hello(self._identity.hello(expects=member.name))
 
         def on_hello(connection: Connection, _: Hello) -> None:
             connection.open_to(SILENT)
 
-        return self._connections.make(Role.DIALER, on_proved, on_hello)
+        return self._connections.make(Role.DIALER, introduce, on_hello)
 
 
 class Observed:

@@ -340,6 +340,8 @@ class Options:
             `secret_file`; without one, the environment variable `ASYNCRPC_SECRET`, or
             the file that `ASYNCRPC_SECRET_FILE` names.  If those are unset, the worker
             serves only its own user on its own host, and peers that `tls` verifies.
+            With less than 16 characters the worker logs a warning, and refuses to
+            listen for other hosts.
         secret_file: path of a file that holds the secret, read when the worker is made.
             It must be readable by its owner alone (mode 0600); a file of root may
             also be readable by a group, as Kubernetes mounts it.

@@ -29,7 +29,10 @@ from asyncrpc.runtime.devices.staging import Devices
 from asyncrpc.runtime.extensions import CallTracer, Propagator, References
 from asyncrpc.runtime.identity import WorkerIdentity
 from asyncrpc.runtime.lifecycle import Lifecycle, refuse_to_pickle
-from asyncrpc.runtime.links.admission import check_listen_address
+from asyncrpc.runtime.links.admission import (
+    check_listen_address,
+    warn_of_short_secret,
+)
 from asyncrpc.runtime.links.connections import Connections, ConnectionSettings
 from asyncrpc.runtime.links.directory import Directory, DirectorySettings
 from asyncrpc.runtime.links.link import Link
@@ -410,9 +413,10 @@ class Parts:
             where: Sequence[str] = (f"{self.network.scheme}://{self.name}",)
         else:
             where = self.options.network.listen or self._default_addresses()
+            warn_of_short_secret(self.name, self.options.secret_bytes)
         for text in where:
             address = Address.parse(text)
-            check_listen_address(address, is_guarded=self.options.is_guarded)
+            check_listen_address(address, self.options)
             connector = self.connectors[address.scheme]
             listener = await connector.listen(address, self.directory.accept)
             self.listeners.append(listener)

@@ -43,7 +43,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 MAGIC: Final = b"AR"
-VERSION: Final = 2
+VERSION: Final = 3
 HEADER: Final = struct.Struct("<2sBBHHIIqQQ")
 HEADER_BYTES: Final = HEADER.size
 _LENGTH: Final = struct.Struct("<Q")

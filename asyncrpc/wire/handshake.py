@@ -2,13 +2,18 @@
 
     dialer                                   acceptor
       | -- preface: "ARPC" version mode nonce --> |
-      | <-- preface ----- proof of the acceptor - |
+      | <------------------------------ preface -- |
       | -- proof of the dialer ------------------> |
       | -- HELLO frame --------------------------> |
+      | <-------------- proof of the acceptor ---- |
       | <------------------------- HELLO frame --- |
 
 A preface is 40 bytes, a proof 32: until the proofs have been checked nothing of
-variable length is read, and nothing is interpreted.  A proof is HMAC-SHA-256 under the
+variable length is read, and nothing is interpreted.  The dialer proves itself first:
+a stranger who dials gets nothing to test guesses of the secret against.  Its HELLO may
+follow its proof at once, so a connection takes two round trips.
+
+A proof is HMAC-SHA-256 under the
 secret over a label that names the role, both prefaces, and the name of the channel
 below (`binding`): it can neither be replayed, since both nonces are fresh, nor
 reflected, since the roles differ, nor relayed from one TLS connection to another, since
@@ -77,6 +82,7 @@ class Handshake:
             be set until the first record has been received.
         ticket: names the token that is used in place of the secret; empty without a
             token.
+        introduces_at: the state from which on this end may send its HELLO.
     """
 
     def __init__(
@@ -88,6 +94,7 @@ class Handshake:
         *,
         ticket: bytes = b"",
         key_of: Callable[[bytes], bytes | None] | None = None,
+        is_cautious: bool = False,
     ) -> None:
         """Prepare one end.
 
@@ -99,6 +106,8 @@ class Handshake:
             ticket: of a dialer: names the token whose key is given as `secret`.
             key_of: of an acceptor: returns the key of a token by its ticket; None for
                 a token that is not valid.
+            is_cautious: whether a dialer waits with its HELLO for the proof of the
+                acceptor: one round trip more.
         """
         if len(nonce) != NONCE_BYTES:
             raise LocalProtocolError(f"a nonce must have {NONCE_BYTES} bytes")
@@ -112,6 +121,8 @@ class Handshake:
         self.ticket = ticket
         self._peer_preface = b""
         self._farewell = b""
+        is_early = role is Role.DIALER and not is_cautious
+        self.introduces_at = HandshakeState.PROOF if is_early else HandshakeState.PROVED
 
     @property
     def wanted(self) -> int:
@@ -202,8 +213,9 @@ class Handshake:
         self._farewell = REFUSAL
         self.state = HandshakeState.PROOF
         if self.role is Role.ACCEPTOR:
-            return self._preface + self._proof(Role.ACCEPTOR)
-        return b""
+            return self._preface
+        self._farewell = b""  # the peer reads a HELLO next, or has refused us
+        return self._proof(Role.DIALER)
 
     def _on_ticket(self, record: bytes) -> bytes:
         """Go on with the key of a token, as if it were the secret."""
@@ -219,7 +231,7 @@ class Handshake:
         self.ticket, self._secret = record, key
         self._farewell = REFUSAL
         self.state = HandshakeState.PROOF
-        return self._preface + self._proof(Role.ACCEPTOR)
+        return self._preface
 
     def _refuse_stranger(self, beginning: bytes) -> AsyncRpcError:
         self.state = HandshakeState.FAILED
@@ -254,11 +266,15 @@ class Handshake:
     def _on_proof(self, record: bytes) -> bytes:
         if record == REFUSAL:
             self._farewell = b""  # the peer knows already
-            if self.ticket and self.role is Role.DIALER:
+            if self.role is Role.ACCEPTOR:
+                raise AuthenticationError(
+                    "the peer does not prove itself: it has refused our preface"
+                )
+            if self.ticket:
                 raise AuthenticationError(
                     "the peer refused our token: it has expired, was revoked, or "
-                    "another worker has issued it; get a new one from "
-                    "Worker.tokens.issue() of the worker at this address"
+                    "another worker has issued it; or it was not copied whole: get a "
+                    "new one from Worker.tokens.issue() of the worker at this address"
                 )
             raise AuthenticationError(
                 f"the peer refused our proof: {self._why_wrong()}"
@@ -267,7 +283,7 @@ class Handshake:
         if not hmac.compare_digest(record, self._proof(other)):
             raise AuthenticationError(f"the peer's proof is wrong: {self._why_wrong()}")
         self.state = HandshakeState.PROVED
-        return self._proof(Role.DIALER) if self.role is Role.DIALER else b""
+        return self._proof(Role.ACCEPTOR) if self.role is Role.ACCEPTOR else b""
 
     def _why_wrong(self) -> str:
         proxy = ""
@@ -310,19 +326,16 @@ class HandshakeReader:
     def __init__(
         self,
         handshake: Handshake,
-        send: Callable[[bytes], None],
-        on_proved: Callable[[], None],
+        on_record: Callable[[bytes], None],
     ) -> None:
         """Prepare to read.
 
         Args:
             handshake: takes the records.
-            send: sends an answer.
-            on_proved: called when the last record of the handshake has been read.
+            on_record: called when a record has been taken, with the answer to send.
         """
         self._handshake = handshake
-        self._send = send
-        self._on_proved = on_proved
+        self._on_record = on_record
         self._record = bytearray()
         self._place = memoryview(bytearray(max(PREFACE.size, PROOF_BYTES)))
 
@@ -343,8 +356,4 @@ class HandshakeReader:
             self._handshake.check_beginning(self._record)
             return
         record, self._record = bytes(self._record), bytearray()
-        answer = self._handshake.receive(record)
-        if answer:
-            self._send(answer)
-        if not self._handshake.wanted:
-            self._on_proved()
+        self._on_record(self._handshake.receive(record))

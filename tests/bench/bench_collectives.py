@@ -129,7 +129,7 @@ async def ring_beside_tree(
     options = Options(
         limits=LimitOptions(shared_memory_bytes=0),
         network=NetworkOptions(listen=("tcp://127.0.0.1:0",)),
-        secret="of a benchmark",  # which TCP needs
+        secret="known to all of a benchmark",  # which TCP needs
     )
     found = {}
     async with (

@@ -25,9 +25,11 @@ from asyncrpc.errors import (
 )
 from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.links.byte_stream import ByteStream
+from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import Identity
 from asyncrpc.shortage import LogLimit, descriptors_max
-from asyncrpc.transport.address import Address
+from asyncrpc.transport.address import Address, is_loopback
+from asyncrpc.transport.interfaces import host_addresses
 from asyncrpc.wire.messages import Hello
 
 logger = logging.getLogger("asyncrpc")
@@ -35,6 +37,8 @@ logger = logging.getLogger("asyncrpc")
 # Strangers have one in so many of the descriptors: the others are for members, files
 # and shared memory.
 DESCRIPTORS_SHARE: Final = 4
+# What people type has fewer; what `openssl rand` and `secrets` make has more.
+SECRET_CHARACTERS_MIN: Final = 16
 
 
 class Stranger(Protocol):
@@ -173,17 +177,49 @@ class Admission:
             logger.warning("worker %r %s a connection%s: %s", name, what, more, why)
 
 
-def check_listen_address(address: Address, *, is_guarded: bool) -> None:
-    """Refuse to serve strangers.
+def check_listen_address(address: Address, options: Options) -> None:
+    """Refuse to serve strangers, or those that guess the secret.
 
     Raises:
-        UsageError: others can reach the address, and need neither a secret nor a
-            certificate.
+        UsageError: others can reach the address, and need neither a certificate nor a
+            secret, or only a short one.
     """
-    if address.scheme == "tcp" and not is_guarded:
+    if address.scheme != "tcp":
+        return
+    if not options.is_guarded:
         raise UsageError(
             f"refusing to listen at {address} without a secret: anyone who reaches it "
             "could run code here. Set ASYNCRPC_SECRET, or Options(secret=...), to the "
             "same value on every worker; or verify their certificates, with "
             "Options(tls=Tls(ca=...)); or listen at a Unix socket (uds://)"
         )
+    secret = options.secret_bytes
+    is_vouched = options.tls is not None and options.tls.vouches_for_peers
+    if secret is None or len(secret) >= SECRET_CHARACTERS_MIN or is_vouched:
+        return
+    if not _is_of_this_host(address, options.network.interface):
+        raise UsageError(
+            f"refusing to listen at {address} with a secret of {len(secret)} "
+            f"characters, which others could guess: give all workers one of at least "
+            f"{SECRET_CHARACTERS_MIN}, such as `openssl rand -hex 32` makes, or listen "
+            'for this host only, NetworkOptions(listen=("tcp://127.0.0.1:0",))'
+        )
+
+
+def warn_of_short_secret(name: str, secret: bytes | None) -> None:
+    """Say so if a worker's secret can be guessed."""
+    if secret is not None and len(secret) < SECRET_CHARACTERS_MIN:
+        logger.warning(
+            "worker %r: its secret has %d characters: whoever reads a connection, or "
+            "listens where a worker dials, could guess it; use at least %d random "
+            "ones, such as `openssl rand -hex 32` makes",
+            name,
+            len(secret),
+            SECRET_CHARACTERS_MIN,
+        )
+
+
+def _is_of_this_host(address: Address, interface: str | None) -> bool:
+    if interface is not None and address.host in {"::", "0.0.0.0"}:  # noqa: S104
+        return all(one.is_loopback for one in host_addresses(interface))
+    return is_loopback(address.host)

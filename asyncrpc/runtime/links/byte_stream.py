@@ -57,6 +57,7 @@ class ByteStream:
     """What one connection writes.
 
     Attributes:
+        opening: goes with the next bytes that are not counted.
         transport: takes the bytes; None before there is one, and after the end.
         keep: takes the parts of every write, in case they must be sent again.
         room: set while the transport has room; also after the end.
@@ -75,6 +76,7 @@ class ByteStream:
         "_turn",
         "awaited",
         "keep",
+        "opening",
         "room",
         "transport",
     )
@@ -89,6 +91,7 @@ class ByteStream:
             poller: polls for what comes after a write, if the worker wants that.
         """
         self.transport: Transport | None = None
+        self.opening = b""
         self.keep: Callable[[Parts], None] = discard_parts
         self.room = asyncio.Event()
         self.room.set()
@@ -139,7 +142,9 @@ class ByteStream:
 
     def write_uncounted(self, *parts: bytes) -> None:
         """Write bytes that belong to the transport: they are never sent again."""
-        if self.transport is not None:
+        if self.opening:
+            parts, self.opening = (self.opening, *parts), b""
+        if any(parts) and self.transport is not None:
             self.transport.send(parts)
 
     def join(self, part: bytes) -> None:

@@ -43,7 +43,7 @@ from asyncrpc.transport.address import Address
 from asyncrpc.transport.flow import WaterMarks
 from asyncrpc.wire.chunks import Arrivals
 from asyncrpc.wire.frames import INLINE_BYTES_MAX, FrameKind, prefix
-from asyncrpc.wire.handshake import Handshake, HandshakeReader, Role
+from asyncrpc.wire.handshake import Handshake, HandshakeReader, HandshakeState, Role
 from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
 from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingMessages
@@ -104,7 +104,7 @@ class Connection:
         limits: MessageLimits,
         make_buffer: Callable[[int], memoryview] = fresh,
         poller: Poller | None = None,
-        on_proved: Callable[[Connection], None],
+        introduce: Callable[[Connection], None],
         on_hello: Callable[[Connection, Hello], None],
     ) -> None:
         """Prepare one end.
@@ -115,7 +115,7 @@ class Connection:
             limits: what the peer may ask us to allocate.
             make_buffer: makes the memory of payloads.
             poller: polls for what comes after a write.
-            on_proved: called once both ends have proved that they know the secret.
+            introduce: called when this end may send its HELLO.
             on_hello: called with the peer's HELLO.
         """
         self.role = handshake.role
@@ -150,7 +150,7 @@ class Connection:
         self.mended = self._resumption.mended
         self._receipts = self._resumption.receipts
         self._poller = poller
-        self._on_proved = on_proved
+        self._introduce = introduce
         self._on_hello = on_hello
         self._on_writable = self.pump.pump
         self._cause: AsyncRpcError | None = None
@@ -164,8 +164,7 @@ class Connection:
         self._frames = self.incoming.frames
         self.turns = ReadingTurns(self._frames, self.stream, loop, self._on_unreadable)
         self._handshake = handshake
-        write = self.stream.write_uncounted
-        self._reader: ByteReader = HandshakeReader(handshake, write, self._set_proved)
+        self._reader: ByteReader = HandshakeReader(handshake, self._on_record)
 
     # --- the transport's side (StreamHandler) ----------------------------------------
 
@@ -225,16 +224,18 @@ class Connection:
 
     # --- the handshake ---------------------------------------------------------------
 
-    def _set_proved(self) -> None:
-        self._reader = self._frames
-        self.state = ConnectionState.HELLO
-        self._on_proved(self)
+    def _on_record(self, answer: bytes) -> None:
+        if self._handshake.state is HandshakeState.PROVED:
+            self._reader, self.state = self._frames, ConnectionState.HELLO
+        self.stream.opening = answer  # goes with our HELLO, if that may go at once
+        if self._handshake.state is self._handshake.introduces_at:
+            self._introduce(self)
+        self.stream.write_uncounted()
 
     def _refuse(self, error: AuthenticationError | RemoteProtocolError) -> None:
         """Tell the peer that the handshake has failed, then end."""
         self._cause = type(error)(f"{self.where}: {error}")
-        if farewell := self._handshake.farewell:
-            self.stream.write_uncounted(farewell)
+        self.stream.write_uncounted(self._handshake.farewell)
         self.stream.close()
 
     def hello(self, hello: Hello) -> None:

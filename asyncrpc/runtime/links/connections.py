@@ -69,14 +69,17 @@ class Connections:
     def make(
         self,
         role: Role,
-        on_proved: Callable[[Connection], None],
+        introduce: Callable[[Connection], None],
         on_hello: Callable[[Connection, Hello], None],
+        *,
+        is_cautious: bool = False,
     ) -> Connection:
         """Make a connection that is ended with the others.
 
         Args:
             role: which end of it this is.
-            on_proved: called once both ends have proved that they know the secret.
+            introduce: called when this end may send its HELLO.
+            is_cautious: whether a dialer waits with that for the peer's proof.
             on_hello: called with the peer's HELLO.
         """
         settings = self._settings
@@ -88,6 +91,7 @@ class Connections:
             settings.random_bytes(NONCE_BYTES),
             ticket=b"" if own is None else own.ticket,
             key_of=None if tokens is None else tokens.key_of,
+            is_cautious=is_cautious,
         )
         connection = Connection(
             handshake,
@@ -95,7 +99,7 @@ class Connections:
             limits=settings.limits,
             make_buffer=settings.make_buffer,
             poller=settings.spinner,
-            on_proved=on_proved,
+            introduce=introduce,
             on_hello=on_hello,
         )
         connection.on_lost = self._on_lost

@@ -233,7 +233,7 @@ class Dialer(Generic[LinkT]):
         return hello
 
     def _new_connection(self, entry: PeerEntry[LinkT], attempt: int) -> LinkConnection:
-        def on_proved(connection: LinkConnection) -> None:
+        def introduce(connection: LinkConnection) -> None:
             if self._handshakes.is_trusted(connection):
                 expects = entry.member.name
                 # A guest is asked to dial by members that seem to dial it meanwhile;
@@ -246,7 +246,7 @@ class Dialer(Generic[LinkT]):
         def on_hello(connection: LinkConnection, hello: Hello) -> None:
             self._answers.on_answer(entry, connection, hello)
 
-        return self._handshakes.make(Role.DIALER, on_proved, on_hello)
+        return self._handshakes.make(Role.DIALER, introduce, on_hello)
 
 
 def _listed(failed: dict[Address, TransportError], more: str = "") -> TransportError:

@@ -119,12 +119,12 @@ class LaneDialer:
             raise ConnectError(f"{member.name!r} refused a lane: {hello.verdict}")
 
     def _new_lane(self, member: Member, control: LinkConnection) -> LinkConnection:
-        def on_proved(connection: LinkConnection) -> None:
+        def introduce(connection: LinkConnection) -> None:
             ours = self._identity.hello(expects=member.name, lane=control.token)
             connection.hello(ours)
 
         return self._handshakes.make(
-            Role.DIALER, on_proved, partial(self._on_answer, control)
+            Role.DIALER, introduce, partial(self._on_answer, control)
         )
 
     def _on_answer(

@@ -212,8 +212,10 @@ class Handshakes(Protocol):
     def make(
         self,
         role: Role,
-        on_proved: Callable[[LinkConnection], None],
+        introduce: Callable[[LinkConnection], None],
         on_hello: Callable[[LinkConnection, Hello], None],
+        *,
+        is_cautious: bool = False,
     ) -> LinkConnection:
         """Make a connection that is ended with the others."""
 

@@ -290,13 +290,16 @@ class Reconnector:
         """Make the connection that is to bring another transport."""
         begun_s = self._scheduler.loop.time()
 
-        def on_proved(candidate: LinkConnection) -> None:
+        def introduce(candidate: LinkConnection) -> None:
             self._claim(broken, candidate, begun_s)
 
         def on_answer(candidate: LinkConnection, hello: Hello) -> None:
             self._on_answer(broken, candidate, hello)
 
-        return self._handshakes.make(Role.DIALER, on_proved, on_answer)
+        # Who only listens at a stale address must not keep a worker from resuming.
+        return self._handshakes.make(
+            Role.DIALER, introduce, on_answer, is_cautious=True
+        )
 
     def _claim(
         self, broken: Broken, candidate: ResumableConnection, begun_s: float

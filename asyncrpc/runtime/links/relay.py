@@ -213,14 +213,14 @@ class Relay:
             await self._call_guest(guest, passed_on)
             return
 
-        def on_proved(connection: LinkConnection) -> None:
+        def introduce(connection: LinkConnection) -> None:
             connection.hello(passed_on)
 
         def on_hello(connection: LinkConnection, answer: Hello) -> None:
             self._join(guest, connection, answer)
 
         def make() -> LinkConnection:
-            return self._handshakes.make(Role.DIALER, on_proved, on_hello)
+            return self._handshakes.make(Role.DIALER, introduce, on_hello)
 
         routes = self._peers.routes
         async with asyncio.timeout(routes.timeout_s):
@@ -311,7 +311,7 @@ class Relay:
     async def _come(self, token: int) -> None:
         """Dial the gateway, which joins this connection and the waiting guest's."""
 
-        def on_proved(connection: LinkConnection) -> None:
+        def introduce(connection: LinkConnection) -> None:
             # The token says which guest it is for; it is not for the gateway itself.
             ours = self._identity.hello(expects=SOMEBODY)
             connection.hello(replace(ours, token=token))
@@ -325,7 +325,7 @@ class Relay:
             self._peers.take_offer(connection, hello)
 
         def make() -> LinkConnection:
-            return self._handshakes.make(Role.DIALER, on_proved, on_hello)
+            return self._handshakes.make(Role.DIALER, introduce, on_hello)
 
         routes = self._peers.routes
         try:

@@ -169,7 +169,9 @@ class Joiner:
                 proved.set_result(None)
 
         def make() -> LinkConnection:
-            return self._handshakes.make(Role.DIALER, on_proved, lambda *_: None)
+            return self._handshakes.make(
+                Role.DIALER, on_proved, lambda *_: None, is_cautious=True
+            )
 
         try:
             async with asyncio.timeout(self._routes.timeout_s):
@@ -296,14 +298,14 @@ class Joiner:
         return hello
 
     def _new_connection(self) -> LinkConnection:
-        def on_proved(connection: LinkConnection) -> None:
+        def introduce(connection: LinkConnection) -> None:
             connection.hello(self._identity.hello())
 
         def on_hello(connection: LinkConnection, _hello: Hello) -> None:
             if self._handshakes.is_trusted(connection):
                 connection.open_to(SILENT)
 
-        return self._handshakes.make(Role.DIALER, on_proved, on_hello)
+        return self._handshakes.make(Role.DIALER, introduce, on_hello)
 
 
 def _event_of(members: Sequence[Member]) -> ArrivalEvent:

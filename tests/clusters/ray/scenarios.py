@@ -312,7 +312,7 @@ async def a_worker_that_cannot_start_is_an_error(_: Nodes) -> None:
 
 @scenario
 async def the_driver_may_have_its_own_worker(_: Nodes) -> None:
-    options = asyncrpc.Options(secret="known to both")
+    options = asyncrpc.Options(secret="known to both of them")
     where = asyncrpc.LocalRendezvous(1)
     async with asyncrpc.Worker("me", rendezvous=where, options=options) as worker:
         async with Gang([ONE], name="g", worker=worker) as gang:
@@ -329,7 +329,7 @@ async def a_drivers_worker_that_nobody_can_join_is_refused(_: Nodes) -> None:
     async with asyncrpc.Worker("me", rendezvous=where) as worker:
         with pytest.raises(UsageError, match="has no secret"):
             Gang([ONE], worker=worker)
-    options = asyncrpc.Options(secret="known to both")
+    options = asyncrpc.Options(secret="known to both of them")
     where = asyncrpc.LocalRendezvous(1)
     async with asyncrpc.Worker(
         "me", rank=0, rendezvous=where, options=options

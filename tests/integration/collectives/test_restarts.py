@@ -20,7 +20,7 @@ NAMES = ("a", "b")
 
 def worker(name: str, where: Mapping[str, str]) -> Worker:
     options = Options(
-        secret="of a test",
+        secret="known to all of a test",
         network=NetworkOptions(listen=(where[name],)),
         drain_timeout_s=2.0,
     )

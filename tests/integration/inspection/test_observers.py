@@ -21,7 +21,7 @@ from asyncrpc.serde import Policy
 from asyncrpc.wire.frames import FrameKind
 
 TCP = NetworkOptions(listen=("tcp://127.0.0.1:0",))
-OPTIONS = Options(secret="a secret", network=TCP)
+OPTIONS = Options(secret="a secret of the group", network=TCP)
 GENEROUS_S = 30.0
 
 
@@ -38,7 +38,7 @@ async def seen(options: Options = OPTIONS) -> Any:
 
 @pytest.mark.parametrize("policy", Policy)
 async def test_it_sees_a_worker(policy: Policy) -> None:
-    options = Options(secret="a secret", network=TCP, policy=policy)
+    options = Options(secret="a secret of the group", network=TCP, policy=policy)
     async with seen(options) as (worker, observed):
         snapshot = await observed.ask(
             TakeSnapshot(is_thorough=True), timeout_s=GENEROUS_S
@@ -67,7 +67,7 @@ async def test_it_needs_the_secret() -> None:
     alone = LocalRendezvous(1)
     async with (
         Worker("ps", rank=0, world_size=1, rendezvous=alone, options=OPTIONS) as w,
-        Observer(Options(secret="another")) as observer,
+        Observer(Options(secret="another secret of it")) as observer,
     ):
         with pytest.raises(AuthenticationError):
             await observer.connect(w.addresses[0])

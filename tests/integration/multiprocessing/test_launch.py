@@ -52,7 +52,8 @@ def test_all_share_one_secret_and_know_their_rank() -> None:
     assert len(secrets) == 1
     assert [environment["RANK"] for environment in told] == ["0", "1"]
     assert "ASYNCRPC_SECRET" not in os.environ
-    assert quick(targets.environment, secret="given")[0]["ASYNCRPC_SECRET"] == "given"
+    secret = "given to all of them"
+    assert quick(targets.environment, secret=secret)[0]["ASYNCRPC_SECRET"] == secret
 
 
 def test_without_a_hosted_store_no_rendezvous_is_set() -> None:
@@ -192,7 +193,10 @@ def test_workers_with_the_launchers_own_secret_listen_on_this_host_alone() -> No
     assert all(is_local(address) for each in found for address in each)
 
 
-@pytest.mark.parametrize(("given", "own"), [("sesame", None), (None, "sesame")])
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [("sesame, for all of you", None), (None, "sesame, for all of you")],
+)
 def test_workers_with_a_secret_of_the_program_listen_everywhere(
     given: str | None, own: str | None
 ) -> None:

@@ -18,7 +18,7 @@ from asyncrpc.testing import Proxy
 from tests.integration.runtime.groups import REPOSITORY
 from tests.ports import free_port
 
-SECRET = "known to all"
+SECRET = "known to all of the group"
 
 
 @asynccontextmanager

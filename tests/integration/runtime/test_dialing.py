@@ -41,7 +41,7 @@ from tests.integration.runtime.groups import LIMIT_S, started, until
 from tests.ports import free_port
 
 ROUNDS = 100
-OPTIONS = Options(secret="known to all", drain_timeout_s=0.5)
+OPTIONS = Options(secret="known to all of the group", drain_timeout_s=0.5)
 
 
 async def incarnation() -> int:

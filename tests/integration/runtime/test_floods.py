@@ -32,7 +32,7 @@ from tests.integration.runtime import remote
 from tests.integration.runtime.groups import LIMIT_S, until
 from tests.integration.runtime.raw_connections import dialed, read_to_the_end
 
-SECRET = "the right one"
+SECRET = "the right one of many"
 QUICK = Options(
     secret=SECRET,
     # What ends a stranger here is others, not time.

@@ -42,7 +42,7 @@ from tests.integration.runtime.gadgets import MODULE, SENTINEL, Gadget, ref, val
 from tests.integration.runtime.groups import LIMIT_S
 from tests.integration.runtime.raw_connections import Stream, dialed, prove
 
-SECRET = "the right one"
+SECRET = "the right one of many"
 OPTIONS = Options(
     secret=SECRET,
     policy=Policy.STRICT,

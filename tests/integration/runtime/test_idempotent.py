@@ -16,7 +16,7 @@ from asyncrpc.testing import ProcessCluster
 from tests.integration.multiprocessing.pidfds import have_ended, opened
 from tests.integration.runtime.groups import LIMIT_S
 
-OPTIONS = Options(secret="known to all", drain_timeout_s=0.5)
+OPTIONS = Options(secret="known to all of the group", drain_timeout_s=0.5)
 
 
 def note_run(path: str) -> int:

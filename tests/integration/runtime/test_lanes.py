@@ -181,14 +181,14 @@ class TestOpening:
             own = a.incarnation
 
             async def dial(token: int) -> str:
-                def on_proved(connection: Connection) -> None:
+                def introduce(connection: Connection) -> None:
                     connection.hello(a.parts.hello(expects="b", lane=token))
 
                 def on_hello(connection: Connection, _: object) -> None:
                     connection.open_to(SILENT)
 
                 made = a.parts.directory.connections.make(
-                    Role.DIALER, on_proved, on_hello
+                    Role.DIALER, introduce, on_hello
                 )
                 (address, *_) = a.parts.directory.routes.to(member)
                 await a.parts.connectors["tcp"].connect(address, made)

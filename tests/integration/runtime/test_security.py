@@ -35,7 +35,7 @@ TCP = replace(QUICK, network=replace(QUICK.network, listen=("tcp://127.0.0.1:0",
 
 @pytest.fixture
 async def server() -> AsyncIterator[Worker]:
-    options = replace(TCP, secret="right")
+    options = replace(TCP, secret="the right one of many")
     where = LocalRendezvous(1)
     async with Worker("ps", rank=0, rendezvous=where, options=options) as worker:
         yield worker
@@ -47,7 +47,7 @@ def caller(server: Worker, options: Options) -> Worker:
 
 
 async def works(server: Worker) -> bool:
-    async with caller(server, replace(TCP, secret="right")) as me:
+    async with caller(server, replace(TCP, secret="the right one of many")) as me:
         return bool(await me.peer("ps").call(remote.add, 1) == 2)
 
 
@@ -59,10 +59,44 @@ async def test_listening_to_strangers_without_a_secret_is_refused() -> None:
             pass
 
 
+@pytest.mark.parametrize("listen", [None, ("tcp://0.0.0.0:0",), ("tcp://[::]:0",)])
+async def test_a_secret_that_can_be_guessed_is_not_enough_beyond_the_host(
+    listen: tuple[str, ...] | None,
+) -> None:
+    network = replace(TCP.network, listen=listen)
+    options = replace(TCP, secret="letters", network=network)
+    worker = Worker("a", rank=0, rendezvous=LocalRendezvous(1), options=options)
+    with pytest.raises(UsageError, match=r"a secret of 7 characters.*at least 16"):
+        async with worker:
+            pass
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        TCP.network,
+        replace(TCP.network, listen=("tcp://[::1]:0",)),
+        replace(TCP.network, listen=None, interface="lo"),
+    ],
+    ids=["127.0.0.1", "::1", "lo"],
+)
+async def test_a_secret_that_can_be_guessed_is_warned_of_on_one_host(
+    network: NetworkOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = replace(TCP, secret="letters", network=network)
+    async with Worker("a", rank=0, rendezvous=LocalRendezvous(1), options=options):
+        assert "'a': its secret has 7 characters" in caplog.text
+        assert "letters" not in caplog.text
+    caplog.clear()
+    options = replace(options, secret="0123456789abcdef")
+    async with Worker("a", rank=0, rendezvous=LocalRendezvous(1), options=options):
+        assert not caplog.text
+
+
 async def test_a_wrong_secret_fails_at_both_ends_and_hurts_nobody(
     server: Worker,
 ) -> None:
-    async with caller(server, replace(TCP, secret="wrong")) as me:
+    async with caller(server, replace(TCP, secret="a wrong one of many")) as me:
         with pytest.raises(AuthenticationError):
             await me.peer("ps").call(remote.add, 1)
     assert server.parts.directory.links == []

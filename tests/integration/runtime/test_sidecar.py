@@ -43,7 +43,7 @@ from asyncrpc.transport.handover import port_name
 from asyncrpc.wire.messages import Hello
 from tests.integration.runtime import blocking
 
-SECRET = "a secret"
+SECRET = "a secret of the group"
 TCP = Options(
     secret=SECRET,
     network=NetworkOptions(listen=("tcp://127.0.0.1:0",)),
@@ -173,7 +173,7 @@ async def test_two_workers_of_one_process_have_a_sidecar_each() -> None:
 async def test_a_secret_is_needed_to_be_answered() -> None:
     async with started() as worker:
         hello = as_seen_from_elsewhere(worker.parts.hello())
-        assert await ask(hello, secret="another") is Evidence.UNREACHABLE
+        assert await ask(hello, secret="another secret of it") is Evidence.UNREACHABLE
 
 
 async def test_another_life_of_the_worker_is_not_answered_for() -> None:

@@ -21,7 +21,7 @@ from asyncrpc import (
     Policy,
     Worker,
 )
-from asyncrpc.errors import AuthenticationError
+from asyncrpc.errors import AsyncRpcError, AuthenticationError
 from asyncrpc.serde import Codec, FunctionTable
 from asyncrpc.wire.frames import HEADER, MAGIC, VERSION, FrameKind, prefix
 from asyncrpc.wire.handshake import (
@@ -40,7 +40,7 @@ from tests.integration.runtime.raw_connections import (
     read_to_the_end,
 )
 
-SECRET = "the right one"
+SECRET = "the right one of many"
 QUICK = Options(
     secret=SECRET,
     network=NetworkOptions(connect_timeout_s=5.0, handshake_timeout_s=0.4),
@@ -98,9 +98,9 @@ DIFFERENT = f"the two workers have different secrets; {ADVICE}"
     ("secret", "said", "logged"),
     [
         (
-            "a wrong one",
-            f"the peer's proof is wrong: {DIFFERENT}",
+            "a wrong one of many",
             f"the peer refused our proof: {DIFFERENT}",
+            f"the peer's proof is wrong: {DIFFERENT}",
         ),
         (
             None,
@@ -162,34 +162,55 @@ async def test_a_recorded_handshake_opens_nothing(
     recorded = bytearray()
     dialer = Handshake(Role.DIALER, SECRET.encode(), os.urandom(32))
     async with dialed(server) as (reader, writer):
-        recorded += dialer.start()
-        writer.write(recorded)
+        said = dialer.start()
+        writer.write(said)
         while dialer.wanted:
-            recorded += dialer.receive(await reader.readexactly(dialer.wanted))
+            recorded += said
+            said = dialer.receive(await reader.readexactly(dialer.wanted))
+            writer.write(said)
+        writer.write(hello())
         recorded += hello()
-        writer.write(recorded[PREFACE.size :])
         assert (await reader.readexactly(2)) == MAGIC  # its HELLO: that was taken
     async with dialed(server) as (reader, writer):
         writer.write(recorded)
         answer = await read_to_the_end(reader)
     assert answer[-len(REFUSAL) :] == REFUSAL
-    assert len(answer) == PREFACE.size + PROOF_BYTES + len(REFUSAL)
+    assert len(answer) == PREFACE.size + len(REFUSAL)
     await until(lambda: server.counters.authentications_failed == 1)
 
 
-async def test_a_workers_own_proof_opens_nothing(
-    server: Worker, friend: Worker
+async def test_a_proof_shown_to_a_false_listener_opens_nothing(
+    server: Worker, friend: Worker, tmp_path: Path
 ) -> None:
-    """Said back to it, or to the same worker on another connection."""
-    preface = PREFACE.pack(b"ARPC", VERSION, 1, 0, os.urandom(32))
-    async with dialed(server) as (reader, writer), dialed(server) as other:
-        for stream in ((reader, writer), other):
-            stream[1].write(preface)
-        answer = await reader.readexactly(PREFACE.size + PROOF_BYTES)
-        for stream in ((reader, writer), other):
-            stream[1].write(answer[PREFACE.size :])
-            assert (await read_to_the_end(stream[0])).endswith(REFUSAL)
-    await until(lambda: server.counters.authentications_failed == 2)
+    """Whoever listens at a stale address hears a proof, for his own nonce alone."""
+    heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def listen(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        preface = await reader.readexactly(PREFACE.size)
+        writer.write(PREFACE.pack(b"ARPC", VERSION, 1, 0, os.urandom(32)))
+        heard.set_result(preface + await reader.readexactly(PROOF_BYTES))
+        writer.close()
+
+    path = tmp_path / "false"
+    listener = await asyncio.start_unix_server(listen, path)
+    where = {"me": f"uds://{tmp_path}/me", "ps": f"uds://{path}"}
+    options = replace(QUICK, network=replace(QUICK.network, listen=(where["me"],)))
+    async with Worker("me", rendezvous=where, options=options) as me:
+        calling = asyncio.create_task(_fails(me))
+        recorded = await heard
+        listener.close()
+        await calling
+    async with dialed(server) as (reader, writer):
+        writer.write(recorded)
+        assert (await read_to_the_end(reader)).endswith(REFUSAL)
+    await until(lambda: server.counters.authentications_failed == 1)
+
+
+async def _fails(caller: Worker) -> None:
+    with pytest.raises(AsyncRpcError):
+        await caller.peer("ps").call(remote.add, 1)
 
 
 async def test_a_dialer_that_hears_its_own_words_believes_nothing(
@@ -234,10 +255,10 @@ os.setuid(int(uid))
 sock = socket.socket(socket.AF_UNIX)
 sock.connect(path)
 sock.sendall(preface)
-answer = sock.recv(72, socket.MSG_WAITALL)
+answer = sock.recv(40, socket.MSG_WAITALL)
 label = b"asyncrpc dialer\\0"
-sock.sendall(hmac.digest(b"", label + preface + answer[:40], "sha256") + hello)
-print(sock.recv(2).hex())
+sock.sendall(hmac.digest(b"", label + preface + answer, "sha256") + hello)
+print(sock.recv(34, socket.MSG_WAITALL)[32:].hex())
 """
 
 

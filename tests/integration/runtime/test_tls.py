@@ -33,7 +33,7 @@ QUICK = Options(
     drain_timeout_s=0.5,
 )
 NOWHERE = "tcp://127.0.0.1:9"  # nobody calls it
-SECRET = "the cluster's"
+SECRET = "the secret of the cluster"
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def test_a_frame_is_laid_out_as_documented() -> None:
         payload_bytes=5,
     )
     assert frame.hex(" ", -8).split() == [
-        "4152020202000200",  # "AR", version 2, REQUEST, STREAM, 2 bytes of head
+        "4152030202000200",  # "AR", version 3, REQUEST, STREAM, 2 bytes of head
         "0300000002000000",  # 3 bytes of control, 2 buffers
         "ffffffffffffffff",  # no limit
         "0807060504030201",
@@ -43,7 +43,7 @@ def test_a_frame_without_buffers_has_no_table() -> None:
 def test_a_data_frame_names_its_transfer() -> None:
     frame = data_prefix(serial=7, offset=512, nbytes=64)
     assert frame.hex(" ", -8).split() == [
-        "4152020b00000000",  # DATA
+        "4152030b00000000",  # DATA
         "0000000000000000",
         "0002000000000000",
         "0700000000000000",

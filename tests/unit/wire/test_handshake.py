@@ -132,20 +132,40 @@ def test_the_secret_does_not_travel() -> None:
     ends = make_pair()
     preface = ends[0].machine.start()
     answer = ends[1].machine.receive(preface)
-    proof = ends[0].machine.receive(answer[: PREFACE.size])
-    proof += ends[0].machine.receive(answer[PREFACE.size :])
-    assert b"secret" not in preface + answer + proof
+    proof = ends[0].machine.receive(answer)
+    last = ends[1].machine.receive(proof)
+    assert ends[0].machine.receive(last) == b""
+    assert b"secret" not in preface + answer + proof + last
+
+
+@pytest.mark.parametrize("ticket", [b"", b"t" * TICKET_BYTES])
+def test_an_acceptor_shows_nothing_of_a_key_before_the_dialers_proof(
+    ticket: bytes,
+) -> None:
+    """Whatever its secret is, a stranger reads the same bytes: it can test no guess."""
+    mode = TOKEN_MODE if ticket else 1
+    liar = PREFACE.pack(PREFACE_MAGIC, VERSION, mode, 0, b"\7" * 32)
+    heard = set()
+    for key in (b"secret", b"another", b"z" * 64):
+        keys = {ticket: key} if ticket else {}
+        acceptor = Handshake(Role.ACCEPTOR, key, b"\2" * 32, key_of=keys.get)
+        said = acceptor.receive(liar)
+        if ticket:
+            said += acceptor.receive(ticket)
+        with pytest.raises(AuthenticationError, match="proof is wrong"):
+            acceptor.receive(bytes(PROOF_BYTES))
+        heard.add(said + acceptor.farewell)
+    assert len(heard) == 1
 
 
 class TestAttacks:
     def test_a_proof_cannot_be_reflected(self) -> None:
         """Sent back to its maker it names the wrong role."""
-        _, acceptor = make_pair()
+        dialer, _ = make_pair()
         liar = PREFACE.pack(PREFACE_MAGIC, VERSION, 1, 0, b"\x07" * 32)
-        answer = acceptor.machine.receive(liar)
+        proof = dialer.machine.receive(liar)
         with pytest.raises(AuthenticationError, match="proof is wrong"):
-            acceptor.machine.receive(answer[PREFACE.size :])
-        assert acceptor.machine.farewell == REFUSAL
+            dialer.machine.receive(proof)
 
     def test_a_preface_cannot_be_reflected(self) -> None:
         dialer, _ = make_pair()
@@ -157,8 +177,7 @@ class TestAttacks:
         dialer, acceptor = make_pair()
         recorded = dialer.machine.start()
         answer = acceptor.machine.receive(recorded)
-        dialer.machine.receive(answer[: PREFACE.size])
-        proof = dialer.machine.receive(answer[PREFACE.size :])
+        proof = dialer.machine.receive(answer)
         again = End(Role.ACCEPTOR, b"secret", 3)
         again.machine.receive(recorded)
         with pytest.raises(AuthenticationError, match="proof is wrong"):
@@ -167,10 +186,11 @@ class TestAttacks:
     def test_an_acceptors_proof_cannot_be_replayed(self) -> None:
         dialer, acceptor = make_pair()
         answer = acceptor.machine.receive(dialer.machine.start())
+        proof = acceptor.machine.receive(dialer.machine.receive(answer))
         again = End(Role.DIALER, b"secret", 3)
-        again.machine.receive(answer[: PREFACE.size])
+        again.machine.receive(answer)
         with pytest.raises(AuthenticationError, match="proof is wrong"):
-            again.machine.receive(answer[PREFACE.size :])
+            again.machine.receive(proof)
 
     @pytest.mark.parametrize("bit", range(8 * PREFACE.size))
     def test_a_preface_changed_on_the_way_is_noticed(self, bit: int) -> None:
@@ -183,14 +203,21 @@ class TestAttacks:
         assert acceptor.machine.state is not HandshakeState.PROVED
         assert dialer.machine.state is not HandshakeState.PROVED
 
+    @pytest.mark.parametrize("role", Role)
     @pytest.mark.parametrize("bit", range(0, 8 * PROOF_BYTES, 5))
-    def test_a_proof_changed_on_the_way_is_noticed(self, bit: int) -> None:
+    def test_a_proof_changed_on_the_way_is_noticed(self, bit: int, role: Role) -> None:
         dialer, acceptor = make_pair()
-        answer = bytearray(acceptor.machine.receive(dialer.machine.start()))
-        answer[PREFACE.size + bit // 8] ^= 1 << bit % 8
-        dialer.machine.receive(bytes(answer[: PREFACE.size]))
+        reader, proof = (
+            acceptor,
+            bytearray(
+                dialer.machine.receive(acceptor.machine.receive(dialer.machine.start()))
+            ),
+        )
+        if role is Role.ACCEPTOR:
+            reader, proof = dialer, bytearray(acceptor.machine.receive(bytes(proof)))
+        proof[bit // 8] ^= 1 << bit % 8
         with pytest.raises(AuthenticationError, match="different secrets"):
-            dialer.machine.receive(bytes(answer[PREFACE.size :]))
+            reader.machine.receive(bytes(proof))
 
 
 class TestBinding:
@@ -283,9 +310,30 @@ class TestOtherPeers:
     def test_whoever_was_refused_says_no_more(self) -> None:
         dialer, acceptor = make_pair(b"one", b"other")
         meet(dialer, acceptor)
-        assert dialer.machine.farewell == REFUSAL
+        assert acceptor.machine.farewell == REFUSAL
+        assert dialer.machine.farewell == b""
+        assert "refused our proof" in str(dialer.error)
+
+    def test_a_dialer_that_refuses_the_acceptor_proves_nothing(self) -> None:
+        dialer, acceptor = make_pair()
+        acceptor.machine.receive(dialer.machine.start())
+        with pytest.raises(AuthenticationError, match="does not prove itself"):
+            acceptor.machine.receive(REFUSAL)
         assert acceptor.machine.farewell == b""
-        assert "refused our proof" in str(acceptor.error)
+
+
+@pytest.mark.parametrize("is_cautious", [False, True])
+def test_a_hello_may_follow_the_own_proof_or_wait_for_the_others(
+    *, is_cautious: bool
+) -> None:
+    dialer = Handshake(Role.DIALER, b"s", b"\1" * 32, is_cautious=is_cautious)
+    acceptor = Handshake(Role.ACCEPTOR, b"s", b"\2" * 32)
+    proof = dialer.receive(acceptor.receive(dialer.start()))
+    assert (dialer.state is dialer.introduces_at) is not is_cautious
+    assert acceptor.state is not acceptor.introduces_at
+    dialer.receive(acceptor.receive(proof))
+    assert (dialer.state is dialer.introduces_at) is is_cautious
+    assert acceptor.state is acceptor.introduces_at
 
 
 class TestUse:
@@ -357,9 +405,10 @@ def test_the_key_of_a_token_does_not_travel() -> None:
     opening = dialer.start()
     assert acceptor.receive(opening[: PREFACE.size]) == b""
     answer = acceptor.receive(opening[PREFACE.size :])
-    assert dialer.receive(answer[: PREFACE.size]) == b""
-    last = dialer.receive(answer[PREFACE.size :])
-    assert KEY not in opening + answer + last
+    proof = dialer.receive(answer)
+    last = acceptor.receive(proof)
+    assert dialer.receive(last) == b""
+    assert KEY not in opening + answer + proof + last
 
 
 def test_a_worker_that_dials_with_the_secret_meets_no_token() -> None:

@@ -318,7 +318,7 @@ class TestRefusals:
         ("stream", "error", "text"),
         [
             (header(magic=b"HT"), MalformedError, "begins with b'HT'"),
-            (header(version=1), VersionMismatchError, "version 1 of .*, we 2"),
+            (header(version=1), VersionMismatchError, "version 1 of .*, we 3"),
             (header(kind=0), MalformedError, "0 is not a kind"),
             (header(kind=99), MalformedError, "99 is not a kind"),
             (header(control=101), FrameTooLargeError, "control part of 101 bytes"),

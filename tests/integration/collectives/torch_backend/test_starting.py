@@ -90,7 +90,7 @@ def by_every_way(rank: int) -> None:
         dist.destroy_process_group()
     os.environ["ASYNCRPC_SECRET"] = ""
     options: Any = Options(
-        secret="of this test", limits=LimitOptions(shared_memory_bytes=0)
+        secret="known to all of this test", limits=LimitOptions(shared_memory_bytes=0)
     )
     dist.init_process_group("asyncrpc", pg_options=options)
     assert adds_up()

@@ -144,7 +144,7 @@ class Side(Received):
     def make(self, role: Role, **hello: Any) -> Connection:
         """Make a connection that introduces itself as soon as it may."""
 
-        def on_proved(connection: Connection) -> None:
+        def introduce(connection: Connection) -> None:
             if role is Role.DIALER:
                 connection.hello(self.hello(**hello))
 
@@ -152,7 +152,7 @@ class Side(Received):
             Handshake(role, b"secret", os.urandom(NONCE_BYTES)),
             loop=asyncio.get_running_loop(),
             limits=MessageLimits(),
-            on_proved=on_proved,
+            introduce=introduce,
             on_hello=self._on_hello,
         )
 

@@ -77,7 +77,7 @@ class TestOpening:
                 Handshake(role, secret, os.urandom(NONCE_BYTES)),
                 loop=asyncio.get_running_loop(),
                 limits=MessageLimits(),
-                on_proved=nothing,
+                introduce=lambda _: None,
                 on_hello=nothing,
             )
             for role, secret in ((Role.DIALER, b"one"), (Role.ACCEPTOR, b"other"))

@@ -92,7 +92,7 @@ class Laned(Both):
         return dialer, acceptor
 
     def _lane(self, side: Side, role: Role) -> Connection:
-        def on_proved(connection: Connection) -> None:
+        def introduce(connection: Connection) -> None:
             if role is Role.DIALER:
                 connection.hello(side.hello(lane=1))
 
@@ -105,7 +105,7 @@ class Laned(Both):
             Handshake(role, b"secret", os.urandom(NONCE_BYTES)),
             loop=asyncio.get_running_loop(),
             limits=MessageLimits(),
-            on_proved=on_proved,
+            introduce=introduce,
             on_hello=on_hello,
         )
 
