@@ -509,8 +509,7 @@ class Connection:
 
     def fail(self, error: AsyncRpcError) -> None:
         """Abort the connection because of `error`; what is queued is dropped."""
-        if self._cause is None:
-            self._cause = error
+        self._cause = self._cause or error
         self._resumption.on(ResumeEvent.CLOSE)
         self.stream.abort()
 
@@ -543,8 +542,7 @@ class Connection:
 
     def end(self, error: AsyncRpcError) -> None:
         """End the connection at once; waiters are told before this returns."""
-        if self._cause is None:
-            self._cause = error
+        self._cause = self._cause or error
         self._resumption.on(ResumeEvent.CLOSE)
         transport = self.stream.take_transport()
         if transport is None:
