@@ -24,13 +24,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import ipaddress
 import os
 import socket
 import struct
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, cast
+from pathlib import Path
+from typing import Final, TypeAlias, cast
 
 from asyncrpc.errors import ConnectionLostError, TransportError
 from asyncrpc.transport.abc import (
@@ -52,6 +54,8 @@ _UNIX_SEND_BUFFER_BYTES: Final = 1 << 20
 _SCRATCH_BYTES: Final = 64 << 10
 _RESET: Final = struct.pack("ii", 1, 0)  # struct linger: on, 0 s; close sends RST
 _UCRED: Final = struct.Struct("3i")
+_ESTABLISHED: Final = "01"  # in the kernel's table of connections
+_IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class _SocketState(enum.Enum):
@@ -336,6 +340,48 @@ def peer_credentials(sock: socket.socket) -> PeerCredentials | None:
     return PeerCredentials(
         *_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, option, _UCRED.size))
     )
+
+
+def user_of(peer: tuple[str, int], own: tuple[str, int]) -> int | None:
+    """Return the user whose socket is the other end of a TCP connection of this host.
+
+    It reads files of the kernel, of some 150 bytes for each connection: for a thread.
+
+    Args:
+        peer: IP address and port of the other end.
+        own: IP address and port of this end.
+
+    Returns:
+        None: the kernel does not say, or the other end is on another host.
+
+    Source: proc_net_tcp of the kernel's documentation.
+    """
+    wanted = [(_plain(host), port) for host, port in (peer, own)]
+    for name in ("tcp", "tcp6"):
+        try:
+            rows = Path(f"/proc/net/{name}").read_text(encoding="ascii").splitlines()
+        except OSError:
+            continue
+        for row in rows[1:]:
+            fields = row.split()
+            ends = [_end_of(field) for field in fields[1:3]]
+            if ends == wanted and fields[3] == _ESTABLISHED:
+                return int(fields[7])
+    return None
+
+
+def _end_of(field: str) -> tuple[_IPAddress, int]:
+    """Return an address that is written as words of the machine's byte order."""
+    digits, _, port = field.partition(":")
+    raw = bytes.fromhex(digits)
+    if sys.byteorder == "little":
+        raw = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
+    return _plain(str(ipaddress.ip_address(raw))), int(port, 16)
+
+
+def _plain(host: str) -> _IPAddress:
+    found = ipaddress.ip_address(host.partition("%")[0])
+    return getattr(found, "ipv4_mapped", None) or found
 
 
 class StreamListener(Listener):

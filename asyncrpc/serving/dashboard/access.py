@@ -5,9 +5,12 @@ A session begins with a proof, a token, or the ticket in a link, which is good f
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import math
 import os
+import re
 from typing import Any, Final
 
 from aiohttp import web
@@ -19,20 +22,30 @@ from asyncrpc.serving.dashboard.machine.sessions import (
     NonceMint,
     Sessions,
 )
+from asyncrpc.shortage import LogLimit
 from asyncrpc.transport.address import is_loopback
+from asyncrpc.transport.sockets import user_of
+
+logger = logging.getLogger("asyncrpc")
 
 COOKIE: Final = "asyncrpc_dashboard"
 LOGIN_BYTES_MAX: Final = 4096
 _FORWARDED: Final = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
 _LOCAL_ONLY: Final = (
-    "this group has no secret, so its dashboard is only for this host: give it a "
-    "token, or connect from loopback, by the name localhost, without a proxy"
+    "this group has no secret, so its dashboard is only for its user on this host: "
+    "give it a token, or connect from loopback as the user of this process, by the "
+    "name localhost, without a proxy"
 )
 _USED: Final = (
     "this link has signed in a browser, and works once: start `asyncrpc dashboard` "
     "again for another link, or sign in here"
 )
 _now_s: Final = Clock().now_s
+# Nothing else: `[::1].evil.example` and `localhost@evil.example` are no hosts of ours.
+_LOCAL_HOST: Final = re.compile(
+    r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE
+)
+_OWN_SITES: Final = ("same-origin", "none")
 
 
 class Access:
@@ -48,11 +61,12 @@ class Access:
         self._nonces = NonceMint(os.urandom)
         self._sessions = Sessions(os.urandom)
         self._attempts = Attempts()
+        self._log_limit = LogLimit()
 
-    def session_of(self, request: web.Request) -> str | None:
+    async def session_of(self, request: web.Request) -> str | None:
         """Return the owner of a request: a session or an address; None: no access."""
         if self._gate.takes == "nothing":
-            return f"at {request.remote}" if _is_local(request) else None
+            return f"at {request.remote}" if await _is_local(request) else None
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return self._bearer(request, given.strip())
@@ -61,12 +75,22 @@ class Access:
 
     def _bearer(self, request: web.Request, given: str) -> str | None:
         address = request.remote or ""
-        if self._attempts.wait_s(address, _now_s()):
-            return None
         if self._gate.is_token(given):
             return f"program at {address}"
-        self._attempts.on_failure(address, _now_s())
+        self._on_failure(address)
         return None
+
+    def _on_failure(self, address: str) -> float:
+        """Count a wrong attempt; return the seconds that its address should wait."""
+        now_s = _now_s()
+        wait_s = self._attempts.wait_s(address, now_s)
+        self._attempts.on_failure(address, now_s)
+        more = self._log_limit.left_out("wrong", now_s)
+        if more is not None:
+            logger.warning(
+                "dashboard: a wrong secret or token from %s%s", address, more
+            )
+        return wait_s
 
     def is_open(self, session: str) -> bool:
         """Return whether a session is still open."""
@@ -78,7 +102,7 @@ class Access:
     async def state(self, request: web.Request) -> web.Response:
         """Return whether a browser is signed in, and how it can sign in."""
         takes = self._gate.takes
-        is_in = self.session_of(request) is not None
+        is_in = await self.session_of(request) is not None
         why = None if is_in or takes != "nothing" else _LOCAL_ONLY
         return web.json_response(
             {
@@ -93,22 +117,12 @@ class Access:
         """Begin a session, if the proof or the token is right."""
         if self._gate.takes == "nothing":
             return _refusal(403, _LOCAL_ONLY)
-        address, now_s = request.remote or "", _now_s()
-        if wait_s := self._attempts.wait_s(address, now_s):
-            wait = math.ceil(wait_s)
-            return _refusal(
-                429,
-                f"too many wrong attempts; try again in {wait} s",
-                {"Retry-After": str(wait)},
-            )
         given = await _content(request)
         if given is None:
             return _refusal(400, "to sign in, send a JSON object of strings")
+        now_s = _now_s()
         if not self._is_right(given, now_s):
-            self._attempts.on_failure(address, now_s)
-            if "ticket" in given:
-                return _refusal(403, _USED)
-            return _refusal(403, f"this is not the {self._name}, or it came too late")
+            return self._wrong(request, given)
         key = self._sessions.open(now_s)
         response = web.json_response({"signed_in": True})
         # Without a path, the cookie is for the directory of this request as the browser
@@ -123,6 +137,18 @@ class Access:
         )
         return response
 
+    def _wrong(self, request: web.Request, given: dict[str, str]) -> web.Response:
+        if wait_s := self._on_failure(request.remote or ""):
+            wait = math.ceil(wait_s)
+            return _refusal(
+                429,
+                f"too many wrong attempts; try again in {wait} s",
+                {"Retry-After": str(wait)},
+            )
+        if "ticket" in given:
+            return _refusal(403, _USED)
+        return _refusal(403, f"this is not the {self._name}, or it came too late")
+
     @property
     def _name(self) -> str:
         takes = self._gate.takes
@@ -134,15 +160,17 @@ class Access:
         if "token" in given:
             return self._gate.is_token(given["token"].strip())
         nonce = given.get("nonce", "")
-        # Used up in any case: a nonce is valid for one attempt.
-        is_good = self._nonces.use(nonce, now_s)
-        return self._gate.is_proof(nonce, given.get("proof", "")) and is_good
+        # Only a right proof uses its nonce up: wrong ones leave enough to others.
+        is_right = self._gate.is_proof(nonce, given.get("proof", ""))
+        return is_right and self._nonces.use(nonce, now_s)
 
     async def sign_out(self, request: web.Request) -> web.Response:
         """End the session of a browser."""
-        self._sessions.close(request.cookies.get(COOKIE, ""))
+        key = request.cookies.get(COOKIE, "")
         response = web.json_response({})
-        response.del_cookie(COOKIE, path="")
+        if self._sessions.use(key, _now_s()):
+            self._sessions.close(key)
+            response.del_cookie(COOKIE, path="")
         return response
 
 
@@ -178,12 +206,35 @@ async def _content(request: web.Request) -> dict[str, str] | None:
     return found if is_right else None
 
 
-def _is_local(request: web.Request) -> bool:
-    """Return whether a request comes from this host, and not from a foreign page.
+def is_foreign(request: web.Request) -> bool:
+    """Return whether a page of another site makes a request that changes something.
+
+    Browsers say so where the page is secure.  Elsewhere the content must be JSON, which
+    they send to other sites only if those allow it.  The header `Origin` says nothing
+    behind a proxy that changes the host.
+    """
+    site = request.headers.get("Sec-Fetch-Site")
+    if site is not None:
+        return site not in _OWN_SITES
+    return request.content_type != "application/json"
+
+
+async def _is_local(request: web.Request) -> bool:
+    """Return whether a request is of this host and user, and not from a foreign page.
 
     A foreign page whose name resolves to this host sends that name as the host.
     """
     if any(name in request.headers for name in _FORWARDED):
         return False
-    host = request.host.rpartition("]")[0].lstrip("[") or request.host.partition(":")[0]
-    return is_loopback(request.remote or "") and is_loopback(host)
+    if request.headers.get("Sec-Fetch-Site", "none") not in _OWN_SITES:
+        return False
+    if _LOCAL_HOST.fullmatch(request.host) is None or request.transport is None:
+        return False
+    peer = request.transport.get_extra_info("peername")
+    own = request.transport.get_extra_info("sockname")
+    if not isinstance(peer, tuple):  # a Unix socket, whose file says who may connect
+        return True
+    if not is_loopback(peer[0]):
+        return False
+    user = await asyncio.to_thread(user_of, peer[:2], own[:2])
+    return user in (None, 0, os.getuid())

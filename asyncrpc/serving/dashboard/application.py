@@ -12,7 +12,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from asyncrpc.errors import AsyncRpcError, NotStartedError, UsageError
-from asyncrpc.serving.dashboard.access import Access, refused
+from asyncrpc.serving.dashboard.access import Access, is_foreign, refused
 from asyncrpc.serving.dashboard.files import PAGE, PageFiles
 from asyncrpc.serving.dashboard.look import NotFoundError, Seen, SharedLook, in_slices
 from asyncrpc.serving.dashboard.machine.answers import heading_of
@@ -69,7 +69,7 @@ class DashboardApplication:
         add("", self._to_directory)
         add("/", self._page)
         add("/login", self._access.state)
-        app.router.add_post("/login", self._access.sign_in)
+        app.router.add_post("/login", self._sign_in)
         app.router.add_post("/logout", self._sign_out)
         add("/api/{view}", self._look)
         add("/api/{view}/live", self._live)
@@ -99,8 +99,15 @@ class DashboardApplication:
     async def _file(self, request: web.Request) -> web.StreamResponse:
         return await self._files.response(request.match_info["name"])
 
+    async def _sign_in(self, request: web.Request) -> web.StreamResponse:
+        if is_foreign(request):
+            return _foreign()
+        return await self._access.sign_in(request)
+
     async def _sign_out(self, request: web.Request) -> web.StreamResponse:
-        session = self._access.session_of(request)
+        if is_foreign(request):
+            return _foreign()
+        session = await self._access.session_of(request)
         response = await self._access.sign_out(request)
         if session is not None:
             self._streams.close(session)
@@ -109,7 +116,7 @@ class DashboardApplication:
     # --- looks -----------------------------------------------------------------------
 
     async def _look(self, request: web.Request) -> web.StreamResponse:
-        if self._access.session_of(request) is None:
+        if await self._access.session_of(request) is None:
             return refused(self._gate)
         view, query = await self._asked(request)
         look = await view.look_for(query)
@@ -120,7 +127,7 @@ class DashboardApplication:
         return web.Response(text=text, content_type="application/json")
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
-        session = self._access.session_of(request)
+        session = await self._access.session_of(request)
         if session is None:
             return refused(self._gate)
         view, query = await self._asked(request)
@@ -161,6 +168,11 @@ class DashboardApplication:
         )
         shown = await in_slices(view.show(seen, query))
         return await in_slices(encoded(heading | shown))
+
+
+def _foreign() -> web.Response:
+    error = "a page of another site may not sign in or out; send JSON from this one"
+    return web.json_response({"error": error}, status=403)
 
 
 class _Follower:

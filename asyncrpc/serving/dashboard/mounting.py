@@ -52,8 +52,8 @@ def dashboard(
     Viewers sign in with the group's secret or the token.  Over HTTPS or on localhost,
     the browser proves that it knows one of them without sending it; otherwise it
     accepts only the token.  A program sends the token, as `Authorization: Bearer
-    TOKEN`.  If there is neither secret nor token, only browsers of this host are let
-    in.
+    TOKEN`.  If there is neither secret nor token, only browsers of this host and of the
+    user of this process are let in.
 
     Args:
         worker: of this process, on the event loop of the application, running or not

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
@@ -17,6 +19,7 @@ from torch import nn
 from asyncrpc import Group, Options, UsageError, Worker, autograd, serving
 from asyncrpc.nn import Pipeline, RemoteModule
 from asyncrpc.optim import DistributedOptimizer
+from asyncrpc.serving.dashboard.machine import sessions
 from asyncrpc.serving.dashboard.streams import STREAMS_OF_ONE_MAX
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.integration.inspection import hanging
@@ -51,6 +54,21 @@ async def shown(worker: Worker, **given: Any) -> AsyncIterator[Browser]:
         yield Browser(session, PREFIX)
 
 
+FOREIGN_HOSTS = (
+    *("evil.example", "[::1].evil.example", "[::1]evil", "localhost@evil.example"),
+    *("localhost.evil.example", "127.0.0.1.evil.example", "localhost:80:80", "[::2]"),
+)
+# Python's own modules only, and imported before it becomes the other user.
+ASK_AS = """
+import encodings.idna, http.client, os, sys, urllib.parse
+uid, url = sys.argv[1:]
+parts = urllib.parse.urlsplit(url)
+asking = http.client.HTTPConnection(parts.hostname, parts.port)
+os.setuid(int(uid))
+asking.request("GET", parts.path)
+print(asking.getresponse().status)
+"""
+
 # --- who may look --------------------------------------------------------------------
 
 
@@ -81,7 +99,60 @@ async def test_a_wrong_proof_is_refused_and_so_are_many(workers: list[Worker]) -
     async with shown(workers[0]) as browser:
         found = [await browser.sign_in("something else") for _ in range(11)]
         assert found == [403] * 10 + [429]
-        assert await browser.sign_in(SECRET) == 429
+        assert await browser.sign_in(SECRET) == 200
+
+
+async def test_wrong_attempts_of_others_keep_no_right_one_out(
+    workers: list[Worker],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They come from the same address, that of a proxy, and use nothing up."""
+    monkeypatch.setattr(sessions, "USED_MAX", 4)
+    async with shown(workers[0], token=TOKEN) as browser:
+        wrong = {"Authorization": "Bearer something-else-of-it"}
+        for _ in range(20):
+            assert await browser.sign_in("something else") in {403, 429}
+            assert (await browser.get("api/calls", **wrong))[0] == 401
+        assert (await browser.get("api/calls", **BEARER))[0] == 200
+        assert await browser.sign_in(SECRET) == 200
+        assert (await browser.get("api/overview"))[0] == 200
+    lines = [one for one in caplog.messages if one.startswith("dashboard: a wrong")]
+    assert 1 <= len(lines) < 40  # of as many attempts
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content-Type": "application/x-www-form-urlencoded"},
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/json", "Sec-Fetch-Site": "cross-site"},
+        {"Content-Type": "application/json", "Sec-Fetch-Site": "same-site"},
+    ],
+)
+async def test_a_page_of_another_site_signs_nobody_in_or_out(
+    workers: list[Worker], headers: dict[str, str]
+) -> None:
+    async with shown(workers[0], token=TOKEN) as browser:
+        for path, body in (("logout", b"{}"), ("login", b'{"token": "x"}')):
+            # As a browser: without the cookie, which is for pages of the site alone.
+            async with (
+                aiohttp.ClientSession(browser.session._base_url) as foreign,  # noqa: SLF001
+                foreign.post(browser.url(path), data=body, headers=headers) as answer,
+            ):
+                assert answer.status == 403
+                assert "Set-Cookie" not in answer.headers
+        assert await browser.sign_in(SECRET) == 200
+        async with browser.session.post(
+            browser.url("logout"), data=b"{}", headers=headers
+        ) as answer:
+            assert answer.status == 403
+        assert (await browser.get("api/overview"))[0] == 200
+        own = {"Content-Type": "application/json", "Sec-Fetch-Site": "same-origin"}
+        async with browser.session.post(
+            browser.url("logout"), data=b"{}", headers=own
+        ) as answer:
+            assert answer.status == 200
 
 
 async def test_a_proof_is_good_once(workers: list[Worker]) -> None:
@@ -113,8 +184,27 @@ async def test_without_a_secret_only_this_host_may_look() -> None:
     async with Cluster(2) as (a, _), shown(a) as browser:
         assert (await browser.get("login"))[1]["takes"] == "nothing"
         assert (await browser.get("api/overview"))[0] == 200
-        for headers in ({"X-Forwarded-For": "10.1.2.3"}, {"Host": "evil.example"}):
-            assert (await browser.get("api/overview", **headers))[0] == 401
+        for headers in (
+            {"X-Forwarded-For": "10.1.2.3"},
+            {"Sec-Fetch-Site": "cross-site"},
+            *({"Host": host} for host in FOREIGN_HOSTS),
+        ):
+            assert (await browser.get("api/overview", **headers))[0] == 401, headers
+        for host in ("localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]", "[::1]:8265"):
+            assert (await browser.get("api/overview", Host=host))[0] == 200, host
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("uid", [0, 65534])
+async def test_without_a_secret_only_this_user_may_look(uid: int) -> None:
+    async with Cluster(2) as (a, _), shown(a) as browser:
+        url = f"{browser.session._base_url}".rstrip("/") + browser.url("api/overview")  # noqa: SLF001
+        asking = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-c", ASK_AS, str(uid), url),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        status, _ = await asking.communicate()
+        assert int(status) == (401 if uid else 200)
 
 
 async def test_the_token_is_not_the_secret(workers: list[Worker]) -> None:

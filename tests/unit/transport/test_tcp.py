@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import struct
 
@@ -17,6 +18,7 @@ from asyncrpc.errors import (
 from asyncrpc.testing.conformance import Acceptor, Recorder
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.interfaces import host_addresses
+from asyncrpc.transport.sockets import user_of
 from asyncrpc.transport.tcp import TcpConnector
 
 LOOPBACK = Address("tcp", "127.0.0.1")
@@ -176,3 +178,29 @@ async def test_a_name_that_does_not_resolve_is_a_connect_error() -> None:
             await TcpConnector().connect(
                 Address("tcp", "no-such-host.invalid", 9), Recorder()
             )
+
+
+@pytest.mark.parametrize(
+    ("family", "listens", "dials"),
+    [
+        (socket.AF_INET, "127.0.0.1", "127.0.0.1"),
+        (socket.AF_INET6, "::1", "::1"),
+        (socket.AF_INET6, "::", "127.0.0.1"),  # seen as ::ffff:127.0.0.1
+    ],
+)
+def test_the_user_at_the_other_end_is_known(
+    family: socket.AddressFamily, listens: str, dials: str
+) -> None:
+    with (
+        socket.create_server(
+            (listens, 0), family=family, dualstack_ipv6=listens == "::"
+        ) as server,
+        socket.create_connection((dials, server.getsockname()[1])) as near,
+        server.accept()[0] as far,
+    ):
+        peer, own = far.getpeername()[:2], far.getsockname()[:2]
+        assert user_of(peer, own) == os.getuid()
+        assert user_of((peer[0], 1), own) is None
+        near.close()
+        far.recv(1)
+        assert user_of(peer, own) is None  # what has ended is of nobody

@@ -3,7 +3,10 @@
 A browser proves that it knows the secret of the group, or the token, without sending
 it: by an HMAC over a nonce.  A nonce consists of its time of expiry, random bytes, and
 an HMAC by a key of this process, so that unused nonces need no memory.  It is valid for
-one attempt.
+one right proof.
+
+A right proof or token gives access at any time: wrong ones, whoever sends them from
+behind the same proxy, are only counted, and told that they are too many.
 
 Time and random bytes are passed in.
 """
@@ -21,7 +24,7 @@ from asyncrpc.errors import UsageError
 SESSIONS_MAX: Final = 256
 SESSION_S: Final = 12 * 3600.0  # since it was last used
 NONCE_S: Final = 300.0
-USED_MAX: Final = 4096  # nonces; after so many attempts in `NONCE_S` all are refused
+USED_MAX: Final = 4096  # nonces of right proofs in `NONCE_S`; then all are refused
 FAILURES_MAX: Final = 10  # of one address in `FAILURES_S`
 FAILURES_S: Final = 60.0
 ADDRESSES_MAX: Final = 1024

@@ -115,7 +115,11 @@ async function proofOf(word) {
 
 /** End the session. */
 export async function signOut() {
-  await fetch("logout", { method: "POST" });
+  await fetch("logout", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: "{}",
+  });
 }
 
 /** Offer to end the session, if there is one to end. */
