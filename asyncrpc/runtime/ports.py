@@ -47,6 +47,16 @@ class Pool(Protocol):
         """
 
 
+class HoldsMessages(Protocol):
+    """Decides when the messages of a connection are parsed."""
+
+    def hold(self) -> None:
+        """Parse no further message for now."""
+
+    def resume(self) -> None:
+        """Go on with what has arrived."""
+
+
 class Identity(Protocol):
     """A worker's identity, as its peers know it.
 

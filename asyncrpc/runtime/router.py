@@ -47,6 +47,7 @@ class Route:
         handle: given the link and the content as it has come; of a request a coroutine
             function that returns the answer as it travels.
         is_answered: whether it is of a request.
+        takes_payload: whether a large payload may come with it.
         by: the kinds of peer that may send it.
     """
 
@@ -57,6 +58,7 @@ class Route:
         "method",
         "name",
         "service",
+        "takes_payload",
     )
 
     def __init__(
@@ -66,8 +68,10 @@ class Route:
         handle: Callable[[PeerLink, Any], Any],
         *,
         is_answered: bool,
+        takes_payload: bool = False,
         by: Sender = WORKERS,
     ) -> None:
+        self.takes_payload = takes_payload
         self.service, self.method, self.name = service, method, f"{service}.{method}"
         self.handle = handle
         self.is_answered = is_answered
@@ -87,7 +91,14 @@ def takes(kind: type[N], handler: Callable[[Any, N], None]) -> Route:
             raise refusal(link.peer.name, kind, value) from None
         handler(link, notice)
 
-    return Route(kind.service, kind.method, take, is_answered=False, by=kind.by)
+    return Route(
+        kind.service,
+        kind.method,
+        take,
+        is_answered=False,
+        takes_payload=kind.record.holds_buffers,
+        by=kind.by,
+    )
 
 
 def answers(
@@ -110,7 +121,14 @@ def answers(
         except MalformedError as error:
             raise blamed(link.peer.name, kind.name, error) from error
 
-    return Route(kind.service, kind.method, reply, is_answered=True, by=kind.by)
+    return Route(
+        kind.service,
+        kind.method,
+        reply,
+        is_answered=True,
+        takes_payload=kind.record.holds_buffers,
+        by=kind.by,
+    )
 
 
 def blamed(peer: str, name: str, error: MalformedError) -> MalformedError:

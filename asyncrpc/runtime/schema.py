@@ -65,9 +65,14 @@ class Kind:
     """What a value must be, and how it travels.
 
     The sources are of expressions in which `v` is the source of the value.
+
+    Attributes:
+        holds_buffers: whether a part of it may be a tensor, or long bytes.
     """
 
     __slots__ = ()
+
+    holds_buffers = False
 
     shape = "value"  # as the documentation shows it
 
@@ -90,14 +95,18 @@ class Kind:
 class Leaf(Kind):
     """A value that travels unchanged."""
 
-    def __init__(self, test: str, wanted: str, shape: str = "") -> None:
+    def __init__(
+        self, test: str, wanted: str, shape: str = "", *, holds_buffers: bool = False
+    ) -> None:
         """Describe it.
 
         Args:
             test: source of whether `{v}` is right.
             wanted: what it must be, for errors.
             shape: for the documentation; empty: the field's name.
+            holds_buffers: see the class.
         """
+        self.holds_buffers = holds_buffers
         self._test, self._wanted, self.shape = test, wanted, shape
         self._is_right: Callable[[Any], bool] = eval(  # noqa: S307  (source of ours)
             f"lambda v: {test.format(v='v')}"
@@ -119,6 +128,8 @@ def integer(low: int, stop: int, wanted: str) -> Leaf:
 class Instance(Kind):
     """An instance of a class."""
 
+    holds_buffers = True
+
     def __init__(self, cls: type) -> None:
         self._cls = cls
         self._wanted = f"a {cls.__name__.lower()}"
@@ -138,6 +149,7 @@ class Maybe(Kind):
 
     def __init__(self, inner: Kind) -> None:
         self._inner = inner
+        self.holds_buffers = inner.holds_buffers
         self.shape = f"{inner.shape or '*'} or nil"
 
     def test(self, v: str, names: Names) -> str:
@@ -204,6 +216,7 @@ class Array(Kind):
 
     def __init__(self, inner: Kind, *, is_tuple: bool) -> None:
         self._inner = inner
+        self.holds_buffers = inner.holds_buffers
         self._is_tuple = is_tuple
         self.shape = f"[{inner.shape or '*'}, …]"
 
@@ -253,6 +266,7 @@ class RecordSchema(Kind):
             for name, hint in hints.items()
             if name in _fields_of(cls)
         }
+        self.holds_buffers = any(kind.holds_buffers for kind in self.fields.values())
         leading = [one for one in self.fields.items() if isinstance(one[1], Leader)]
         self.leading: tuple[str, Kind] | None = leading[0] if leading else None
         places = [
@@ -461,13 +475,13 @@ _KINDS: Final[dict[Any, Kind]] = {
     int: ID,
     bool: Leaf("type({v}) is bool", "true or false"),
     str: Leaf("type({v}) is str", "a text"),
-    bytes: Leaf("type({v}) is bytes", "bytes"),
+    bytes: Leaf("type({v}) is bytes", "bytes", holds_buffers=True),
     float: Leaf("(type({v}) is float or type({v}) is int)", "a number"),
-    dict: Leaf("type({v}) is dict", "a map"),
-    list: Leaf("type({v}) is list", "a list"),
+    dict: Leaf("type({v}) is dict", "a map", holds_buffers=True),
+    list: Leaf("type({v}) is list", "a list", holds_buffers=True),
     types.NoneType: NIL,
     None: NIL,
-    Any: Leaf("True", "anything"),
+    Any: Leaf("True", "anything", holds_buffers=True),
 }
 
 

@@ -11,6 +11,7 @@ from asyncrpc.serde.compression import (
     compression_for_answer,
     compression_named,
     is_packed,
+    memory_of,
     unreadable,
 )
 from asyncrpc.serde.copies import Copy, HostStager, Stager
@@ -61,6 +62,7 @@ __all__ = [
     "is_packed",
     "is_staged",
     "is_unprepared",
+    "memory_of",
     "rebuild_exception",
     "references_in",
     "share",

@@ -33,12 +33,17 @@ import torch
 
 from asyncrpc.errors import DecodeError, UsageError
 from asyncrpc.serde import kinds, lossless
+from asyncrpc.serde.bounds import Bounds
 from asyncrpc.serde.quantize import CASTS, Cast, LossyValueError
 from asyncrpc.serde.tensors import DTYPES
 from asyncrpc.serde.unsendable import Unsendable
 
 _PACKED_IN_BYTE: Final = kinds.PACKED >> 24
 _KEEP: Final = "keep"
+# With more buffers a message is sent without its codec: what says how each was packed
+# would keep the event loop of the receiver too long.
+PACKED_BUFFERS_MAX: Final = 1 << 14
+_PACKINGS_MAX: Final = 32 * PACKED_BUFFERS_MAX  # values: each packing is 24 or more
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +335,40 @@ def is_packed(control: bytes | memoryview) -> bool:
     return len(control) >= kinds.LENGTH_BYTES and bool(control[3] & _PACKED_IN_BYTE)
 
 
+def _read_packings(packed: memoryview) -> Any:
+    try:
+        return Bounds(_PACKINGS_MAX).unpack(packed, _no_extension)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise DecodeError(f"packings are not msgpack: {error}") from error
+
+
+def _no_extension(code: int, _: bytes) -> None:
+    raise DecodeError(f"packings hold a value of code {code}")
+
+
+def memory_of(control: bytes | memoryview, lengths: Sequence[int]) -> int:
+    """Return the bytes of the buffers of a message, packed or unpacked if that is more.
+
+    Both ends count so; of packings that make no sense, the buffers as they travel.
+    """
+    arrived_bytes = sum(lengths)
+    if not is_packed(control):
+        return arrived_bytes
+    view = memoryview(control)
+    stop = kinds.LENGTH_BYTES + (
+        int.from_bytes(view[: kinds.LENGTH_BYTES], "little") & (kinds.PACKED - 1)
+    )
+    try:
+        packings = _read_packings(view[kinds.LENGTH_BYTES : stop])
+        unpacked_bytes = sum(
+            length if packing is None else packing[2]
+            for packing, length in zip(packings, lengths, strict=True)
+        )
+        return max(arrived_bytes, unpacked_bytes)
+    except Exception:  # noqa: BLE001  (it is refused when it is opened)
+        return arrived_bytes
+
+
 def unreadable(problem: str) -> bytes:
     """Return a control part that decodes as a `DecodeError` with this text."""
     return _header(problem)
@@ -360,10 +399,7 @@ class PackedMessage:
         stop = kinds.LENGTH_BYTES + (header & (kinds.PACKED - 1))
         if stop > view.nbytes:
             raise DecodeError(f"packings end at byte {stop} of {view.nbytes}")
-        try:
-            packings = msgpack.unpackb(view[kinds.LENGTH_BYTES : stop])
-        except (ValueError, msgpack.UnpackException) as error:
-            raise DecodeError(f"packings are not msgpack: {error}") from error
+        packings = _read_packings(view[kinds.LENGTH_BYTES : stop])
         if isinstance(packings, str):
             raise DecodeError(packings)
         if type(packings) is not list or len(packings) != len(buffers):

@@ -175,7 +175,8 @@ class Codec:
         outbox = encoder.outbox
         gradient_tensors, copied = encoder.gradient_tensors, outbox.bytes_copied
         shared = _storages_of(encoder)
-        if not outbox.buffers or shared:  # references to memory are sent unchanged
+        # References to memory are sent unchanged.
+        if not 0 < len(outbox.buffers) <= packing.PACKED_BUFFERS_MAX or shared:
             return Encoded(
                 control,
                 outbox.buffers,

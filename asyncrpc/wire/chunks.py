@@ -262,10 +262,12 @@ class Arrivals:
             None: all memory may.
         opened: number of messages that have announced a payload.
         here: number of payloads on their way whose chunks may come over lane 0.
+        announced_bytes: of all payloads on their way.
     """
 
     __slots__ = (
         "_arrivals",
+        "announced_bytes",
         "deliver",
         "here",
         "is_ready",
@@ -281,6 +283,7 @@ class Arrivals:
         self.is_ready: Callable[[memoryview], bool] | None = None
         self.opened = 0
         self.here = 0
+        self.announced_bytes = 0
         self._arrivals: dict[int, Arrival] = {}
 
     def __len__(self) -> int:
@@ -300,6 +303,7 @@ class Arrivals:
         self.opened += 1
         arrival = Arrival(self.opened, message, buffers or [], total)
         self._arrivals[self.opened] = arrival
+        self.announced_bytes += total
         if not message.flags & _LANES:
             self.here += 1
         if buffers is None:
@@ -394,6 +398,7 @@ class Arrivals:
 
     def _close(self, arrival: Arrival) -> None:
         del self._arrivals[arrival.serial]
+        self.announced_bytes -= arrival.total
         if not arrival.message.flags & _LANES:
             self.here -= 1
 

@@ -45,6 +45,7 @@ ALIGNMENT: Final = 64  # inline buffers start at multiples of it, as tensors lik
 # 0.1 us to find, and a test of a flag 0.7 us.
 _KINDS: Final = frozenset(int(kind) for kind in FrameKind)
 _REQUEST: Final = int(FrameKind.REQUEST)
+_UNASKED: Final = frozenset({int(FrameKind.SERVICE), int(FrameKind.NOTICE)})
 _DATA: Final = int(FrameKind.DATA)
 _DROP: Final = int(FrameKind.DROP)
 _DEFERRED: Final = int(Flags.DEFERRED)
@@ -77,6 +78,10 @@ def _no_memory(nbytes: int) -> FrameTooLargeError:
     return FrameTooLargeError(
         f"this worker has no memory for a message of {nbytes} bytes"
     )
+
+
+# Given the call, the control part, its length, and the lengths of the buffers.
+OnRequest = Callable[[int, bytes, int, Sequence[int]], None]
 
 
 class MessageSink(Protocol):
@@ -114,8 +119,10 @@ class FrameReader:
         sink: gets the messages; may be replaced between two messages.
         arrivals: deferred payloads that are on their way, over any lane.
         places: finds buffers in shared memory; None if no memory is shared.
-        on_request: called with the call and the bytes of each request whose payload
-            begins to arrive; an error that it raises ends the connection.
+        on_request: called for each request whose payload begins to arrive, or that does
+            not fit into memory; an error that it raises ends the connection.
+        on_unasked: called for each message to a service whose payload begins to arrive,
+            with its kind, its head and the bytes; an error ends the connection.
         unreadable: returns, for a reason, the control part of an unreadable message.
             The sink gets such a message in place of one that does not fit into memory,
             whose bytes are discarded.  None: a message that does not fit ends the
@@ -144,7 +151,8 @@ class FrameReader:
         self.sink = sink
         self.arrivals = Arrivals(self._deliver_arrived)
         self.places: Places | None = None
-        self.on_request: Callable[[int, int], None] | None = None
+        self.on_request: OnRequest | None = None
+        self.on_unasked: Callable[[int, bytes, int], None] | None = None
         self.unreadable: Callable[[str], bytes] | None = None
         self.is_exact = False
         self.begin_turn: Callable[[], Callable[[], bool]] | None = None
@@ -338,8 +346,11 @@ class FrameReader:
         head = self._view[at : at + head_bytes].tobytes()
         self._start, self._wanted, self._is_cut = at + head_bytes, HEADER_BYTES, False
         message = Frame(kind, flags, call_id, aux, head, b"")
+        if kind == _REQUEST and self.on_request is not None:
+            lengths = (payload_bytes,) if payload_bytes else ()
+            self.on_request(call_id, b"", control_bytes, lengths)
         if flags & _DEFERRED:
-            self._announce(message, payload_bytes)
+            self._check_transfers(payload_bytes)
             self.arrivals.open(message, None, payload_bytes)
         if rest:
             self._chunk.skip(rest)
@@ -487,7 +498,12 @@ class FrameReader:
 
     def _begin_transfer(self, message: Frame, lengths: Sequence[int]) -> None:
         nbytes = sum(lengths)
-        self._announce(message, nbytes)
+        if message.kind == _REQUEST and self.on_request is not None:
+            control = message.control
+            self.on_request(message.call_id, control, len(control), lengths)
+        elif message.kind in _UNASKED and self.on_unasked is not None:
+            self.on_unasked(message.kind, message.head, nbytes)
+        self._check_transfers(nbytes)
         try:
             buffers = self._allocate(message.kind, message.call_id, lengths)
         except MemoryError:
@@ -496,10 +512,13 @@ class FrameReader:
             return
         self.arrivals.open(message, buffers, nbytes)
 
-    def _announce(self, message: Frame, nbytes: int) -> None:
-        """Check that a payload may follow a message, and report a request's payload."""
-        if message.kind == _REQUEST and self.on_request is not None:
-            self.on_request(message.call_id, nbytes)
+    def _check_transfers(self, nbytes: int) -> None:
+        announced_bytes = self.arrivals.announced_bytes + nbytes
+        if announced_bytes > self._limits.payload_bytes_max:
+            raise FrameTooLargeError(
+                f"payloads of {announced_bytes} bytes were announced; the limit of one"
+                f" connection is {self._limits.payload_bytes_max}"
+            )
         if len(self.arrivals) >= self._limits.transfers_max:
             raise FrameTooLargeError(
                 f"the peer began more than {self._limits.transfers_max} transfers"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from asyncrpc.runtime.calls.context import current_call_var
@@ -27,6 +27,7 @@ from asyncrpc.runtime.calls.machine.credit import (
 )
 from asyncrpc.runtime.calls.machine.link import LinkStatus
 from asyncrpc.runtime.ports import MessageSender
+from asyncrpc.serde import memory_of
 from asyncrpc.wire.frames import Flags, Frame, FrameKind
 
 logger = logging.getLogger("asyncrpc")
@@ -34,6 +35,9 @@ logger = logging.getLogger("asyncrpc")
 # Requests of up to so many bytes go without credit: the path of a small call knows
 # nothing of it, and 100,000 of them are less than 1 GB.
 FREE_BYTES_MAX: Final = 8 << 10
+
+# What a byte of a long control part counts for: decoded, it takes up to 88 bytes.
+CONTROL_WEIGHT: Final = 16
 
 # Of the limit, what the pool of received memory may keep while calls fill the limit:
 # blocks change hands, and a dropped one takes 1 to 8 ms to make anew.
@@ -164,6 +168,20 @@ class InboundCredit:
                 grant.peer.name,
                 self.budget.limit_bytes,
             )
+
+
+def request_bytes(control: bytes, control_bytes: int, lengths: Sequence[int]) -> int:
+    """Return the bytes that a request counts for, at both ends.
+
+    Args:
+        control: its control part; empty if that did not fit into memory.
+        control_bytes: the length of it.
+        lengths: of its buffers.
+    """
+    nbytes = memory_of(control, lengths) if lengths else 0
+    if control_bytes > FREE_BYTES_MAX:
+        nbytes += CONTROL_WEIGHT * control_bytes
+    return nbytes
 
 
 class Claim:
@@ -311,36 +329,38 @@ class LinkCredit:
         self._inbound.on_held()
         self._inbound.give(grants)
 
-    def on_begun(self, call_id: int, nbytes: int) -> None:
-        """Count a request whose payload begins to arrive.
+    def on_begun(
+        self, call_id: int, control: bytes, control_bytes: int, lengths: Sequence[int]
+    ) -> None:
+        """Count a request that begins to arrive, unless it is small.
 
         Raises:
             MalformedError: the peer has no credit for it.
         """
-        self._inbound.budget.begin(self.account, call_id, nbytes)
-        self._inbound.on_held()
-
-    def on_arrived(self, call_id: int, buffers: list[memoryview]) -> None:
-        """Count the buffers of an arrived request, before others replace them."""
-        if call_id in self.account.arriving:
-            return
-        nbytes = sum(buffer.nbytes for buffer in buffers)
+        nbytes = request_bytes(control, control_bytes, lengths)
         if nbytes > FREE_BYTES_MAX:
-            self.on_begun(call_id, nbytes)
+            self._inbound.budget.begin(self.account, call_id, nbytes)
+            self._inbound.on_held()
         else:
             self.account.arriving[call_id] = 0
 
-    def claim(self, call_id: int, buffers: list[memoryview]) -> Claim | None:
+    def on_arrived(
+        self, call_id: int, control: bytes, buffers: list[memoryview]
+    ) -> None:
+        """Count an arrived request, before it is unpacked or read."""
+        if call_id not in self.account.arriving:
+            lengths = [buffer.nbytes for buffer in buffers]
+            self.on_begun(call_id, control, len(control), lengths)
+
+    def claim(
+        self, call_id: int, control: bytes, buffers: list[memoryview]
+    ) -> Claim | None:
         """Return what a call that is now served holds; None if it is small.
 
         Raises:
             MalformedError: the peer had no credit for it.
         """
-        if call_id not in self.account.arriving:
-            nbytes = sum(buffer.nbytes for buffer in buffers)
-            if nbytes <= FREE_BYTES_MAX:
-                return None
-            self.on_begun(call_id, nbytes)
+        self.on_arrived(call_id, control, buffers)
         nbytes = self._inbound.budget.take(self.account, call_id)
         return Claim(self, nbytes) if nbytes else None
 

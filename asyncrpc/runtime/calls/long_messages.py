@@ -17,22 +17,12 @@ from typing import Any, Final, Protocol
 from asyncrpc.errors import AsyncRpcError, RejectedError, RemoteProtocolError
 from asyncrpc.runtime.calls.machine.link import LinkStatus
 from asyncrpc.runtime.calls.message_codec import DecodedBuffers, MessageCodec
-from asyncrpc.runtime.ports import Pool
+from asyncrpc.runtime.ports import HoldsMessages, Pool
 from asyncrpc.wire.messages import Meta
 
 _LIFTED_AT_ONCE: Final = 128  # references, of 10 us each
 
 Deliver = Callable[[bytes, list[memoryview]], None]
-
-
-class HoldsMessages(Protocol):
-    """Decides when the messages of a connection are parsed."""
-
-    def hold(self) -> None:
-        """Parse no further message for now."""
-
-    def resume(self) -> None:
-        """Go on with what has arrived."""
 
 
 class HoldableConnection(Protocol):

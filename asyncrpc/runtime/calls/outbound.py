@@ -18,7 +18,7 @@ from asyncrpc.errors import (
 )
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.common_arguments import CommonArguments
-from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
+from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX, request_bytes
 from asyncrpc.runtime.calls.current_task import task_here
 from asyncrpc.runtime.calls.deadlines import Deadlines
 from asyncrpc.runtime.calls.deferred import PendingBuffers
@@ -46,7 +46,7 @@ from asyncrpc.runtime.calls.unsent import never_sent
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.messages import Notice, Request
 from asyncrpc.runtime.options import PLAIN, CallOptions
-from asyncrpc.serde import Compression, Encoded, compression_named
+from asyncrpc.serde import Compression, Encoded, compression_named, is_packed
 from asyncrpc.wire.frames import INLINE_BYTES_MAX, Flags, FrameKind, prefix
 from asyncrpc.wire.messages import Meta, pack_head
 from asyncrpc.wire.outgoing import (
@@ -238,22 +238,24 @@ class OutboundCalls:
         """Open a call whose arguments have been encoded, and write its request."""
         call_id = call.call_id = self._open(call)
         call.link = self._link
-        bytes_sent = 0
+        nbytes = 0
         if encoded.buffers:
             stats = call.stats
             stats.bytes_copied += encoded.bytes_copied
             for buffer in encoded.buffers:
                 stats.bytes_sent += buffer.nbytes
-            bytes_sent = stats.bytes_sent
+            nbytes = stats.bytes_sent
         if call.destination is not None:
             call.destination.claim(self._connection, call_id)
         if deadline is not None:
             self._watch(call, deadline, meta)
-        if bytes_sent > FREE_BYTES_MAX:
-            call.request_bytes = bytes_sent
-            if not self._credit.waiting.spend(bytes_sent):
-                self._await_credit(call, target, encoded, deadline, meta)
-                return
+        if (
+            nbytes > FREE_BYTES_MAX
+            or len(encoded.control) > FREE_BYTES_MAX
+            or (nbytes and is_packed(encoded.control))
+        ) and not self._spend(call, encoded):
+            self._await_credit(call, target, encoded, deadline, meta)
+            return
         try:
             self._send(
                 _REQUEST,
@@ -268,6 +270,15 @@ class OutboundCalls:
         except BaseException:
             self._unsend(call, target)
             raise
+
+    def _spend(self, call: OutboundCall, encoded: Encoded) -> bool:
+        """Take a request's bytes from the credit; return False if it must wait."""
+        lengths = [buffer.nbytes for buffer in encoded.buffers]
+        nbytes = request_bytes(encoded.control, len(encoded.control), lengths)
+        if nbytes <= FREE_BYTES_MAX:
+            return True
+        call.request_bytes = nbytes
+        return self._credit.waiting.spend(nbytes)
 
     def _unsend(self, call: OutboundCall, target: str | list[Any] | None) -> None:
         """Forget a call whose request could not be written."""
@@ -413,12 +424,9 @@ class OutboundCalls:
             list(value), meta, _LABELS[target is None], None, stream.device_map
         )
         stream.call_id = self._open(stream)
-        nbytes = sum(one.nbytes for one in encoded.buffers)
-        if nbytes > FREE_BYTES_MAX:
-            stream.request_bytes = nbytes
-            if not self._credit.waiting.spend(nbytes):
-                self._await_credit(stream, target, encoded, deadline, meta)
-                return
+        if not self._spend(stream, encoded):
+            self._await_credit(stream, target, encoded, deadline, meta)
+            return
         try:
             self._send(
                 _REQUEST,

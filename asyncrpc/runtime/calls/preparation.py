@@ -7,6 +7,7 @@ encoded message is packed in a thread and then sent.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -25,7 +26,7 @@ from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.machine.calls import PendingCalls
 from asyncrpc.runtime.calls.machine.link import LinkStatus
 from asyncrpc.runtime.devices.maps import DEVICES, IDENTITY, DeviceMap
-from asyncrpc.runtime.ports import Pool
+from asyncrpc.runtime.ports import HoldsMessages, Pool
 from asyncrpc.serde import (
     Codec,
     DevicePlacement,
@@ -42,9 +43,9 @@ from asyncrpc.wire.messages import unpack_head
 # by both int8 and zstd; to go to a thread and back takes as long.
 PACK_HERE_BYTES_MAX: Final = 64 << 10
 
-# Messages of one link in threads at a time.  More are unpacked on the loop, which does
-# not read from the link meanwhile: so a peer cannot pile them up.
-UNPACKING_MAX: Final = 64
+# What the messages of one link that are unpacked in threads at a time may become; a
+# larger one is alone.  While others wait for them, nothing is read from the link.
+UNPACKING_BYTES_MAX: Final = 64 << 20
 
 Deliver = Callable[[bytes, list[memoryview]], None]
 
@@ -80,6 +81,10 @@ class ReceivesMessages(Protocol):
     @property
     def message_bytes_copied(self) -> int:
         """Return how many bytes of the current message were copied on arrival."""
+
+    @property
+    def turns(self) -> HoldsMessages:
+        """Its turns of parsing messages."""
 
     def fail(self, error: AsyncRpcError) -> None:
         """Abort the connection because of `error`."""
@@ -119,7 +124,9 @@ class MessagePreparation:
         "_read_head",
         "_requests",
         "_status",
+        "_unpacking_bytes",
         "_unread",
+        "_waiting",
     )
 
     def __init__(
@@ -153,6 +160,8 @@ class MessagePreparation:
         self._unread = unread
         self._read_head = read_head
         self._count = 0
+        self._unpacking_bytes = 0
+        self._waiting: deque[tuple[PackedMessage, _PendingMessage]] = deque()
         self._requests: set[int] = set()
         self._cancelled: set[int] = set()
 
@@ -194,8 +203,10 @@ class MessagePreparation:
             self._deliver(arrival, unreadable(error.problem), [])
             return
         arrival.copied_bytes += parcel.unpacked_bytes
-        if not self._send_to_thread(parcel, arrival):
+        if parcel.unpacked_bytes <= PACK_HERE_BYTES_MAX:
             self._place(arrival, *_unpacked(parcel))
+        else:
+            self._unpack(parcel, arrival)
 
     def cancel(self, call_id: int) -> bool:
         """Drop a request, but give back its references; return whether it is here."""
@@ -204,22 +215,40 @@ class MessagePreparation:
         self._cancelled.add(call_id)
         return True
 
-    def _send_to_thread(self, parcel: PackedMessage, arrival: _PendingMessage) -> bool:
-        """Begin to unpack in a thread; return whether that was useful and possible."""
-        if parcel.unpacked_bytes <= PACK_HERE_BYTES_MAX or self._count >= UNPACKING_MAX:
-            return False
+    def _unpack(self, parcel: PackedMessage, arrival: _PendingMessage) -> None:
+        """Unpack a message in a thread, now or when others have been unpacked."""
+        self._note(arrival)
+        self._waiting.append((parcel, arrival))
+        if not self._begin_unpacking() and len(self._waiting) == 1:
+            self._connection.turns.hold()
 
+    def _begin_unpacking(self) -> bool:
+        """Unpack the messages for which there is room; return whether none waits."""
+        while self._waiting:
+            parcel, arrival = self._waiting[0]
+            nbytes = self._unpacking_bytes + parcel.unpacked_bytes
+            if self._unpacking_bytes and nbytes > UNPACKING_BYTES_MAX:
+                return False
+            self._waiting.popleft()
+            self._unpacking_bytes = nbytes
+            self._submit(parcel, arrival)
+        return True
+
+    def _submit(self, parcel: PackedMessage, arrival: _PendingMessage) -> None:
         def done(result: Any, error: BaseException | None) -> None:
+            self._unpacking_bytes -= parcel.unpacked_bytes
             if error is not None:  # no memory, say
                 result = unreadable(f"{type(error).__name__}: {error}"), []
+            if self._status.is_lost:
+                self._waiting.clear()
+            elif self._waiting and self._begin_unpacking():
+                self._connection.turns.resume()
             self._on_unpacked(arrival, *result)
 
         try:
             self._host.host_pool.submit(lambda: _unpacked(parcel), done)
         except RejectedError:  # the worker is closing, and has no threads
-            return False
-        self._note(arrival)
-        return True
+            done(_unpacked(parcel), None)
 
     def _note(self, arrival: _PendingMessage) -> None:
         """Record that a message is in threads from now on."""

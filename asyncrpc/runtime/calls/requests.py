@@ -54,6 +54,7 @@ from asyncrpc.runtime.extensions import (
     RefusedFunction,
     ThreadState,
 )
+from asyncrpc.runtime.messages import Sender, not_by
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import Router
 from asyncrpc.runtime.schema import RecordSchema, kind_of
@@ -129,7 +130,9 @@ class RequestCredit(Protocol):
     def arriving(self) -> dict[int, int]:
         """Bytes of requests that arrive, by call; always the same object."""
 
-    def claim(self, call_id: int, buffers: list[memoryview]) -> HeldCredit | None:
+    def claim(
+        self, call_id: int, control: bytes, buffers: list[memoryview]
+    ) -> HeldCredit | None:
         """Return what a call that is now served holds; None if it is small."""
 
     def on_cancel(self, call_id: int, unsent_bytes: int) -> None:
@@ -220,13 +223,15 @@ class RequestDispatcher:
                 inbound = InboundCall(
                     self._host, self._responder, call_id, now_s, deadline, NO_META
                 )
-            self._refuse(inbound, target, unreadable(error), buffers)
+            self._refuse(inbound, target, unreadable(error), control, buffers)
             return
         self._begin(inbound)
-        if self._arriving or (
-            buffers and (len(buffers) > 1 or buffers[0].nbytes > FREE_BYTES_MAX)
+        if (
+            self._arriving
+            or len(control) > FREE_BYTES_MAX
+            or (buffers and (len(buffers) > 1 or buffers[0].nbytes > FREE_BYTES_MAX))
         ):
-            inbound.claim = self._credit.claim(call_id, buffers)
+            inbound.claim = self._credit.claim(call_id, control, buffers)
         buffers.clear()  # a tensor dies with the function's last reference to it
         try:
             if type(target) is Target:
@@ -284,12 +289,13 @@ class RequestDispatcher:
         inbound: InboundCall,
         target: Any,
         error: AsyncRpcError,
+        control: bytes,
         buffers: list[memoryview],
     ) -> None:
         """Answer a request that cannot be run."""
         self._name(error, target)
         self._begin(inbound)
-        inbound.claim = self._credit.claim(inbound.call_id, buffers)
+        inbound.claim = self._credit.claim(inbound.call_id, control, buffers)
         self._responder.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
 
     def _dispatch(
@@ -451,6 +457,24 @@ class RequestDispatcher:
         inbound = self._served.get(frame.call_id)
         if inbound is not None and inbound.credit is not None:
             inbound.credit.grant(frame.aux)
+
+    def check_payload(self, kind: int, head: bytes, nbytes: int) -> None:
+        """Refuse the payload of a message whose service takes none.
+
+        Raises:
+            MalformedError: it takes none.
+        """
+        is_notice = kind == FrameKind.NOTICE
+        find = self._router.notice if is_notice else self._router.request
+        route = find(head)
+        sender = self._link.peer.name
+        if self._link.is_guest and Sender.GUEST not in route.by:
+            raise not_by(sender, Sender.GUEST, route.name, route.by)
+        if not route.takes_payload:
+            raise MalformedError(
+                f"worker {sender!r} announced {nbytes} bytes with a"
+                f" {route.name!r:.80}, which takes none"
+            )
 
     def on_service(
         self,

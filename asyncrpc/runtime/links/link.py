@@ -197,7 +197,7 @@ class Link:
         self._join_requests()
         self._handlers = self._message_routes()
         self._frame_handlers = self._frame_routes()
-        connection.watch_requests(self.credit.on_begun)
+        connection.watch_requests(self.credit.on_begun, self.requests.check_payload)
         connection.stand_in(unreadable)
 
     def _join_calls(self) -> None:
@@ -307,12 +307,14 @@ class Link:
             return
         if buffers and is_unprepared(control):
             if kind == FrameKind.REQUEST:
-                self.credit.on_arrived(call_id, buffers)
+                self.credit.on_arrived(call_id, control, buffers)
             deliver = functools.partial(self._read, kind, flags, call_id, aux, head)
             self.preparation.take(
                 kind, call_id, control, buffers, head=head, deliver=deliver
             )
         elif len(control) > READ_HERE_BYTES_MAX:
+            if kind == FrameKind.REQUEST:
+                self.credit.on_arrived(call_id, control, buffers)
             self._read(kind, flags, call_id, aux, head, control, buffers)
         else:
             handler(flags, call_id, aux, head, control, buffers)

@@ -8,7 +8,7 @@ from typing import Final
 from asyncrpc.runtime.payloads.receive_pool import zeros
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.limits import MessageLimits
-from asyncrpc.wire.reader import FrameReader, MessageSink
+from asyncrpc.wire.reader import FrameReader, MessageSink, OnRequest
 
 _RESPONSE: Final = int(FrameKind.RESPONSE)
 
@@ -73,9 +73,14 @@ class IncomingPayloads:
         """Give back memory: nothing comes for now; see `FrameReader.rest`."""
         self.frames.rest()
 
-    def watch_requests(self, begun: Callable[[int, int], None]) -> None:
-        """Call `begun` with call and bytes of each large request that begins."""
-        self.frames.on_request = begun
+    def watch_requests(
+        self, begun: OnRequest, unasked: Callable[[int, bytes, int], None]
+    ) -> None:
+        """Call `begun` for large requests, `unasked` for large messages to services.
+
+        See `FrameReader`.
+        """
+        self.frames.on_request, self.frames.on_unasked = begun, unasked
 
     def stand_in(self, unreadable: Callable[[str], bytes]) -> None:
         """Set the maker of unreadable messages; see `FrameReader.unreadable`."""

@@ -9,6 +9,9 @@ A reader asks whether memory is ready before it reads into it, and if not, lets 
 connection rest until it is told.  It never waits for a thread that has not begun: all
 threads may be busy with functions that wait for this very payload.
 
+Pages are made only for what comes next, at most as much as has come: a peer that
+announces a payload, and does not send it, takes no memory.
+
 Source: madvise(2), MADV_POPULATE_WRITE.
 """
 
@@ -33,28 +36,42 @@ from asyncrpc.shm.slab import populate
 PREFAULTED_BYTES_MIN: Final = 4 << 20
 # A huge page: longer calls would keep other threads from mapping memory.
 STEP_BYTES: Final = 2 << 20
+# At 4 GB/s it arrives in 8 ms; the kernel makes it in 3.
+AHEAD_BYTES_MAX: Final = 32 << 20
 
 Told: TypeAlias = Callable[[], None]
 
 
 class _FreshBlock:
-    """A block whose pages are being made, or will be.
+    """A block of which not all pages have been made.
 
     Attributes:
         memory: the block, which is kept alive.
         first: address of its first byte.
         end: address after its last byte.
-        ready_until: address up to which it may be written to without a wait.
-        is_over: whether the thread is through with it.
+        at: address up to which it has pages.
+        wanted: address up to which it should have them.
+        is_queued: whether the thread has pages to make.
+        is_in_thread: whether it makes them soon: then `at` is worth waiting for.
     """
 
-    __slots__ = ("end", "first", "is_over", "memory", "ready_until")
+    __slots__ = ("at", "end", "first", "is_in_thread", "is_queued", "memory", "wanted")
 
     def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
         self.memory = memory
-        self.first = memory.ctypes.data
-        self.end = self.ready_until = self.first + memory.nbytes
-        self.is_over = False
+        self.first = self.at = self.wanted = memory.ctypes.data
+        self.end = self.first + memory.nbytes
+        self.is_queued = self.is_in_thread = False
+
+    def want(self, until: int) -> None:
+        """Want pages for the bytes up to `until`, and for some that follow."""
+        ahead = min(max(until - self.first, STEP_BYTES), AHEAD_BYTES_MAX)
+        self.wanted = min(max(self.wanted, until + ahead), self.end)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all pages have been made."""
+        return self.at >= self.end
 
 
 class Prefaulting:
@@ -81,21 +98,12 @@ class Prefaulting:
         self._has_begun = False
 
     def begin(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Make the pages of fresh memory, from its beginning on."""
-        block = _FreshBlock(memory)
-        with self._lock:
-            if self._has_begun:  # the thread will get to it
-                block.ready_until = block.first
-            self._queue.append(block)
-            is_submitted, self._is_submitted = self._is_submitted, True
-        self._blocks.append(block)
-        if not is_submitted:
-            try:
-                self._pool.submit(self._make_all_pages, self._on_end)
-            except RejectedError:  # no thread: pages are made as they are written to
-                self._queue.clear()
-                self._blocks.clear()
-                self._is_submitted = False
+        """Take fresh memory, whose pages are made as its payload comes."""
+        self._blocks.append(_FreshBlock(memory))
+
+    def forget(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Make no more pages of memory that is not used any more."""
+        self._blocks = [one for one in self._blocks if one.memory is not memory]
 
     def is_ready(self, memory: memoryview, tell: Told) -> bool:
         """Return whether memory may be written to without a wait for its pages.
@@ -109,11 +117,36 @@ class Prefaulting:
         first = address_of(memory)
         for block in self._blocks:
             if block.first <= first < block.end:
-                if first + memory.nbytes <= block.ready_until:
-                    return True
-                self._waiting[tell] = None
-                return False
+                return self._is_ready(block, first, first + memory.nbytes, tell)
         return True
+
+    def _is_ready(self, block: _FreshBlock, first: int, end: int, tell: Told) -> bool:
+        if first > block.at + AHEAD_BYTES_MAX:
+            return True  # far from all that has come: it makes its own pages
+        with self._lock:
+            block.want(end)
+            is_due = block.wanted > block.at and not block.is_queued
+        if is_due:
+            self._queue_up(block)
+        if end <= block.at or not block.is_in_thread:
+            return True
+        self._waiting[tell] = None
+        return False
+
+    def _queue_up(self, block: _FreshBlock) -> None:
+        """Let the thread make the pages that a block wants."""
+        with self._lock:
+            block.is_queued = True
+            block.is_in_thread = self._has_begun  # then the thread will get to it
+            self._queue.append(block)
+            is_submitted, self._is_submitted = self._is_submitted, True
+        if not is_submitted:
+            try:
+                self._pool.submit(self._make_all_pages, self._on_end)
+            except RejectedError:  # no thread: pages are made as they are written to
+                self._queue.clear()
+                self._blocks.clear()
+                self._is_submitted = False
 
     def close(self) -> None:
         """Make no more pages; whatever waits goes on."""
@@ -122,11 +155,11 @@ class Prefaulting:
         self._tell()
 
     def _make_all_pages(self) -> None:
-        """Make the pages of all blocks, in a thread."""
+        """Make the pages that all blocks want, in a thread."""
         with self._lock:
             self._has_begun = True
             for block in self._queue:
-                block.ready_until = block.first
+                block.is_in_thread = True
         while (following := self._next()) is not None:
             self._make_pages(following)
 
@@ -138,17 +171,22 @@ class Prefaulting:
             return None
 
     def _make_pages(self, block: _FreshBlock) -> None:
-        at = block.first
-        while at < block.end and not self._is_closed:
+        while not self._is_done(block):
+            at = block.at
             end = min((at // STEP_BYTES + 1) * STEP_BYTES, block.end)
-            if not populate(at, end - at):
-                break  # the kernel cannot: they are made as they are written to
-            at = block.ready_until = end
+            # If the kernel cannot, they are made as they are written to.
+            block.at = end if populate(at, end - at) else block.end
             if self._waiting:
                 self._tell_soon()
-        block.ready_until = block.end
-        block.is_over = True
         self._tell_soon()
+
+    def _is_done(self, block: _FreshBlock) -> bool:
+        """Return whether a block wants no more pages for now."""
+        with self._lock:  # or it would want some that nobody makes
+            if block.at < block.wanted and not self._is_closed:
+                return False
+            block.is_queued = block.is_in_thread = False
+            return True
 
     def _tell_soon(self) -> None:
         """Tell those who wait, from the thread."""

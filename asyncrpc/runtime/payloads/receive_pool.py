@@ -144,6 +144,8 @@ class ReceivePool:
         self._noted = False
         while self._returned:
             block = self._returned.popleft()
+            if self._prefaulting is not None:
+                self._prefaulting.forget(block)
             self._idle.give_back(block, block.nbytes, self._loop.time())
         if self._idle and self._timer is None:
             self._timer = self._loop.call_later(IDLE_S, self._drop_old)

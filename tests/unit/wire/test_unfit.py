@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -174,13 +175,13 @@ class TestControlParts:
     def test_one_with_a_payload(self, allocated_max: int) -> None:
         sink = Recorder(allocated_max=allocated_max)
         reader = frugal(sink)
-        begun: list[tuple[int, int]] = []
-        reader.on_request = lambda call_id, nbytes: begun.append((call_id, nbytes))
+        begun: list[Any] = []
+        reader.on_request = lambda *request: begun.append(request)
         feed(reader, deferred(1001, control=LONG) + PING)
         one = told(len(LONG) + 1001)
         assert sink.messages == [one, PINGED]
         assert sink.allocated == []
-        assert begun == [(1, 1001)]
+        assert begun == [(1, b"", len(LONG), (1001,))]
         assert not len(reader.arrivals)
 
     def test_one_with_buffers_beside_it(self) -> None:

@@ -113,6 +113,19 @@ class Sent(NamedTuple):
     on_sent: Callable[[], None] | None = None
 
 
+class Turns:
+    """Counts how often the messages of a connection are held."""
+
+    def __init__(self) -> None:
+        self.holds = 0
+
+    def hold(self) -> None:
+        self.holds += 1
+
+    def resume(self) -> None:
+        self.holds -= 1
+
+
 class FakeConnection:
     """A connection that writes down what is sent."""
 
@@ -125,6 +138,7 @@ class FakeConnection:
         self.drop = self.outgoing.drop
         self.arriving: dict[tuple[int, int], bytes] = {}
         self.failed: AsyncRpcError | None = None
+        self.turns = Turns()
         self.refuses: BaseException | None = None
         self.first_unsent = NEVER
         self.bytes_gathered = 0

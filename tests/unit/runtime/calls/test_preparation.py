@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from asyncrpc.errors import MalformedError
-from asyncrpc.runtime.calls.preparation import UNPACKING_MAX
+from asyncrpc.runtime.calls.preparation import UNPACKING_BYTES_MAX
 from asyncrpc.serde import compression_named, is_packed
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import pack_head
@@ -99,11 +99,36 @@ def test_over_a_link_that_is_lost_nothing_is_delivered(link: LinkParts) -> None:
 
 def test_a_peer_cannot_pile_them_up(link: LinkParts) -> None:
     box = Box()
-    for call_id in range(UNPACKING_MAX + 1):
+    fit = UNPACKING_BYTES_MAX // (4 * LARGE)
+    for call_id in range(fit + 2):
+        assert link.connection.turns.holds == (call_id > fit)
         take(link, LARGE, box, call_id=call_id)
-    assert len(box.messages) == 1  # unpacked here, while nothing is read
+    assert not box.messages
+    assert link.connection.turns.holds == 1  # until there is room
+    while len(box.messages) < fit + 2:
+        link.host.pool.run()
+    assert not link.connection.turns.holds
+
+
+def test_one_that_is_larger_than_the_limit_is_alone(link: LinkParts) -> None:
+    box = Box()
+    for call_id in range(2):
+        take(link, UNPACKING_BYTES_MAX // 4 + 1, box, call_id=call_id)
+    assert link.connection.turns.holds == 1
     link.host.pool.run()
-    assert len(box.messages) == UNPACKING_MAX + 1
+    assert not link.connection.turns.holds
+    link.host.pool.run()
+    assert len(box.messages) == 2
+
+
+def test_a_link_that_is_lost_unpacks_no_more(link: LinkParts) -> None:
+    box = Box()
+    for call_id in range(3):
+        take(link, UNPACKING_BYTES_MAX // 4 + 1, box, call_id=call_id)
+    link.status.on_lost("a cable")
+    link.host.pool.run()
+    link.host.pool.run()
+    assert box.messages == []
 
 
 def test_without_threads_it_is_unpacked_here(link: LinkParts) -> None:

@@ -14,7 +14,11 @@ import pytest_asyncio
 
 from asyncrpc.errors import RejectedError
 from asyncrpc.runtime.payloads import prefaulting as module
-from asyncrpc.runtime.payloads.prefaulting import STEP_BYTES, Prefaulting
+from asyncrpc.runtime.payloads.prefaulting import (
+    AHEAD_BYTES_MAX,
+    STEP_BYTES,
+    Prefaulting,
+)
 from asyncrpc.runtime.payloads.receive_pool import ReceivePool
 from asyncrpc.runtime.threads import Done, Job, ThreadPool
 from asyncrpc.shm.slab import populate
@@ -45,10 +49,16 @@ class HeldPool:
         await heard.wait()
 
 
-def fresh() -> Bytes:
+def fresh(nbytes: int = SIZE) -> Bytes:
     """Return memory without a page, all zeros."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    return np.frombuffer(mmap.mmap(-1, SIZE, flags), np.uint8)
+    return np.frombuffer(mmap.mmap(-1, nbytes, flags), np.uint8)
+
+
+def begin(pages: Prefaulting, memory: Bytes) -> None:
+    """Take memory whose payload comes at once."""
+    pages.begin(memory)
+    pages.is_ready(memory.data, lambda: None)
 
 
 def resident(memory: Bytes) -> int:
@@ -79,7 +89,7 @@ class TestReady:
     ) -> None:
         """All threads may be busy with functions that wait for this payload."""
         memory = fresh()
-        pages.begin(memory)
+        begin(pages, memory)
         assert pool.jobs
         assert pages.is_ready(memory.data, pytest.fail)
 
@@ -103,7 +113,7 @@ class TestReady:
             return populate(address, nbytes)
 
         monkeypatch.setattr(module, "populate", step)
-        pages.begin(memory)
+        begin(pages, memory)
         await pool.run()
         assert sum(steps) == SIZE
         assert max(steps) == STEP_BYTES
@@ -116,7 +126,7 @@ class TestReady:
         threads = ThreadPool("of a test", 1, loop)
         pages = Prefaulting(loop, threads)
         memory = fresh()
-        pages.begin(memory)
+        begin(pages, memory)
         for at in range(0, SIZE, MIB):
             part = memory.data[at : at + MIB]
             told = asyncio.Event()
@@ -134,15 +144,15 @@ class TestReady:
 
         def step(address: int, nbytes: int) -> bool:
             if not order:
-                pages.begin(third)
+                begin(pages, third)
                 for other in (second, third):
                     assert not pages.is_ready(other.data, lambda: None)
             order.append(address)
             return populate(address, nbytes)
 
         monkeypatch.setattr(module, "populate", step)
-        pages.begin(first)
-        pages.begin(second)
+        begin(pages, first)
+        begin(pages, second)
         assert pages.is_ready(second.data, lambda: None)
         await pool.run()
         assert not pool.jobs
@@ -154,10 +164,10 @@ class TestReady:
     async def test_a_thread_that_has_ended_begins_anew(
         self, pool: HeldPool, pages: Prefaulting
     ) -> None:
-        pages.begin(fresh())
+        begin(pages, fresh())
         await pool.run()
         memory = fresh()
-        pages.begin(memory)
+        begin(pages, memory)
         assert pages.is_ready(memory.data, pytest.fail)
         await pool.run()
         assert resident(memory) == SIZE // mmap.PAGESIZE
@@ -167,11 +177,11 @@ class TestReady:
     ) -> None:
         pool.is_closed = True
         memory = fresh()
-        pages.begin(memory)
+        begin(pages, memory)
         assert pages.is_ready(memory.data, pytest.fail)
         pool.is_closed = False  # a thread can be had again
         later = fresh()
-        pages.begin(later)
+        begin(pages, later)
         await pool.run()
         assert resident(later) == SIZE // mmap.PAGESIZE
         assert not resident(memory)
@@ -185,8 +195,8 @@ class TestReady:
         monkeypatch.setattr(module, "populate", fail)
         told: list[bool] = []
         memory, after = fresh(), fresh()
-        pages.begin(memory)
-        pages.begin(after)
+        begin(pages, memory)
+        begin(pages, after)
         job, done = pool.jobs.pop()
         with pytest.raises(MemoryError):
             job()
@@ -207,10 +217,49 @@ class TestReady:
             return False
 
         monkeypatch.setattr(module, "populate", refuse)
-        pages.begin(memory)
+        begin(pages, memory)
         await pool.run()
         assert tries == [memory.ctypes.data]
         assert pages.is_ready(memory.data, pytest.fail)
+
+
+class TestAhead:
+    async def test_of_what_is_announced_and_does_not_come_none_are_made(
+        self, pool: HeldPool, pages: Prefaulting
+    ) -> None:
+        for _ in range(100):
+            pages.begin(fresh())
+        assert not pool.jobs
+
+    async def test_they_are_made_for_as_much_as_has_come(
+        self, pool: HeldPool, pages: Prefaulting
+    ) -> None:
+        memory = fresh(64 * STEP_BYTES)
+        pages.begin(memory)
+        for end in range(STEP_BYTES, 64 * STEP_BYTES + 1, STEP_BYTES):
+            pages.is_ready(memory.data[end - STEP_BYTES : end], lambda: None)
+            if pool.jobs:
+                await pool.run()
+            made = resident(memory) * mmap.PAGESIZE
+            assert end <= made <= end + min(end, AHEAD_BYTES_MAX) + STEP_BYTES
+        assert resident(memory) == memory.nbytes // mmap.PAGESIZE
+
+    async def test_what_comes_far_ahead_makes_its_own(
+        self, pool: HeldPool, pages: Prefaulting
+    ) -> None:
+        memory = fresh(64 * STEP_BYTES)
+        pages.begin(memory)
+        assert pages.is_ready(memory.data[-1:], pytest.fail)
+        assert not pool.jobs
+
+    async def test_of_memory_that_is_not_used_any_more_none_are_made(
+        self, pool: HeldPool, pages: Prefaulting
+    ) -> None:
+        memory = fresh()
+        pages.begin(memory)
+        pages.forget(memory)
+        assert pages.is_ready(memory.data, pytest.fail)
+        assert not pool.jobs
 
 
 class TestClosing:
@@ -228,7 +277,7 @@ class TestClosing:
             return populate(address, nbytes)
 
         monkeypatch.setattr(module, "populate", close)
-        pages.begin(memory)
+        begin(pages, memory)
         await pool.run()
         assert len(steps) == 1
         assert told == [1]
@@ -244,7 +293,7 @@ class TestPages:
         assert resident(memory) == 0
         memory[: STEP_BYTES : mmap.PAGESIZE] = 7
         ended = asyncio.Event()
-        pages.begin(memory)
+        begin(pages, memory)
         threads.submit(lambda: None, lambda *_: ended.set())  # after it
         await ended.wait()
         assert resident(memory) == SIZE // mmap.PAGESIZE
@@ -259,8 +308,10 @@ class TestPool:
         loop = asyncio.get_running_loop()
         memory = ReceivePool(loop, 64 * MIB, Prefaulting(loop, pool))
         small = memory.make(2 * MIB)
+        assert memory.is_ready(small, pytest.fail)
         assert not pool.jobs
         large = memory.make(8 * MIB)
+        assert memory.is_ready(large, pytest.fail)
         assert len(pool.jobs) == 1
         await pool.run()
         del large, small
