@@ -7,7 +7,7 @@ sent by the `responder`.  Everything runs on the event loop, and nothing waits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any, Final, Protocol
 
 from torch.autograd import profiler
@@ -75,11 +75,18 @@ _TEXT: Final = kind_of(str)
 class AdmitsCalls(Protocol):
     """Limits the calls that a worker serves at once."""
 
-    def admit(self) -> None:
+    def admit(self, of_peer: Sized) -> None:
         """Accept a call.
 
         Raises:
             RejectedError: too many calls, or the worker is shutting down.
+        """
+
+    def admit_message(self, of_peer: Sized) -> None:
+        """Accept a message to a service that is to be answered.
+
+        Raises:
+            RejectedError: too many of this peer have not been answered.
         """
 
 
@@ -184,6 +191,7 @@ class RequestDispatcher:
         self._read_head = heads.read
         self._arriving = credit.arriving
         self._admit = host.admission.admit
+        self._admit_message = host.admission.admit_message
         self._decode = messages.decode
         self._begin = responder.begin
         self._router = router = host.router
@@ -212,7 +220,7 @@ class RequestDispatcher:
             inbound = InboundCall(
                 self._host, self._responder, call_id, now_s, deadline, meta
             )
-            self._admit()
+            self._admit(self._served)
             if meta:
                 self._check_meta(inbound, meta)
             unread = b""
@@ -496,6 +504,13 @@ class RequestDispatcher:
         inbound = InboundCall(
             self._host, self._responder, call_id, now_s, deadline, NO_META
         )
+        try:
+            self._admit_message(self._served)
+        except RejectedError as error:
+            self._messages.give_back(control, buffers)
+            self._begin(inbound)
+            self._responder.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
+            return
         self._begin(inbound)
         try:
             value, inbound.loans = self._decode(control, buffers, NO_META)
