@@ -197,7 +197,6 @@ class Link:
         self._join_requests()
         self._handlers = self._message_routes()
         self._frame_handlers = self._frame_routes()
-        connection.watch_requests(self.credit.on_begun, self.requests.check_payload)
         connection.stand_in(unreadable)
 
     def _join_calls(self) -> None:
@@ -249,6 +248,9 @@ class Link:
             heads=self.heads,
             preparation=self.preparation,
             responder=self.responder,
+        )
+        self.connection.watch_requests(
+            self.credit.on_begun, self.requests.check_payload
         )
 
     def _message_routes(self) -> dict[int, MessageHandler]:

@@ -99,7 +99,8 @@ def chained(bits: int, first: int) -> list[int]:
         place = (place * np.uint64(5) + rest + np.uint64(1)) & np.uint64(mask)
     rank = np.full(1 << bits, first)
     rank[run] = np.arange(first)
-    return run + keys[is_long & (rank[place] < first // 2)].tolist()
+    late: list[int] = keys[is_long & (rank[place] < first // 2)].tolist()
+    return run + late
 
 
 def test_keys_that_differ_and_share_their_places_are_refused() -> None:

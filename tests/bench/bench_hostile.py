@@ -1,0 +1,46 @@
+"""What one peer that means harm costs a worker: memory, and the loop.
+
+    python -m tests.bench.bench_hostile [names of attacks]
+
+Each attack of `tests.integration.runtime.memory_attacks` has a worker of its own, in a
+process of its own.  `memory` is the most that it has more than before, `lag` by how
+much its loop is late at worst, with the calls of others that go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from tests.integration.runtime.memory_attacks import (
+    ATTACKS,
+    MIB,
+    honest_call,
+    raw_peer,
+    victim,
+)
+
+
+async def cost(name: str) -> tuple[int, float]:
+    """Return the memory that an attack takes, and the worst lag in seconds."""
+    with victim() as target:
+        await honest_call(target)
+        await honest_call(target)
+        target.forget_peak()
+        before_bytes = target.resident_bytes
+        async with raw_peer(target) as peer:
+            await ATTACKS[name](peer)
+            lag_s: float = await honest_call(target)
+            return target.peak_bytes - before_bytes, lag_s
+
+
+def main() -> None:
+    """Print a row for each attack."""
+    print(f"{'attack':34} {'memory':>9} {'lag':>9}")
+    for name in sys.argv[1:] or ATTACKS:
+        nbytes, lag_s = asyncio.run(cost(name))
+        print(f"{name:34} {nbytes // MIB:5} MiB {lag_s * 1e3:6.0f} ms", flush=True)
+
+
+if __name__ == "__main__":
+    main()

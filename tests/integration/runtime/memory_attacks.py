@@ -1,0 +1,370 @@
+"""What one peer that is let in can do to the memory and the loop of a worker.
+
+`victim` is the attacked process; `ATTACKS` are what a peer sends to it, over one raw
+connection each.  `python -m tests.bench.bench_hostile` shows what each costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+
+from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX, request_bytes
+from asyncrpc.serde import kinds
+from asyncrpc.wire.frames import HEADER, HEADER_BYTES, Flags, FrameKind, prefix
+from tests.forked import forked
+from tests.integration.runtime.raw_connections import Stream, hello, prove
+
+MIB: Final = 1 << 20
+SECRET: Final = "a secret of 32 characters or more"
+ANSWER_S: Final = 60.0  # only a failure reaches it
+MODULE: Final = __name__
+
+PROGRAM: Final = f"""
+import asyncio, os, asyncrpc
+from tests.integration.runtime import memory_attacks
+
+async def main():
+    options = asyncrpc.Options(
+        policy=asyncrpc.Policy.STRICT,
+        allow=("{MODULE}:*",),
+        secret="{SECRET}",
+        network=asyncrpc.NetworkOptions(listen=("tcp://127.0.0.1:0",)),
+    )
+    async with asyncrpc.Worker(
+        "ps", rank=0, rendezvous=asyncrpc.LocalRendezvous(1), options=options
+    ) as worker:
+        print(worker.addresses[0], os.getpid(), flush=True)
+        await memory_attacks.measure_lag()
+
+runner = asyncrpc.run if os.environ.get("UVLOOP") else asyncio.run
+runner(main())
+"""
+
+_lags_s: list[float] = []
+
+
+async def measure_lag() -> None:
+    """Note by how much the loop is late, for ever."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due_s = loop.time() + 0.01
+        await asyncio.sleep(0.01)
+        _lags_s.append(loop.time() - due_s)
+
+
+async def worst_lag_s() -> float:
+    worst_s = max(_lags_s, default=0.0)
+    _lags_s.clear()
+    return worst_s
+
+
+async def size_of(value: Any) -> int:
+    return len(value)
+
+
+async def wait(_: Any) -> None:
+    await asyncio.Event().wait()
+
+
+@dataclass
+class Victim:
+    """A worker in a process of its own.
+
+    Attributes:
+        host: of its address.
+        port: of its address.
+        pid: of its process.
+    """
+
+    host: str
+    port: int
+    pid: int
+
+    def _status(self, name: str) -> int:
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        line = next(one for one in status.splitlines() if one.startswith(name))
+        return int(line.split()[1]) << 10
+
+    @property
+    def resident_bytes(self) -> int:
+        return self._status("VmRSS")
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most since `forget_peak`."""
+        return self._status("VmHWM")
+
+    def forget_peak(self) -> None:
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+
+@contextlib.contextmanager
+def victim(**environment: str) -> Iterator[Victim]:
+    """Start a worker to be attacked."""
+    with forked(PROGRAM, **environment) as program:
+        for line in program.output:
+            if line.startswith("tcp://"):
+                address, pid = line.split()
+                host, port = address.removeprefix("tcp://").rsplit(":", 1)
+                yield Victim(host, int(port), int(pid))
+                break
+        program.kill()
+
+
+class RawPeer:
+    """A peer that has been let in, and sends what it wants."""
+
+    def __init__(self, stream: Stream, victim: Victim) -> None:
+        self.reader, self.writer = stream
+        self.victim = victim
+
+    def send(
+        self,
+        kind: FrameKind,
+        head: list[Any],
+        control: bytes,
+        call_id: int = 1,
+        payload: bytes = b"",
+        *,
+        announced: int = 0,
+    ) -> None:
+        """Write a frame, as fast as it goes."""
+        nbytes = announced or len(payload)
+        frame = prefix(
+            kind,
+            call_id,
+            flags=Flags.DEFERRED if announced else 0,
+            aux=-1 if kind in (FrameKind.REQUEST, FrameKind.SERVICE) else 0,
+            head=msgpack.packb(head),
+            control=control,
+            lengths=[nbytes] if nbytes else [],
+            payload_bytes=nbytes,
+        )
+        self.writer.write(frame + payload)
+
+    def call(self, name: str, control: bytes, call_id: int = 1, **more: Any) -> None:
+        """Write a request for a function of this module."""
+        head = [[0, f"{MODULE}:{name}"], None]
+        self.send(FrameKind.REQUEST, head, control, call_id, **more)
+
+    async def frame(self) -> tuple[int, int, bytes]:
+        """Return kind, call and control part of the next frame."""
+        start = await self.reader.readexactly(HEADER_BYTES)
+        fields = HEADER.unpack(start)
+        kind, flags, head_bytes, control_bytes, count = fields[2:7]
+        call_id, payload_bytes = fields[8:]
+        await self.reader.readexactly(head_bytes)
+        control = await self.reader.readexactly(control_bytes)
+        inline = 0 if flags & Flags.DEFERRED else payload_bytes
+        await self.reader.readexactly(8 * count + inline)
+        return kind, call_id, control
+
+    async def until(self, kind: FrameKind, call_id: int) -> bool:
+        """Read until such a frame; return False if the connection ends before."""
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(ANSWER_S):
+                await self.writer.drain()
+                while (await self.frame())[:2] != (kind, call_id):
+                    pass
+            return True
+        return False
+
+    async def drain(self) -> bool:
+        """Wait until all has been handled; return whether the connection is open."""
+        if self.writer.is_closing():
+            return False
+        self.writer.write(prefix(FrameKind.PING, 7))
+        return await self.until(FrameKind.PONG, 7)
+
+    async def wants(self, call_id: int, nbytes: int) -> bool:
+        """Ask for credit; return whether there is some at once."""
+        if self.writer.is_closing():
+            return False
+        self.writer.write(prefix(FrameKind.WANT, call_id, aux=nbytes))
+        self.writer.write(prefix(FrameKind.PING, 7))
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(ANSWER_S):
+                while True:
+                    kind, of_call, _ = await self.frame()
+                    if kind in (FrameKind.CREDIT, FrameKind.PONG) and of_call:
+                        return kind == FrameKind.CREDIT
+        return False
+
+
+@contextlib.asynccontextmanager
+async def raw_peer(target: Victim, name: str = "liar") -> AsyncIterator[RawPeer]:
+    """Connect to a victim, as one who knows the secret."""
+    reader, writer = await asyncio.open_connection(target.host, target.port)
+    try:
+        await prove((reader, writer), SECRET)
+        writer.write(hello(name) + prefix(FrameKind.ACK))
+        yield RawPeer((reader, writer), target)
+    finally:
+        writer.transport.abort()
+
+
+# --- what is sent --------------------------------------------------------------------
+
+
+def flat(tree: bytes) -> bytes:
+    return kinds.FLAT + tree
+
+
+def with_table(tree: bytes, entries: list[Any]) -> bytes:
+    table: bytes = msgpack.packb(entries)
+    return struct.pack("<I", len(table)) + table + tree
+
+
+def arguments(tree: bytes) -> bytes:
+    return b"\x92\x91" + tree + b"\x80"
+
+
+def array(count: int, trees: bytes) -> bytes:
+    return b"\xdd" + struct.pack(">I", count) + trees
+
+
+def extension(code: int, tree: bytes) -> bytes:
+    return b"\xc9" + struct.pack(">Ib", len(tree), code) + tree
+
+
+def big_integers(count: int) -> bytes:
+    modulus = (1 << 61) - 1
+    numbers = (((n + 8) * modulus).to_bytes(10, "little") for n in range(count))
+    return b"".join(extension(kinds.BIG_INT, msgpack.packb(one)) for one in numbers)
+
+
+Attack = Callable[[RawPeer], Awaitable[None]]
+
+
+def content(tree: Callable[[], bytes], times: int = 1, name: str = "wait") -> Attack:
+    """Return what sends a value in many calls, none of which ends."""
+
+    async def attack(peer: RawPeer) -> None:
+        control = flat(arguments(tree()))
+        nbytes = request_bytes(control, len(control), ())
+        for call_id in range(1, times + 1):
+            if nbytes > FREE_BYTES_MAX and not await peer.wants(call_id, nbytes):
+                break
+            peer.call(name, control, call_id)
+        await peer.drain()
+
+    return attack
+
+
+def announced(
+    kind: FrameKind, head: list[Any], times: int, nbytes: int, begun: int = 0
+) -> Attack:
+    """Return what announces payloads, and sends little of them."""
+
+    async def attack(peer: RawPeer) -> None:
+        for call_id in range(1, times + 1):
+            if kind == FrameKind.REQUEST and not await peer.wants(call_id, nbytes):
+                break
+            peer.send(kind, head, flat(b"\xc0"), call_id, announced=nbytes)
+            if not await peer.drain():
+                break
+        if begun:
+            peer.writer.write(prefix(FrameKind.DATA, 1, payload_bytes=512 << 10)[:40])
+            peer.writer.write(bytes(begun))
+        await peer.drain()
+
+    return attack
+
+
+async def bombs(peer: RawPeer) -> None:
+    """Packed zeros: requests that are small until they are unpacked."""
+    import lz4.block  # noqa: PLC0415  (the victim has it, or refuses)
+
+    block = lz4.block.compress(bytes(4 * MIB), store_size=False)
+    packing = [["", "", 8 * MIB, "lz4", [len(block)] * 2]]
+    packed = msgpack.packb(packing)
+    inner = with_table(arguments(extension(kinds.REFERENCE, b"\0")), [[5, 0]])
+    control = struct.pack("<I", len(packed) | kinds.PACKED) + packed + inner
+    payload = block * 2
+    nbytes = request_bytes(control, len(control), [len(payload)])
+    for call_id in range(1, 65):
+        if not await peer.wants(call_id, nbytes):
+            break
+        peer.call("wait", control, call_id, payload=payload)
+    await peer.drain()
+
+
+async def many_calls(peer: RawPeer) -> None:
+    for call_id in range(1, 60_001):
+        peer.call("wait", flat(arguments(b"\xc0")), call_id)
+        if not call_id % 1000 and not await peer.drain():
+            break
+
+
+async def many_messages(peer: RawPeer) -> None:
+    for call_id in range(1, 60_001):
+        peer.send(FrameKind.SERVICE, ["rref", "nothing"], flat(b"\xc0"), call_id)
+        if not call_id % 1000 and not await peer.drain():
+            break
+
+
+async def many_names(peer: RawPeer) -> None:
+    for number in range(1, 70_001):
+        head = [[number, f"{MODULE}:no_such_function_{number}"], None]
+        peer.send(FrameKind.REQUEST, head, flat(arguments(b"\xc0")), number)
+        if not number % 1000 and not await peer.drain():
+            break
+
+
+def rows(tree: bytes, nbytes: int) -> Callable[[], bytes]:
+    return lambda: array(nbytes // len(tree), tree * (nbytes // len(tree)))
+
+
+SET: Final = extension(kinds.SET, b"\x90")
+ATTACKS: Final[dict[str, Attack]] = {
+    "empty lists, 32 MiB": content(rows(b"\x90", 32 * MIB)),
+    "empty lists, 1 MiB": content(rows(b"\x90", MIB)),
+    "empty lists, 60 KiB, 60 calls": content(rows(b"\x90", 60 << 10), 60),
+    "empty maps, 1 MiB": content(rows(b"\x80", MIB)),
+    "empty sets, 1 MiB": content(rows(SET, MIB)),
+    "integers, 2 MiB": content(rows(b"\xe3", 2 * MIB - 64)),
+    "floats, 3 MiB": content(rows(b"\xcb" + bytes(8), 3 * MIB)),
+    "lists in lists": content(lambda: b"\x91" * 900 + b"\xc0"),
+    "equal hashes, 400 KiB": content(
+        lambda: extension(kinds.SET, array(20_000, big_integers(20_000)))
+    ),
+    "equal hashes, 50 KiB, 50 calls": content(
+        lambda: extension(kinds.SET, array(2500, big_integers(2500))), 50
+    ),
+    "bombs": bombs,
+    "notices announced": announced(FrameKind.NOTICE, ["rref", "release"], 4, 1 << 30),
+    "notices of gradients announced": announced(
+        FrameKind.NOTICE, ["collectives", "chunk"], 64, 1 << 30
+    ),
+    "messages announced": announced(FrameKind.SERVICE, ["autograd", "x"], 8, 1 << 30),
+    "requests announced": announced(
+        FrameKind.REQUEST, [[0, f"{MODULE}:wait"], None], 60, 64 * MIB
+    ),
+    "calls": many_calls,
+    "messages": many_messages,
+    "names": many_names,
+}
+# Calls that hold their arguments, as far as the credit of a peer goes.
+GRANTED_BYTES: Final = 64 * MIB
+
+
+async def honest_call(target: Victim, name: str = "worst_lag_s") -> Any:
+    """Return what a newcomer gets from the victim."""
+    async with raw_peer(target, f"honest-{os.urandom(4).hex()}") as peer:
+        head = [[0, f"{MODULE}:{name}"], None]
+        peer.send(FrameKind.REQUEST, head, flat(b"\x92\x90\x80"))
+        async with asyncio.timeout(ANSWER_S):
+            while True:
+                kind, _, control = await peer.frame()
+                if kind in (FrameKind.RESPONSE, FrameKind.ERROR):
+                    assert kind == FrameKind.RESPONSE, control
+                    return msgpack.unpackb(control[kinds.LENGTH_BYTES :])

@@ -1,0 +1,30 @@
+"""What one peer sends takes a bounded amount of memory, and others go on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.runtime.memory_attacks import (
+    ATTACKS,
+    GRANTED_BYTES,
+    MIB,
+    honest_call,
+    raw_peer,
+    victim,
+)
+
+PEER_BYTES_MAX = 256 * MIB
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_what_one_peer_takes(name: str) -> None:
+    with victim() as target:
+        await honest_call(target)
+        target.forget_peak()
+        before_bytes = target.resident_bytes
+        async with raw_peer(target) as peer:
+            await ATTACKS[name](peer)
+            await honest_call(target)
+            taken_bytes = target.peak_bytes - before_bytes
+        assert taken_bytes < PEER_BYTES_MAX + GRANTED_BYTES
+        await honest_call(target)
