@@ -29,6 +29,7 @@ from asyncrpc.inspection.loop_state import blocked_for_s
 from asyncrpc.inspection.records import NoAnswer, Trouble, WorkerSnapshot
 from asyncrpc.runtime.membership.messages import MemberRecord
 from asyncrpc.runtime.schema import RecordSchema
+from asyncrpc.shortage import shortage_of
 from asyncrpc.sidecar import pulse
 from asyncrpc.transport.sockets import peer_credentials
 
@@ -110,7 +111,13 @@ class LocalDoor:
         for name in dict.fromkeys(
             names_of(self._worker.identity.incarnation, addresses)
         ):
-            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            except OSError as error:  # no descriptor is left
+                logger.warning(
+                    "cannot listen at %s: %s", name, shortage_of(error) or error
+                )
+                break
             try:
                 listening.bind(f"\0{name}")
                 listening.listen()

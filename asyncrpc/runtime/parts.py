@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from asyncrpc.errors import AsyncRpcError, TransportError
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.admission import CallAdmission
 from asyncrpc.runtime.calls.context import current_worker_var
@@ -57,6 +58,7 @@ from asyncrpc.runtime.spinning import spinner_for
 from asyncrpc.runtime.tasks import Tasks
 from asyncrpc.runtime.threads import ThreadPool, outcome_to
 from asyncrpc.serde import Codec, FunctionTable, Limits
+from asyncrpc.shortage import shortage_of
 from asyncrpc.trace import FlightRecorder
 from asyncrpc.transport.abc import Connector, Listener
 from asyncrpc.transport.address import Address
@@ -341,16 +343,23 @@ class Parts:
         Raises:
             RendezvousTimeoutError: not all workers appeared; the error names the
                 missing ones.
+            TransportError: it cannot listen, or no file descriptor is left.
             UsageError: the worker would listen on TCP without authentication, or its
                 name or rank is taken.
 
         Cancellation:
             The caller must stop what was started.
         """
-        await self.devices.start()
-        await self._listen()
-        limit_s = self.options.rendezvous_timeout_s
-        await self.membership.enter(self.rendezvous, limit_s)
+        try:
+            await self.devices.start()
+            await self._listen()
+            limit_s = self.options.rendezvous_timeout_s
+            await self.membership.enter(self.rendezvous, limit_s)
+        except OSError as error:
+            why = "" if isinstance(error, AsyncRpcError) else shortage_of(error)
+            if not why:
+                raise
+            raise TransportError(f"worker {self.name!r} cannot start: {why}") from error
         self.sidecar.on_members(self.directory.members)
 
     def serve(self) -> None:

@@ -17,6 +17,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import re
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeVar
@@ -27,8 +28,10 @@ from torch._C import DispatchKey
 
 from asyncrpc.arguments import check_kind
 from asyncrpc.errors import UsageError
+from asyncrpc.shortage import shortage_of
 
 KEY_BYTES: Final = 16
+_ERROR_NUMBER: Final = re.compile(r"\(([0-9]+)\)\s*\Z")
 _MARK: Final = "_asyncrpc_shared"
 _PLACE: Final = "_asyncrpc_place"  # of a storage in a MemoryFile
 
@@ -331,7 +334,11 @@ def place_of(storage: torch.UntypedStorage) -> tuple[int, int]:
     try:
         descriptor: int = storage._share_fd_cpu_()[0]
     except RuntimeError as error:
-        raise OSError(f"memory cannot be shared: {error}") from error
+        # torch tells the number of the error at the end of its text.
+        told = _ERROR_NUMBER.search(str(error))
+        number = 0 if told is None else int(told[1])
+        why = shortage_of(OSError(number, "")) or error
+        raise OSError(number, f"memory cannot be shared: {why}") from error
     return descriptor, 0
 
 

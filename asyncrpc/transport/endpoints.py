@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from asyncrpc.shortage import shortage_of
 from asyncrpc.transport.race import Race
 
 LOOKUPS_MAX: Final = 16  # threads that wait for the name service
@@ -145,7 +146,7 @@ def reason_of(error: BaseException) -> str:
         return "silent: no answer"
     if not isinstance(error, OSError):
         return str(error)
-    said = error.strerror or str(error)
+    said = shortage_of(error) or error.strerror or str(error)
     words = _WORDS.get(error.errno or 0)
     return f"{words} ({said})" if words else said
 

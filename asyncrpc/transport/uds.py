@@ -99,7 +99,8 @@ class UdsConnector(Connector):
         except (ConnectionRefusedError, FileNotFoundError) as error:
             raise RefusedError(f"cannot connect to {address}: {error}") from error
         except OSError as error:
-            raise ConnectError(f"cannot connect to {address}: {error}") from error
+            why = shortage_of(error) or error
+            raise ConnectError(f"cannot connect to {address}: {why}") from error
         except asyncio.CancelledError:
             protocol.forsake()  # it may have been made in this very turn of the loop
             raise

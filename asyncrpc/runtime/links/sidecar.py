@@ -34,6 +34,7 @@ from asyncrpc.runtime.links.sidecar_process import (
 from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import Identity, Scheduler
+from asyncrpc.shortage import shortage_of
 from asyncrpc.sidecar import query
 from asyncrpc.transport.abc import StreamHandler
 from asyncrpc.transport.handover import Handover, port_name
@@ -112,7 +113,15 @@ class Sidecar:
             for listener in listening.listeners
             for port, descriptor in listener.descriptors
         )
-        handover = Handover(loop, listening.adopt, scheduler.start_task)
+        try:
+            handover = Handover(loop, listening.adopt, scheduler.start_task)
+        except OSError as error:
+            logger.warning(
+                "worker %r has no sidecar process: %s",
+                self._identity.name,
+                shortage_of(error) or error,
+            )
+            return
         resources = SidecarResources(self._record.descriptor, ports, handover)
         self.process = SidecarProcess(self._identity, loop, secret, resources)
         if options.liveness.sidecar == "on":

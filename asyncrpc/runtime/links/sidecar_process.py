@@ -23,6 +23,7 @@ from typing import Final
 
 import asyncrpc.sidecar
 from asyncrpc.runtime.ports import Identity
+from asyncrpc.shortage import shortage_of
 from asyncrpc.sidecar import query
 from asyncrpc.transport.handover import Handover
 
@@ -93,21 +94,25 @@ class SidecarProcess:
         """Start the process, unless it has been; it takes the loop 1 to 10 ms.
 
         If that fails, there is a warning, and peers on other hosts have no evidence.
+        Without a descriptor for it, the next peer has it tried again.
         """
         if self._process is not None or self._is_over:
             return
-        own = os.pidfd_open(os.getpid())
+        own = -1
         try:
+            own = os.pidfd_open(os.getpid())
             self._process = self._spawn(own)
             self.pid = self._process.pid
             self._exit = os.pidfd_open(self.pid)
             self._loop.add_reader(self._exit, self._on_exit)
         except OSError as error:
-            self._is_over = True
-            self._warn(f"could not be started: {error}")
+            self._is_over = self._process is not None or not shortage_of(error)
+            self._warn(f"could not be started: {shortage_of(error) or error}")
         finally:
-            os.close(own)
-            self._resources.handover.given()
+            if own >= 0:
+                os.close(own)
+            if self._process is not None or self._is_over:
+                self._resources.handover.given()
 
     def _spawn(self, own: int) -> subprocess.Popen[bytes]:
         resources = self._resources

@@ -7,17 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import re
+import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
 
 import pytest
+import torch
 
-from asyncrpc import AsyncRpcError, NetworkOptions, Options, Worker
+import asyncrpc
+from asyncrpc import (
+    AsyncRpcError,
+    LocalRendezvous,
+    NetworkOptions,
+    Options,
+    Worker,
+)
 from asyncrpc.testing import ProcessCluster
+from asyncrpc.transport.accepting import SocketAcceptor
 from tests.certificates import Authority
+from tests.integration.runtime import remote
 from tests.integration.runtime import short_of_descriptors as short
 from tests.integration.runtime.company import LIMIT_S, PATIENT
 from tests.integration.runtime.groups import until
@@ -81,6 +96,147 @@ async def test_members_and_newcomers_get_in_while_strangers_keep_coming(
     assert "raise its limit, `ulimit -n`" in text, text
     await b.call(short.go)
     await until(lambda: not worker.parts.directory.admission)
+
+
+# --- what needs a descriptor, and finds none -----------------------------------------
+
+CURES = {
+    errno.EMFILE: "this process has no file descriptor left",
+    errno.ENFILE: "this host has no file descriptor left",
+}
+
+
+async def dial(worker: Worker) -> object:
+    """Call a worker that there is no connection to."""
+    return await worker.peer("c").call(remote.add, 1)
+
+
+async def start(_: Worker, listen: tuple[str, ...] | None = None) -> object:
+    """Start another worker, by default with a directory for its sockets."""
+    options = replace(OPTIONS, network=replace(OPTIONS.network, listen=listen))
+    where = LocalRendezvous(1)
+    async with Worker("z", rank=0, rendezvous=where, options=options) as another:
+        return another.addresses
+
+
+async def start_at_a_port(worker: Worker) -> object:
+    return await start(worker, ("tcp://127.0.0.1:0",))
+
+
+async def share(_: Worker) -> object:
+    return asyncrpc.share(torch.ones(1 << 16))
+
+
+NEEDS = {needs.__name__: needs for needs in (dial, start, start_at_a_port, share)}
+
+
+@asynccontextmanager
+async def three(transport: Literal["uds", "tcp"]) -> AsyncIterator[Worker]:
+    async with ProcessCluster(
+        ["b", "c"], transport=transport, options=OPTIONS, method="forkserver"
+    ) as a:
+        assert await a.peer("b").call(remote.add, 1) == 2
+        yield a
+
+
+def says_the_cure(error: Exception, number: int) -> None:
+    assert CURES[number] in str(error)
+    assert "raise its limit" in str(error)
+
+
+@pytest.mark.parametrize("transport", ["uds", "tcp"])
+@pytest.mark.parametrize("needs", NEEDS)
+async def test_what_needs_a_descriptor_says_that_none_is_left_and_works_later(
+    needs: str, transport: Literal["uds", "tcp"]
+) -> None:
+    async with three(transport) as worker:
+        with short.descriptors_left(0):
+            async with asyncio.timeout(LIMIT_S):
+                with pytest.raises((AsyncRpcError, OSError)) as caught:
+                    await NEEDS[needs](worker)
+                says_the_cure(caught.value, errno.EMFILE)
+                # The others notice nothing.
+                assert await worker.peer("b").call(remote.add, 1) == 2
+        async with asyncio.timeout(LIMIT_S):
+            assert await NEEDS[needs](worker) is not None
+
+
+@pytest.mark.parametrize("left", range(12))
+async def test_a_worker_starts_with_few_descriptors_or_says_so(left: int) -> None:
+    """Wherever they run out, it ends in one of these two ways."""
+    with short.descriptors_left(left):
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                assert await start_at_a_port(cast("Worker", None))
+        except AsyncRpcError as error:
+            says_the_cure(error, errno.EMFILE)
+    assert await start_at_a_port(cast("Worker", None))
+
+
+async def test_large_tensors_go_by_socket_while_no_memory_can_be_shared() -> None:
+    tensor = torch.arange(1 << 18)
+    assert torch.equal(tensor + 0, tensor)  # torch imports what it needs for this
+    async with three("uds") as worker:
+        echo = worker.peer("b").call
+        with short.descriptors_left(0):
+            async with asyncio.timeout(LIMIT_S):
+                assert torch.equal(await echo(remote.echo, tensor), tensor)
+        assert torch.equal(await echo(remote.echo, tensor), tensor)
+
+
+class Exhausted(socket.socket):
+    """What socket(2) and accept(2) say when the table of all open files is full.
+
+    Only root could fill it, for everybody on the host: so the error comes from here, at
+    the calls that the kernel answers with it.
+    """
+
+    is_full: ClassVar[bool] = False
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        if self.is_full:
+            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+        super().__init__(*given, **more)
+
+    def accept(self) -> Any:
+        if self.is_full:
+            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+        return super().accept()
+
+
+@pytest.mark.parametrize("needs", [dial, start_at_a_port])
+async def test_a_host_without_descriptors_is_named_and_recovered_from(
+    needs: Callable[[Worker], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with three("tcp") as worker:
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "socket", Exhausted)
+            patch.setattr(Exhausted, "is_full", True)
+            with pytest.raises(AsyncRpcError) as caught:
+                await needs(worker)
+            says_the_cure(caught.value, errno.ENFILE)
+        async with asyncio.timeout(LIMIT_S):
+            assert await needs(worker) is not None
+
+
+async def test_connections_wait_while_the_host_has_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not even a refusal is possible, for that takes a descriptor, too."""
+    listening = Exhausted(socket.AF_INET)
+    listening.bind(("127.0.0.1", 0))
+    listening.listen()
+    listening.settimeout(0)
+    taken: list[socket.socket] = []
+    acceptor = SocketAcceptor([listening], taken.append)
+    monkeypatch.setattr(Exhausted, "is_full", True)
+    with socket.create_connection(listening.getsockname()):
+        await until(lambda: CURES[errno.ENFILE] in caplog.text)
+        assert not taken
+        monkeypatch.setattr(Exhausted, "is_full", False)
+        await until(lambda: len(taken) == 1)
+    acceptor.close()
+    taken[0].close()
 
 
 async def test_who_cannot_be_accepted_is_refused_at_once_and_served_later(
