@@ -88,7 +88,7 @@ class Job:
             "WORLD_SIZE": str(SIZE),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
-            "ASYNCRPC_SECRET": "of these ranks",
+            "ASYNCRPC_SECRET": "known to all of these ranks",
             **variables,
         }
 
