@@ -65,6 +65,11 @@ class Bounds:
         finally:
             self._scanned = 0
 
+    @property
+    def taken(self) -> int:
+        """Return how many values have been counted."""
+        return self._elements_max - self._left
+
     def take(self, values: int) -> None:
         """Count values.
 

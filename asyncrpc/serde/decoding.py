@@ -36,6 +36,7 @@ class Decoder:
 
     Attributes:
         shared: finds storages that were sent by reference; None: they are refused.
+        counts: whether values are counted, however short the message is.
     """
 
     __slots__ = (
@@ -48,6 +49,7 @@ class Decoder:
         "_on_gradient",
         "_placed",
         "_tensors",
+        "counts",
         "shared",
     )
 
@@ -67,7 +69,13 @@ class Decoder:
         self.shared: SharedStorages | None = None
         self._depth = 0
         self._bounds: Bounds | None = None
+        self.counts = False
         self._on_gradient: OnGradient | None = None
+
+    @property
+    def values(self) -> int:
+        """Return how many values the message has, if they were counted."""
+        return 0 if self._bounds is None else self._bounds.taken
 
     def decode(self, control: memoryview, on_gradient: OnGradient | None) -> Any:
         """Return the value; the codec translates whatever this raises."""
@@ -78,7 +86,7 @@ class Decoder:
                 f"a control part of {size_bytes} bytes arrived; the limit is"
                 f" {self._limits.control_bytes_max}"
             )
-        if size_bytes > COUNTED_BYTES_MIN:
+        if size_bytes > COUNTED_BYTES_MIN or self.counts:
             self._bounds = Bounds(self._limits.elements_max)
         header = int.from_bytes(control[: kinds.LENGTH_BYTES], "little")
         table_stop = kinds.LENGTH_BYTES + (header & ~kinds.FLAGS)

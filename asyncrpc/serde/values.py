@@ -306,6 +306,7 @@ class Codec:
         *,
         on_gradient: OnGradient | None = None,
         lifted: Sequence[Any] | None = None,
+        counted: Callable[[int], None] | None = None,
     ) -> Any:
         """Decode a value.
 
@@ -320,6 +321,8 @@ class Codec:
                 leaves that require a gradient.
             lifted: what hooks have made of the references in the message, in order, or
                 errors to raise in place of them; None: hooks are called.
+            counted: called with the number of values; None: those of short messages are
+                not counted.
 
         Raises:
             DecodeError: the bytes are not a value, or the value cannot be rebuilt here.
@@ -330,8 +333,12 @@ class Codec:
         hooks = self.hooks if lifted is None else _LiftedHooks(lifted)
         decoder = Decoder(buffers, self.functions, hooks, self.limits)
         decoder.shared = self.shared
+        decoder.counts = counted is not None
         try:
-            return decoder.decode(memoryview(control), on_gradient)
+            value = decoder.decode(memoryview(control), on_gradient)
+            if counted is not None:
+                counted(decoder.values)
+            return value  # noqa: TRY300
         except (DecodeError, RejectedError, KeyboardInterrupt):
             raise
         except BaseException as error:  # a value's own code may run here

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
+from asyncrpc.errors import OverloadedError
 from asyncrpc.runtime.calls.context import current_call_var
 from asyncrpc.runtime.calls.machine.credit import (
     STALLED_AFTER_S,
@@ -30,6 +31,9 @@ from asyncrpc.runtime.ports import MessageSender
 from asyncrpc.serde import memory_of
 from asyncrpc.wire.frames import Flags, Frame, FrameKind
 
+if TYPE_CHECKING:
+    from asyncrpc.runtime.calls.inbound import HeldCredit
+
 logger = logging.getLogger("asyncrpc")
 
 # Requests of up to so many bytes go without credit: the path of a small call knows
@@ -42,6 +46,14 @@ CONTROL_WEIGHT: Final = 16
 # Of the limit, what the pool of received memory may keep while calls fill the limit:
 # blocks change hands, and a dropped one takes 1 to 8 ms to make anew.
 IDLE_PART: Final = 16
+
+# Values in the arguments of the calls of one peer, but of one call alone.  Counted are
+# those of requests with a long control part; and once that many calls of it run, those
+# of all but the shortest.
+PEER_VALUES_MAX: Final = 1 << 21
+UNCOUNTED_CALLS_MAX: Final = 256
+UNCOUNTED_BYTES_MAX: Final = 128
+RETRY_AFTER_S: Final = 1.0
 
 _CREDIT: Final = int(FrameKind.CREDIT)
 
@@ -187,12 +199,13 @@ def request_bytes(control: bytes, control_bytes: int, lengths: Sequence[int]) ->
 class Claim:
     """The share of one served call in its worker's budget."""
 
-    __slots__ = ("_credit", "_holds", "nbytes")
+    __slots__ = ("_credit", "_holds", "nbytes", "values")
 
     def __init__(self, credit: LinkCredit, nbytes: int) -> None:
         self._credit = credit
         self._holds = 1  # the call is served
         self.nbytes = nbytes
+        self.values = 0
 
     def hold(self) -> None:
         """Count one more user of what was received; `let_go` must follow."""
@@ -202,7 +215,9 @@ class Claim:
         """Let go once; the last holder gives the credit back."""
         self._holds -= 1
         if not self._holds:
-            self._credit.release(self.nbytes)
+            self._credit.values -= self.values
+            if self.nbytes:
+                self._credit.release(self.nbytes)
 
     def until_sent(self, then: Callable[[], None] | None) -> Callable[[], None]:
         """Hold until the answer is sent; return the function to call then."""
@@ -224,6 +239,7 @@ class LinkCredit:
         account: what the peer has of this worker's budget.
         arriving: bytes of its requests that arrive, by call; always the same object.
         waiting: our requests that wait for the peer's credit.
+        values: in the arguments of its calls that are served, as far as they count.
     """
 
     __slots__ = (
@@ -234,6 +250,7 @@ class LinkCredit:
         "account",
         "arriving",
         "name",
+        "values",
         "waiting",
     )
 
@@ -262,6 +279,7 @@ class LinkCredit:
         self._status = status
         self.account: Account[CreditedPeer] = inbound.budget.open(self)
         self.arriving = self.account.arriving
+        self.values = 0
         self.waiting: WaitingRequests[Callable[[], None]] = WaitingRequests()
         # Not now: where the peer has dialed, our HELLO goes first.
         loop.call_soon(self._welcome)
@@ -363,6 +381,25 @@ class LinkCredit:
         self.on_arrived(call_id, control, buffers)
         nbytes = self._inbound.budget.take(self.account, call_id)
         return Claim(self, nbytes) if nbytes else None
+
+    def hold_values(self, claim: HeldCredit | None, values: int) -> HeldCredit:
+        """Count the values in the arguments of a call; return what it holds.
+
+        Raises:
+            OverloadedError: the peer's calls would hold too many.
+        """
+        if self.values and self.values + values > PEER_VALUES_MAX:
+            raise OverloadedError(
+                f"the arguments of this peer's calls hold {self.values} values; the"
+                f" limit is {PEER_VALUES_MAX}; send large data as tensors, arrays or"
+                " bytes",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        if claim is None:
+            claim = Claim(self, 0)
+        claim.values = values
+        self.values += values
+        return claim
 
     def on_cancel(self, call_id: int, unsent_bytes: int) -> None:
         """Take back the credit of a request that the peer gives up, sent or not.

@@ -123,7 +123,13 @@ class AnswersCalls(Protocol):
 
 
 class HeldCredit(Protocol):
-    """The share of a call in its worker's budget for large requests."""
+    """The share of a call in its worker's budget for large requests.
+
+    Attributes:
+        values: in its arguments, as far as they count.
+    """
+
+    values: int
 
     def hold(self) -> None:
         """Count one more user of what was received; `let_go` must follow."""

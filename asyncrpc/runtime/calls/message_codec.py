@@ -156,6 +156,7 @@ class DecodedBuffers(list[memoryview]):
 
     Attributes:
         value: what was decoded.
+        values: how many values it has.
         error: raised in its place, if it could not be.
     """
 
@@ -166,9 +167,11 @@ class DecodedBuffers(list[memoryview]):
         *,
         loans: list[Any],
         error: BaseException | None = None,
+        values: int = 0,
     ) -> None:
         super().__init__(buffers)
         self.value = value
+        self.values = values
         self.error = error
         self._loans = loans
 
@@ -183,6 +186,7 @@ class MessageCodec:
 
     Attributes:
         call_soon: of the worker's loop.
+        values: how many the message has that was decoded last, if they were counted.
         discard_apart: takes the references of a long message, and gives them back.
     """
 
@@ -214,6 +218,7 @@ class MessageCodec:
         self._link = link
         self._loop = parts.loop
         self.call_soon = parts.loop.call_soon
+        self.values = 0
         self.discard_apart: Callable[[bytes], None]
         self._codec = parts.codec
         self._references = parts.references
@@ -336,15 +341,26 @@ class MessageCodec:
     # --- in --------------------------------------------------------------------------
 
     def decode(
-        self, control: bytes, buffers: list[memoryview], meta: Meta
+        self,
+        control: bytes,
+        buffers: list[memoryview],
+        meta: Meta,
+        *,
+        counts: bool = False,
     ) -> tuple[Any, Any]:
-        """Return a value, and the loans that came with it."""
+        """Return a value, and the loans that came with it.
+
+        With `counts`, how many values it has is in `values`.
+        """
         on_gradient = None
         if meta and type(buffers) is not DecodedBuffers:
             on_gradient = self.join(meta)
-        value, loans = self._codec.decode_quickly(control, buffers, on_gradient), None
+        value, loans = UNREAD, None
+        if not counts:
+            value = self._codec.decode_quickly(control, buffers, on_gradient)
         if value is UNREAD:
-            value, loans = self._decode_slowly(control, buffers, on_gradient)
+            counted = self._count if counts else None
+            value, loans = self._decode_slowly(control, buffers, on_gradient, counted)
         if on_gradient is not None:
             self.joined(on_gradient)
         return value, loans
@@ -364,17 +380,29 @@ class MessageCodec:
             for propagator in self._propagators:
                 propagator.decoded(on_gradient)
 
+    def _count(self, values: int) -> None:
+        self.values = values
+
     def _decode_slowly(
-        self, control: bytes, buffers: list[memoryview], on_gradient: OnGradient | None
+        self,
+        control: bytes,
+        buffers: list[memoryview],
+        on_gradient: OnGradient | None,
+        counted: Callable[[int], None] | None,
     ) -> tuple[Any, Any]:
         if type(buffers) is DecodedBuffers:
             return self._decoded(buffers)
         references = self._references
         if references is None:
-            return self._codec.decode(control, buffers, on_gradient=on_gradient), None
+            value = self._codec.decode(
+                control, buffers, on_gradient=on_gradient, counted=counted
+            )
+            return value, None
         references.begin_decode(self._link)
         try:
-            value = self._codec.decode(control, buffers, on_gradient=on_gradient)
+            value = self._codec.decode(
+                control, buffers, on_gradient=on_gradient, counted=counted
+            )
         except BaseException:
             self._settle_unread(references, control, references.lifted)
             raise
@@ -451,15 +479,21 @@ class MessageCodec:
         loans: list[Any],
     ) -> DecodedBuffers:
         """Decode a message whose references have been lifted; in any thread."""
+        counts: list[int] = []
         try:
             value = self._codec.decode(
-                control, buffers, on_gradient=on_gradient, lifted=lifted
+                control,
+                buffers,
+                on_gradient=on_gradient,
+                lifted=lifted,
+                counted=counts.append,
             )
         except Exception as error:  # noqa: BLE001  (it is raised where it is awaited)
             return DecodedBuffers(buffers, loans=loans, error=error)
-        return DecodedBuffers(buffers, value, loans=loans)
+        return DecodedBuffers(buffers, value, loans=loans, values=counts[0])
 
     def _decoded(self, buffers: DecodedBuffers) -> tuple[Any, Any]:
+        self.values = buffers.values
         loans = buffers.take_loans()
         value, error = buffers.value, buffers.error
         buffers.value = buffers.error = None

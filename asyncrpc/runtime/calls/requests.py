@@ -25,7 +25,11 @@ from asyncrpc.errors import (
 )
 from asyncrpc.ids import RRefId
 from asyncrpc.runtime.calls import streams
-from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
+from asyncrpc.runtime.calls.credit import (
+    FREE_BYTES_MAX,
+    UNCOUNTED_BYTES_MAX,
+    UNCOUNTED_CALLS_MAX,
+)
 from asyncrpc.runtime.calls.function_names import name_of_value
 from asyncrpc.runtime.calls.heads import ReceivedHeads
 from asyncrpc.runtime.calls.inbound import CallHost, HeldCredit, InboundCall
@@ -142,6 +146,13 @@ class RequestCredit(Protocol):
     ) -> HeldCredit | None:
         """Return what a call that is now served holds; None if it is small."""
 
+    def hold_values(self, claim: HeldCredit | None, values: int) -> HeldCredit:
+        """Count the values in the arguments of a call; return what it holds.
+
+        Raises:
+            OverloadedError: the peer's calls would hold too many.
+        """
+
     def on_cancel(self, call_id: int, unsent_bytes: int) -> None:
         """Take back the credit of a request that the peer gives up."""
 
@@ -197,7 +208,7 @@ class RequestDispatcher:
         self._router = router = host.router
         self._requests, self._notices = router.requests, router.notices
 
-    def on_request(  # noqa: PLR0917
+    def on_request(  # noqa: C901, PLR0917  (of every request: no calls)
         self,
         flags: int,
         call_id: int,
@@ -224,7 +235,13 @@ class RequestDispatcher:
             if meta:
                 self._check_meta(inbound, meta)
             unread = b""
-            (args, kwargs), inbound.loans = self._arguments(control, buffers, meta)
+            size_bytes = len(control)
+            counts = size_bytes > UNCOUNTED_BYTES_MAX and (
+                size_bytes > FREE_BYTES_MAX or len(self._served) > UNCOUNTED_CALLS_MAX
+            )
+            (args, kwargs), inbound.loans = self._arguments(
+                control, buffers, meta, counts=counts
+            )
         except BaseException as error:  # noqa: BLE001  (a value's own code may run)
             self._messages.give_back(unread, buffers)
             if inbound is None:
@@ -236,12 +253,15 @@ class RequestDispatcher:
         self._begin(inbound)
         if (
             self._arriving
-            or len(control) > FREE_BYTES_MAX
+            or size_bytes > FREE_BYTES_MAX
             or (buffers and (len(buffers) > 1 or buffers[0].nbytes > FREE_BYTES_MAX))
         ):
             inbound.claim = self._credit.claim(call_id, control, buffers)
         buffers.clear()  # a tensor dies with the function's last reference to it
         try:
+            if counts:
+                values = self._messages.values
+                inbound.claim = self._credit.hold_values(inbound.claim, values)
             if type(target) is Target:
                 self._run(inbound, target, args, kwargs, flags)
             else:
@@ -278,10 +298,15 @@ class RequestDispatcher:
         inbound.rref_id = wanted  # not before: a refused value is not a failed one
 
     def _arguments(
-        self, control: bytes, buffers: list[memoryview], meta: Meta
+        self,
+        control: bytes,
+        buffers: list[memoryview],
+        meta: Meta,
+        *,
+        counts: bool,
     ) -> tuple[tuple[list[Any], dict[str, Any]], Any]:
         try:
-            value, loans = self._decode(control, buffers, meta)
+            value, loans = self._decode(control, buffers, meta, counts=counts)
         except CallError as error:
             error.outcome = Outcome.NOT_EXECUTED
             raise

@@ -25,6 +25,7 @@ from tests.integration.runtime.raw_connections import Stream, hello, prove
 
 MIB: Final = 1 << 20
 SECRET: Final = "a secret of 32 characters or more"
+CREDIT: Final = FrameKind.CREDIT
 ANSWER_S: Final = 60.0  # only a failure reaches it
 MODULE: Final = __name__
 
@@ -121,11 +122,16 @@ def victim(**environment: str) -> Iterator[Victim]:
 
 
 class RawPeer:
-    """A peer that has been let in, and sends what it wants."""
+    """A peer that has been let in, and sends what it wants.
+
+    Attributes:
+        granted_bytes: credit that the victim has given for its requests.
+    """
 
     def __init__(self, stream: Stream, victim: Victim) -> None:
         self.reader, self.writer = stream
         self.victim = victim
+        self.granted_bytes = 0
 
     def send(
         self,
@@ -190,13 +196,14 @@ class RawPeer:
         if self.writer.is_closing():
             return False
         self.writer.write(prefix(FrameKind.WANT, call_id, aux=nbytes))
-        self.writer.write(prefix(FrameKind.PING, 7))
+        self.writer.write(prefix(FrameKind.PING, call_id))
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             async with asyncio.timeout(ANSWER_S):
                 while True:
                     kind, of_call, _ = await self.frame()
-                    if kind in (FrameKind.CREDIT, FrameKind.PONG) and of_call:
-                        return kind == FrameKind.CREDIT
+                    if of_call == call_id and kind in (CREDIT, FrameKind.PONG):
+                        self.granted_bytes += nbytes * (kind == CREDIT)
+                        return kind == CREDIT
         return False
 
 
@@ -333,6 +340,8 @@ ATTACKS: Final[dict[str, Attack]] = {
     "empty sets, 1 MiB": content(rows(SET, MIB)),
     "integers, 2 MiB": content(rows(b"\xe3", 2 * MIB - 64)),
     "floats, 3 MiB": content(rows(b"\xcb" + bytes(8), 3 * MIB)),
+    "lists, 7 KiB, 5,000 calls": content(rows(b"\x90", 7 << 10), 5000),
+    "integers, 100 KiB, 200 calls": content(rows(b"\xe3", 100 << 10), 200),
     "lists in lists": content(lambda: b"\x91" * 900 + b"\xc0"),
     "equal hashes, 400 KiB": content(
         lambda: extension(kinds.SET, array(20_000, big_integers(20_000)))
@@ -353,8 +362,6 @@ ATTACKS: Final[dict[str, Attack]] = {
     "messages": many_messages,
     "names": many_names,
 }
-# Calls that hold their arguments, as far as the credit of a peer goes.
-GRANTED_BYTES: Final = 64 * MIB
 
 
 async def honest_call(target: Victim, name: str = "worst_lag_s") -> Any:

@@ -6,7 +6,6 @@ import pytest
 
 from tests.integration.runtime.memory_attacks import (
     ATTACKS,
-    GRANTED_BYTES,
     MIB,
     honest_call,
     raw_peer,
@@ -26,5 +25,5 @@ async def test_what_one_peer_takes(name: str) -> None:
             await ATTACKS[name](peer)
             await honest_call(target)
             taken_bytes = target.peak_bytes - before_bytes
-        assert taken_bytes < PEER_BYTES_MAX + GRANTED_BYTES
+        assert taken_bytes < PEER_BYTES_MAX + peer.granted_bytes
         await honest_call(target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -274,7 +274,10 @@ class FakeAdmission:
         self.active = 0
         self.refusal: AsyncRpcError | None = None
 
-    def admit(self) -> None:
+    def admit_message(self, of_peer: Sized) -> None:
+        """Accept every message."""
+
+    def admit(self, of_peer: Sized) -> None:
         if self.refusal is not None:
             raise self.refusal
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.machine.link import LinkState
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.wire.frames import HEADER, FrameKind
+from asyncrpc.wire.messages import Hello
 from tests.unit.runtime.calls.fakes import PEER, FakeConnection, FakeHost
 
 # What a connection keeps to itself: its link never sees it.
@@ -26,7 +26,7 @@ class Carrier(FakeConnection):
         super().__init__()
         self.acknowledged: list[int] = []
         self.peer_closed: str | None = None
-        self.peer = SimpleNamespace(strict=False)
+        self.peer = Hello(name="b", incarnation=7, rank=-1, pid=1, expects="a")
         self.stream = self
 
     def write_apart(self, message: bytes) -> None:
