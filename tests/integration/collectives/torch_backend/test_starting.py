@@ -157,7 +157,8 @@ def test_who_does_not_come_is_named(tmp_path: Path) -> None:
 
 def know_another_secret(rank: int, size: int, url: str) -> str:
     options: Any = Options(
-        secret=f"the secret of rank {rank}", network=NetworkOptions(connect_timeout_s=1.0)
+        secret=f"the secret of rank {rank}",
+        network=NetworkOptions(connect_timeout_s=1.0),
     )
     start(rank, size, url, timeout=timedelta(seconds=8), pg_options=options)
     with pytest.raises(dist.DistBackendError) as caught:
