@@ -48,7 +48,9 @@ from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.links.tokens import JoinTokens
 from asyncrpc.runtime.loops import run
 from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
-from asyncrpc.runtime.membership.machine.membership import ChangeKind
+from asyncrpc.runtime.membership.machine.records import (
+    ChangeKind,
+)
 from asyncrpc.runtime.membership.rendezvous import JoinRendezvous, LocalRendezvous
 from asyncrpc.runtime.options import (
     DeviceOptions,

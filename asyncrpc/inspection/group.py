@@ -24,7 +24,9 @@ from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.links.evidence import evidence_at
 from asyncrpc.runtime.links.machine.detector import Evidence
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
-from asyncrpc.runtime.membership.machine.membership import Record
+from asyncrpc.runtime.membership.machine.records import (
+    Record,
+)
 from asyncrpc.runtime.messages import Request
 
 T = TypeVar("T")

@@ -12,7 +12,9 @@ from asyncrpc.clock import wall_ns
 from asyncrpc.inspection.collecting import Inspected
 from asyncrpc.inspection.messages import CheckupSeen
 from asyncrpc.runtime.host import HOST_ID
-from asyncrpc.runtime.membership.machine.membership import Record
+from asyncrpc.runtime.membership.machine.records import (
+    Record,
+)
 from asyncrpc.runtime.options import Options
 from asyncrpc.trace import FlightRecorder
 

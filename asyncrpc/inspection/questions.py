@@ -9,7 +9,9 @@ from typing import Final, TypeVar
 from asyncrpc.errors import AsyncRpcError, ConnectError
 from asyncrpc.inspection.observer import Observed, Observer
 from asyncrpc.runtime.members import Member
-from asyncrpc.runtime.membership.machine.membership import Record
+from asyncrpc.runtime.membership.machine.records import (
+    Record,
+)
 from asyncrpc.runtime.membership.messages import AskMembers
 from asyncrpc.runtime.messages import Request
 

@@ -11,7 +11,9 @@ import asyncio
 from collections.abc import Callable
 
 from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
-from asyncrpc.runtime.membership.machine.membership import ChangeKind
+from asyncrpc.runtime.membership.machine.records import (
+    ChangeKind,
+)
 
 _ARRIVALS = frozenset({ChangeKind.JOINED, ChangeKind.RESTARTED, ChangeKind.BACK})
 

@@ -13,6 +13,7 @@ from asyncrpc.ids import Incarnation
 from asyncrpc.wire.messages import Hello
 
 UNKNOWN_INCARNATION: Final = Incarnation(0)
+RELAY: Final = "relay://"  # begins the address of a guest; its gateway's name follows
 SHOWN_MAX: Final = 20  # workers in the text of an error
 
 
@@ -33,6 +34,12 @@ class Member:
     incarnation: Incarnation
     addresses: tuple[str, ...]
     host_id: str = ""
+
+    @property
+    def gateway(self) -> str:
+        """The member that a guest joined by; empty for others."""
+        first = self.addresses[0] if self.addresses else ""
+        return first.removeprefix(RELAY) if first.startswith(RELAY) else ""
 
     def encode(self) -> bytes:
         """Return the record that is published."""

@@ -238,6 +238,9 @@ class LimitOptions:
         inbound_bytes_max: bytes of the payloads of requests that arrive or are served,
             over all peers; payloads of up to 8 KiB are not counted.  Further callers
             wait.
+        outbound_bytes_max: bytes of answers, and of items of streams, that peers have
+            not taken, over all peers; one peer may have a sixteenth.  Further calls
+            with large answers, and further items, wait.
         handshakes_max: connections that have not authenticated yet; never more than a
             quarter of the file descriptors that the process may have.  Beyond the
             limit, the oldest that has said nothing is closed, or else the oldest.
@@ -256,6 +259,7 @@ class LimitOptions:
     on_loop_bytes_max: int = 16 << 10
     inbound_calls_max: int = 100_000
     inbound_bytes_max: int = 4 << 30
+    outbound_bytes_max: int = 1 << 30
     handshakes_max: int = 256
     stream_items_max: int = 16
     stream_bytes_max: int = 32 << 20

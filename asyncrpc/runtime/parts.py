@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from asyncrpc.errors import AsyncRpcError, TransportError
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.admission import CallAdmission
+from asyncrpc.runtime.calls.backlog import OutboundBudget
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.calls.credit import InboundCredit
 from asyncrpc.runtime.calls.deadlines import Deadlines
@@ -243,6 +244,7 @@ class Parts:
         self.inbound_credit = InboundCredit(
             self.name, loop, self.limits.inbound_bytes_max, self.receive_pool
         )
+        self.outbound_budget = OutboundBudget(self.limits.outbound_bytes_max)
         self.deadlines = Deadlines(loop, InboundCall.expire)
         self.context = contextvars.Context()
         self.context.run(current_worker_var.set, current)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from asyncrpc.errors import LocalProtocolError
+from asyncrpc.wire.frames import FrameKind
 
 
 class OutgoingState(enum.Enum):
@@ -78,6 +79,9 @@ TRANSITIONS: Final[Mapping[OutgoingState, Mapping[OutgoingEvent, OutgoingState]]
     SENT: {},
     DROPPED: {},
 }
+
+
+_ANSWERS: Final = (FrameKind.RESPONSE, FrameKind.STREAM_ITEM, FrameKind.ERROR)
 
 
 class OutgoingMessage:
@@ -157,6 +161,16 @@ class OutgoingMessages:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def answer_bytes(self) -> int:
+        """Bytes of the buffers of answers among them."""
+        return sum(
+            buffer.nbytes
+            for message in self._waiting
+            if message.kind in _ANSWERS
+            for buffer in message.buffers
+        )
 
     def wait(
         self,

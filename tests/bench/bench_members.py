@@ -29,7 +29,12 @@ from asyncrpc.ids import Incarnation
 from asyncrpc.multiprocessing import launch
 from asyncrpc.runtime.links.peer_table import PeerTable
 from asyncrpc.runtime.members import Member
-from asyncrpc.runtime.membership.machine.membership import Membership, Record
+from asyncrpc.runtime.membership.machine.membership import (
+    Membership,
+)
+from asyncrpc.runtime.membership.machine.records import (
+    Record,
+)
 from tests.bench import machine
 from tests.bench.sides.members_side import LIMIT_S, Life, live, live_in_torch
 

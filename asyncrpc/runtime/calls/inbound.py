@@ -18,6 +18,7 @@ import torch
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import DeadlineExceededError, Outcome, WorkerLostError
+from asyncrpc.runtime.calls.backlog import Backlog
 from asyncrpc.runtime.calls.context import current_call_var, deadline_var
 from asyncrpc.runtime.calls.deadlines import Deadlines, Watch
 from asyncrpc.runtime.calls.foreign_futures import as_awaitable
@@ -45,6 +46,7 @@ _ONE_STEP: Final = Mode.ONE_STEP
 _ON_LOOP: Final = Mode.ON_LOOP
 _ASYNC_EXECUTION: Final = Mode.ASYNC_EXECUTION
 
+_NOT_YET: Final = object()  # its caller has not taken earlier answers
 _TRACE_ALONE: Final = {TRACE}
 
 
@@ -92,9 +94,11 @@ class AnswersCalls(Protocol):
 
     Attributes:
         caller: its name.
+        backlog: what the caller has not taken.
     """
 
     caller: str
+    backlog: Backlog
 
     def answer(self, inbound: InboundCall, value: Any) -> None:
         """Send a function's result, or keep it if it stays here."""
@@ -117,9 +121,6 @@ class AnswersCalls(Protocol):
 
     def end_stream(self, inbound: InboundCall, items: int) -> None:
         """Tell the consumer that the generator has returned."""
-
-    async def writable(self) -> None:
-        """Wait until the connection has room."""
 
 
 class HeldCredit(Protocol):
@@ -271,14 +272,27 @@ class InboundCall:
         elif mode is _ON_LOOP or (target.is_listed and self._is_cheap(args, kwargs)):
             self._run_here(context, target.function, args, kwargs)
         else:
-            self.pool.submit(
-                partial(self._in_thread, context, target.function, args, kwargs),
+            self._submit(
+                partial(self._in_turn, context, target, args, kwargs),
                 self._on_future if mode is _ASYNC_EXECUTION else self._on_thread_done,
             )
             if self.claim is not None:
                 self.claim.hold()
         if self.deadline is not None and self.target is not None:  # it goes on
             self.watch = self.host.deadlines.watch(self, self.deadline)
+
+    def _submit(
+        self,
+        job: Callable[[], Any],
+        on_end: Callable[[Any, BaseException | None], None],
+    ) -> None:
+        def done(result: Any, error: BaseException | None) -> None:
+            if result is _NOT_YET:
+                self.responder.backlog.hold(lambda: self._submit(job, on_end))
+            else:
+                on_end(result, error)
+
+        self.pool.submit(job, done)
 
     def _is_cheap(self, args: list[Any], kwargs: dict[str, Any]) -> bool:
         if kwargs or (self.meta and self.meta.keys() != _TRACE_ALONE):
@@ -407,6 +421,19 @@ class InboundCall:
             self.responder.answer_error(self, error)
         else:
             self._on_returned(result)
+
+    def _in_turn(
+        self,
+        context: contextvars.Context,
+        target: Target,
+        args: list[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call a function, unless its caller must take earlier answers first."""
+        backlog = self.responder.backlog
+        if backlog.is_pressed and backlog.must_wait(target.name):
+            return _NOT_YET
+        return self._in_thread(context, target.function, args, kwargs)
 
     def _in_thread(
         self,

@@ -195,6 +195,7 @@ class RequestDispatcher:
         self._messages = messages
         self._preparation = preparation
         self._responder = responder
+        self._backlog = responder.backlog
         self._references = host.references
         self._functions = heads.functions
         # Used for every request.
@@ -232,6 +233,8 @@ class RequestDispatcher:
                 self._host, self._responder, call_id, now_s, deadline, meta
             )
             self._admit(self._served)
+            if self._backlog.is_pressed:
+                self._backlog.admit(len(control))
             if meta:
                 self._check_meta(inbound, meta)
             unread = b""
@@ -384,8 +387,23 @@ class RequestDispatcher:
             )
         if is_stream:
             streams.serve(inbound, target, args, kwargs)
+        elif self._backlog.is_pressed and self._backlog.must_wait(target.name):
+            self._backlog.hold(lambda: self._run_held(inbound, target, args, kwargs))
         else:
             inbound.run(target, args, kwargs)
+
+    def _run_held(
+        self,
+        inbound: InboundCall,
+        target: Target,
+        args: list[Any],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Run a call that had to wait until its caller takes earlier answers."""
+        try:
+            inbound.run(target, args, kwargs)
+        except BaseException as error:  # noqa: BLE001  (the caller gets it)
+            self._responder.answer_error(inbound, error)
 
     def _surrounded(self, target: Target, meta: Meta) -> Target:
         """Return what runs a function under the state of its caller's thread."""
@@ -543,7 +561,11 @@ class RequestDispatcher:
             self._responder.answer_error(inbound, unreadable(error))
             return
         target = Target(route.name, route.handle, Mode.COROUTINE)
-        inbound.run(target, [self._link, value], {})
+        if self._backlog.is_pressed and self._backlog.must_wait(target.name):
+            args = [self._link, value]
+            self._backlog.hold(lambda: self._run_held(inbound, target, args, {}))
+        else:
+            inbound.run(target, [self._link, value], {})
 
     def on_notice(
         self,

@@ -18,6 +18,7 @@ from asyncrpc.errors import (
     RejectedError,
     RRefDeletedError,
 )
+from asyncrpc.runtime.calls.backlog import LARGE_BYTES, Backlog
 from asyncrpc.runtime.calls.ends import ServedEnds
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder, holds_device_tensor
 from asyncrpc.runtime.calls.inbound import InboundCall
@@ -87,18 +88,12 @@ class ResponderHost(Protocol):
         """Counts the calls that are served."""
 
 
-class AnswersOver(MessageSender, Protocol):
-    """A connection, as far as answers go."""
-
-    async def writable(self) -> None:
-        """Wait until the transport has room."""
-
-
 class Responder:
     """Sends the answers to the calls of one peer.
 
     Attributes:
         caller: name of the peer.
+        backlog: what it has not taken.
     """
 
     def __init__(
@@ -106,7 +101,8 @@ class Responder:
         link: PeerLink,
         host: ResponderHost,
         *,
-        connection: AnswersOver,
+        connection: MessageSender,
+        backlog: Backlog,
         served: ServedCalls[InboundCall],
         messages: MessageCodec,
     ) -> None:
@@ -116,6 +112,7 @@ class Responder:
             link: to the peer; references get it.
             host: the worker that answers.
             connection: carries answers.
+            backlog: what the peer has not taken.
             served: calls that run here.
             messages: encodes results.
         """
@@ -127,7 +124,7 @@ class Responder:
         self._errors = host.error_encoder
         self._ends = ServedEnds(link.peer, host.recorder)
         self.caller = link.peer.name
-        self.writable = connection.writable
+        self.backlog = backlog
         # Used for every answer.
         self._encode = messages.encode
         self._send = connection.send
@@ -147,6 +144,7 @@ class Responder:
         """The connection has ended: cancel what runs for the peer."""
         for inbound in self._served:
             inbound.cancel()
+        self.backlog.close()
 
     def answer(self, inbound: InboundCall, value: Any) -> None:
         """Send a function's result, or keep it if it stays here."""
@@ -324,7 +322,10 @@ class Responder:
             buffers=encoded.buffers,
             on_sent=None if pins is None else pins.on_sent,
         )
-        return sum(buffer.nbytes for buffer in encoded.buffers)
+        nbytes: int = sum(buffer.nbytes for buffer in encoded.buffers)
+        if nbytes + len(encoded.control) > LARGE_BYTES:
+            self.backlog.look()
+        return nbytes
 
     def end_stream(self, inbound: InboundCall, items: int) -> None:
         """Tell the consumer that the generator has returned."""
@@ -351,6 +352,7 @@ class Responder:
         aux: int = 0,
         outcome: str = OK,
     ) -> None:
+        name = inbound.function_name
         on_sent = None if pins is None else pins.on_sent
         if inbound.claim is not None and encoded.buffers:
             on_sent = inbound.claim.until_sent(on_sent)
@@ -370,9 +372,13 @@ class Responder:
             # the references in it, which the caller then gives back.
             head=pack_head([meta]) if meta or pins is not None else b"",
             control=encoded.control,
-            buffers=encoded.buffers,
+            buffers=(buffers := encoded.buffers),
             on_sent=on_sent,
         )
+        if len(encoded.control) > LARGE_BYTES or (
+            buffers and sum(buffer.nbytes for buffer in buffers) > LARGE_BYTES
+        ):
+            self.backlog.on_large(name)
 
     def _end_served(self, inbound: InboundCall, outcome: str, items: int) -> None:
         self._ends.note(inbound, outcome, items)

@@ -29,6 +29,7 @@ from asyncrpc.torch_modes import surrounded
 L_co = TypeVar("L_co", covariant=True)
 
 _END: Final = object()
+_NOT_YET: Final = object()
 
 
 class StreamLink(CallLink, Protocol):
@@ -271,13 +272,16 @@ def serve(
 async def _produce(inbound: InboundCall, source: Any) -> None:
     """Send the items of `source` as credit allows."""
     responder, credit, sent = inbound.responder, inbound.credit, 0
+    room = responder.backlog.room
     try:
         async with aclosing(source):
+            await room()  # before there is an item that would wait
             async for item in source:
                 await credit.wait()
-                await responder.writable()
+                await room()
                 credit.spend(responder.send_item(inbound, sent, item))
                 sent += 1
+                await room()
     except asyncio.CancelledError as error:
         inbound.on_cancelled(error, items=sent)
     except BaseException as error:  # noqa: BLE001  (the consumer gets it)
@@ -325,8 +329,13 @@ class _Steps:
         return self
 
     async def __anext__(self) -> Any:
-        self._step = self._in_thread(self._next)
-        item = await asyncio.shield(self._step)
+        backlog = self._inbound.responder.backlog
+        while True:
+            self._step = self._in_thread(self._next)
+            item = await asyncio.shield(self._step)
+            if item is not _NOT_YET:
+                break
+            await backlog.room()
         if item is _END:
             raise StopAsyncIteration
         return item
@@ -344,6 +353,8 @@ class _Steps:
         return self._inbound.host.run_in_thread(lambda: self._context.run(job))
 
     def _next(self) -> Any:
+        if self._inbound.responder.backlog.is_pressed:
+            return _NOT_YET  # others have filled the room while it waited for a thread
         if self._generator is None:
             self._generator = self._function(*self._args, **self._kwargs)
         try:

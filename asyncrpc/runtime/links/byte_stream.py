@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
+from asyncrpc.runtime.calls.backlog import nobody_waits
 from asyncrpc.transport.abc import PeerCredentials, StreamHandler, Transport
 from asyncrpc.transport.flow import WaterMarks
 
@@ -61,6 +62,7 @@ class ByteStream:
         transport: takes the bytes; None before there is one, and after the end.
         keep: takes the parts of every write, in case they must be sent again.
         room: set while the transport has room; also after the end.
+        on_taken: called when the peer has taken something.
         awaited: calls that have not been answered; not empty: polling goes on.
     """
 
@@ -76,6 +78,7 @@ class ByteStream:
         "_turn",
         "awaited",
         "keep",
+        "on_taken",
         "opening",
         "room",
         "transport",
@@ -95,6 +98,7 @@ class ByteStream:
         self.keep: Callable[[Parts], None] = discard_parts
         self.room = asyncio.Event()
         self.room.set()
+        self.on_taken: Callable[[], None] = nobody_waits
         self.awaited: Mapping[int, object] = {}
         self._loop = loop
         self._poller = poller

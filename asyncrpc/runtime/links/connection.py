@@ -93,7 +93,7 @@ class Connection:
         incoming, turns: payloads that arrive; when messages are parsed.
         join, drop, submit: see `ByteStream`, `OutgoingMessages` and `PayloadRoutes`.
         claim, release_claim, forget_transfer, watch_requests, stand_in: see `incoming`.
-        acknowledge, break_off, adopt, settled, mended: see `Resumption`.
+        acknowledge, count_kept, break_off, adopt, settled, mended: see `Resumption`.
     """
 
     def __init__(
@@ -144,6 +144,7 @@ class Connection:
             self.stream, self, send_ack=self._send_ack, fail=self.fail
         )
         self.acknowledge = self._resumption.acknowledge
+        self.count_kept = self._resumption.count_kept
         self.break_off = self._resumption.break_off
         self.adopt = self._resumption.adopt
         self.settled = self._resumption.settled
@@ -221,6 +222,7 @@ class Connection:
         """Go on with the payloads."""
         self.stream.room.set()
         self._on_writable()
+        self.stream.on_taken()
 
     # --- the handshake ---------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from asyncrpc.runtime.links.ports import (
     Handshakes,
     LinkConnection,
 )
-from asyncrpc.runtime.links.routes import Routes, gateway_of
+from asyncrpc.runtime.links.routes import Routes
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
 from asyncrpc.runtime.ports import Identity
 from asyncrpc.transport.address import Address
@@ -160,7 +160,7 @@ class Dialer(Generic[LinkT]):
         An address may lead to another worker: every host has the same docker0.
         """
         addresses = self._routes.to(entry.member)
-        if not addresses and self.ask_to_dial is not None and gateway_of(entry.member):
+        if not addresses and self.ask_to_dial is not None and entry.member.gateway:
             await self.ask_to_dial(entry.member)
             return False  # as if it had dialed already: its connection is waited for
         failed: dict[Address, TransportError] = {}
@@ -239,7 +239,7 @@ class Dialer(Generic[LinkT]):
                 # A guest is asked to dial by members that seem to dial it meanwhile;
                 # guests dial each other as members do.
                 is_guest = self._routes.gateway is not None
-                number = attempt + (is_guest and not gateway_of(entry.member))
+                number = attempt + (is_guest and not entry.member.gateway)
                 ours = self._identity.hello(expects=expects, attempt=number)
                 connection.hello(ours)
 
@@ -285,6 +285,8 @@ class _Dial(Generic[LinkT]):
 
     async def run(self) -> LinkT:
         """Take every step; see `Dialer.dial`."""
+        if self._group is not None:
+            await self._group.settle(self._entry.member.name)
         attempts = self._attempts
         while not attempts.is_over:
             attempts.on(await self._step())

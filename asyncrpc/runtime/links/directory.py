@@ -36,7 +36,6 @@ from asyncrpc.runtime.links.machine.pool import DUPLICATE
 from asyncrpc.runtime.links.observers import Observers
 from asyncrpc.runtime.links.peer_table import PeerTable
 from asyncrpc.runtime.links.ports import (
-    JOIN_REFUSED,
     SILENT,
     DirectoryLink,
     GroupRecords,
@@ -101,6 +100,7 @@ class Directory(Generic[LinkT]):
         lane_dialer: opens lanes.
         relay: passes on the connections of guests.
         observers: connections of observers.
+        give_rank: see `PeerTable`.
     """
 
     def __init__(
@@ -141,6 +141,7 @@ class Directory(Generic[LinkT]):
         self._on_link: tuple[Callable[[LinkT], None], ...] = ()
         self._table: PeerTable[LinkT] = PeerTable(identity)
         self._met = self._table.met
+        self.give_rank = self._table.give_rank
         self._links: dict[ResumableConnection, LinkT] = {}
         self._by_incarnation: dict[Incarnation, LinkT] = {}
         # Connections accepted before `serve`; bounded by `LimitOptions.handshakes_max`.
@@ -197,7 +198,7 @@ class Directory(Generic[LinkT]):
             group: says which workers may be spoken to.
             *on_link: called with each link that is made, in this order.
         """
-        self._group = group
+        self._group = self.relay.group = group
         self._on_link = on_link
 
     # --- the known workers -----------------------------------------------------------
@@ -394,10 +395,37 @@ class Directory(Generic[LinkT]):
             else:
                 self.observers.take(connection, hello)
             return
-        if connection.ticket and hello.name != self._identity.name:
-            known = self._let_guest_in(connection, hello)
-            if known is not None:
-                self.take_offer(connection, known)
+        token = hello.token
+        if self.relay.is_guest(connection):
+            if not self.relay.lets_in(connection, hello):
+                return
+            if self._group is not None:
+                hello = self._group.introduce_guest(hello)
+            hello = self.relay.introduce(connection, hello)
+        is_joining = not hello.expects  # then it is asked all the same
+        if self._group is None or is_joining or not self._group.is_claimed(hello):
+            self._pass_offer(connection, hello, token)
+        else:
+            self._scheduler.start_task(self._contest(connection, hello, token))
+
+    async def _contest(
+        self, connection: LinkConnection, hello: Hello, token: int
+    ) -> None:
+        """Let a worker in unless another one that lives has its name or rank."""
+        assert self._group is not None
+        why = await self._group.claim(hello)
+        if connection.ended.done():
+            return
+        if why:
+            self.connections.refuse(connection, why)
+        else:
+            self._pass_offer(connection, hello, token)
+
+    def _pass_offer(self, connection: LinkConnection, hello: Hello, token: int) -> None:
+        """Take an offer, or pass it on to the member that a guest wants."""
+        is_here = hello.expects in ("", self._identity.name)
+        if self.relay.is_guest(connection) and not is_here:
+            self.relay.forward(connection, hello, token)
         else:
             self.take_offer(connection, hello)
 
@@ -418,19 +446,6 @@ class Directory(Generic[LinkT]):
             self.connections.refuse(connection, verdict)
         else:
             connection.hello(self._identity.hello())
-
-    def _let_guest_in(self, connection: LinkConnection, hello: Hello) -> Hello | None:
-        """Return the HELLO of a guest that wants this worker; None if it does not."""
-        if refusal := self.relay.refusal(connection, hello):
-            is_joining = not hello.expects
-            verdict = f"{JOIN_REFUSED}{refusal}" if is_joining else refusal
-            self.connections.refuse(connection, verdict)
-            return None
-        known = self.relay.introduce(connection, hello)
-        if hello.expects in ("", self._identity.name):
-            return known
-        self.relay.forward(connection, known, hello.token)
-        return None
 
     def _verdict(self, connection: LinkConnection, hello: Hello) -> str:
         """Accept a connection, or return why not."""

@@ -26,6 +26,7 @@ from asyncrpc.errors import MalformedError
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.admission import CallAdmission
 from asyncrpc.runtime.calls.answers import AnswerHost, AnswerReceiver
+from asyncrpc.runtime.calls.backlog import Backlog, OutboundBudget
 from asyncrpc.runtime.calls.credit import InboundCredit, LinkCredit
 from asyncrpc.runtime.calls.deferred import DeferredMessages
 from asyncrpc.runtime.calls.ends import CallEnds
@@ -49,7 +50,6 @@ from asyncrpc.runtime.calls.requests import RequestDispatcher, RequestHost
 from asyncrpc.runtime.calls.responder import Responder, ResponderHost
 from asyncrpc.runtime.devices.staging import Devices
 from asyncrpc.runtime.links.connection import Connection
-from asyncrpc.runtime.links.routes import gateway_of
 from asyncrpc.runtime.members import member_of
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.payloads.ports import LaneConnection
@@ -90,9 +90,11 @@ class LinkHost(AnswerHost, OutboundHost, RequestHost, ResponderHost, Protocol):
 
     Attributes:
         inbound_credit: limits the large requests that it takes in, over all peers.
+        outbound_budget: limits what its peers have not taken, over all of them.
     """
 
     inbound_credit: InboundCredit
+    outbound_budget: OutboundBudget
     pool: ThreadPool
 
     @property
@@ -129,6 +131,7 @@ class Link:
         served: the peer's calls that have not been answered.
         status: whether calls go both ways, one way, or no more.
         is_guest: whether a token has let the peer in.
+        stream, writable: of the connection.
         is_proven: whether the connection is known to be open at both ends.
         credit: large requests, in both directions.
         ends: notes how our calls end.
@@ -145,7 +148,8 @@ class Link:
         self.peer = peer
         self.connection = connection
         hello = connection.peer
-        self.is_guest = hello is not None and bool(gateway_of(member_of(hello)))
+        self.is_guest = hello is not None and bool(member_of(hello).gateway)
+        self.stream, self.writable = connection.stream, connection.writable
         self.is_proven = True
         self.status = LinkStatus()
         self.pending: PendingCalls[OutboundCall] = PendingCalls()
@@ -235,6 +239,7 @@ class Link:
             self,
             self.host,
             connection=self.connection,
+            backlog=Backlog(self, self.host.outbound_budget),
             served=self.served,
             messages=self.messages,
         )
@@ -361,6 +366,8 @@ class Link:
             raise MalformedError(f"the answer to call {call_id} was begun and given up")
 
     def _on_ping(self, frame: Frame) -> None:
+        if not self.connection.stream.room.is_set():
+            return  # it reads nothing: more would only wait
         pong = prefix(FrameKind.PONG, frame.call_id, aux=frame.aux)
         self.connection.stream.write_apart(pong)
 
@@ -373,6 +380,13 @@ class Link:
             self.connection.on_ack(frame.aux)
         elif self.connection.lanes is not None:
             self.connection.lanes.on_ack(lane, frame.aux)
+        self.stream.on_taken()
+
+    def count_kept(self) -> int:
+        """Return how many bytes the peer has not acknowledged, once all are written."""
+        lanes = self.connection.lanes
+        kept = self.connection.count_kept() + self.connection.outgoing.answer_bytes
+        return kept if lanes is None else kept + lanes.count_kept()
 
     def _on_close(self, frame: Frame) -> None:
         connection = self._connection_named(frame.call_id)

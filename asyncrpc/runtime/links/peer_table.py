@@ -51,7 +51,11 @@ class PeerTable(Generic[LinkT]):
             else:
                 entry.member = member
             if member.rank >= 0:
-                by_rank[member.rank] = member.name
+                by_rank.setdefault(member.rank, member.name)
+
+    def give_rank(self, rank: int, name: str) -> None:
+        """Let a worker be found by a rank that another one had."""
+        self._by_rank[rank] = name
 
     def forget(self, name: str) -> None:
         """Let go of a worker, unless there is a connection to it."""

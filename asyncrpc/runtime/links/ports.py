@@ -273,6 +273,22 @@ class GroupRecords(Protocol):
     def refusal(self, hello: Hello) -> str:
         """Return why a worker that dials is refused; empty if it is not."""
 
+    @property
+    def gateway(self) -> str:
+        """The member that this worker joined by as a guest; empty if it is none."""
+
+    def is_claimed(self, hello: Hello) -> bool:
+        """Return whether another worker may have the name or rank of a peer."""
+
+    async def claim(self, hello: Hello) -> str:
+        """Return why a peer may not have its name and rank; empty if it may."""
+
+    async def settle(self, name: str) -> None:
+        """Wait until it is known which life of a worker there is."""
+
+    def introduce_guest(self, hello: Hello) -> Hello:
+        """Return the HELLO of a guest with its rank in the group."""
+
     def take_in(self, connection: HandshakeConnection, hello: Hello) -> None:
         """A worker asks to join."""
 

@@ -28,12 +28,19 @@ from asyncrpc.errors import (
     AsyncRpcError,
     ClosedError,
     ConnectError,
+    MalformedError,
     TransportError,
     UnknownWorkerError,
 )
 from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.runtime.links.ports import SILENT, Handshakes, LinkConnection
-from asyncrpc.runtime.links.routes import Routes, gateway_of
+from asyncrpc.runtime.links.ports import (
+    JOIN_REFUSED,
+    SILENT,
+    GroupRecords,
+    Handshakes,
+    LinkConnection,
+)
+from asyncrpc.runtime.links.routes import Routes
 from asyncrpc.runtime.links.tokens import Tokens
 from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.messages import Notice, message
@@ -112,6 +119,7 @@ class Relay:
     """Passes on the connections of guests; a `Service` for the workers that call them.
 
     Attributes:
+        group: knows the gateway of this worker, if it is a guest.
         splices: what is passed on, and by which tickets its ends have come.
     """
 
@@ -141,6 +149,7 @@ class Relay:
         self._tokens = tokens
         self.splices: dict[Splice, tuple[bytes, ...]] = {}
         self._waiting: dict[int, _WaitingGuest] = {}  # by the token of the connection
+        self.group: GroupRecords | None = None
         tokens.on_end = self._on_token_ended
         self.routes = (
             takes(DialMember, self._on_dial),
@@ -148,6 +157,14 @@ class Relay:
         )
 
     # --- the gateway -----------------------------------------------------------------
+
+    def is_guest(self, connection: LinkConnection) -> bool:
+        """Return whether a peer came with a token of this worker.
+
+        A guest's connections to itself come with its own.
+        """
+        ticket, own = connection.ticket, self._tokens.own
+        return bool(ticket) and (own is None or ticket != own.ticket)
 
     def introduce(self, connection: LinkConnection, hello: Hello) -> Hello:
         """Return the HELLO of a guest with what only its gateway knows."""
@@ -161,9 +178,14 @@ class Relay:
         connection.peer = known
         return known
 
-    def refusal(self, connection: LinkConnection, hello: Hello) -> str:
-        """Return why a guest is not let in; empty if it is."""
-        return self._tokens.refusal(connection.ticket, hello.name)
+    def lets_in(self, connection: LinkConnection, hello: Hello) -> bool:
+        """Return whether a guest may come with its token; else it is refused."""
+        refusal = self._tokens.refusal(connection.ticket, hello.name)
+        if refusal:
+            is_joining = not hello.expects
+            verdict = f"{JOIN_REFUSED}{refusal}" if is_joining else refusal
+            self._handshakes.refuse(connection, verdict)
+        return not refusal
 
     def forward(self, connection: LinkConnection, hello: Hello, token: int) -> None:
         """Pass on the connection of a guest to the member that it wants.
@@ -203,7 +225,7 @@ class Relay:
                 "again later"
             )
         passed_on = replace(hello, token=guest.token)
-        if gateway := gateway_of(member):
+        if gateway := member.gateway:
             if gateway != self._identity.name:
                 raise ConnectError(
                     f"it joined through gateway {gateway!r}; guests of different "
@@ -303,9 +325,14 @@ class Relay:
 
     # --- the guest -------------------------------------------------------------------
 
-    def _on_meet(self, _link: PeerLink, asked: MeetGuest) -> None:
-        """Come for another guest, if this is the one that is asked."""
+    def _on_meet(self, link: PeerLink, asked: MeetGuest) -> None:
+        """Come for another guest, if this is the one that is asked.
+
+        Raises:
+            MalformedError: another worker than the gateway asks.
+        """
         if asked.guest == self._identity.name and self._peers.routes.gateway:
+            self._check_gateway(link)
             self._scheduler.start_task(self._come(asked.token))
 
     async def _come(self, token: int) -> None:
@@ -346,7 +373,7 @@ class Relay:
         Cancellation:
             The guest may dial or not.
         """
-        gateway = gateway_of(guest)
+        gateway = guest.gateway
         if gateway == self._identity.name:
             raise ConnectError("it is a guest that is not connected to its gateway")
         try:
@@ -365,14 +392,39 @@ class Relay:
             )
         )
 
-    def _on_dial(self, _link: PeerLink, asked: DialMember) -> None:
-        """Dial a member, if this is the guest; pass it on, if this is its gateway."""
+    def _check_gateway(self, link: PeerLink) -> None:
+        """Check that a message comes from the member that this guest joined by.
+
+        Raises:
+            MalformedError: it comes from another worker.
+        """
+        gateway = "" if self.group is None else self.group.gateway
+        if link.peer.name != gateway:
+            raise MalformedError(
+                f"worker {link.peer.name!r} may not ask this guest to dial others; "
+                f"only its gateway {gateway!r} may"
+            )
+
+    def _on_dial(self, link: PeerLink, asked: DialMember) -> None:
+        """Dial a member, if this is the guest; pass it on, if this is its gateway.
+
+        Raises:
+            MalformedError: the sender is neither the member nor the gateway.
+        """
+        is_own = link.peer == WorkerId(asked.member, Incarnation(asked.incarnation))
+        if not is_own and asked.guest != self._identity.name:
+            raise MalformedError(
+                f"worker {link.peer.name!r} may ask a guest to dial itself, but not "
+                f"{asked.member!r}"
+            )
+        if not is_own:
+            self._check_gateway(link)
         if asked.guest != self._identity.name:
-            link = None
+            guest = None
             if self._peers.known_incarnation(asked.guest) is not None:
-                link = self._peers.link_to(asked.guest)
-            if link is not None:  # else it is gone: the asker finds out by itself
-                link.tell(asked)
+                guest = self._peers.link_to(asked.guest)
+            if guest is not None:  # else it is gone: the asker finds out by itself
+                guest.tell(asked)
             return
         incarnation = Incarnation(asked.incarnation)
         if self._peers.known_incarnation(asked.member) != incarnation:

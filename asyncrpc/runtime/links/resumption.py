@@ -102,6 +102,13 @@ class Resumption:
         else:
             self._stream.write_ahead()
 
+    def count_kept(self) -> int:
+        """Return how many bytes the peer has not acknowledged, once all are written."""
+        self._stream.flush()
+        transport = self._stream.transport
+        queued = 0 if transport is None else transport.queued_bytes
+        return max(self.unacknowledged.nbytes, queued)
+
     def on_due(self) -> None:
         """An ACK is due: it goes with the next message, most often an answer.
 

@@ -75,13 +75,6 @@ def default_addresses(sockets: Path, *, is_guarded: bool) -> list[str]:
     return where
 
 
-def gateway_of(member: Member) -> str:
-    """Return the gateway through which a worker is reached; empty if it has none."""
-    prefix = "relay://"
-    found = (one for one in member.addresses if one.startswith(prefix))
-    return next(found, "").removeprefix(prefix)
-
-
 class Routes:
     """The ways of one worker to the others.
 

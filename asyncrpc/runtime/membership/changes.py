@@ -16,7 +16,9 @@ from typing import Final
 from asyncrpc.errors import UsageError
 from asyncrpc.ids import WorkerInfo
 from asyncrpc.runtime.loops import check_loop
-from asyncrpc.runtime.membership.machine.membership import ChangeKind
+from asyncrpc.runtime.membership.machine.records import (
+    ChangeKind,
+)
 
 CHANGES_MAX: Final = 1024  # that a program has not taken
 COMBINED_MAX: Final = CHANGES_MAX // 2  # else each new change would combine them again

@@ -21,8 +21,10 @@ from asyncrpc.clock import Deadline
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.runtime.membership.machine.membership import (
     SUCCEEDED,
-    Effect,
     Membership,
+)
+from asyncrpc.runtime.membership.machine.records import (
+    Effect,
     Record,
 )
 from asyncrpc.runtime.membership.machine.ring import CIRCLE, place_of
@@ -146,7 +148,7 @@ class Comparison:
         """Compare with the successor; if it cannot be reached for long, it is lost."""
         record = self._table.get(name)
         try:
-            await self._compare(await self._peers.open_link(name))
+            await self.compare(await self._peers.open_link(name))
             self._records.on_accepted()
         except (AsyncRpcError, TimeoutError) as error:
             now_s = self._scheduler.loop.time()
@@ -165,17 +167,25 @@ class Comparison:
     async def _look_for(self, name: str) -> None:
         """Try to reach a lost worker; if it lives, it refutes its loss."""
         try:
-            await self._compare(await self._peers.open_link(name))
+            await self.compare(await self._peers.open_link(name))
         except (AsyncRpcError, TimeoutError):
             return
 
-    async def _compare(self, link: MemberLink) -> None:
-        """Exchange the records that one of the two workers lacks."""
+    async def compare(self, link: MemberLink) -> None:
+        """Exchange the records that one of the two workers lacks.
+
+        Raises:
+            AsyncRpcError: the other worker does not answer.
+
+        Cancellation:
+            Some records may have been exchanged.
+        """
         table = self._table
         limit_s = self._times.connect_timeout_s
         deadline = Deadline.after(limit_s, self._scheduler.loop.time())
         digests = await ask(link, CompareDigest(table.digest), deadline=deadline)
         if digests is None:
+            table.hearsay.confirm(link.peer.incarnation)
             return
         parts = table.differing(digests)
         exchange = ExchangeRecords(parts, table.part(parts))

@@ -7,8 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from asyncrpc.errors import TransportError
+from asyncrpc.ids import Incarnation
 from asyncrpc.runtime.members import Member
-from asyncrpc.runtime.membership.machine.membership import Record
+from asyncrpc.runtime.membership.machine.records import (
+    Record,
+)
 from asyncrpc.runtime.membership.ports import MemberLink
 from asyncrpc.runtime.ports import Identity, Scheduler
 
@@ -38,6 +41,7 @@ class Displacement:
         lost_after_s: float,
         has_taken: Callable[[Member], Awaitable[bool]],
         outlive: Callable[[Record], None],
+        holders: Callable[[], Awaitable[list[Incarnation]]],
         links: Callable[[], Iterable[MemberLink]],
     ) -> None:
         """Prepare.
@@ -48,6 +52,8 @@ class Displacement:
             lost_after_s: seconds for which a member may be mistaken.
             has_taken: finds out whether another life answers at its addresses.
             outlive: called with the record of another life that does not answer.
+            holders: asks members that this worker is linked to which life of its name
+                they know.
             links: returns the links to others, which displacement closes.
         """
         self.claim = NameClaim.UNDISPUTED
@@ -56,7 +62,9 @@ class Displacement:
         self._lost_after_s = lost_after_s
         self._has_taken = has_taken
         self._outlive = outlive
+        self._holders = holders
         self._links = links
+        self._is_known = False  # to a member that it has compared records with
         self._succeeded_s: float | None = None  # since when a member says so
 
     @property
@@ -75,11 +83,39 @@ class Displacement:
             is_there = await self._has_taken(record.member)
         except (TransportError, TimeoutError):
             is_there = False
-        if is_there:
-            self._on_displaced(", ".join(record.member.addresses))
-        elif self.claim is NameClaim.CONTESTED:
+        where = ", ".join(record.member.addresses)
+        if is_there and await self._must_yield():
+            self._on_displaced(where)
+            return
+        self._outlive(record)
+        if not is_there:
             self.claim = NameClaim.UNDISPUTED
-            self._outlive(record)
+            return
+        # It may say so again at once: one answer is enough for a while.
+        loop = self._scheduler.loop
+        loop.call_later(self._lost_after_s, self._on_rested)
+        logger.error(
+            "worker %r: another worker answers to its name at %s; the members know "
+            "this one, which keeps it: shut the other one down",
+            self._identity.name,
+            where,
+        )
+
+    def _on_rested(self) -> None:
+        if self.claim is NameClaim.CONTESTED:
+            self.claim = NameClaim.UNDISPUTED
+
+    async def _must_yield(self) -> bool:
+        """Return whether another life that answers has the name.
+
+        Whoever says so and answers under the name may be anybody.  So a worker that
+        members have known for a while keeps it, unless more of them know the other.
+        """
+        if not self._is_known:
+            return True
+        held = await self._holders()
+        ours = held.count(self._identity.incarnation)
+        return ours == 0 or len(held) - ours > ours
 
     def on_succeeded(self, by: str, now_s: float) -> None:
         """Record that a member takes this worker for a former life of its name.
@@ -88,12 +124,15 @@ class Displacement:
         """
         if self._succeeded_s is None:
             self._succeeded_s = now_s
-        elif now_s - self._succeeded_s >= self._lost_after_s:
+        elif now_s - self._succeeded_s >= self._lost_after_s and not any(
+            link.peer.name != by for link in self._links()
+        ):
             self._on_displaced(f"as {by!r} says")
 
     def on_accepted(self) -> None:
         """Record that a member accepts this worker's identity."""
         self._succeeded_s = None
+        self._is_known = True
 
     def _on_displaced(self, where: str) -> None:
         if self.claim is NameClaim.DISPLACED:

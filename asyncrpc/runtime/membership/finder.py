@@ -12,7 +12,13 @@ from typing import Final, TypeAlias
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import UnknownWorkerError
-from asyncrpc.runtime.membership.machine.membership import Membership, Record
+from asyncrpc.ids import Incarnation
+from asyncrpc.runtime.membership.machine.membership import (
+    Membership,
+)
+from asyncrpc.runtime.membership.machine.records import (
+    Record,
+)
 from asyncrpc.runtime.membership.machine.ring import place_of
 from asyncrpc.runtime.membership.messages import RECEIVER_ONLY, FindMember
 from asyncrpc.runtime.membership.ports import MemberLink, Peers
@@ -21,6 +27,7 @@ from asyncrpc.runtime.ports import Identity, Scheduler, ask
 # Takes a record that arrived over a link, and the part of the ring to tell.
 TakeRecord: TypeAlias = Callable[[Record, int, MemberLink], None]
 
+HOLDERS_MAX: Final = 9  # members that say which life of a name they know
 ASKED_MAX: Final = 3  # members that are asked where another one is
 REFRESH_S: Final = 1.0  # for their answer, when a dial has failed
 
@@ -90,16 +97,34 @@ class Finder:
         after = table.get(name)
         return after is not None and after.is_alive and after.member != before.member
 
+    async def holders(self, table: Membership, name: str) -> list[Incarnation]:
+        """Return which lives of a name the members know that this worker is linked to.
+
+        Cancellation:
+            Nothing has changed.
+        """
+        whom = self._linked(table, name)[:HOLDERS_MAX]
+        deadline = Deadline.after(REFRESH_S, self._scheduler.loop.time())
+        links = self.links()
+
+        async def know(other: str) -> Record | None:
+            return await ask(links[other], FindMember(name), deadline=deadline)
+
+        asking = [know(other) for other in whom]
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        known = [one for one in answers if isinstance(one, Record)]
+        return [one.incarnation for one in known if one.is_alive]
+
     def _linked(self, table: Membership, name: str) -> list[str]:
         """Return the members that this worker has a link to, except one."""
         linked = self.links()
-        return [one for one in linked if one != name and one in table.alive]
+        return [one for one in linked if one != name and one in table.carriers]
 
     def _far(self, table: Membership, name: str) -> list[str]:
         """Return the members after the place of a name, except this worker."""
         found, place = [], place_of(name)
         for _ in range(ASKED_MAX + 1):
-            one = table.alive.after(place + 1)
+            one = table.carriers.after(place + 1)
             if one not in ("", name, self._identity.name):
                 found.append(one)
             place = place_of(one)

@@ -2,7 +2,8 @@
 
 News for one worker is collected for a moment, so that fifty departures at once cost it
 few messages.  A worker that cannot be reached is passed over: the next one on the ring
-informs its part.  Comparison repairs what is lost all the same.
+informs its part.  Comparison repairs what is lost all the same.  Guests pass nothing
+on: each is informed by the member that it joined by.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from asyncrpc.errors import AsyncRpcError
-from asyncrpc.runtime.membership.machine.membership import Membership, Record
+from asyncrpc.runtime.membership.machine.membership import (
+    Membership,
+)
+from asyncrpc.runtime.membership.machine.records import (
+    Record,
+)
 from asyncrpc.runtime.membership.machine.ring import CIRCLE, place_of
-from asyncrpc.runtime.membership.messages import MemberNews, News
+from asyncrpc.runtime.membership.messages import RECEIVER_ONLY, MemberNews, News
 from asyncrpc.runtime.membership.ports import Peers
 from asyncrpc.runtime.ports import Scheduler
 
+NEWCOMER_S: Final = 1.0  # in which an admitted worker asks for the members
 BATCH_S: Final = 0.02  # how long news waits for more
 ITEMS_MAX: Final = 256  # in one message
 PASSED_MAX: Final = 4_096  # records that are remembered as passed on
@@ -64,6 +71,7 @@ class Gossip:
         self._wake = wake
         self._table: Membership | None = None
         self._queues: dict[str, dict[str, Rumor]] = {}
+        self._newcomers: dict[str, asyncio.TimerHandle] = {}
         self._passed: dict[tuple[str, tuple[int, ...]], None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -76,6 +84,25 @@ class Gossip:
         if self._table is not None:
             self.pass_on(record, place_of(self._table.me.name))
 
+    def announce_when_ready(self, record: Record) -> None:
+        """Send a record to all members; of one that has just come, once it listens."""
+        table = self._table
+        if table is None or record.name == table.me.name or not record.is_alive:
+            self.announce(record)
+            return
+        self._newcomers[record.name] = self._scheduler.loop.call_later(
+            NEWCOMER_S, self.on_ready, record.name
+        )
+
+    def on_ready(self, name: str) -> None:
+        """A worker that has just come listens."""
+        timer = self._newcomers.pop(name, None)
+        if timer is None or self._table is None:
+            return
+        timer.cancel()
+        if (record := self._table.get(name)) is not None:
+            self.announce(record)
+
     def pass_on(self, record: Record, limit: int) -> None:
         """Send a record to a part of the ring; once, however often it arrives."""
         table, key = self._table, (record.name, record.order)
@@ -84,13 +111,18 @@ class Gossip:
         self._passed[key] = None
         if len(self._passed) > PASSED_MAX:
             del self._passed[next(iter(self._passed))]
-        for name, part in table.alive.routes(table.me.name, limit):
+        for name, part in table.carriers.routes(table.me.name, limit):
             self._queue(name, Rumor(record, part))
+        for name in table.guests_of(table.me.name):
+            if name != record.name:
+                self._queue(name, Rumor(record, RECEIVER_ONLY))
 
     def close(self) -> None:
         """Send no more news."""
         if self._timer is not None:
             self._timer.cancel()
+        for timer in self._newcomers.values():
+            timer.cancel()
         self._queues.clear()
         self._table = None
 
@@ -126,9 +158,9 @@ class Gossip:
         """Inform the part of the ring that an unreachable worker was to inform."""
         table = self._table
         for item in items:
-            if table is None or item.tries >= TRIES_MAX:
+            if table is None or item.tries >= TRIES_MAX or item.limit == RECEIVER_ONLY:
                 return
-            route = table.alive.route_past(name, item.limit)
+            route = table.carriers.route_past(name, item.limit)
             if route is not None and route[0] != table.me.name:
                 self._queue(route[0], Rumor(item.record, route[1], item.tries + 1))
 

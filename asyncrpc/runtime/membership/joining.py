@@ -10,8 +10,8 @@ dead worker, and no member has to remember requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
@@ -19,6 +19,7 @@ from asyncrpc.errors import (
     AuthenticationError,
     ClosedError,
     ConnectError,
+    ConnectionLostError,
     MalformedError,
     RendezvousTimeoutError,
     TransportError,
@@ -46,8 +47,10 @@ from asyncrpc.runtime.membership.machine.arriving import (
 )
 from asyncrpc.runtime.membership.machine.membership import (
     MEMBERS_MAX,
-    Effect,
     Membership,
+)
+from asyncrpc.runtime.membership.machine.records import (
+    Effect,
     Record,
 )
 from asyncrpc.runtime.membership.messages import AskMembers, PingMember
@@ -245,7 +248,7 @@ class Joiner:
             await asyncio.sleep(min(PAUSE_S, max(0.0, end_s - loop.time())))
 
     async def _join_through(self, member: Member) -> list[Record]:
-        hello = await self._ask(member)
+        hello = await self.ask(member)
         if hello.verdict.startswith(REFUSED):
             why = hello.verdict.removeprefix(REFUSED)
             raise UsageError(f"worker {self._identity.name!r} cannot join: {why}")
@@ -272,12 +275,20 @@ class Joiner:
         Cancellation:
             The connection is closed.
         """
-        hello = await self._ask(member)
+        hello = await self.ask(member)
         is_namesake = hello.name == self._identity.name
         return is_namesake and hello.incarnation == member.incarnation
 
-    async def _ask(self, member: Member) -> Hello:
-        """Ask a member to admit this worker; return its answer."""
+    async def ask(self, member: Member) -> Hello:
+        """Ask a member to admit this worker; return its answer.
+
+        Raises:
+            TransportError: no process answers.
+            TimeoutError: the peer did not answer in time.
+
+        Cancellation:
+            The connection is closed.
+        """
         usable = self._routes.to(member)
         if not usable:
             raise ConnectError("this worker cannot reach such an address")
@@ -357,6 +368,7 @@ class JoinAdmission:
         *,
         table: Membership,
         times: MembershipTimes,
+        ask: Callable[[Member], Awaitable[Hello]],
         is_draining: Callable[[], bool],
         carry_out: Callable[[list[Effect]], None],
     ) -> None:
@@ -368,6 +380,7 @@ class JoinAdmission:
             peers: the workers it knows.
             table: its records of the group.
             times: how long to wait for workers.
+            ask: finds out who listens at the addresses of a worker.
             is_draining: returns whether the member is shutting down.
             carry_out: called with the effects.
         """
@@ -375,10 +388,12 @@ class JoinAdmission:
         self._scheduler = scheduler
         self._peers = peers
         self._times = times
+        self._ask = ask
         self._is_draining = is_draining
         self._carry_out = carry_out
         self._table = table
         self._probes: dict[str, asyncio.Task[bool]] = {}
+        self._changes: dict[str, asyncio.Future[None]] = {}  # of those in the way
 
     def begin(self, table: Membership) -> None:
         """Admit workers to the group of another table."""
@@ -402,7 +417,8 @@ class JoinAdmission:
 
     async def _judge(self, member: Member) -> str:
         """Admit a worker, or return why not."""
-        why = self._refuse(member) or await self._contested(member)
+        limit_s = self._times.connect_timeout_s / 2
+        why = self._refuse(member) or await self._contested(member, limit_s)
         if not why:
             self._carry_out(self._table.admit(member, self._scheduler.loop.time()))
         return why
@@ -418,17 +434,50 @@ class JoinAdmission:
             why = "it has no name"
         elif member.name == self._identity.name:
             why = f"the name {member.name!r} is taken by the worker that was asked"
-        elif len(self._table) >= MEMBERS_MAX:
+        elif not self._has_room():
             why = f"the group has {MEMBERS_MAX} members, which is its limit"
         return why and f"{REFUSED}{why}"
 
-    async def _contested(self, member: Member) -> str:
+    def _has_room(self) -> bool:
+        """Return whether one more worker fits in, if need be in place of another."""
+        if len(self._table) >= MEMBERS_MAX:
+            self._carry_out(self._table.make_room())
+        return len(self._table) < MEMBERS_MAX
+
+    def is_claimed(self, member: Member) -> bool:
+        """Return whether another worker may have the name or rank of a peer."""
+        return bool(self._in_its_way(member))
+
+    async def contest(self, member: Member) -> str:
+        """Return why a peer may not have its name and rank; empty if it may.
+
+        Cancellation:
+            Nothing has changed.
+        """
+        for _, record in self._in_its_way(member):
+            link = self._peers.link_of(record.incarnation)
+            if link is not None and link.connection.is_broken:
+                # The network says what a worker that is restarted cannot prove.
+                error = ConnectionLostError("another worker has its name or rank")
+                link.connection.end(error)
+        limit_s = max(self._times.lost_after_s, self._times.connect_timeout_s / 2)
+        why = (await self._contested(member, limit_s)).removeprefix(REFUSED)
+        return why and f"{why}; give this worker another name or rank, or stop that one"
+
+    def on_changed(self, record: Record) -> None:
+        """What is known of a worker has changed: it may be in the way no longer."""
+        if (change := self._changes.pop(record.name, None)) is not None:
+            change.set_result(None)
+
+    async def _contested(self, member: Member, limit_s: float) -> str:
         """Return which worker has the name or rank of a new one; empty if none has."""
         loop, table = self._scheduler.loop, self._table
         for what, record in self._in_its_way(member):
+            if record.incarnation == UNKNOWN_INCARNATION:
+                return f"{REFUSED}{what} is listed for it"
             try:
-                async with asyncio.timeout(self._times.connect_timeout_s / 2):
-                    is_alive = await self._probe(record)
+                async with asyncio.timeout(limit_s):
+                    is_alive = await self._is_in_the_way(record)
             except TimeoutError:
                 return f"{what} is taken by worker {record.name!r}, which may be alive"
             if is_alive:
@@ -442,11 +491,52 @@ class JoinAdmission:
         """Return the workers that a new one would displace, if they live."""
         found = []
         named, ranked = self._table.get(member.name), self._table.holder_of(member.rank)
-        if named is not None and named.incarnation != member.incarnation:
+        if (
+            named is not None
+            and named.is_placed
+            and named.incarnation != member.incarnation
+        ):
             found.append((f"the name {member.name!r}", named))
-        if ranked is not None and ranked.name != member.name:
+        # One that is only listed may run, too.
+        if ranked is not None and ranked.is_alive and ranked.name != member.name:
             found.append((f"rank {member.rank}, of {ranked.name!r},", ranked))
-        return [(what, record) for what, record in found if record.is_placed]
+        return found
+
+    async def _is_in_the_way(self, record: Record) -> bool:
+        """Return whether a worker lives; it does not if another record replaces it."""
+        probe = self._scheduler.start_task(self._probe(record))
+        moved = self._scheduler.start_task(self._has_successor(record))
+        either: set[asyncio.Future[Any]] = {probe, moved}
+        try:
+            while not probe.done():
+                wake = {*either, self._change_of(record.name)}
+                await asyncio.wait(wake, return_when=asyncio.FIRST_COMPLETED)
+                known = self._table.get(record.name)
+                is_known = known and known.incarnation == record.incarnation
+                if not is_known or (moved.done() and moved.result()):
+                    return False
+                if moved.done():
+                    either.discard(moved)
+            return probe.result()
+        finally:
+            probe.cancel()
+            moved.cancel()
+
+    async def _has_successor(self, record: Record) -> bool:
+        """Return whether another life of a worker listens at its addresses."""
+        try:
+            hello = await self._ask(record.member)
+        except (TransportError, TimeoutError):
+            return False
+        is_other = hello.incarnation != record.incarnation != UNKNOWN_INCARNATION
+        return hello.name == record.name and is_other
+
+    def _change_of(self, name: str) -> asyncio.Future[None]:
+        """Return what is done once something else is known of a worker."""
+        change = self._changes.get(name)
+        if change is None:
+            change = self._changes[name] = self._scheduler.loop.create_future()
+        return change
 
     async def _probe(self, record: Record) -> bool:
         """Return whether a worker lives; concurrent callers share one question."""
@@ -464,7 +554,7 @@ class JoinAdmission:
         deadline = Deadline.after(limit_s, self._scheduler.loop.time())
         try:
             link = await self._peers.open_link(record.name)
-            if link.peer.incarnation != record.incarnation:
+            if record.incarnation not in (link.peer.incarnation, UNKNOWN_INCARNATION):
                 return False
             await ask(link, PingMember(), deadline=deadline)
         except TimeoutError:  # it did not answer; but a worker is there

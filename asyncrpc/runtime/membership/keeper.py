@@ -21,7 +21,12 @@ from asyncrpc.runtime.membership.machine.keeping import (
     judge,
     offer_of,
 )
-from asyncrpc.runtime.membership.machine.membership import ChangeKind, Membership
+from asyncrpc.runtime.membership.machine.membership import (
+    Membership,
+)
+from asyncrpc.runtime.membership.machine.records import (
+    ChangeKind,
+)
 from asyncrpc.runtime.membership.ports import MemberIdentity
 from asyncrpc.runtime.ports import Scheduler
 

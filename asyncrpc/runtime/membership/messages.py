@@ -7,7 +7,13 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 from asyncrpc.ids import Incarnation
 from asyncrpc.runtime.members import Member
-from asyncrpc.runtime.membership.machine.membership import BUCKETS, Record, Status
+from asyncrpc.runtime.membership.machine.membership import (
+    BUCKETS,
+)
+from asyncrpc.runtime.membership.machine.records import (
+    Record,
+    Status,
+)
 from asyncrpc.runtime.membership.machine.ring import CIRCLE
 from asyncrpc.runtime.messages import WORKERS, Notice, Request, Sender, message
 from asyncrpc.runtime.schema import (

@@ -108,6 +108,9 @@ class Peers(Protocol):
     def add(self, members: Iterable[Member]) -> None:
         """Add workers."""
 
+    def give_rank(self, rank: int, name: str) -> None:
+        """Let a worker be found by a rank."""
+
     def forget(self, name: str) -> None:
         """Let go of a worker that ended long ago, unless there is a link to it."""
 

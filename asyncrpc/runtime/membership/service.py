@@ -21,10 +21,11 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
 from asyncrpc.errors import AsyncRpcError, ConnectionLostError, MalformedError
-from asyncrpc.ids import WorkerId, WorkerInfo
+from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
 from asyncrpc.runtime.links.ports import HandshakeConnection
 from asyncrpc.runtime.members import (
     UNKNOWN_INCARNATION,
@@ -36,6 +37,7 @@ from asyncrpc.runtime.members import (
 from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
 from asyncrpc.runtime.membership.comparison import Comparison
 from asyncrpc.runtime.membership.displacement import Displacement
+from asyncrpc.runtime.membership.doubts import Doubts
 from asyncrpc.runtime.membership.finder import Finder
 from asyncrpc.runtime.membership.gossip import BATCH_S, Gossip
 from asyncrpc.runtime.membership.joining import JoinAdmission, Joiner
@@ -43,14 +45,19 @@ from asyncrpc.runtime.membership.keeper import MeetingPointKeeper
 from asyncrpc.runtime.membership.machine.membership import (
     TOMBSTONE_S,
     TOMBSTONES_MAX,
+    Membership,
+)
+from asyncrpc.runtime.membership.machine.records import (
     Announce,
     Changed,
     ChangeKind,
     Contest,
+    Doubt,
     Effect,
-    Membership,
+    Forgotten,
     Record,
     Reply,
+    Settle,
     Warn,
 )
 from asyncrpc.runtime.membership.machine.ring import place_of
@@ -84,7 +91,6 @@ logger = logging.getLogger("asyncrpc")
 # program all workers leave, and no member is left to inform.
 WAKE_S: Final = 0.5
 LAST_DIAL_S: Final = 0.08  # for a worker that leaves without any connection
-NEWCOMER_S: Final = 1.0  # in which an admitted worker asks for the members
 
 
 class MembershipService:
@@ -96,6 +102,7 @@ class MembershipService:
         comparison: repairs lost news.
         on_life: called with the record of each member that has come, after its former
             life has ended.
+        settle: see `Doubts`.
     """
 
     name = SERVICE
@@ -138,12 +145,25 @@ class MembershipService:
         self.comparison = Comparison(
             identity, scheduler, peers, times, table=self.table, records=self
         )
+        self._doubts = Doubts(
+            identity,
+            scheduler,
+            peers,
+            times,
+            table=lambda: self.table,
+            answers=self._joiner.has_taken,
+            compare=self.comparison.compare,
+            carry_out=self.carry_out,
+            end_former=self._end_former,
+        )
+        self.settle = self._doubts.settle
         self._displacement = Displacement(
             identity,
             scheduler,
             lost_after_s=times.lost_after_s,
             has_taken=self._joiner.has_taken,
             outlive=self._outlive,
+            holders=lambda: self._finder.holders(self.table, identity.name),
             links=lambda: self._finder.links().values(),
         )
         self.routes = [
@@ -160,13 +180,13 @@ class MembershipService:
             peers,
             table=self.table,
             times=times,
+            ask=self._joiner.ask,
             is_draining=is_draining,
             carry_out=self.carry_out,
         )
         self._keeper = MeetingPointKeeper(identity, scheduler)
         self._changes: list[weakref.ref[MemberChanges]] = []
         self._guests_lost_s: dict[str, float] = {}
-        self._newcomers: dict[str, asyncio.TimerHandle] = {}
         self.on_life: Callable[[Record], None] | None = None
         self._begins_alone = True
         self._came_late = False
@@ -219,8 +239,7 @@ class MembershipService:
         self._keeper.close()
         self.gossip.close()
         self.comparison.close()
-        for timer in self._newcomers.values():
-            timer.cancel()
+        self._doubts.close()
         for changes in self._iterators():
             changes.end()
         await self._announce_leave()
@@ -295,6 +314,30 @@ class MembershipService:
             return False
         return await self._finder.refresh(self.table, name)
 
+    @property
+    def gateway(self) -> str:
+        """The member that this worker joined by as a guest; empty if it is none."""
+        return self.table.me.member.gateway
+
+    def is_claimed(self, hello: Hello) -> bool:
+        """Return whether another worker may have the name or rank of a peer."""
+        return self._admission.is_claimed(member_of(hello))
+
+    async def claim(self, hello: Hello) -> str:
+        """Return why a peer may not have its name and rank; empty if it may.
+
+        Cancellation:
+            Nothing has changed.
+        """
+        return await self._admission.contest(member_of(hello))
+
+    def introduce_guest(self, hello: Hello) -> Hello:
+        """Return the HELLO of a guest of this worker with its rank in the group."""
+        known = self.table.get(hello.name)
+        if known is None or known.incarnation != hello.incarnation:
+            return hello
+        return replace(hello, rank=known.member.rank)
+
     def take_in(self, connection: HandshakeConnection, hello: Hello) -> None:
         """Answer a worker that asks to be admitted."""
         self._admission.take_in(connection, hello)
@@ -304,7 +347,14 @@ class MembershipService:
         hello = link.connection.peer
         if hello is None or link.peer.name == self._identity.name:
             return
-        effects = self.table.meet(member_of(hello), self._scheduler.loop.time())
+        member = member_of(hello)
+        known = self.table.get(member.name)
+        if known is not None and known.incarnation == member.incarnation:
+            self._doubts.discard(member.name)
+            former = self.table.confirm(member.name)
+            if former != UNKNOWN_INCARNATION:
+                self._end_former(WorkerId(member.name, former))
+        effects = self.table.meet(member, self._scheduler.loop.time())
         if effects:
             self._scheduler.loop.call_soon(self.carry_out, effects, link)
 
@@ -331,17 +381,25 @@ class MembershipService:
         """Say that this worker is there."""
 
     async def _on_members(self, link: MemberLink, _: AskMembers) -> list[Record]:
-        self._on_newcomer_ready(link.peer.name)
+        self.gossip.on_ready(link.peer.name)
         return self.table.welcome
 
     async def _on_find(self, _: MemberLink, asked: FindMember) -> Record | None:
         return self.table.get(asked.member)
+
+    def _doubt_told_by(self, teller: Incarnation) -> None:
+        """Ask the workers that only one said there were, which is gone."""
+        for name in self.table.hearsay.told_by(teller):
+            record = self.table.get(name)
+            if record is not None and record.is_alive:
+                self._doubts.add(record.member)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Tell the others of a loss, unless they know better."""
         now_s = self._scheduler.loop.time()
         if self._is_closed:
             return
+        self._doubt_told_by(peer.incarnation)
         known = self.table.get(peer.name)
         if known is None:
             self._guests_lost_s[peer.name] = now_s
@@ -359,19 +417,53 @@ class MembershipService:
         if self._is_closed:
             return
         before = table.get(record.name)
+        is_own = link.peer == WorkerId(record.name, record.incarnation)
+        is_guest = self._is_guest(link)
         heard = table.receive(
             record,
             self._scheduler.loop.time(),
-            is_linked=self._peers.link_of(record.incarnation) is not None,
+            by=link.peer,
+            is_guest=is_guest,
+            is_linked=before is not None and self._is_linked(before, record),
         )
         self.carry_out(heard, link)
         known = table.get(record.name)
         if known is None or known.order != record.order:
             return
         if limit != RECEIVER_ONLY:
-            self.gossip.pass_on(record, limit)
-        elif is_repair and before is not known:
-            self.gossip.announce(record)
+            self.gossip.pass_on(known, limit)
+        elif before is not known and (is_repair or (is_own and is_guest)):
+            self.gossip.announce(known)
+
+    def _on_ended(self, record: Record) -> None:
+        """Doubt whom only this worker has told of, and lose its guests.
+
+        All members find that out by themselves, so nobody need be told.
+        """
+        self._doubt_told_by(record.incarnation)
+        now_s = self._scheduler.loop.time()
+        for name in self.table.guests_of(record.name):
+            guest = self.table.get(name)
+            if guest is not None:
+                lost = self.table.lose(name, guest.incarnation, now_s)
+                self.carry_out(one for one in lost if isinstance(one, Changed))
+
+    def _is_linked(self, known: Record, record: Record) -> bool:
+        """Return whether a link speaks for the known life, against a record.
+
+        A broken one does not speak against a later life of the name, nor any if there
+        is a link to that, too: it was let in.
+        """
+        link = self._peers.link_of(known.incarnation)
+        if link is None or record.incarnation == known.incarnation:
+            return link is not None
+        is_met = self._peers.link_of(record.incarnation) is not None
+        return not (link.connection.is_broken or is_met)
+
+    def _is_guest(self, link: MemberLink) -> bool:
+        """Return whether a peer may speak only of itself."""
+        record = self.table.get(link.peer.name)
+        return link.is_guest or (record is not None and bool(record.member.gateway))
 
     # --- what the machine decides ----------------------------------------------------
 
@@ -383,38 +475,37 @@ class MembershipService:
                 case Changed():
                     self._on_changed(effect)
                 case Announce(record):
-                    self._announce(record)
-                case Reply(record) if link is not None and not link.is_lost:
-                    link.tell(MemberNews([News(RECEIVER_ONLY, record)]))
+                    self.gossip.announce_when_ready(record)
+                case Reply(record):
+                    _tell(link, record)
                 case Warn(record):
-                    warned = self._peers.link_of(record.incarnation)
-                    if warned is not None:
-                        warned.tell(MemberNews([News(RECEIVER_ONLY, record)]))
-                case Contest(record):
-                    if not self._is_closed:
-                        self._displacement.contest(record)
+                    _tell(self._peers.link_of(record.incarnation), record)
+                case Forgotten(name):
+                    self._peers.forget(name)
+                case _ if not self._is_closed:
+                    self._find_out(effect)
 
-    def _announce(self, record: Record) -> None:
-        """Inform all members; of a worker that has just come, once it listens."""
-        is_newcomer = record.is_alive and record.name != self._identity.name
-        if not is_newcomer:
-            self.gossip.announce(record)
-            return
-        self._newcomers[record.name] = self._scheduler.loop.call_later(
-            NEWCOMER_S, self._on_newcomer_ready, record.name
-        )
-
-    def _on_newcomer_ready(self, name: str) -> None:
-        timer, record = self._newcomers.pop(name, None), self.table.get(name)
-        if timer is not None and record is not None:
-            timer.cancel()
-            self.gossip.announce(record)
+    def _find_out(self, effect: Effect) -> None:
+        """Find out which lives there are."""
+        match effect:
+            case Contest(record):
+                self._displacement.contest(record)
+            case Doubt(member):
+                self._doubts.add(member)
+            case Settle(present, later):
+                self._doubts.contest(present, later)
 
     def _on_changed(self, change: Changed) -> None:
         record, kind = change.record, change.kind
         name = record.name
-        if change.previous not in (UNKNOWN_INCARNATION, record.incarnation):
+        is_other = change.previous not in (UNKNOWN_INCARNATION, record.incarnation)
+        if is_other and not change.is_doubted:
             self._end_former(WorkerId(name, change.previous))
+        if not record.is_alive:
+            self._on_ended(record)
+        self._admission.on_changed(record)
+        if (ranked := self.table.holder_of(record.member.rank)) is not None:
+            self._peers.give_rank(ranked.member.rank, ranked.name)
         if record.is_alive:
             self._note_in_directory(record, change.previous)
             self._note_life(record)
@@ -488,6 +579,11 @@ class MembershipService:
                 gone.append(name)
         for name in gone:
             self._peers.forget(name)
+
+
+def _tell(link: MemberLink | None, record: Record) -> None:
+    if link is not None and not link.is_lost:
+        link.tell(MemberNews([News(RECEIVER_ONLY, record)]))
 
 
 def _first_life(member: Member) -> Record:

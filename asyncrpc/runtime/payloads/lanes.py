@@ -209,6 +209,10 @@ class Lanes:
             self._open(self._wanted)
         return True
 
+    def count_kept(self) -> int:
+        """Return how many bytes the peer has not acknowledged."""
+        return sum(lane.connection.count_kept() for lane in self._all)
+
     @property
     def _all(self) -> tuple[Lane, ...]:
         return (*self.lanes, *self.accepted.values())

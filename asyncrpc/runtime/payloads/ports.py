@@ -89,6 +89,9 @@ class LaneConnection(Protocol):
     def ended(self) -> asyncio.Future[None]:
         """Done when the connection has ended."""
 
+    def count_kept(self) -> int:
+        """Return how many bytes the peer has not acknowledged."""
+
     @property
     def is_broken(self) -> bool:
         """Whether the connection waits for another transport."""

@@ -16,7 +16,12 @@ from typing import Final, Protocol
 
 from asyncrpc.errors import UnknownWorkerError
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION
-from asyncrpc.runtime.membership.machine.membership import Membership, Record
+from asyncrpc.runtime.membership.machine.membership import (
+    Membership,
+)
+from asyncrpc.runtime.membership.machine.records import (
+    Record,
+)
 from asyncrpc.runtime.membership.ports import MemberLink, Peers
 from asyncrpc.runtime.ports import Identity, Scheduler
 from asyncrpc.runtime.rounds.machine.messages import Key, RoundMessage

@@ -28,7 +28,9 @@ from asyncrpc.errors import (
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.machine.link import LinkState
 from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
-from asyncrpc.runtime.membership.machine.membership import ChangeKind
+from asyncrpc.runtime.membership.machine.records import (
+    ChangeKind,
+)
 from asyncrpc.runtime.ports import ask
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.replicas.machine.attempts import HEALTH, AttemptFailure, Health

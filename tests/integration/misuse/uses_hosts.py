@@ -24,7 +24,9 @@ from asyncrpc import (
 )
 from asyncrpc.devices import DeviceName, xla
 from asyncrpc.runtime.membership.changes import MemberChange
-from asyncrpc.runtime.membership.machine.membership import ChangeKind
+from asyncrpc.runtime.membership.machine.records import (
+    ChangeKind,
+)
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.misuse import (
     uses_batching,

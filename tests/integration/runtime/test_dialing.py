@@ -345,8 +345,10 @@ async def test_a_restart_that_nobody_saw_does_not_mix_two_lives() -> None:
     async with started(a, old):
         waiting = a.parts.start_call("b", remote.sleep_long)
         await a.peer("b").call(remote.add, 1)
-        for listener in old.parts.listeners:  # half dead: it listens no more
+        for listener in old.parts.listeners:  # dead, and nobody has noticed
             await listener.close()
+        for link in old.parts.directory.links:
+            link.connection.stream.pause_reading()
         new = Worker("b", rendezvous=where, network=hub.connector(), options=OPTIONS)
         async with started(new):
             assert await new.peer("a").call(remote.add, 1) == 2

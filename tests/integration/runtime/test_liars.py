@@ -29,12 +29,6 @@ from tests.integration.runtime.groups import LIMIT_S, started, until
 from tests.integration.runtime.lies import Facts, Liar
 from tests.integration.runtime.test_guests import INSIDE, OPTIONS, door_of
 
-# What is said of members has tests of its own: test_membership.py.
-LIES = {
-    key: one
-    for key, one in MESSAGES.items()
-    if one.service not in {"membership", "relay"}
-}
 TURNS = 300  # what a liar says
 FRAMES_SHARE = 0.05  # of what a liar sends: frames without a service
 ANSWER_S = 0.05  # a liar does not wait for longer
@@ -209,7 +203,7 @@ async def _looking(honest: Honest) -> AsyncIterator[Say]:
         }
 
         async def ask(liar: Liar, to: Worker) -> None:
-            message, is_request = liar.message(LIES)
+            message, is_request = liar.message(MESSAGES)
             if is_request and to.name in observed and _is_plain(message.pack()):
                 await observed[to.name].ask(message, timeout_s=ANSWER_S)
 
@@ -228,7 +222,7 @@ async def _lying(worker: Worker, reached: Sequence[Worker]) -> AsyncIterator[Say
             frame, call_id, number = liar.frame()
             link.connection.send(frame, call_id, aux=number)
             return
-        message, is_request = liar.message(LIES)
+        message, is_request = liar.message(MESSAGES)
         if not is_request:
             link.tell(message)
             return

@@ -25,7 +25,9 @@ from asyncrpc import (
 )
 from asyncrpc.errors import NotStartedError, RendezvousTimeoutError, UnknownWorkerError
 from asyncrpc.runtime.membership.changes import CHANGES_MAX
-from asyncrpc.runtime.membership.machine.membership import ChangeKind
+from asyncrpc.runtime.membership.machine.records import (
+    ChangeKind,
+)
 from asyncrpc.testing import Cluster
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio

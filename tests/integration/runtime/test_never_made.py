@@ -71,7 +71,7 @@ async def test_what_cannot_be_sent_is_let_go_at_once(
 async def test_who_introduced_itself_in_time_is_not_dropped(trio: Trio) -> None:
     """The time may be over in the very turn of the loop in which it is known."""
     a = trio[0]
-    connection = a.parts.directory.accept()
+    connection: Any = a.parts.directory.accept()
     hello = Hello("z", 1, -1, 1, "a", 0, "")
     connection.opened.set_result(hello)
     a.parts.directory.admission._expire(connection)  # noqa: SLF001  (the timer's turn)

@@ -6,13 +6,18 @@ incarnation (two that took the name at once), then by version (which the worker 
 raises), then LEFT before LOST before ALIVE.  So all workers that have received the same
 news know the same, however often and in whatever order they received it.
 
-The loss of a worker is a hint: a member with a link to it does not believe it and tells
-that worker, which refutes it by a higher version.  Only a worker itself says that it
-has left.
+What a worker says of another is a *hint*: only the worker itself knows that it has
+left, how often it has refuted its death, or where it listens.  Who has a link to a
+worker does not believe that it has ended; it tells that worker, which refutes it by a
+higher version, or, if another is said to have its name, by a later generation.  Who has
+none believes the hint and asks the life that is said to have ended (`Doubt`).  A guest
+speaks only of itself.
 
 Invariants:
     - the record of a name never goes back;
-    - an incarnation that has left, or has been succeeded, is never alive again;
+    - an incarnation that has been succeeded is never alive again, unless it says
+      itself that it is;
+    - while a worker that has a rank is there, no other gets the rank;
     - a worker holds its own record to be alive until it leaves;
     - an event costs O(log n), whatever n is; what is dead is forgotten.
 
@@ -23,13 +28,27 @@ Source: the refutation is SWIM's (Das, Gupta, Motivala, 2002), section 4.2.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from dataclasses import replace
+from typing import Final
 
-from asyncrpc.ids import Incarnation
+from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
+from asyncrpc.runtime.membership.machine.hearsay import Hearsay
+from asyncrpc.runtime.membership.machine.records import (
+    Announce,
+    Changed,
+    ChangeKind,
+    Contest,
+    Doubt,
+    Effect,
+    Forgotten,
+    Record,
+    Reply,
+    Settle,
+    Status,
+    Warn,
+)
 from asyncrpc.runtime.membership.machine.ring import BITS, CIRCLE, Ring, place_of
 
 MEMBERS_MAX: Final = 65_536  # names, dead ones included; no more are admitted
@@ -38,122 +57,11 @@ TOMBSTONES_MAX: Final = 4_096  # records of the dead; then the oldest is forgott
 TOMBSTONE_S: Final = 600.0
 SUCCEEDED: Final = "a later worker has the name"
 FAR_TURNS: Final = 8  # rounds, in one of which a member far away is looked for
+# How far one hint may raise a number that only the worker itself raises, by one.
+STEP_MAX: Final = 1 << 16
 BUCKETS: Final = 64  # parts of the circle that are compared on their own
 _SHIFT: Final = BITS - 6
 _MIX: Final = 0x9E3779B97F4A7C15  # odd, its bits well mixed: 2^64 / golden ratio
-
-
-class Status(enum.IntEnum):
-    """Whether a worker is there; of two records of one version, the higher counts."""
-
-    ALIVE = 0
-    LOST = 1
-    LEFT = 2
-
-
-class ChangeKind(enum.StrEnum):
-    """How a member has changed."""
-
-    JOINED = "joined"
-    LEFT = "left"  # it announced its end
-    LOST = "lost"  # it died, or cannot be reached
-    RESTARTED = "restarted"  # another process has its name
-    BACK = "back"  # it was declared lost, and answers again
-    RESYNC = "resync"  # changes were missed: see `Worker.known_members`
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """What is known of one worker.
-
-    Attributes:
-        member: its name, rank and addresses.
-        generation: which life of the name this is, from 1; 0: not known yet.
-        version: how often the worker has refuted its own death.
-        status: whether it is there.
-    """
-
-    member: Member
-    generation: int = 0
-    version: int = 0
-    status: Status = Status.ALIVE
-
-    @property
-    def name(self) -> str:
-        """The worker's name."""
-        return self.member.name
-
-    @property
-    def incarnation(self) -> Incarnation:
-        """The worker's incarnation."""
-        return self.member.incarnation
-
-    @property
-    def order(self) -> tuple[int, int, int, int]:
-        """Return a key by which the later one of two records of a name is greater."""
-        return self.generation, self.incarnation, self.version, self.status
-
-    @property
-    def is_alive(self) -> bool:
-        """Return whether the worker is there."""
-        return self.status is Status.ALIVE
-
-    @property
-    def is_placed(self) -> bool:
-        """Return whether it has a place on the ring: not while it is only listed."""
-        return self.is_alive and self.member.incarnation != UNKNOWN_INCARNATION
-
-
-# --- effects -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """Effect: a member has changed.
-
-    Attributes:
-        kind: how; None if only its addresses or its incarnation have become known.
-        record: its present record.
-        previous: the incarnation that it had before; 0 if none was known.
-    """
-
-    kind: ChangeKind | None
-    record: Record
-    previous: Incarnation
-
-
-@dataclass(frozen=True, slots=True)
-class Announce:
-    """Effect: inform all members; this worker is the first to say so."""
-
-    record: Record
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """Effect: inform the worker that the event came from."""
-
-    record: Record
-
-
-@dataclass(frozen=True, slots=True)
-class Warn:
-    """Effect: tell the worker that the record is about: others hold it to be lost."""
-
-    record: Record
-
-
-@dataclass(frozen=True, slots=True)
-class Contest:
-    """Effect: find out whether the later worker with this one's name lives.
-
-    If it does, all members refuse this one; if not, `outlive` it.
-    """
-
-    record: Record
-
-
-Effect: TypeAlias = Changed | Announce | Reply | Warn | Contest
 
 
 class Membership:
@@ -162,18 +70,25 @@ class Membership:
     Attributes:
         me: its own record.
         alive: the workers that are there, this one included.
+        carriers: those of them that pass news on: all but guests.
         lost: the workers that were lost, and may come back.
+        hearsay: the workers that only others know.
         is_static: whether the set of names is fixed.
     """
 
     def __init__(self, me: Record, *, is_static: bool = False) -> None:
         self.me = me
         self.alive = Ring()
+        self.carriers = Ring()
         self.lost = Ring()
+        self.hearsay = Hearsay()
         self.is_static = is_static
         self._records: dict[str, Record] = {}
         self._died_s: dict[str, float] = {}  # the dead, the first to die first
         self._succeeded: dict[Incarnation, str] = {}
+        self._former: dict[str, Incarnation] = {}  # succeeded by hearsay alone
+        self._by_rank: dict[int, str] = {}
+        self._guests: dict[str, dict[str, None]] = {}  # by their gateways
         self._digests = [0] * BUCKETS
         self._set(me, 0.0)
 
@@ -200,8 +115,18 @@ class Membership:
 
     def holder_of(self, rank: int) -> Record | None:
         """Return the worker with a rank, dead or alive; None if no worker has it."""
-        held = (one for one in self._records.values() if one.member.rank == rank)
-        return next(held, None) if rank >= 0 else None
+        known = self._records.get(self._by_rank.get(rank, ""))
+        if rank < 0 or (known is not None and known.is_alive):
+            return known
+        held = [one for one in self._records.values() if one.member.rank == rank]
+        found = next((one for one in held if one.is_alive), next(iter(held), None))
+        if found is not None:
+            self._by_rank[rank] = found.name
+        return found
+
+    def guests_of(self, gateway: str) -> list[str]:
+        """Return the guests that are there and have joined by a member."""
+        return list(self._guests.get(gateway, ()))
 
     def refusal(self, name: str, incarnation: int) -> str:
         """Return why a worker that connects is refused; empty if it is not."""
@@ -222,30 +147,91 @@ class Membership:
             if record.name != self.me.name or record.incarnation == self.me.incarnation:
                 self._enter(record, now_s)
         known = self._records.values()
-        self.alive.update(one.name for one in known if one.is_placed)
+        placed = [one for one in known if one.is_placed]
+        self.alive.update(one.name for one in placed)
+        self.carriers.update(one.name for one in placed if not one.member.gateway)
         self.lost.update(one.name for one in known if one.status is Status.LOST)
 
     def receive(
-        self, record: Record, now_s: float, *, is_linked: bool = False
+        self,
+        record: Record,
+        now_s: float,
+        *,
+        by: WorkerId | None = None,
+        is_guest: bool = False,
+        is_linked: bool = False,
     ) -> list[Effect]:
         """Take a record from another worker.
 
         Args:
             record: the record.
             now_s: the time, in seconds.
-            is_linked: whether there is a link to the incarnation in the record.
+            by: the worker that has sent it.
+            is_guest: whether that is a guest.
+            is_linked: whether there is a link to the life of the name that is known.
         """
+        is_own = by == WorkerId(record.name, record.incarnation)
+        known = self._records.get(record.name)
+        if is_guest and (known is None or not is_own):
+            return []
         if record.name == self.me.name:
             return self._on_own_record(record)
-        known = self._records.get(record.name)
         if known is None:
-            return self._on_newcomer(record, now_s)
-        if record.order <= known.order:
+            teller = UNKNOWN_INCARNATION if by is None else by.incarnation
+            return self._on_newcomer(record, teller, now_s, is_own=is_own)
+        is_absurd = is_own and not _is_near(known, record)
+        if record.order <= known.order and not is_absurd:
             return [Reply(known)] if record.order < known.order else []
-        if record.status is Status.LOST and is_linked:
-            return [Warn(record)]
-        self._set(record, now_s)
-        return [Changed(_kind_of(known, record), record, known.incarnation)]
+        if is_own:
+            if self._former.get(record.name) == record.incarnation:
+                del self._former[record.name]  # it has not ended
+            record = self._as_it_may_say(known, record, is_guest=is_guest)
+            return self._take(known, record, now_s)
+        return self._on_hint(known, record, now_s, is_linked=is_linked)
+
+    def _on_hint(
+        self, known: Record, record: Record, now_s: float, *, is_linked: bool
+    ) -> list[Effect]:
+        """Take what a worker says of another, and what is new of it."""
+        is_same = record.incarnation == known.incarnation
+        is_end = known.is_placed and not (is_same and record.is_alive)
+        if not _is_near(record, known):
+            return [Doubt(known.member)]
+        if is_linked and is_end:
+            return [Warn(record)] if is_same else [Settle(known, record)]
+        if is_same:  # where it listens, and its rank, are for itself to say
+            record = replace(record, member=known.member)
+        if not is_end:
+            return self._take(known, record, now_s)
+        if not is_same:
+            self._former.setdefault(record.name, known.incarnation)
+        record = self._without_taken_rank(record)
+        (change,) = self._take(known, record, now_s, is_doubted=not is_same)
+        return [change, Doubt(known.member)]
+
+    def _as_it_may_say(
+        self, known: Record, record: Record, *, is_guest: bool
+    ) -> Record:
+        """Return what a worker says of itself, without what it may not say."""
+        if is_guest:  # where it is reached, and its rank, are for its gateway to say
+            return replace(record, member=known.member)
+        return self._without_taken_rank(record)
+
+    def _without_taken_rank(self, record: Record) -> Record:
+        holder = self.holder_of(record.member.rank)
+        if holder is None or holder.name == record.name or not holder.is_alive:
+            return record
+        known = self._records.get(record.name)
+        rank = -1 if known is None else known.member.rank
+        rank = -1 if rank == record.member.rank else rank
+        return replace(record, member=replace(record.member, rank=rank))
+
+    def _take(
+        self, known: Record, record: Record, now_s: float, *, is_doubted: bool = False
+    ) -> list[Effect]:
+        self._set(record, now_s, is_doubted=is_doubted)
+        kind = _kind_of(known, record)
+        return [Changed(kind, record, known.incarnation, is_doubted)]
 
     def lose(self, name: str, incarnation: int, now_s: float) -> list[Effect]:
         """Record that this worker has given up another; inform all members."""
@@ -270,6 +256,7 @@ class Membership:
         if known is None:  # it has just joined, or takes no part
             return []
         if known.incarnation == member.incarnation:
+            self.confirm(member.name)
             return [] if known.is_alive else [Reply(known)]
         if known.incarnation == UNKNOWN_INCARNATION:
             record = Record(member, generation=known.generation + 1)
@@ -281,6 +268,32 @@ class Membership:
         record = Record(member, generation=known.generation + 1)
         self._set(record, now_s)
         return [Changed(ChangeKind.RESTARTED, record, known.incarnation)]
+
+    def confirm(self, name: str) -> Incarnation:
+        """The present life of a name is the true one; return the one before it.
+
+        That is 0 if others were not the only ones to say so.
+        """
+        self.hearsay.discard(name)
+        former = self._former.pop(name, UNKNOWN_INCARNATION)
+        if former != UNKNOWN_INCARNATION:
+            self._succeed(former, name)
+        return former
+
+    def make_room(self) -> list[Effect]:
+        """Make room for a worker that this one has met."""
+        return self._make_room(None)
+
+    def _make_room(self, teller: Incarnation | None) -> list[Effect]:
+        if len(self._records) < MEMBERS_MAX:
+            return []
+        name = self.hearsay.oldest_of_the_most(teller)
+        if not name:
+            return []
+        known = self._records[name]
+        self._set(replace(known, status=Status.LOST), 0.0)
+        self._forget(name)
+        return [Forgotten(name)]
 
     def admit(self, member: Member, now_s: float) -> list[Effect]:
         """Admit a worker, whatever was known of its name.
@@ -311,9 +324,17 @@ class Membership:
                 break
             gone.append(name)
         for name in gone:
-            del self._died_s[name], self._records[name]
-            self.lost.discard(name)
+            self._forget(name)
         return gone
+
+    def _forget(self, name: str) -> None:
+        record = self._records.pop(name)
+        del self._died_s[name]
+        self.lost.discard(name)
+        self.hearsay.discard(name)
+        self._former.pop(name, None)
+        if self._by_rank.get(record.member.rank) == name:
+            del self._by_rank[record.member.rank]
 
     # --- comparing -------------------------------------------------------------------
 
@@ -361,7 +382,7 @@ class Membership:
     @property
     def successor(self) -> str:
         """The worker whose death this one must notice; empty if it is alone."""
-        return self.alive.next_to(self.me.name)
+        return self.carriers.next_to(self.me.name)
 
     def lost_one(self, turn: int) -> str:
         """Return the lost worker to look for in a round; empty if none was lost.
@@ -388,17 +409,28 @@ class Membership:
 
     # --- the records -----------------------------------------------------------------
 
-    def _on_newcomer(self, record: Record, now_s: float) -> list[Effect]:
-        is_guest = record.generation == 0 and record.incarnation != UNKNOWN_INCARNATION
-        if self.is_static or is_guest or len(self._records) >= MEMBERS_MAX:
+    def _on_newcomer(
+        self, record: Record, teller: Incarnation, now_s: float, *, is_own: bool
+    ) -> list[Effect]:
+        has_no_life = record.generation == 0 != record.incarnation
+        if self.is_static or has_no_life:
             return []
+        if not is_own and not _is_near(record, None):
+            return [Doubt(record.member)] if record.is_alive else []
+        effects = self._make_room(teller)
+        if not self.hearsay.has_room(teller) or len(self._records) >= MEMBERS_MAX:
+            return effects
+        record = self._without_taken_rank(record)
         self._set(record, now_s)
+        self.hearsay.add(record.name, teller)
         if not record.is_alive:  # remembered, so that older news find it dead
-            return []
-        return [Changed(ChangeKind.JOINED, record, UNKNOWN_INCARNATION)]
+            return effects
+        return [*effects, Changed(ChangeKind.JOINED, record, UNKNOWN_INCARNATION)]
 
     def _on_own_record(self, record: Record) -> list[Effect]:
         me = self.me
+        if not _is_near(record, me):
+            return [Reply(me)]  # whose own word counts
         if record.incarnation == me.incarnation:
             return self._on_this_life(record)
         if record.incarnation == UNKNOWN_INCARNATION or not me.is_alive:
@@ -432,19 +464,23 @@ class Membership:
             self._set(replace(me, generation=record.generation), 0.0)
         return []
 
-    def _set(self, record: Record, now_s: float) -> None:
-        self._enter(record, now_s)
-        name = record.name
-        if record.is_placed:
-            self.alive.add(name)
-        else:
-            self.alive.discard(name)
+    def _set(self, record: Record, now_s: float, *, is_doubted: bool = False) -> None:
+        self._enter(record, now_s, is_doubted=is_doubted)
+        name, gateway = record.name, record.member.gateway
+        for ring, is_on_it in (
+            (self.alive, record.is_placed),
+            (self.carriers, record.is_placed and not gateway),
+        ):
+            if is_on_it:
+                ring.add(name)
+            else:
+                ring.discard(name)
         if record.status is Status.LOST:
             self.lost.add(name)
         else:
             self.lost.discard(name)
 
-    def _enter(self, record: Record, now_s: float) -> None:
+    def _enter(self, record: Record, now_s: float, *, is_doubted: bool = False) -> None:
         """Put a record in the place of the former one, except on the rings."""
         name = record.name
         part = place_of(name) >> _SHIFT
@@ -452,7 +488,11 @@ class Membership:
         if known is not None:
             if known.is_placed:
                 self._digests[part] ^= _digest_of(known)
-            if known.incarnation not in (record.incarnation, UNKNOWN_INCARNATION):
+            is_other = known.incarnation not in (
+                record.incarnation,
+                UNKNOWN_INCARNATION,
+            )
+            if is_other and not is_doubted:
                 self._succeed(known.incarnation, name)
             # It was taken for the former of two lives, and has turned out to be the
             # later.
@@ -461,10 +501,24 @@ class Membership:
         self._records[name] = record
         if record.is_placed:
             self._digests[part] ^= _digest_of(record)
+        self._index(record)
         if not record.is_alive:
             self._died_s[name] = now_s
         if name == self.me.name:
             self.me = record
+
+    def _index(self, record: Record) -> None:
+        """Let a record be found by its rank, or its gateway."""
+        rank, gateway = record.member.rank, record.member.gateway
+        if rank >= 0 and record.is_alive:
+            holder = self._records.get(self._by_rank.get(rank, ""))
+            if holder is None or not holder.is_alive or holder.member.rank != rank:
+                self._by_rank[rank] = record.name
+        if gateway:
+            guests = self._guests.setdefault(gateway, {})
+            guests.pop(record.name, None)
+            if record.is_placed:
+                guests[record.name] = None
 
     def _succeed(self, incarnation: Incarnation, name: str) -> None:
         self._succeeded[incarnation] = name
@@ -484,6 +538,17 @@ def _kind_of(known: Record, record: Record) -> ChangeKind | None:
         return None if known.is_alive else ChangeKind.BACK
     is_new = known.status is Status.LEFT
     return ChangeKind.JOINED if is_new else ChangeKind.RESTARTED
+
+
+def _is_near(record: Record, known: Record | None) -> bool:
+    """Return whether a hint raises no number by more than workers do themselves."""
+    is_same = known is not None and known.incarnation == record.incarnation
+    version = known.version if known is not None and is_same else 0
+    generation = 0 if known is None else known.generation
+    return (
+        record.version - version <= STEP_MAX
+        and record.generation - generation <= STEP_MAX
+    )
 
 
 def _digest_of(record: Record) -> int:

@@ -7,12 +7,14 @@ import contextvars
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import AsyncRpcError, MalformedError, RejectedError
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.calls.answers import AnswerReceiver
+from asyncrpc.runtime.calls.backlog import Backlog, OutboundBudget
 from asyncrpc.runtime.calls.credit import InboundCredit, LinkCredit
 from asyncrpc.runtime.calls.deadlines import Deadlines
 from asyncrpc.runtime.calls.deferred import DeferredMessages
@@ -179,6 +181,9 @@ class FakeConnection:
 
     def fail(self, error: AsyncRpcError) -> None:
         self.failed = error
+
+    def count_kept(self) -> int:
+        return 0
 
     async def writable(self) -> None: ...
 
@@ -381,6 +386,9 @@ class LinkParts:
     def __init__(self, host: FakeHost | None = None) -> None:
         self.host = host or FakeHost()
         self.connection = FakeConnection()
+        self.stream: Any = SimpleNamespace(on_taken=None)
+        self.writable = self.connection.writable
+        self.count_kept = self.connection.count_kept
         self.peer = PEER
         self.status = LinkStatus()
         self.pending: PendingCalls[OutboundCall] = PendingCalls()
@@ -445,6 +453,7 @@ class LinkParts:
             self,
             self.host,
             connection=self.connection,
+            backlog=Backlog(self, OutboundBudget(1 << 30)),
             served=self.served,
             messages=self.messages,
         )

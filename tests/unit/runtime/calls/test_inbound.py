@@ -42,6 +42,7 @@ class Responder:
     """Takes note of calls of which nobody wants an answer."""
 
     caller = "a"
+    backlog: Any = SimpleNamespace(is_pressed=False)
 
     def __init__(self) -> None:
         self.forgotten: list[InboundCall] = []

@@ -201,6 +201,20 @@ class Host:
     def refusal(self, hello: Hello) -> str:
         return self.refuses.get(hello.name, "")
 
+    gateway = ""
+
+    def is_claimed(self, _hello: Hello) -> bool:
+        return False
+
+    async def claim(self, _hello: Hello) -> str:
+        return ""
+
+    async def settle(self, name: str) -> None:
+        return
+
+    def introduce_guest(self, hello: Hello) -> Hello:
+        return hello
+
     def take_in(self, connection: HandshakeConnection, _hello: Hello) -> None:
         self.directory.connections.refuse(connection, "nobody joins here")
 

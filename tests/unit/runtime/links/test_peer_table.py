@@ -86,8 +86,10 @@ def test_a_worker_with_a_connection_is_not_forgotten() -> None:
     assert table.find(1).machine.connection is connection
 
 
-def test_a_rank_that_another_has_now_stays_with_it() -> None:
+def test_a_rank_stays_with_the_first_until_it_is_given_away() -> None:
     table = table_of(member(1), replace(member(2), rank=1))
+    assert table.find(1).member.name == "w1"
+    table.give_rank(1, "w2")
     table.forget("w1")
     assert table.find(1).member.name == "w2"
 

@@ -133,6 +133,9 @@ class Company:
         for member in members:
             self.find(member.name).member = member
 
+    def give_rank(self, rank: int, name: str) -> None:
+        assert self.member(name).rank == rank
+
     def forget(self, name: str) -> None:
         self.known.remove(self.find(name))
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from asyncrpc.ids import WorkerInfo
 from asyncrpc.runtime.membership.changes import RESYNC, MemberChange, combined
-from asyncrpc.runtime.membership.machine.membership import ChangeKind
+from asyncrpc.runtime.membership.machine.records import (
+    ChangeKind,
+)
 
 STEPS_MAX = 5
 A = WorkerInfo("a", 0)

@@ -7,8 +7,14 @@ from dataclasses import replace
 import pytest
 
 from asyncrpc.errors import UnknownWorkerError
+from asyncrpc.ids import Incarnation
 from asyncrpc.runtime.membership.finder import ASKED_MAX, REFRESH_S, Finder
-from asyncrpc.runtime.membership.machine.membership import Membership, Record
+from asyncrpc.runtime.membership.machine.membership import (
+    Membership,
+)
+from asyncrpc.runtime.membership.machine.records import (
+    Record,
+)
 from asyncrpc.runtime.membership.messages import fields_of
 from asyncrpc.runtime.membership.ports import MemberLink
 from tests.unit.runtime.membership.peers import Company, run
@@ -75,7 +81,10 @@ def test_who_has_moved_is_worth_another_dial() -> None:
         company.connect("c")
         asking = Asking(company)
         there = company.find("b").member
-        moved = Record(replace(there, addresses=("mem://elsewhere",)), 2)
+        elsewhere = replace(
+            there, incarnation=Incarnation(9), addresses=("mem://elsewhere",)
+        )
+        moved = Record(elsewhere, 2)
         company.find("c").made.answers["find"] = fields_of(moved)
         assert await asking.finder.refresh(asking.table, "b")
         assert asking.asked() == ["c"]

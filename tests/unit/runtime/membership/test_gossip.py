@@ -7,7 +7,12 @@ from typing import Any
 
 from asyncrpc.errors import WorkerLostError
 from asyncrpc.runtime.membership.gossip import BATCH_S, Gossip
-from asyncrpc.runtime.membership.machine.membership import Membership, Record
+from asyncrpc.runtime.membership.machine.membership import (
+    Membership,
+)
+from asyncrpc.runtime.membership.machine.records import (
+    Record,
+)
 from asyncrpc.runtime.membership.machine.ring import place_of
 from asyncrpc.runtime.membership.messages import SERVICE, read_news
 from tests.unit.runtime.membership.peers import Company, run

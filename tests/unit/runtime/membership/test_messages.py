@@ -10,7 +10,10 @@ import pytest
 from asyncrpc.errors import MalformedError
 from asyncrpc.ids import Incarnation
 from asyncrpc.runtime.members import Member
-from asyncrpc.runtime.membership.machine.membership import Record, Status
+from asyncrpc.runtime.membership.machine.records import (
+    Record,
+    Status,
+)
 from asyncrpc.runtime.membership.messages import (
     AskMembers,
     ExchangeRecords,

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from asyncrpc.ids import Incarnation
+from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
-from asyncrpc.runtime.membership.machine import membership
+from asyncrpc.runtime.membership.machine import hearsay, membership
 from asyncrpc.runtime.membership.machine.membership import (
     BUCKETS,
+    STEP_MAX,
     TOMBSTONE_S,
+    Membership,
+)
+from asyncrpc.runtime.membership.machine.records import (
     Announce,
     Changed,
     ChangeKind,
     Contest,
+    Doubt,
     Effect,
-    Membership,
+    Forgotten,
     Record,
     Reply,
+    Settle,
     Status,
     Warn,
 )
@@ -202,7 +209,175 @@ def test_a_hint_does_not_count_against_a_link() -> None:
     assert mine.receive(lost, 1.0, is_linked=True) == [Warn(lost)]
     assert mine.get("b") == record("b")
     left = record("b", status=LEFT)
-    assert kinds(mine.receive(left, 1.0, is_linked=True)) == [ChangeKind.LEFT]
+    assert mine.receive(left, 1.0, is_linked=True) == [Warn(left)]
+    itself = WorkerId("b", Incarnation(1))
+    gone = mine.receive(left, 1.0, by=itself, is_linked=True)
+    assert kinds(gone) == [ChangeKind.LEFT]
+
+
+TELLER = WorkerId("teller", Incarnation(77))
+
+
+def test_a_later_life_does_not_count_against_a_link() -> None:
+    mine, later = table(record("b")), record("b", 2, 2)
+    heard = mine.receive(later, 1.0, by=TELLER, is_linked=True)
+    assert heard == [Settle(record("b"), later)]
+    assert mine.get("b") == record("b")
+
+
+@pytest.mark.parametrize(
+    "heard",
+    [record("b", status=LOST), record("b", status=LEFT), record("b", 2, 2)],
+    ids=["lost", "left", "succeeded"],
+)
+def test_a_hint_without_a_link_is_believed_and_doubted(heard: Record) -> None:
+    mine = table(record("b"))
+    change, doubt = mine.receive(heard, 1.0, by=TELLER)
+    assert isinstance(change, Changed)
+    assert change.is_doubted == (heard.incarnation != 1)
+    assert doubt == Doubt(member("b"))
+    assert mine.get("b") == heard
+    assert mine.refusal("b", 1) == ""
+
+
+def test_the_former_life_comes_back_by_its_own_word() -> None:
+    mine = table(record("b"))
+    mine.receive(record("b", 2, 2), 1.0, by=TELLER)
+    again = record("b", 1, 3)
+    itself = WorkerId("b", Incarnation(1))
+    assert kinds(mine.receive(again, 2.0, by=itself)) == [ChangeKind.RESTARTED]
+    assert mine.get("b") == again
+    assert mine.refusal("b", 1) == ""
+
+
+@pytest.mark.parametrize("status", [ALIVE, LOST, LEFT])
+@pytest.mark.parametrize("name", ["b", "me", "c"])
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_guest_speaks_only_of_itself(
+    status: Status, name: str, *, is_linked: bool
+) -> None:
+    mine = table(record("b"))
+    before = {known: mine.get(known) for known in ("b", "me", "c")}
+    heard = record(name, 9, 9, 9, status)
+    guest = WorkerId("guest", Incarnation(9))
+    for teller in (guest, WorkerId(name, Incarnation(1)), TELLER):
+        effects = mine.receive(
+            heard, 1.0, by=teller, is_guest=True, is_linked=is_linked
+        )
+        assert effects == []
+    assert {known: mine.get(known) for known in before} == before
+
+
+def test_a_guest_does_not_say_where_it_is_reached_nor_its_rank() -> None:
+    guest = Member("guest", 3, Incarnation(5), ("relay://me",), "behind me")
+    mine = table(Record(guest, 1))
+    assert mine.guests_of("me") == ["guest"]
+    assert "guest" not in mine.carriers
+    itself = WorkerId("guest", Incarnation(5))
+    claimed = replace(guest, rank=0, addresses=("tcp://10.0.0.1:1",))
+    mine.receive(Record(claimed, 1, 1), 1.0, by=itself, is_guest=True)
+    assert mine.get("guest") == Record(guest, 1, 1)
+
+
+@pytest.mark.parametrize("status", [ALIVE, LOST, LEFT])
+@pytest.mark.parametrize("incarnation", [1, 2])
+@pytest.mark.parametrize(
+    ("generation", "version"),
+    [(1, STEP_MAX + 1), (STEP_MAX + 2, 0), (1 << 62, 0), (1, 1 << 62)],
+)
+def test_a_hint_raises_no_number_by_much(
+    status: Status, incarnation: int, generation: int, version: int
+) -> None:
+    mine = table(record("b"))
+    far = record("b", incarnation, generation, version, status)
+    assert mine.receive(far, 1.0, by=TELLER) == [Doubt(member("b"))]
+    assert mine.get("b") == record("b")
+    unknown = replace(far, member=member("c", incarnation))
+    if version > STEP_MAX or generation > STEP_MAX:
+        assert mine.receive(unknown, 1.0, by=TELLER) == []
+
+
+@pytest.mark.parametrize("incarnation", [1, 2])
+def test_a_worker_refutes_whatever_others_believe(incarnation: int) -> None:
+    mine = table()
+    claim = record("me", incarnation, STEP_MAX + 1, STEP_MAX, LOST)
+    if incarnation == 1:
+        mine.receive(claim, 1.0, by=TELLER)
+    else:
+        assert mine.receive(claim, 1.0, by=TELLER) == [Contest(claim)]
+        mine.outlive(claim)
+    assert mine.me.order > claim.order
+    assert mine.me.is_alive
+
+
+@pytest.mark.parametrize("incarnation", [1, 2])
+@pytest.mark.parametrize("status", [ALIVE, LOST, LEFT])
+def test_what_a_worker_says_of_itself_counts_against_what_is_absurd(
+    incarnation: int, status: Status
+) -> None:
+    mine, itself = table(record("b")), WorkerId("b", Incarnation(1))
+    for number in range(1, 9):  # each of them is near the one before
+        far = record("b", incarnation, number * STEP_MAX, number * STEP_MAX, status)
+        mine.receive(far, 1.0, by=TELLER)
+    other = table()
+    other.me = record("b")
+    assert other.receive(far, 1.0, by=TELLER) == [Reply(record("b"))]
+    assert other.me == record("b")
+    mine.receive(record("b"), 2.0, by=itself)
+    assert mine.get("b") == record("b")
+    assert mine.refusal("b", 1) == ""
+
+
+def test_a_hint_does_not_say_where_a_worker_listens() -> None:
+    mine = table(record("b"))
+    elsewhere = replace(member("b", rank=0), addresses=("tcp://10.0.0.1:1",))
+    mine.receive(Record(elsewhere, 1, 1), 1.0, by=TELLER)
+    assert mine.get("b") == record("b", version=1)
+
+
+def test_a_rank_stays_with_the_worker_that_has_it() -> None:
+    mine = table(Record(member("b", rank=4), 1))
+    mine.receive(Record(member("c", 2, rank=4), 1), 1.0, by=TELLER)
+    itself = WorkerId("c", Incarnation(2))
+    mine.receive(Record(member("c", 2, rank=4), 1, 1), 1.0, by=itself)
+    holder, other = mine.holder_of(4), mine.get("c")
+    assert holder is not None
+    assert other is not None
+    assert (holder.name, other.member.rank) == ("b", -1)
+    mine.lose("b", 1, 2.0)
+    mine.receive(Record(member("c", 2, rank=4), 1, 2), 3.0, by=itself)
+    holder = mine.holder_of(4)
+    assert holder is not None
+    assert holder.name == "c"
+
+
+def test_one_teller_does_not_fill_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "MEMBERS_MAX", 8)
+    mine = table(record("b"))
+    for number in range(20):
+        mine.receive(record(f"ghost{number}", number + 9), 1.0, by=TELLER)
+    assert len(mine) == 8
+    honest = WorkerId("b", Incarnation(1))
+    heard = mine.receive(record("c", 3), 1.0, by=honest)
+    assert heard[0] == Forgotten("ghost0")
+    assert kinds(heard) == [JOINED]
+    assert mine.make_room() == [Forgotten("ghost1")]
+    assert kinds(mine.admit(member("d", 4), 1.0)) == [JOINED]
+    assert {"b", "c", "d", "me"} <= {one.name for one in mine.records}
+
+
+def test_a_teller_has_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hearsay, "SHARE_MAX", 3)
+    mine = table(record("b"))
+    for number in range(5):
+        mine.receive(record(f"ghost{number}", number + 9), 1.0, by=TELLER)
+    assert mine.hearsay.told_by(TELLER.incarnation) == ["ghost0", "ghost1", "ghost2"]
+    mine.meet(member("ghost1", 10), 1.0)
+    assert mine.hearsay.told_by(TELLER.incarnation) == ["ghost0", "ghost2"]
+    mine.hearsay.confirm(TELLER.incarnation)
+    assert "ghost0" in mine.hearsay
+    mine.hearsay.confirm(Incarnation(1))
+    assert mine.hearsay.told_by(TELLER.incarnation) == []
 
 
 def test_who_is_met_as_expected_is_told_nothing() -> None:
@@ -243,7 +418,9 @@ def test_the_set_of_names_of_a_static_group_is_fixed() -> None:
 def test_who_has_been_succeeded_is_refused() -> None:
     mine = table(record("b"))
     assert mine.refusal("b", 1) == ""
-    mine.receive(record("b", 2, 2), 1.0)
+    mine.receive(record("b", 2, 2), 1.0, by=TELLER)
+    assert mine.refusal("b", 1) == ""  # it is only said so
+    mine.meet(member("b", 2), 1.0)
     assert "a later worker has the name 'b'" in mine.refusal("b", 1)
     assert mine.refusal("b", 2) == ""
     assert mine.refusal("unheard of", 3) == ""
@@ -308,7 +485,9 @@ def test_not_too_many_dead_are_remembered(monkeypatch: pytest.MonkeyPatch) -> No
         mine.lose(name, number, 1.0)
     assert mine.forget(1.0) == ["b", "c"]
     for number in range(10, 20):
-        mine.receive(record("x", number, number), 1.0)
+        mine.receive(
+            record("x", number, number), 1.0, by=WorkerId("x", Incarnation(number))
+        )
     assert sum(bool(mine.refusal("x", number)) for number in range(10, 20)) == 2
 
 
