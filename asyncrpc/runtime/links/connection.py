@@ -79,8 +79,7 @@ class Connection:
         reads: how often something has been read.
         address: the address that was dialed; None at the end that was dialed.
         bytes_gathered: bytes of buffers that were copied together to be sent.
-        opened: done once the peer's HELLO is in; fails if the connection ends before.
-        ended: done when the connection has ended.
+        opened, ended: done once the peer's HELLO is in, and when it has ended.
         on_made, on_lost: called when there is a transport, and when it has ended.
         on_broken: called when the transport has broken; None: its end is the
             connection's.
