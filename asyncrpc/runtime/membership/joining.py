@@ -265,8 +265,8 @@ class Joiner:
         except AsyncRpcError as error:
             raise _NotNowError(str(error)) from error
 
-    async def has_taken(self, member: Member) -> bool:
-        """Return whether another life of this worker's name answers at its addresses.
+    async def is_there(self, member: Member) -> bool:
+        """Return whether a life of a worker answers at its addresses.
 
         Raises:
             TransportError: no process answers.
@@ -276,8 +276,7 @@ class Joiner:
             The connection is closed.
         """
         hello = await self.ask(member)
-        is_namesake = hello.name == self._identity.name
-        return is_namesake and hello.incarnation == member.incarnation
+        return (hello.name, hello.incarnation) == (member.name, member.incarnation)
 
     async def ask(self, member: Member) -> Hello:
         """Ask a member to admit this worker; return its answer.

@@ -1,0 +1,266 @@
+"""What a worker says of others that is not so, and what the others make of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, TypeAlias
+
+import pytest
+
+import asyncrpc
+from asyncrpc import LivenessOptions, LocalRendezvous, NetworkOptions, Options, Worker
+from asyncrpc.errors import WorkerLostError
+from asyncrpc.runtime.links.tokens import Token
+from asyncrpc.wire.frames import FrameKind, prefix
+from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, Role
+from asyncrpc.wire.messages import Hello
+from tests.integration.runtime.groups import LIMIT_S, started, until
+from tests.integration.runtime.raw_connections import Stream, dialed
+from tests.raw_messages import request, tell
+
+Trio: TypeAlias = tuple[Worker, Worker, Worker]
+NOWHERE = ["tcp://127.0.0.1:9"]
+FAR = (1 << 63) - 1
+ALIVE, LOST, LEFT = range(3)
+
+
+@asyncrpc.expose
+async def add(left: int, right: int) -> int:
+    return left + right
+
+
+@asyncrpc.expose
+async def wait_for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+def options(policy: asyncrpc.Policy = asyncrpc.Policy.STRICT) -> Options:
+    return Options(
+        secret="a secret of those inside",
+        policy=policy,
+        drain_timeout_s=1.0,
+        network=NetworkOptions(listen=("tcp://127.0.0.1:0",)),
+        liveness=LivenessOptions(heartbeat_s=0.5, lost_after_s=10.0),
+    )
+
+
+@pytest.fixture(params=list(asyncrpc.Policy), ids=str)
+async def trio(request: pytest.FixtureRequest) -> AsyncIterator[Trio]:
+    """Two honest members and one that is to lie, all connected."""
+    meeting = LocalRendezvous(3)
+    ps, member, liar = (
+        Worker(name, rank=rank, rendezvous=meeting, options=options(request.param))
+        for rank, name in enumerate(("ps", "m", "liar"))
+    )
+    async with started(ps, member, liar):
+        for one in (ps, member, liar):
+            for other in ("ps", "m"):
+                assert await one.peer(other).call(add, 1, 1) == 2
+        yield ps, member, liar
+
+
+def record(of: Worker, **other: Any) -> list[Any]:
+    """Return what is said of a worker, by default what is so."""
+    identity = of.parts.identity
+    fields = {
+        "name": of.name,
+        "rank": identity.rank,
+        "incarnation": identity.incarnation,
+        "addresses": list(of.addresses),
+        "host_id": identity.host_id,
+        "generation": 1,
+        "version": 0,
+        "status": ALIVE,
+    }
+    return list((fields | other).values())
+
+
+async def say(liar: Worker, to: Worker, *records: list[Any]) -> None:
+    link: Any = await liar.parts.directory.open_link(to.name)
+    tell(link, "membership", "news", [[[-1, one] for one in records]])
+    await request(link, "membership", "ping", [])  # by then the news has been taken
+
+
+def status_of(worker: Worker, name: str) -> int:
+    found = worker.parts.membership.table.get(name)
+    return LEFT if found is None else int(found.status)
+
+
+LIES = {
+    "lost": {"version": 5, "status": LOST},
+    "left": {"version": 5, "status": LEFT},
+    "left for good": {"version": FAR, "status": LEFT},
+    "succeeded": {"generation": 2, "incarnation": 12345, "addresses": NOWHERE},
+    "succeeded for good": {
+        "generation": FAR,
+        "incarnation": 12345,
+        "addresses": NOWHERE,
+    },
+    "succeeded by one that has left": {
+        "generation": 2,
+        "incarnation": 12345,
+        "status": LEFT,
+    },
+    "elsewhere": {"version": 5, "addresses": NOWHERE, "rank": 0},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("to", ["ps", "m"])
+async def test_a_lie_about_a_worker_that_is_linked_ends_nothing(
+    trio: Trio, lie: str, to: str
+) -> None:
+    ps, member, liar = trio
+    running = asyncio.create_task(ps.peer("m").call(wait_for_ever))
+    (told,) = (one for one in (ps, member) if one.name == to)
+    before = record(member, **LIES[lie])
+    await say(liar, told, before)
+    for _ in range(20):
+        assert await ps.peer("m").call(add, 1, 1) == 2
+        assert await ps.peer(1).call(add, 1, 1) == 2
+        assert await member.peer("ps").call(add, 1, 1) == 2
+    await until(lambda: status_of(ps, "m") == ALIVE)
+    await until(lambda: [one.name for one in ps.known_members] == ["ps", "m", "liar"])
+    assert not running.done()
+    running.cancel()
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_lie_about_a_worker_that_is_not_linked_ends_with_a_call_and_without(
+    lie: str,
+) -> None:
+    meeting = LocalRendezvous(3)
+    ps, member, liar = (
+        Worker(name, rank=rank, rendezvous=meeting, options=options())
+        for rank, name in enumerate(("ps", "m", "liar"))
+    )
+    async with started(ps, member, liar):
+        await say(liar, ps, record(member, **LIES[lie]))
+        assert await ps.peer("m").call(add, 1, 1) == 2
+        await until(lambda: status_of(ps, "m") == ALIVE)
+        assert await ps.peer(1).call(add, 1, 1) == 2
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_guest_says_nothing_of_others(trio: Trio, lie: str) -> None:
+    ps, member, _ = trio
+    door = ps.addresses[0].replace("tcp://", "join://")
+    token = ps.tokens.issue(valid_s=600.0, name="laptop")
+    known = ps.parts.membership.table.get("m")
+    guest = Worker("laptop", rendezvous=door, options=Options(token=token))
+    async with guest:
+        for told in (ps, member):
+            await say(guest, told, record(member, **LIES[lie]))
+        assert ps.parts.membership.table.get("m") == known
+        ghost = record(member, name="ghost", incarnation=99, rank=-1)
+        await say(guest, ps, ghost)
+        assert ps.parts.membership.table.get("ghost") is None
+        assert await ps.peer("m").call(add, 1, 1) == 2
+        assert await guest.peer("m").call(add, 1, 1) == 2
+
+
+async def test_who_invents_members_does_not_keep_others_out(trio: Trio) -> None:
+    ps, member, liar = trio
+    for start in range(0, 8000, 200):
+        ghosts = [
+            record(member, name=f"ghost{n}", incarnation=n + 9, rank=-1)
+            for n in range(start, start + 200)
+        ]
+        await say(liar, ps, *ghosts)
+    assert len(ps.known_members) <= 4096 + 3
+    door = ps.addresses[0].replace("tcp://", "join://")
+    async with Worker("honest", rendezvous=door, options=options()) as honest:
+        assert await honest.peer("ps").call(add, 1, 1) == 2
+        assert await ps.peer("honest").call(add, 1, 1) == 2
+
+
+async def test_what_only_one_that_has_gone_has_told_is_forgotten(trio: Trio) -> None:
+    ps, member, liar = trio
+    ghosts = [
+        record(member, name=f"ghost{n}", incarnation=n + 9, rank=-1, addresses=NOWHERE)
+        for n in range(50)
+    ]
+    await say(liar, ps, *ghosts)
+    assert len(ps.known_members) == 53
+    await liar.shutdown()
+    await until(lambda: [one.name for one in ps.known_members] == ["ps", "m"])
+
+
+# --- names and ranks -----------------------------------------------------------------
+
+
+async def introduced(stream: Stream, key: bytes, ticket: bytes, hello: Hello) -> Hello:
+    """Go through the handshake, and say a HELLO; return the answer."""
+    reader, writer = stream
+    opening = prefix(FrameKind.HELLO, control=hello.encode())
+    handshake = Handshake(Role.DIALER, key, bytes(range(NONCE_BYTES)), ticket=ticket)
+    writer.write(handshake.start())
+    while handshake.wanted:
+        answer = handshake.receive(await reader.readexactly(handshake.wanted))
+        if answer:
+            writer.write(answer + opening)
+    return await read_hello(reader)
+
+
+async def read_hello(reader: asyncio.StreamReader) -> Hello:
+    async with asyncio.timeout(LIMIT_S):
+        head = await reader.readexactly(40)
+        length = int.from_bytes(head[8:12], "little")
+        return Hello.decode(await reader.readexactly(length))
+
+
+def claim(name: str, incarnation: int, rank: int = -1, expects: str = "ps") -> Hello:
+    return Hello(name=name, incarnation=incarnation, rank=rank, pid=1, expects=expects)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [("m", 1), ("m", -1), ("stranger", 1), ("stranger", 0), ("ps", 0)],
+)
+async def test_a_name_and_a_rank_stay_with_the_worker_that_has_them(
+    trio: Trio, name: str, rank: int
+) -> None:
+    ps, _, _ = trio
+    assert ps.parts.options.secret is not None
+    key = ps.parts.options.secret.encode()
+    async with dialed(ps) as stream:
+        answer = await introduced(stream, key, b"", claim(name, 4242, rank))
+        assert "taken by" in answer.verdict
+        assert await ps.peer(1).call(add, 1, 1) == 2
+        assert await ps.peer("m").call(add, 1, 1) == 2
+
+
+async def test_two_programs_with_one_rank_are_told_so(trio: Trio) -> None:
+    ps, *_ = trio
+    where = {"other": "tcp://127.0.0.1:0", "twin": "tcp://127.0.0.1:0"}
+    where["ps"] = ps.addresses[0]
+    twin = Worker("twin", rank=1, rendezvous=where, options=options())
+    async with started(twin):
+        with pytest.raises(WorkerLostError, match=r"rank 1, of 'm', is taken.*another"):
+            await twin.peer("ps").call(add, 1, 1)
+        assert await ps.peer(1).call(add, 1, 1) == 2
+
+
+@pytest.mark.parametrize("name", ["ps", "m", "notebook"])
+@pytest.mark.parametrize("expects", ["ps", "m", ""])
+async def test_a_token_is_of_one_name_on_every_way(
+    trio: Trio, name: str, expects: str
+) -> None:
+    ps, member, _ = trio
+    issued = Token.parse(ps.tokens.issue(valid_s=600.0, name="laptop"))
+    incarnations = {"ps": ps.incarnation, "m": member.incarnation, "notebook": 77}
+    async with dialed(ps) as stream:
+        hello = claim(name, incarnations[name], expects=expects)
+        answer = await introduced(stream, issued.key, issued.ticket, hello)
+        assert "its token is that of worker 'laptop'" in answer.verdict
+
+
+async def test_a_guest_gets_no_rank_that_another_has(trio: Trio) -> None:
+    ps, *_ = trio
+    issued = Token.parse(ps.tokens.issue(valid_s=600.0, name="laptop"))
+    async with dialed(ps) as stream:
+        hello = claim("laptop", 4242, rank=1)
+        answer = await introduced(stream, issued.key, issued.ticket, hello)
+        assert "rank 1, of 'm', is taken by a running worker" in answer.verdict
+        assert await ps.peer(1).call(add, 1, 1) == 2
