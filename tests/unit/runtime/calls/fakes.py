@@ -324,6 +324,7 @@ class FakeHost:
         self.router.add("kept", self.kept.routes)
         self.admission = FakeAdmission()
         self.tasks: list[Coroutine[Any, Any, Any]] = []
+        self.outbound_budget = OutboundBudget(1 << 30)
         self.inbound_credit = InboundCredit(
             self.name, self.loop, self.inbound_bytes_max, self
         )
@@ -453,7 +454,7 @@ class LinkParts:
             self,
             self.host,
             connection=self.connection,
-            backlog=Backlog(self, OutboundBudget(1 << 30)),
+            backlog=Backlog(self, self.host.outbound_budget),
             served=self.served,
             messages=self.messages,
         )
