@@ -21,6 +21,7 @@ from tests.raw_messages import request, tell
 
 Trio: TypeAlias = tuple[Worker, Worker, Worker]
 NOWHERE = ["tcp://127.0.0.1:9"]
+SECRET = "a secret of those inside"
 FAR = (1 << 63) - 1
 ALIVE, LOST, LEFT = range(3)
 
@@ -37,7 +38,7 @@ async def wait_for_ever() -> None:
 
 def options(policy: asyncrpc.Policy = asyncrpc.Policy.STRICT) -> Options:
     return Options(
-        secret="a secret of those inside",
+        secret=SECRET,
         policy=policy,
         drain_timeout_s=1.0,
         network=NetworkOptions(listen=("tcp://127.0.0.1:0",)),
@@ -87,7 +88,7 @@ def status_of(worker: Worker, name: str) -> int:
     return LEFT if found is None else int(found.status)
 
 
-LIES = {
+LIES: dict[str, dict[str, Any]] = {
     "lost": {"version": 5, "status": LOST},
     "left": {"version": 5, "status": LEFT},
     "left for good": {"version": FAR, "status": LEFT},
@@ -222,8 +223,7 @@ async def test_a_name_and_a_rank_stay_with_the_worker_that_has_them(
     trio: Trio, name: str, rank: int
 ) -> None:
     ps, _, _ = trio
-    assert ps.parts.options.secret is not None
-    key = ps.parts.options.secret.encode()
+    key = SECRET.encode()
     async with dialed(ps) as stream:
         answer = await introduced(stream, key, b"", claim(name, 4242, rank))
         assert "taken by" in answer.verdict
