@@ -352,7 +352,12 @@ class Responder:
         aux: int = 0,
         outcome: str = OK,
     ) -> None:
-        name = inbound.function_name
+        buffers = encoded.buffers
+        large = ""  # what has answered with much
+        if len(encoded.control) > LARGE_BYTES or (
+            buffers and sum(buffer.nbytes for buffer in buffers) > LARGE_BYTES
+        ):
+            large = inbound.function_name or "a function"
         on_sent = None if pins is None else pins.on_sent
         if inbound.claim is not None and encoded.buffers:
             on_sent = inbound.claim.until_sent(on_sent)
@@ -372,13 +377,11 @@ class Responder:
             # the references in it, which the caller then gives back.
             head=pack_head([meta]) if meta or pins is not None else b"",
             control=encoded.control,
-            buffers=(buffers := encoded.buffers),
+            buffers=buffers,
             on_sent=on_sent,
         )
-        if len(encoded.control) > LARGE_BYTES or (
-            buffers and sum(buffer.nbytes for buffer in buffers) > LARGE_BYTES
-        ):
-            self.backlog.on_large(name)
+        if large:
+            self.backlog.on_large(large)
 
     def _end_served(self, inbound: InboundCall, outcome: str, items: int) -> None:
         self._ends.note(inbound, outcome, items)
