@@ -116,7 +116,9 @@ class Membership:
     def holder_of(self, rank: int) -> Record | None:
         """Return the worker with a rank, dead or alive; None if no worker has it."""
         known = self._records.get(self._by_rank.get(rank, ""))
-        if rank < 0 or (known is not None and known.is_alive):
+        if rank < 0:
+            return None
+        if known is not None and known.is_alive and known.member.rank == rank:
             return known
         held = [one for one in self._records.values() if one.member.rank == rank]
         found = next((one for one in held if one.is_alive), next(iter(held), None))

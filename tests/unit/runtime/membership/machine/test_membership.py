@@ -456,8 +456,10 @@ def test_a_name_that_comes_again_keeps_its_rank(
     assert mine.get("b") == new
 
 
-def test_a_name_may_come_again_with_another_rank() -> None:
-    mine = table(Record(member("b", 1, rank=2), 4, 0, LEFT))
+@pytest.mark.parametrize("status", [LOST, LEFT])
+def test_a_name_may_come_again_with_another_rank(status: Status) -> None:
+    mine = table(Record(member("b", 1, rank=2), 4))
+    mine.receive(Record(member("b", 1, rank=2), 4, 0, status), 1.0)
     mine.admit(member("b", 9, rank=5), 1.0)
     assert mine.holder_of(2) is None
     found = mine.holder_of(5)
