@@ -31,6 +31,7 @@ class Displacement:
 
     Attributes:
         claim: what is known of it.
+        is_known: whether a member has compared records with this worker.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Displacement:
         self._outlive = outlive
         self._holders = holders
         self._links = links
-        self._is_known = False  # to a member that it has compared records with
+        self.is_known = False  # to a member that it has compared records with
         self._succeeded_s: float | None = None  # since when a member says so
 
     @property
@@ -111,7 +112,7 @@ class Displacement:
         Whoever says so and answers under the name may be anybody.  So a worker that
         members have known for a while keeps it, unless more of them know the other.
         """
-        if not self._is_known:
+        if not self.is_known:
             return True
         held = await self._holders()
         ours = held.count(self._identity.incarnation)
@@ -132,7 +133,7 @@ class Displacement:
     def on_accepted(self) -> None:
         """Record that a member accepts this worker's identity."""
         self._succeeded_s = None
-        self._is_known = True
+        self.is_known = True
 
     def _on_displaced(self, where: str) -> None:
         if self.claim is NameClaim.DISPLACED:

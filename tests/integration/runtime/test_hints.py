@@ -32,6 +32,11 @@ async def add(left: int, right: int) -> int:
 
 
 @asyncrpc.expose
+async def own_rank() -> int:
+    return asyncrpc.current_worker().rank
+
+
+@asyncrpc.expose
 async def wait_for_ever() -> None:
     await asyncio.Event().wait()
 
@@ -264,3 +269,25 @@ async def test_a_guest_gets_no_rank_that_another_has(trio: Trio) -> None:
         answer = await introduced(stream, issued.key, issued.ticket, hello)
         assert "rank 1, of 'm', is taken by a running worker" in answer.verdict
         assert await ps.peer(1).call(add, 1, 1) == 2
+
+
+@pytest.mark.parametrize("generation", [2, 9])
+async def test_who_answers_under_the_name_of_a_worker_does_not_get_it(
+    trio: Trio, generation: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody with the secret listens as `m`, and says so to everybody."""
+    ps, member, liar = trio
+    displacement = member.parts.membership._displacement  # noqa: SLF001
+    await until(lambda: displacement.is_known)
+    twin = Worker(
+        "m", rank=0, rendezvous=LocalRendezvous(1), options=member.parts.options
+    )
+    async with started(twin):
+        claimed = record(twin, generation=generation)
+        for told in (ps, member):
+            await say(liar, told, claimed)
+        await until(lambda: "another worker answers to its name" in caplog.text)
+        assert await ps.peer("m").call(own_rank) == 1
+        assert await ps.peer(1).call(own_rank) == 1
+        assert await member.peer("ps").call(add, 1, 1) == 2
+        assert not displacement.has_happened
