@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import contextvars
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
@@ -46,7 +47,6 @@ _ONE_STEP: Final = Mode.ONE_STEP
 _ON_LOOP: Final = Mode.ON_LOOP
 _ASYNC_EXECUTION: Final = Mode.ASYNC_EXECUTION
 
-_NOT_YET: Final = object()  # its caller has not taken earlier answers
 _TRACE_ALONE: Final = {TRACE}
 
 
@@ -272,27 +272,16 @@ class InboundCall:
         elif mode is _ON_LOOP or (target.is_listed and self._is_cheap(args, kwargs)):
             self._run_here(context, target.function, args, kwargs)
         else:
-            self._submit(
-                partial(self._in_turn, context, target, args, kwargs),
-                self._on_future if mode is _ASYNC_EXECUTION else self._on_thread_done,
-            )
+            self._submit(_Job(self, context, target, args, kwargs))
             if self.claim is not None:
                 self.claim.hold()
         if self.deadline is not None and self.target is not None:  # it goes on
             self.watch = self.host.deadlines.watch(self, self.deadline)
 
-    def _submit(
-        self,
-        job: Callable[[], Any],
-        on_end: Callable[[Any, BaseException | None], None],
-    ) -> None:
-        def done(result: Any, error: BaseException | None) -> None:
-            if result is _NOT_YET:
-                self.responder.backlog.hold(lambda: self._submit(job, on_end))
-            else:
-                on_end(result, error)
-
-        self.pool.submit(job, done)
+    def _submit(self, job: _Job) -> None:
+        is_marked = job.target.mode is _ASYNC_EXECUTION
+        # Bound methods: by them it is seen for which call a thread is waited for.
+        self.pool.submit(job, self._on_future if is_marked else self._on_thread_done)
 
     def _is_cheap(self, args: list[Any], kwargs: dict[str, Any]) -> bool:
         if kwargs or (self.meta and self.meta.keys() != _TRACE_ALONE):
@@ -422,19 +411,6 @@ class InboundCall:
         else:
             self._on_returned(result)
 
-    def _in_turn(
-        self,
-        context: contextvars.Context,
-        target: Target,
-        args: list[Any],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Call a function, unless its caller must take earlier answers first."""
-        backlog = self.responder.backlog
-        if backlog.is_pressed and backlog.must_wait(target.name):
-            return _NOT_YET
-        return self._in_thread(context, target.function, args, kwargs)
-
     def _in_thread(
         self,
         context: contextvars.Context,
@@ -454,12 +430,21 @@ class InboundCall:
 
     def _on_future(self, result: Any, error: BaseException | None) -> None:
         """Take the future of a marked function; cancel it if the call was given up."""
+        if type(result) is _Job:
+            self._hold(result)
+            return
         if self.is_cancelled:
             with contextlib.suppress(Exception):  # its own code may run
                 _cancel(result, self.host.loop)
         self._on_thread_done(result, error)
 
+    def _hold(self, job: _Job) -> None:
+        self.responder.backlog.hold(lambda: self._submit(job))
+
     def _on_thread_done(self, result: Any, error: BaseException | None) -> None:
+        if type(result) is _Job:
+            self._hold(result)
+            return
         if not self.is_cancelled:
             if error is not None:
                 self.responder.answer_error(self, error)
@@ -499,6 +484,25 @@ class InboundCall:
         )
         self.responder.answer_error(self, error, outcome=Outcome.UNKNOWN)
         self.cancel()
+
+
+@dataclass(slots=True)
+class _Job:
+    """A call of a function in a thread."""
+
+    call: InboundCall
+    context: contextvars.Context
+    target: Target
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+    def __call__(self) -> Any:
+        """Call it; return this job if its caller must take earlier answers first."""
+        backlog = self.call.responder.backlog
+        if backlog.is_pressed and backlog.must_wait(self.target.name):
+            return self
+        function = self.target.function
+        return self.call._in_thread(self.context, function, self.args, self.kwargs)  # noqa: SLF001
 
 
 async def _holding(claim: HeldCredit, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -402,8 +402,8 @@ class Directory(Generic[LinkT]):
             if self._group is not None:
                 hello = self._group.introduce_guest(hello)
             hello = self.relay.introduce(connection, hello)
-        is_joining = not hello.expects  # then it is asked all the same
-        if self._group is None or is_joining or not self._group.is_claimed(hello):
+        is_judged_later = not hello.expects or hello.lane or hello.resume
+        if self._group is None or is_judged_later or not self._group.is_claimed(hello):
             self._pass_offer(connection, hello, token)
         else:
             self._scheduler.start_task(self._contest(connection, hello, token))
