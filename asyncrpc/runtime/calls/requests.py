@@ -388,22 +388,9 @@ class RequestDispatcher:
         if is_stream:
             streams.serve(inbound, target, args, kwargs)
         elif self._backlog.is_pressed and self._backlog.must_wait(target.name):
-            self._backlog.hold(lambda: self._run_held(inbound, target, args, kwargs))
+            self._responder.run_later(inbound, target, args, kwargs)
         else:
             inbound.run(target, args, kwargs)
-
-    def _run_held(
-        self,
-        inbound: InboundCall,
-        target: Target,
-        args: list[Any],
-        kwargs: dict[str, Any],
-    ) -> None:
-        """Run a call that had to wait until its caller takes earlier answers."""
-        try:
-            inbound.run(target, args, kwargs)
-        except BaseException as error:  # noqa: BLE001  (the caller gets it)
-            self._responder.answer_error(inbound, error)
 
     def _surrounded(self, target: Target, meta: Meta) -> Target:
         """Return what runs a function under the state of its caller's thread."""
@@ -562,8 +549,7 @@ class RequestDispatcher:
             return
         target = Target(route.name, route.handle, Mode.COROUTINE)
         if self._backlog.is_pressed and self._backlog.must_wait(target.name):
-            args = [self._link, value]
-            self._backlog.hold(lambda: self._run_held(inbound, target, args, {}))
+            self._responder.run_later(inbound, target, [self._link, value], {})
         else:
             inbound.run(target, [self._link, value], {})
 

@@ -29,6 +29,7 @@ from asyncrpc.runtime.calls.message_codec import (
     MessageCodec,
     unsendable,
 )
+from asyncrpc.runtime.calls.modes import Target
 from asyncrpc.runtime.calls.preparation import PACK_HERE_BYTES_MAX
 from asyncrpc.runtime.extensions import NOTE, Pins, References
 from asyncrpc.runtime.ports import MessageSender, PeerLink, Pool
@@ -145,6 +146,23 @@ class Responder:
         for inbound in self._served:
             inbound.cancel()
         self.backlog.close()
+
+    def run_later(
+        self,
+        inbound: InboundCall,
+        target: Target,
+        args: list[Any],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Run a call once its caller has taken earlier answers."""
+
+        def begin() -> None:
+            try:
+                inbound.run(target, args, kwargs)
+            except BaseException as error:  # noqa: BLE001  (the caller gets it)
+                self.answer_error(inbound, error)
+
+        self.backlog.hold(begin)
 
     def answer(self, inbound: InboundCall, value: Any) -> None:
         """Send a function's result, or keep it if it stays here."""
