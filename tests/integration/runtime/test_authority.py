@@ -103,7 +103,7 @@ async def answer_of(link: Link, kind: type[Message], content: Any) -> str:
 
 @POLICIES
 @pytest.mark.parametrize("at", ["gateway", "other"])
-async def test_what_is_not_for_guests(
+async def test_a_guest_is_refused_what_is_not_for_guests(
     policy: Policy, at: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with senders(policy, at) as found:
@@ -127,7 +127,7 @@ async def test_what_is_not_for_guests(
 
 
 @POLICIES
-async def test_what_is_not_for_observers(policy: Policy) -> None:
+async def test_an_observer_is_refused_what_is_not_for_observers(policy: Policy) -> None:
     async with senders(policy) as found:
         before = sizes(found.victim)
         for kind in MESSAGES.values():

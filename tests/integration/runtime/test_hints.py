@@ -166,7 +166,7 @@ async def test_a_guest_says_nothing_of_others(trio: Trio, lie: str) -> None:
         assert await guest.peer("m").call(add, 1, 1) == 2
 
 
-async def test_who_invents_members_does_not_keep_others_out(trio: Trio) -> None:
+async def test_invented_members_keep_nobody_out(trio: Trio) -> None:
     ps, member, liar = trio
     for start in range(0, 8000, 200):
         ghosts = [
@@ -181,7 +181,7 @@ async def test_who_invents_members_does_not_keep_others_out(trio: Trio) -> None:
         assert await ps.peer("honest").call(add, 1, 1) == 2
 
 
-async def test_what_only_one_that_has_gone_has_told_is_forgotten(trio: Trio) -> None:
+async def test_names_that_only_a_lost_member_told_are_forgotten(trio: Trio) -> None:
     ps, member, liar = trio
     ghosts = [
         record(member, name=f"ghost{n}", incarnation=n + 9, rank=-1, addresses=NOWHERE)
@@ -272,7 +272,7 @@ async def test_a_guest_gets_no_rank_that_another_has(trio: Trio) -> None:
 
 
 @pytest.mark.parametrize("generation", [2, 9])
-async def test_who_answers_under_the_name_of_a_worker_does_not_get_it(
+async def test_a_member_keeps_its_name_though_another_answers_to_it(
     trio: Trio, generation: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Somebody with the secret listens as `m`, and says so to everybody."""
