@@ -25,6 +25,9 @@ class RRefId(NamedTuple):
     creator: Incarnation
     serial: int
 
+    def __str__(self) -> str:
+        return f"{self.creator:016x}-{self.serial:016x}"
+
 
 class ContextId(NamedTuple):
     """One distributed autograd context: the worker that opened it, a random number."""
@@ -33,7 +36,7 @@ class ContextId(NamedTuple):
     serial: int
 
     def __str__(self) -> str:
-        return f"{self.creator:016x}-{self.serial}"
+        return f"{self.creator:016x}-{self.serial:016x}"
 
 
 class MessageId(NamedTuple):

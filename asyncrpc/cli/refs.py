@@ -79,7 +79,7 @@ def _reference_rows(
 ) -> Iterator[tuple[str, ...]]:
     yield ("seen by", "owner", "value", "state", "age", "held by", "handles")
     for name, one in sorted(listed, key=lambda item: -item[1].age_s):
-        value = one.type_name or f"#{one.rref_id.serial}"
+        value = one.type_name or f"#{one.rref_id.serial:016x}"
         held_by = ", ".join(one.holders) or "-"
         yield (
             *(name, one.owner, value, one.state, duration(one.age_s)),

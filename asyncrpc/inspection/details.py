@@ -25,9 +25,7 @@ WAITS_FOR_VALUE: Final = "waits for a referenced value"
 
 def context_name(context_id: ContextId | None) -> str:
     """Return how an autograd context is named for people; empty for none."""
-    if context_id is None:
-        return ""
-    return f"{context_id.creator:016x}-{context_id.serial}"
+    return "" if context_id is None else str(context_id)
 
 
 class CallSeen(NamedTuple):

@@ -268,9 +268,7 @@ class RRef(Generic[T]):
     def __repr__(self) -> str:
         owner = self._shared.owner.name
         kind = "OwnerRRef" if self._shared.is_here else "UserRRef"
-        return (
-            f"<{kind} {self.rref_id.creator:016x}:{self.rref_id.serial} on {owner!r}>"
-        )
+        return f"<{kind} {self.rref_id} on {owner!r}>"
 
 
 # What the other half of a handle, its worker's references, needs of it.  Here, so that

@@ -160,7 +160,8 @@ class Outcome:
         """The error without what differs from one attempt to the next."""
         if self.kind is None:
             return "no error"
-        return re.sub(r"0x[0-9a-f]+|\d+", "#", f"{self.kind.__name__}: {self.text}")
+        varies = r"(?<=RRef )[-.0-9a-f]+|0x[0-9a-f]+|\d+"
+        return re.sub(varies, "#", f"{self.kind.__name__}: {self.text}")
 
     def problem(self, use: Use, parameter: str) -> str:
         """Return what is wrong with this outcome, empty if it is as it should be."""

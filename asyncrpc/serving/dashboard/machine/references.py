@@ -55,7 +55,7 @@ def _age_of(one: ReferenceSeen) -> float:
 
 
 def _named(one: ReferenceSeen) -> str:
-    return f"{one.rref_id.creator:016x}-{one.rref_id.serial}"
+    return str(one.rref_id)
 
 
 def _row(one: ReferenceSeen, holders: list[str]) -> Row:

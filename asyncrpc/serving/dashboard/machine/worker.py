@@ -227,7 +227,7 @@ _SAYS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
     "served": ("call served", _served),
     "received": ("stream received", _made),
     "sent": ("stream sent", _served),
-    "references": ("reference", lambda one: f"#{one.rref_id.serial} {one.change}"),
+    "references": ("reference", lambda one: f"#{one.rref_id.serial:016x} {one.change}"),
     "passes": ("backward pass", _pass),
     "segments": (
         "backward segment",
