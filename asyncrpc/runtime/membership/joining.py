@@ -392,7 +392,7 @@ class JoinAdmission:
         self._carry_out = carry_out
         self._table = table
         self._probes: dict[str, asyncio.Task[bool]] = {}
-        self._changes: dict[str, asyncio.Future[None]] = {}  # of those in the way
+        self._change: asyncio.Future[None] | None = None  # of what is known of anybody
 
     def begin(self, table: Membership) -> None:
         """Admit workers to the group of another table."""
@@ -463,10 +463,11 @@ class JoinAdmission:
         why = (await self._contested(member, limit_s)).removeprefix(REFUSED)
         return why and f"{why}; give this worker another name or rank, or stop that one"
 
-    def on_changed(self, record: Record) -> None:
+    def on_changed(self) -> None:
         """What is known of a worker has changed: it may be in the way no longer."""
-        if (change := self._changes.pop(record.name, None)) is not None:
-            change.set_result(None)
+        if self._change is not None:
+            self._change.set_result(None)
+            self._change = None
 
     async def _contested(self, member: Member, limit_s: float) -> str:
         """Return which worker has the name or rank of a new one; empty if none has."""
@@ -508,7 +509,9 @@ class JoinAdmission:
         either: set[asyncio.Future[Any]] = {probe, moved}
         try:
             while not probe.done():
-                wake = {*either, self._change_of(record.name)}
+                if self._change is None:
+                    self._change = self._scheduler.loop.create_future()
+                wake = {*either, self._change}
                 await asyncio.wait(wake, return_when=asyncio.FIRST_COMPLETED)
                 known = self._table.get(record.name)
                 is_known = known and known.incarnation == record.incarnation
@@ -529,13 +532,6 @@ class JoinAdmission:
             return False
         is_other = hello.incarnation != record.incarnation != UNKNOWN_INCARNATION
         return hello.name == record.name and is_other
-
-    def _change_of(self, name: str) -> asyncio.Future[None]:
-        """Return what is done once something else is known of a worker."""
-        change = self._changes.get(name)
-        if change is None:
-            change = self._changes[name] = self._scheduler.loop.create_future()
-        return change
 
     async def _probe(self, record: Record) -> bool:
         """Return whether a worker lives; concurrent callers share one question."""

@@ -503,7 +503,7 @@ class MembershipService:
             self._end_former(WorkerId(name, change.previous))
         if not record.is_alive:
             self._on_ended(record)
-        self._admission.on_changed(record)
+        self._admission.on_changed()
         if (ranked := self.table.holder_of(record.member.rank)) is not None:
             self._peers.give_rank(ranked.member.rank, ranked.name)
         if record.is_alive:
