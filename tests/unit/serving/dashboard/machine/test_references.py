@@ -39,7 +39,7 @@ def test_the_owners_word_has_all_keys() -> None:
     assert set(row) >= set(KEYS)
     assert row == {
         "owner": "a",
-        "reference": "00000000000000ab-1",
+        "reference": "00000000000000ab-0000000000000001",
         "type": "Table",
         "state": "owned",
         "age_s": 3.0,

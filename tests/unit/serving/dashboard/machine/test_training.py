@@ -170,7 +170,7 @@ def test_a_pass_is_told_with_how_it_ended() -> None:
         {
             "worker": "a",
             "root": "a",
-            "context": "00000000000000ab-3",
+            "context": "00000000000000ab-0000000000000003",
             "age_s": 1.0,
             "state": "committed",
             "took_s": 0.5,
@@ -178,7 +178,7 @@ def test_a_pass_is_told_with_how_it_ended() -> None:
         {
             "worker": "a",
             "root": "a",
-            "context": "00000000000000ab-3",
+            "context": "00000000000000ab-0000000000000003",
             "age_s": 2.0,
             "state": "dropped",
             "took_s": 0.5,

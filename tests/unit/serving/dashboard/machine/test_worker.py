@@ -306,7 +306,7 @@ EVENTS: dict[str, tuple[Any, str, str]] = {
     "references": (
         ReferenceChanged(1.0, RRefId(Incarnation(1), 4), "freed"),
         "reference",
-        "#4 freed",
+        "#0000000000000004 freed",
     ),
     "passes": (
         BackwardPassEnded(1.0, 0.5, CONTEXT, "b", True, 1, ""),  # noqa: FBT003
