@@ -14,6 +14,7 @@ from numbers import Real
 from typing import Any, Final, TypeGuard
 
 from asyncrpc.errors import UsageError
+from asyncrpc.ids import NAME_CHARACTERS_MAX, is_name
 
 _SHOWN_CHARACTERS: Final = 60
 _SHORT: Final = reprlib.Repr()
@@ -147,6 +148,13 @@ def check_text(name: str, value: object, *, at_most: int | None = None) -> None:
         raise wrong(name, f"a string of at most {at_most} characters", value)
     if any("\ud800" <= one <= "\udfff" for one in value):
         raise wrong(name, "a string without surrogates, as UTF-8 has none", value)
+
+
+def check_name(name: str, value: object) -> None:
+    """Raise UsageError unless an argument can be the name of a worker."""
+    check_text(name, value, at_most=NAME_CHARACTERS_MAX)
+    if not is_name(str(value)):
+        raise wrong(name, "a string of printable characters", value)
 
 
 def set_mark(name: str, function: Any, attribute: str, value: object) -> None:

@@ -7,7 +7,9 @@ a restarted worker under the same name cannot repeat one.
 
 from __future__ import annotations
 
-from typing import NamedTuple, NewType
+from typing import Final, NamedTuple, NewType
+
+NAME_CHARACTERS_MAX: Final = 255  # it travels in every handshake, and in every error
 
 Incarnation = NewType("Incarnation", int)  # 64 random bits, one life of one worker
 
@@ -44,6 +46,11 @@ class MessageId(NamedTuple):
 
     sender: Incarnation
     serial: int
+
+
+def is_name(text: str) -> bool:
+    """Return whether a worker can have a name; logs and terminals show it."""
+    return 0 < len(text) <= NAME_CHARACTERS_MAX and text.isprintable()
 
 
 class WorkerInfo(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from asyncrpc.cli.runs.choosing import others_in
 from asyncrpc.cli.runs.finding import ADDRESS_VARIABLE, entrance
-from asyncrpc.cli.table import UNCUT, columns_here, lines_of
+from asyncrpc.cli.table import UNCUT, columns_here, lines_of, printable
 from asyncrpc.errors import UsageError
 from asyncrpc.inspection.observer import Observer
 from asyncrpc.inspection.records import NoAnswer
@@ -126,7 +126,7 @@ def print_table(rows: Sequence[Sequence[str]], nothing: str) -> None:
 def print_silent(silent: Mapping[str, NoAnswer]) -> None:
     """Print which workers gave no answer, and why."""
     for name, no_answer in sorted(silent.items()):
-        print(f"no answer from {name}: {no_answer.text}", file=sys.stderr)
+        print(f"no answer from {name}: {printable(no_answer.text)}", file=sys.stderr)
 
 
 def silent_records(silent: Mapping[str, NoAnswer]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ def lines_of(
     """
     if not rows:
         return []
+    rows = [[printable(cell) for cell in row] for row in rows]
     room = width or columns_here()
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     gaps = len(_GAP) * (len(widths) - 1)
@@ -47,16 +48,25 @@ def line_of(text: str) -> str:
 
     If the output is not a terminal, the line is left whole, for programs and files.
     """
+    text = printable(text)
     return _cut(text, columns_here()) if sys.stdout.isatty() else text
 
 
 def wrapped(text: str) -> str:
     """Return a sentence wrapped to the terminal; whole without a terminal."""
+    text = printable(text)
     if not sys.stdout.isatty():
         return text
     return textwrap.fill(
         text, columns_here(), subsequent_indent="  ", break_on_hyphens=False
     )
+
+
+def printable(text: str) -> str:
+    """Return a text of a peer without what would command the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def columns_here() -> int:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from asyncrpc.errors import AsyncRpcError, TransportError
+from asyncrpc.errors import AsyncRpcError, TransportError, UsageError
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.admission import CallAdmission
 from asyncrpc.runtime.calls.backlog import OutboundBudget
@@ -64,6 +64,7 @@ from asyncrpc.trace import FlightRecorder
 from asyncrpc.transport.abc import Connector, Listener
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.tcp import TcpListener
+from asyncrpc.wire.messages import ADDRESSES_CHARACTERS_MAX
 
 T = TypeVar("T")
 
@@ -433,6 +434,12 @@ class Parts:
             self.listeners.append(listener)
             if address.scheme == "uds":
                 await self.memory.listen(address.host)
+        if (length := sum(map(len, self.addresses))) > ADDRESSES_CHARACTERS_MAX:
+            raise UsageError(
+                f"the addresses of this worker take {length} characters, and peers take"
+                f" {ADDRESSES_CHARACTERS_MAX}; name those that others should use in"
+                " NetworkOptions.advertise"
+            )
         if self.network is None:
             self.sidecar.start(self._sidecar_listening(), self.tasks)
             self.services.on_listening(self.listening)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType, TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
 from asyncrpc.arguments import (
     check_flag,
     check_kind,
+    check_name,
     check_seconds,
-    check_text,
     check_timeout,
     sizes_of,
 )
@@ -43,8 +43,6 @@ from asyncrpc.trace import ITEMS_MAX, Subscription
 from asyncrpc.transport.abc import Connector
 
 E = TypeVar("E", bound=tuple[Any, ...])
-
-NAME_CHARACTERS_MAX: Final = 255  # it travels in every handshake, and in every error
 
 
 def current_worker(name: str | None = None) -> Worker:
@@ -184,10 +182,10 @@ class Worker:
             network: an in-process network to use instead of sockets.
 
         Raises:
-            UsageError: the name is empty or longer than 255 characters, `rendezvous` is
-                incomplete, or an argument is of another kind.
+            UsageError: the name is empty, longer than 255 characters or not printable,
+                `rendezvous` is incomplete, or an argument is of another kind.
         """
-        check_text("name", "-" if name is None else name, at_most=NAME_CHARACTERS_MAX)
+        check_name("name", "-" if name is None else name)
         check_kind("options", options, (Options, NoneType), "an Options or None")
         check_kind("network", network, (Connector, NoneType), "a Connector or None")
         given = (options or Options()).with_environment()
@@ -398,7 +396,7 @@ class Worker:
             No state has changed.
         """
         self.parts.check_on_loop("Worker.find")
-        check_text("name", name, at_most=NAME_CHARACTERS_MAX)
+        check_name("name", name)
         if timeout_s is None:
             timeout_s = self.options.network.connect_timeout_s
         check_seconds("timeout_s", timeout_s, at_least=0)

@@ -6,11 +6,14 @@ reached, and a peer tries those it can use.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from asyncrpc.arguments import wrong
+from asyncrpc.errors import UsageError
 
 SCHEMES: Final = ("tcp", "uds", "mem", "relay")
 PORT_MAX: Final = 0xFFFF
@@ -65,6 +68,15 @@ class Address:
             return ""
         bits = 24 if found.version == 4 else 64  # noqa: PLR2004
         return str(ipaddress.ip_network((found, bits), strict=False))
+
+    @classmethod
+    def parse_all(cls, texts: Iterable[str]) -> list[Address]:
+        """Read what a peer says its addresses are; leave out what is none."""
+        found = []
+        for text in texts:
+            with contextlib.suppress(UsageError):
+                found.append(cls.parse(text))
+        return found
 
     @classmethod
     def parse(cls, text: str, what: str = "an address") -> Address:

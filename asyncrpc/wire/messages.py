@@ -32,7 +32,13 @@ from asyncrpc.errors import (
     LocalProtocolError,
     MalformedError,
 )
+from asyncrpc.ids import NAME_CHARACTERS_MAX, is_name
 from asyncrpc.wire.frames import HEAD_BYTES_MAX
+
+RANK_END: Final = 1 << 31
+PID_END: Final = 1 << 32
+HOST_ID_CHARACTERS_MAX: Final = 255
+ADDRESSES_CHARACTERS_MAX: Final = 8_192  # of all addresses of a worker
 
 Target: TypeAlias = "int | list[Any] | None"
 Meta: TypeAlias = Mapping[str, Any]
@@ -98,7 +104,7 @@ class Hello:
         """Read what `encode` wrote.
 
         Raises:
-            MalformedError: a field is missing or has the wrong type.
+            MalformedError: a field is missing, or is not what it can be of a worker.
             FrameTooLargeError: `control` is longer than a head may be.
         """
         if len(control) > HEAD_BYTES_MAX:
@@ -118,7 +124,25 @@ class Hello:
             if any(type(address) is not str for address in addresses):
                 raise MalformedError("a HELLO has an address that is not a string")
             values[name] = tuple(addresses)
-        return cls(**values)
+        hello = cls(**values)
+        if problem := hello._problem():
+            raise MalformedError(f"a HELLO has {problem}")
+        return hello
+
+    def _problem(self) -> str:
+        """Return which field no worker can have so; empty if there is none."""
+        if not is_name(self.name):
+            return f"no name of 1 to {NAME_CHARACTERS_MAX} printable characters"
+        if not -1 <= self.rank < RANK_END:
+            return f"the rank {self.rank}"
+        if not 0 <= self.pid < PID_END:
+            return f"the process id {self.pid}"
+        if not self.incarnation > 0 or len(self.host_id) > HOST_ID_CHARACTERS_MAX:
+            return "no identity of a worker"
+        for addresses in (self.addresses, self.sidecar):
+            if sum(map(len, addresses)) > ADDRESSES_CHARACTERS_MAX:
+                return f"addresses of more than {ADDRESSES_CHARACTERS_MAX} characters"
+        return ""
 
 
 _HELLO_TYPES: Final = (

@@ -110,7 +110,7 @@ class Routes:
             return list(self.gateway)
         found = [
             address
-            for address in map(Address.parse, member.addresses)
+            for address in Address.parse_all(member.addresses)
             if not self._why_not(address, member)
         ]
         return sorted(found, key=self._rank)
@@ -137,7 +137,7 @@ class Routes:
 
     def passed_over(self, member: Member) -> str:
         """Return which addresses of a worker are not tried, each with its reason."""
-        parsed = map(Address.parse, member.addresses)
+        parsed = Address.parse_all(member.addresses)
         reasons = {one: self._why_not(one, member) for one in parsed}
         return "; ".join(f"{one}: {why}" for one, why in reasons.items() if why)
 

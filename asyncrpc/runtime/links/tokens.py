@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from asyncrpc.arguments import check_duration, check_text
+from asyncrpc.arguments import check_duration, check_name, check_text
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.loop_guard import LoopGuard
 from asyncrpc.wire.handshake import TICKET_BYTES
@@ -193,7 +193,7 @@ class JoinTokens:
         self._loop_guard.check_on_loop("Worker.tokens.issue")
         check_duration("valid_s", valid_s)
         if name is not None:
-            check_text("name", name)
+            check_name("name", name)
         loop = asyncio.get_running_loop()
         return str(self._tokens.issue(loop, valid_s, name or ""))
 

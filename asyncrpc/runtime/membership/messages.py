@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
-from asyncrpc.ids import Incarnation
+from asyncrpc.ids import NAME_CHARACTERS_MAX, Incarnation
 from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.membership.machine.membership import (
     BUCKETS,
@@ -23,14 +23,29 @@ from asyncrpc.runtime.schema import (
     Leaf,
     Names,
     RecordSchema,
+    UnfitError,
     integer,
     kind_of,
+    unfit,
+)
+from asyncrpc.wire.messages import (
+    ADDRESSES_CHARACTERS_MAX,
+    HOST_ID_CHARACTERS_MAX,
+    RANK_END,
 )
 
 SERVICE: Final = "membership"
 RECEIVER_ONLY: Final = -1  # instead of a limit: the receiver informs no other
 
-_NAME: Final = Leaf("(type({v}) is str and {v} != '')", "a non-empty string")
+_NAME: Final = Leaf(
+    f"(type({{v}}) is str and 0 < len({{v}}) <= {NAME_CHARACTERS_MAX}"
+    " and {v}.isprintable())",
+    f"a string of 1 to {NAME_CHARACTERS_MAX} printable characters",
+)
+_HOST_ID: Final = Leaf(
+    f"(type({{v}}) is str and len({{v}}) <= {HOST_ID_CHARACTERS_MAX})",
+    f"a string of at most {HOST_ID_CHARACTERS_MAX} characters",
+)
 _STATUSES: Final = ", ".join(str(int(one)) for one in Status)
 
 
@@ -41,10 +56,10 @@ class MemberFields(NamedTuple):
     """A record of a member as it travels; see `Record` and `Member`."""
 
     name: Annotated[str, _NAME]
-    rank: Annotated[int, integer(-1, 1 << 31, "a rank, or -1")]
-    incarnation: int
+    rank: Annotated[int, integer(-1, RANK_END, "a rank, or -1")]
+    incarnation: Annotated[int, integer(0, 1 << 64, "a life of a worker")]
     addresses: tuple[str, ...]
-    host_id: str
+    host_id: Annotated[str, _HOST_ID]
     generation: Count
     version: Count
     status: Annotated[int, integer(0, len(Status), f"one of {_STATUSES}")]
@@ -68,6 +83,9 @@ class _MemberRecord(Kind):
 
     def explain(self, name: str, value: Any) -> None:
         _FIELDS.explain(name, value)
+        if _addresses_are_long(_FIELDS.read_value(value)):
+            wanted = f"{ADDRESSES_CHARACTERS_MAX} characters at most"
+            raise unfit(f"addresses of {name}", wanted, value)
 
 
 def fields_of(record: Record) -> list[Any]:
@@ -90,10 +108,16 @@ def fields_of(record: Record) -> list[Any]:
 def _record_of(value: Any) -> Record:
     """Return a record that has arrived; raise UnfitError if it is malformed."""
     one: MemberFields = _FIELDS.read_value(value)
+    if _addresses_are_long(one):
+        raise UnfitError
     member = Member(
         one.name, one.rank, Incarnation(one.incarnation), one.addresses, one.host_id
     )
     return Record(member, one.generation, one.version, Status(one.status))
+
+
+def _addresses_are_long(one: MemberFields) -> bool:
+    return sum(map(len, one.addresses)) > ADDRESSES_CHARACTERS_MAX
 
 
 MemberRecord: TypeAlias = Annotated[Record, _MemberRecord()]

@@ -21,7 +21,6 @@ are free when its connection ends.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 from typing import Final, Protocol
@@ -32,7 +31,6 @@ from asyncrpc.errors import (
     Outcome,
     RejectedError,
     TransportError,
-    UsageError,
 )
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.options import LimitOptions
@@ -457,9 +455,5 @@ def _rejected(why: str) -> RejectedError:
 
 def _socket_path(hello: Hello | None) -> str:
     """Return the path of a peer's Unix socket; empty if it has no such address."""
-    for text in hello.addresses if hello is not None else ():
-        with contextlib.suppress(UsageError):
-            address = Address.parse(text)
-            if address.scheme == "uds":
-                return address.host
-    return ""
+    addresses = Address.parse_all(() if hello is None else hello.addresses)
+    return next((one.host for one in addresses if one.scheme == "uds"), "")

@@ -29,7 +29,12 @@ from asyncrpc import (
     Worker,
     WorkerLostError,
 )
-from asyncrpc.errors import AlreadyStartedError, NotStartedError, TransportError
+from asyncrpc.errors import (
+    AlreadyStartedError,
+    NotStartedError,
+    TransportError,
+    UsageError,
+)
 from asyncrpc.runtime.rounds.machine.termination import Phase
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.integration.runtime import remote
@@ -43,6 +48,24 @@ QUICK = Options(drain_timeout_s=0.5, rendezvous_timeout_s=0.2)
 
 
 # --- before and after ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256, "a\nb", "\x1b[2J", "\ud800"])
+def test_a_name_is_what_can_be_sent_and_shown(name: str) -> None:
+    with pytest.raises(UsageError, match=r"^name must be a "):
+        Worker(name, rank=0, rendezvous=LocalRendezvous(1))
+
+
+async def test_addresses_that_no_peer_would_take_are_refused_at_the_start() -> None:
+    advertise = tuple(f"tcp://{number}.example.org:7000" for number in range(400))
+    options = Options(
+        secret="of thirty-two characters or more",
+        network=NetworkOptions(listen=("tcp://127.0.0.1:0",), advertise=advertise),
+    )
+    worker = Worker("a", rank=0, rendezvous=LocalRendezvous(1), options=options)
+    with pytest.raises(UsageError, match=r"take 8192; name those .* in NetworkOptions"):
+        async with worker:
+            pass
 
 
 async def test_what_needs_a_running_worker_says_that_there_is_none() -> None:

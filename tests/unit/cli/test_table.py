@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncrpc.cli.table import lines_of
+from asyncrpc.cli.table import line_of, lines_of, wrapped
 
 ROWS = [("name", "what"), ("ps", "waits for a lock"), ("trainer0", "runs")]
 
@@ -27,3 +27,11 @@ def test_a_line_that_is_too_short_for_anything_keeps_some_of_each_column() -> No
 
 def test_no_rows_are_no_lines() -> None:
     assert lines_of([], width=80) == []
+
+
+def test_what_commands_a_terminal_is_shown_as_text() -> None:
+    text = "\x1b[2Ja\nb\u202e\x9b"
+    shown = r"\x1b[2Ja\nb\u202e\x9b"
+    assert lines_of([[text]], width=80) == [shown]
+    assert line_of(text) == wrapped(text) == shown
+    assert line_of("é…") == "é…"

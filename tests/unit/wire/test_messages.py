@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
+from typing import Any
 
 import msgpack
 import pytest
@@ -13,7 +14,7 @@ from asyncrpc.errors import (
     MalformedError,
 )
 from asyncrpc.wire.frames import HEAD_BYTES_MAX
-from asyncrpc.wire.messages import Hello, pack_head, unpack_head
+from asyncrpc.wire.messages import PID_END, RANK_END, Hello, pack_head, unpack_head
 
 HELLO = Hello(
     name="trainer0",
@@ -58,6 +59,26 @@ class TestHello:
         fields[field] = wrong
         with pytest.raises(MalformedError, match="HELLO"):
             Hello.decode(msgpack.packb(fields))
+
+    @pytest.mark.parametrize(
+        ("field", "values"),
+        [
+            ("name", ["", "x" * 256, "a\nb", "\x1b[2J", "\u202eps", "\x00"]),
+            ("rank", [-2, RANK_END, 1 << 63]),
+            ("pid", [-1, PID_END]),
+            ("incarnation", [0, -1]),
+            ("host_id", ["x" * 256]),
+            ("addresses", [("tcp://h:1",) * 1_000, ("x" * 8_193,)]),
+            ("sidecar", [("x" * 8_193,)]),
+        ],
+    )
+    def test_what_no_worker_can_be_is_malformed(
+        self, field: str, values: list[Any]
+    ) -> None:
+        for value in values:
+            hello = replace(HELLO, **{field: value})
+            with pytest.raises(MalformedError, match="a HELLO has"):
+                Hello.decode(hello.encode())
 
     def test_a_truth_value_is_no_number(self) -> None:
         with pytest.raises(MalformedError, match="wrong fields"):

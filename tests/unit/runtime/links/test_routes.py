@@ -55,6 +55,14 @@ def test_addresses_that_nothing_connects_to_are_passed_over() -> None:
     assert routes_to(HOST_ID) == []
 
 
+def test_what_is_no_address_is_passed_over() -> None:
+    addresses = ("file:///etc/passwd", "", "tcp://\n", "tcp://10.0.0.7:1")
+    member = Member("b", 0, Incarnation(1), addresses)
+    routes = routes_by("tcp")
+    assert [str(one) for one in routes.to(member)] == ["tcp://10.0.0.7:1"]
+    assert not routes.passed_over(member)
+
+
 def test_connectors_may_come_after_the_routes() -> None:
     network = Network(1).connector("a")
     connectors = open_connectors(Options(), network)

@@ -56,6 +56,11 @@ def test_fields_of_later_versions_are_ignored() -> None:
         ([*fields_of(WHOLE)[:-1], True], "status"),
         (["b", 0, 1, [1], "host", 1, 0, 0], "element 0 of addresses"),
         (["b", 2**31, 1, [], "host", 1, 0, 0], "rank"),
+        (["b", 0, 1, ["x"] * 8_193, "host", 1, 0, 0], "addresses"),
+        (["b", 0, 2**64, [], "host", 1, 0, 0], "incarnation"),
+        (["b", 0, 1, [], "x" * 256, 1, 0, 0], "host_id"),
+        (["b\x1b[2J", 0, 1, [], "host", 1, 0, 0], "name"),
+        (["b" * 256, 0, 1, [], "host", 1, 0, 0], "name"),
         ([1, 0, 1, [], "host", 1, 0, 0], "name"),
     ],
 )
