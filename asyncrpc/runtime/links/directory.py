@@ -345,6 +345,11 @@ class Directory(Generic[LinkT]):
         if hello.verdict:
             connection.open_to(SILENT)
             return
+        if gateway := entry.member.gateway:  # which has not seen what its guest answers
+            hello = self.relay.introduce(connection, hello, gateway)
+        if self._group is not None and (refusal := self._group.refusal(hello)):
+            connection.fail(ConnectError(f"{connection.where}: {refusal}"))
+            return
         verdict = entry.machine.on_answer(hello.incarnation)
         if not verdict.accept:
             connection.fail(
@@ -399,8 +404,6 @@ class Directory(Generic[LinkT]):
         if self.relay.is_guest(connection):
             if not self.relay.lets_in(connection, hello):
                 return
-            if self._group is not None:
-                hello = self._group.introduce_guest(hello)
             hello = self.relay.introduce(connection, hello)
         is_judged_later = not hello.expects or hello.lane or hello.resume
         if self._group is None or is_judged_later or not self._group.is_claimed(hello):

@@ -271,7 +271,7 @@ class GroupRecords(Protocol):
     """The group's records, as far as the directory needs them."""
 
     def refusal(self, hello: Hello) -> str:
-        """Return why a worker that dials is refused; empty if it is not."""
+        """Return why a peer that introduces itself is refused; empty if it is not."""
 
     @property
     def gateway(self) -> str:

@@ -42,7 +42,7 @@ from asyncrpc.runtime.links.ports import (
 )
 from asyncrpc.runtime.links.routes import Routes
 from asyncrpc.runtime.links.tokens import Tokens
-from asyncrpc.runtime.members import Member
+from asyncrpc.runtime.members import RELAY, Member
 from asyncrpc.runtime.messages import Notice, message
 from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
 from asyncrpc.runtime.router import takes
@@ -166,12 +166,23 @@ class Relay:
         ticket, own = connection.ticket, self._tokens.own
         return bool(ticket) and (own is None or ticket != own.ticket)
 
-    def introduce(self, connection: LinkConnection, hello: Hello) -> Hello:
-        """Return the HELLO of a guest with what only its gateway knows."""
+    def introduce(
+        self, connection: LinkConnection, hello: Hello, gateway: str = ""
+    ) -> Hello:
+        """Return the HELLO of a guest with what only its gateway knows.
+
+        Args:
+            connection: to the guest.
+            hello: of the guest.
+            gateway: of the guest; empty: this worker.
+        """
+        gateway = gateway or self._identity.name
+        if self.group is not None:
+            hello = self.group.introduce_guest(hello)
         known = replace(
             hello,
-            addresses=(f"relay://{self._identity.name}",),
-            host_id=f"behind {self._identity.name}",
+            addresses=(f"{RELAY}{gateway}",),
+            host_id=f"behind {gateway}",
             sidecar=(),
             token=0,
         )

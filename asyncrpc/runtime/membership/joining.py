@@ -433,6 +433,11 @@ class JoinAdmission:
             why = "it has no name"
         elif member.name == self._identity.name:
             why = f"the name {member.name!r} is taken by the worker that was asked"
+        elif (owner := self._table.owner_of(member.incarnation)) not in (
+            "",
+            member.name,
+        ):
+            why = f"its incarnation is that of worker {owner!r}"
         elif not self._has_room():
             why = f"the group has {MEMBERS_MAX} members, which is its limit"
         return why and f"{REFUSED}{why}"

@@ -296,10 +296,10 @@ class MembershipService:
     # --- what the directory asks and tells -------------------------------------------
 
     def refusal(self, hello: Hello) -> str:
-        """Return why a worker that dials is refused; empty if it is not."""
+        """Return why a peer that introduces itself is refused; empty if it is not."""
         if self._displacement.has_happened:
             return "another worker has its name now"
-        return self.table.refusal(hello.name, hello.incarnation)
+        return self.table.refusal(hello.name, Incarnation(hello.incarnation))
 
     async def refresh(self, name: str) -> bool:
         """Ask connected members whether a worker has moved.
@@ -332,7 +332,7 @@ class MembershipService:
         return await self._admission.contest(member_of(hello))
 
     def introduce_guest(self, hello: Hello) -> Hello:
-        """Return the HELLO of a guest of this worker with its rank in the group."""
+        """Return the HELLO of a guest with its rank in the group."""
         known = self.table.get(hello.name)
         if known is None or known.incarnation != hello.incarnation:
             return hello

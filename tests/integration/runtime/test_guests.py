@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -22,13 +23,17 @@ from asyncrpc import (
 from asyncrpc.errors import (
     AuthenticationError,
     MalformedError,
+    RejectedError,
     RendezvousTimeoutError,
     UsageError,
 )
+from asyncrpc.runtime.identity import WorkerIdentity
 from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.messages import Hello
 from tests.integration.runtime.groups import LIMIT_S, outcomes, started
 from tests.integration.runtime.test_membership import next_of
 from tests.ports import free_port
+from tests.raw_messages import request
 
 OPTIONS = Options(
     drain_timeout_s=1.0,
@@ -249,6 +254,32 @@ async def guests(gateway: Worker, *names: str) -> AsyncIterator[list[Worker]]:
             for name in names:
                 await guest.find(name, timeout_s=LIMIT_S)
         yield found
+
+
+async def test_a_guest_is_a_guest_to_other_guests(
+    inside: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it says of itself: its gateway does not see what it answers."""
+
+    def lying(self: Any, **more: Any) -> Hello:
+        said: Hello = honest(self, **more)
+        where = ("tcp://127.0.0.1:9",)
+        return replace(said, addresses=where, host_id="here", rank=0, sidecar=where)
+
+    honest = WorkerIdentity.hello
+    async with guests(inside[0], "a", "b") as (a, b):
+        monkeypatch.setattr(WorkerIdentity, "hello", lying)
+        assert await a.peer("b").call(len, "abc") == 3
+        for one, other in ((a, "b"), (b, "a")):
+            link = one.parts.directory.link_to(other)
+            assert link is not None
+            assert link.is_guest
+            assert link.connection.peer is not None
+            assert link.connection.peer.addresses == ("relay://gateway",)
+            assert link.connection.peer.sidecar == ()
+            assert link.connection.peer.rank == -1
+            with pytest.raises(RejectedError, match=r"\(guest\) may not send"):
+                await request(link, "inspection", "clock", [])
 
 
 def count_to(number: int) -> Iterator[int]:

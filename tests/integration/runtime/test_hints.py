@@ -271,6 +271,59 @@ async def test_a_guest_gets_no_rank_that_another_has(trio: Trio) -> None:
         assert await ps.peer(1).call(add, 1, 1) == 2
 
 
+@pytest.mark.parametrize("whose", ["ps", "m"])
+@pytest.mark.parametrize("expects", ["ps", "m", ""])
+@pytest.mark.parametrize("sender", ["member", "guest"])
+async def test_the_number_of_a_life_is_of_one_worker(
+    trio: Trio, sender: str, expects: str, whose: str
+) -> None:
+    """Everybody knows it, and what a worker holds is counted by it."""
+    ps, member, _ = trio
+    rref = member.peer("ps").remote(add, 1, 1)
+    assert await rref.to_here() == 2
+    incarnation = {"ps": ps.incarnation, "m": member.incarnation}[whose]
+    issued = Token.parse(ps.tokens.issue(valid_s=600.0, name="laptop"))
+    key, ticket = SECRET.encode(), b""
+    if sender == "guest":
+        key, ticket = issued.key, issued.ticket
+    dials = member if sender == "member" and expects == "m" else ps
+    async with dialed(dials) as stream:
+        hello = claim("laptop", incarnation, expects=expects)
+        answer = await introduced(stream, key, ticket, hello)
+        assert f"its incarnation is that of worker '{whose}'" in answer.verdict
+    assert ps.parts.references.holders(rref.rref_id) == {"m": 1}
+    assert await rref.to_here() == 2
+    assert await ps.peer("m").call(add, 1, 1) == 2
+
+
+async def test_who_answers_with_the_number_of_another_life_gets_no_call(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ps, member, liar = trio
+    link: Any = ps.parts.directory.link_to("liar") or await ps.parts.link_to("liar")
+    monkeypatch.setattr(liar.parts.identity, "incarnation", member.incarnation)
+    link.connection.end(WorkerLostError("by this test", to="liar", function=""))
+    with pytest.raises(WorkerLostError, match="its incarnation is that of worker 'm'"):
+        await ps.peer("liar").call(add, 1, 1)
+    monkeypatch.undo()
+    assert ps.parts.directory.link_of(member.incarnation) is not None
+    assert await ps.peer("m").call(add, 1, 1) == 2
+
+
+@pytest.mark.parametrize("status", [ALIVE, LOST, LEFT])
+async def test_nobody_else_is_told_to_have_the_number_of_a_life(
+    trio: Trio, status: int
+) -> None:
+    ps, member, liar = trio
+    former = record(member, name="ghost", rank=-1, status=status)
+    later = record(member, name="ghost", rank=-1, incarnation=99, generation=2)
+    await say(liar, ps, former)
+    assert ps.parts.membership.table.get("ghost") is None
+    await say(liar, ps, later, former)
+    assert ps.parts.membership.table.refusal("m", member.incarnation) == ""
+    assert await ps.peer("m").call(add, 1, 1) == 2
+
+
 @pytest.mark.parametrize("generation", [2, 9])
 async def test_a_member_keeps_its_name_though_another_answers_to_it(
     trio: Trio, generation: int, caplog: pytest.LogCaptureFixture

@@ -88,6 +88,7 @@ class Membership:
         self._succeeded: dict[Incarnation, str] = {}
         self._former: dict[str, Incarnation] = {}  # succeeded by hearsay alone
         self._by_rank: dict[int, str] = {}
+        self._by_life: dict[Incarnation, str] = {}
         self._guests: dict[str, dict[str, None]] = {}  # by their gateways
         self._digests = [0] * BUCKETS
         self._set(me, 0.0)
@@ -126,12 +127,18 @@ class Membership:
             self._by_rank[rank] = found.name
         return found
 
+    def owner_of(self, incarnation: Incarnation) -> str:
+        """Return the name of a life, as it was first told; empty if it is not known."""
+        return self._by_life.get(incarnation, "")
+
     def guests_of(self, gateway: str) -> list[str]:
         """Return the guests that are there and have joined by a member."""
         return list(self._guests.get(gateway, ()))
 
-    def refusal(self, name: str, incarnation: int) -> str:
+    def refusal(self, name: str, incarnation: Incarnation) -> str:
         """Return why a worker that connects is refused; empty if it is not."""
+        if (owner := self.owner_of(incarnation)) not in ("", name):
+            return f"its incarnation is that of worker {owner!r}"
         if incarnation in self._succeeded:
             return f"{SUCCEEDED} {name!r}"
         if self.is_static and name not in self._records:
@@ -174,7 +181,9 @@ class Membership:
         """
         is_own = by == WorkerId(record.name, record.incarnation)
         known = self._records.get(record.name)
-        if is_guest and (known is None or not is_own):
+        # The numbers of lives are random: one is of one worker.
+        is_of_another = self.owner_of(record.incarnation) not in ("", record.name)
+        if is_of_another or (is_guest and (known is None or not is_own)):
             return []
         if record.name == self.me.name:
             return self._on_own_record(record)
@@ -337,6 +346,11 @@ class Membership:
         self._former.pop(name, None)
         if self._by_rank.get(record.member.rank) == name:
             del self._by_rank[record.member.rank]
+        self._forget_life(record)
+
+    def _forget_life(self, record: Record) -> None:
+        if self.owner_of(record.incarnation) == record.name:
+            del self._by_life[record.incarnation]
 
     # --- comparing -------------------------------------------------------------------
 
@@ -488,6 +502,7 @@ class Membership:
         part = place_of(name) >> _SHIFT
         known = self._records.get(name)
         if known is not None:
+            self._forget_life(known)
             if known.is_placed:
                 self._digests[part] ^= _digest_of(known)
             is_other = known.incarnation not in (
@@ -510,7 +525,9 @@ class Membership:
             self.me = record
 
     def _index(self, record: Record) -> None:
-        """Let a record be found by its rank, or its gateway."""
+        """Let a record be found by its life, its rank, or its gateway."""
+        if record.incarnation != UNKNOWN_INCARNATION:
+            self._by_life.setdefault(record.incarnation, record.name)
         rank, gateway = record.member.rank, record.member.gateway
         if rank >= 0 and record.is_alive:
             holder = self._records.get(self._by_rank.get(rank, ""))

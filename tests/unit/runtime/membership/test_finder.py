@@ -51,7 +51,8 @@ def test_one_that_others_know_is_found() -> None:
         company = Company("a", "b", "c")
         company.connect("b", "c")
         asking = Asking(company)
-        late = Record(replace(company.known[1].member, name="late", rank=-1), 1)
+        other = {"name": "late", "rank": -1, "incarnation": Incarnation(4)}
+        late = Record(replace(company.known[1].member, **other), 1)
         company.find("c").made.answers["find"] = fields_of(late)
         company.find("b").made.answers["find"] = None
         await asking.finder.find(asking.table, "late", 1.0)

@@ -36,8 +36,14 @@ ALIVE, LOST, LEFT = Status
 JOINED = ChangeKind.JOINED
 
 
+def life(name: str, number: int) -> Incarnation:
+    """Return the number of a life, which no other name has; 0 stays unknown."""
+    return Incarnation(number and number + (int.from_bytes(name.encode()) << 64))
+
+
 def member(name: str, incarnation: int = 1, rank: int = -1) -> Member:
-    return Member(name, rank, Incarnation(incarnation), (f"mem://{name}",), "host")
+    where = (f"mem://{name}",)
+    return Member(name, rank, life(name, incarnation), where, "host")
 
 
 def record(
@@ -197,11 +203,11 @@ def test_a_later_life_that_has_left_is_outlived() -> None:
 
 def test_who_gives_a_worker_up_tells_everyone() -> None:
     mine, lost = table(record("b")), record("b", status=LOST)
-    effects = mine.lose("b", 1, 1.0)
-    assert effects == [Changed(ChangeKind.LOST, lost, Incarnation(1)), Announce(lost)]
-    assert mine.lose("b", 1, 1.0) == []
-    assert mine.lose("b", 2, 1.0) == []
-    assert mine.lose("c", 1, 1.0) == []
+    effects = mine.lose("b", life("b", 1), 1.0)
+    assert effects == [Changed(ChangeKind.LOST, lost, life("b", 1)), Announce(lost)]
+    assert mine.lose("b", life("b", 1), 1.0) == []
+    assert mine.lose("b", life("b", 2), 1.0) == []
+    assert mine.lose("c", life("c", 1), 1.0) == []
 
 
 def test_a_hint_does_not_count_against_a_link() -> None:
@@ -210,12 +216,12 @@ def test_a_hint_does_not_count_against_a_link() -> None:
     assert mine.get("b") == record("b")
     left = record("b", status=LEFT)
     assert mine.receive(left, 1.0, is_linked=True) == [Warn(left)]
-    itself = WorkerId("b", Incarnation(1))
+    itself = WorkerId("b", life("b", 1))
     gone = mine.receive(left, 1.0, by=itself, is_linked=True)
     assert kinds(gone) == [ChangeKind.LEFT]
 
 
-TELLER = WorkerId("teller", Incarnation(77))
+TELLER = WorkerId("teller", life("teller", 77))
 
 
 def test_a_later_life_does_not_count_against_a_link() -> None:
@@ -234,20 +240,20 @@ def test_a_hint_without_a_link_is_believed_and_doubted(heard: Record) -> None:
     mine = table(record("b"))
     change, doubt = mine.receive(heard, 1.0, by=TELLER)
     assert isinstance(change, Changed)
-    assert change.is_doubted == (heard.incarnation != 1)
+    assert change.is_doubted == (heard.incarnation != life("b", 1))
     assert doubt == Doubt(member("b"))
     assert mine.get("b") == heard
-    assert mine.refusal("b", 1) == ""
+    assert mine.refusal("b", life("b", 1)) == ""
 
 
 def test_the_former_life_comes_back_by_its_own_word() -> None:
     mine = table(record("b"))
     mine.receive(record("b", 2, 2), 1.0, by=TELLER)
     again = record("b", 1, 3)
-    itself = WorkerId("b", Incarnation(1))
+    itself = WorkerId("b", life("b", 1))
     assert kinds(mine.receive(again, 2.0, by=itself)) == [ChangeKind.RESTARTED]
     assert mine.get("b") == again
-    assert mine.refusal("b", 1) == ""
+    assert mine.refusal("b", life("b", 1)) == ""
 
 
 @pytest.mark.parametrize("status", [ALIVE, LOST, LEFT])
@@ -259,8 +265,8 @@ def test_a_guest_speaks_only_of_itself(
     mine = table(record("b"))
     before = {known: mine.get(known) for known in ("b", "me", "c")}
     heard = record(name, 9, 9, 9, status)
-    guest = WorkerId("guest", Incarnation(9))
-    for teller in (guest, WorkerId(name, Incarnation(1)), TELLER):
+    guest = WorkerId("guest", life("guest", 9))
+    for teller in (guest, WorkerId(name, life(name, 1)), TELLER):
         effects = mine.receive(
             heard, 1.0, by=teller, is_guest=True, is_linked=is_linked
         )
@@ -269,11 +275,11 @@ def test_a_guest_speaks_only_of_itself(
 
 
 def test_a_guest_does_not_say_where_it_is_reached_nor_its_rank() -> None:
-    guest = Member("guest", 3, Incarnation(5), ("relay://me",), "behind me")
+    guest = Member("guest", 3, life("guest", 5), ("relay://me",), "behind me")
     mine = table(Record(guest, 1))
     assert mine.guests_of("me") == ["guest"]
     assert "guest" not in mine.carriers
-    itself = WorkerId("guest", Incarnation(5))
+    itself = WorkerId("guest", life("guest", 5))
     claimed = replace(guest, rank=0, addresses=("tcp://10.0.0.1:1",))
     mine.receive(Record(claimed, 1, 1), 1.0, by=itself, is_guest=True)
     assert mine.get("guest") == Record(guest, 1, 1)
@@ -317,7 +323,7 @@ def test_a_worker_refutes_whatever_others_believe(incarnation: int) -> None:
 def test_what_a_worker_says_of_itself_counts_against_what_is_absurd(
     incarnation: int, status: Status
 ) -> None:
-    mine, itself = table(record("b")), WorkerId("b", Incarnation(1))
+    mine, itself = table(record("b")), WorkerId("b", life("b", 1))
     for number in range(1, 9):  # each of them is near the one before
         far = record("b", incarnation, number * STEP_MAX, number * STEP_MAX, status)
         mine.receive(far, 1.0, by=TELLER)
@@ -327,7 +333,7 @@ def test_what_a_worker_says_of_itself_counts_against_what_is_absurd(
     assert other.me == record("b")
     mine.receive(record("b"), 2.0, by=itself)
     assert mine.get("b") == record("b")
-    assert mine.refusal("b", 1) == ""
+    assert mine.refusal("b", life("b", 1)) == ""
 
 
 def test_a_hint_does_not_say_where_a_worker_listens() -> None:
@@ -340,13 +346,13 @@ def test_a_hint_does_not_say_where_a_worker_listens() -> None:
 def test_a_rank_stays_with_the_worker_that_has_it() -> None:
     mine = table(Record(member("b", rank=4), 1))
     mine.receive(Record(member("c", 2, rank=4), 1), 1.0, by=TELLER)
-    itself = WorkerId("c", Incarnation(2))
+    itself = WorkerId("c", life("c", 2))
     mine.receive(Record(member("c", 2, rank=4), 1, 1), 1.0, by=itself)
     holder, other = mine.holder_of(4), mine.get("c")
     assert holder is not None
     assert other is not None
     assert (holder.name, other.member.rank) == ("b", -1)
-    mine.lose("b", 1, 2.0)
+    mine.lose("b", life("b", 1), 2.0)
     mine.receive(Record(member("c", 2, rank=4), 1, 2), 3.0, by=itself)
     holder = mine.holder_of(4)
     assert holder is not None
@@ -359,7 +365,7 @@ def test_one_teller_does_not_fill_the_table(monkeypatch: pytest.MonkeyPatch) -> 
     for number in range(20):
         mine.receive(record(f"ghost{number}", number + 9), 1.0, by=TELLER)
     assert len(mine) == 8
-    honest = WorkerId("b", Incarnation(1))
+    honest = WorkerId("b", life("b", 1))
     heard = mine.receive(record("c", 3), 1.0, by=honest)
     assert heard[0] == Forgotten("ghost0")
     assert kinds(heard) == [JOINED]
@@ -410,22 +416,38 @@ def test_who_is_in_a_list_is_known_once_it_is_met() -> None:
 def test_the_set_of_names_of_a_static_group_is_fixed() -> None:
     mine = table(record("b"), static=True)
     assert mine.receive(record("c"), 1.0) == []
-    assert "static" in mine.refusal("c", 1)
-    assert mine.refusal("b", 2) == ""
+    assert "static" in mine.refusal("c", life("c", 1))
+    assert mine.refusal("b", life("b", 2)) == ""
     assert kinds(mine.meet(member("b", 2), 1.0)) == [ChangeKind.RESTARTED]
     assert mine.get("b") == record("b", 2, 2)
-    assert "later worker" in mine.refusal("b", 1)
+    assert "later worker" in mine.refusal("b", life("b", 1))
 
 
 def test_who_has_been_succeeded_is_refused() -> None:
     mine = table(record("b"))
-    assert mine.refusal("b", 1) == ""
+    assert mine.refusal("b", life("b", 1)) == ""
     mine.receive(record("b", 2, 2), 1.0, by=TELLER)
-    assert mine.refusal("b", 1) == ""  # it is only said so
+    assert mine.refusal("b", life("b", 1)) == ""  # it is only said so
     mine.meet(member("b", 2), 1.0)
-    assert "a later worker has the name 'b'" in mine.refusal("b", 1)
-    assert mine.refusal("b", 2) == ""
-    assert mine.refusal("unheard of", 3) == ""
+    assert "a later worker has the name 'b'" in mine.refusal("b", life("b", 1))
+    assert mine.refusal("b", life("b", 2)) == ""
+    assert mine.refusal("unheard of", life("unheard of", 3)) == ""
+
+
+def test_a_life_is_of_the_worker_that_was_first_known_to_have_it() -> None:
+    mine = table(record("b"))
+    stolen = Record(Member("c", -1, life("b", 1), (), ""), generation=9)
+    for status in Status:
+        theft = replace(stolen, status=status)
+        assert mine.receive(theft, 1.0, by=TELLER) == []
+    assert mine.get("c") is None
+    assert "that of worker 'b'" in mine.refusal("c", life("b", 1))
+    assert "that of worker 'me'" in mine.refusal("c", life("me", 1))
+    assert mine.refusal("b", life("b", 1)) == ""
+    mine.receive(record("b", status=LEFT), 1.0, by=WorkerId("b", life("b", 1)))
+    assert "that of worker 'b'" in mine.refusal("c", life("b", 1))
+    mine.forget(2.0 + TOMBSTONE_S)
+    assert mine.refusal("c", life("b", 1)) == ""
 
 
 # --- joining -------------------------------------------------------------------------
@@ -452,7 +474,7 @@ def test_a_name_that_comes_again_keeps_its_rank(
     mine = table(before)
     new = Record(member("b", 9, rank=2), 5)
     effects = mine.admit(member("b", 9), 1.0)
-    assert effects == [Changed(kind, new, Incarnation(1)), Announce(new)]
+    assert effects == [Changed(kind, new, life("b", 1)), Announce(new)]
     assert mine.get("b") == new
 
 
@@ -472,7 +494,7 @@ def test_a_name_may_come_again_with_another_rank(status: Status) -> None:
 
 def test_the_dead_are_forgotten() -> None:
     mine = table(record("b"), record("c"), record("d"))
-    mine.lose("b", 1, 10.0)
+    mine.lose("b", life("b", 1), 10.0)
     mine.receive(record("c", status=LEFT), 20.0)
     assert mine.forget(9.0 + TOMBSTONE_S) == []
     assert mine.forget(10.0 + TOMBSTONE_S) == ["b"]
@@ -486,18 +508,19 @@ def test_not_too_many_dead_are_remembered(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(membership, "TOMBSTONES_MAX", 2)
     mine = table(*(record(name, number) for number, name in enumerate("bcde")))
     for number, name in enumerate("bcde"):
-        mine.lose(name, number, 1.0)
+        mine.lose(name, life(name, number), 1.0)
     assert mine.forget(1.0) == ["b", "c"]
     for number in range(10, 20):
         mine.receive(
-            record("x", number, number), 1.0, by=WorkerId("x", Incarnation(number))
+            record("x", number, number), 1.0, by=WorkerId("x", life("x", number))
         )
-    assert sum(bool(mine.refusal("x", number)) for number in range(10, 20)) == 2
+    lives = [life("x", number) for number in range(10, 20)]
+    assert sum(bool(mine.refusal("x", one)) for one in lives) == 2
 
 
 def test_who_comes_back_is_not_forgotten() -> None:
     mine = table(record("b"))
-    mine.lose("b", 1, 1.0)
+    mine.lose("b", life("b", 1), 1.0)
     mine.receive(record("b", version=1), 2.0)
     assert mine.forget(5.0 + TOMBSTONE_S) == []
     assert "b" in mine.alive
@@ -532,7 +555,7 @@ def test_who_knows_the_same_sends_nothing() -> None:
 def test_what_differs_is_exchanged_and_little_else() -> None:
     names = [record(f"w{number}", number) for number in range(1, 1000)]
     one, other = table(*names[:-1]), table(*names[1:])
-    one.lose("w5", 5, 1.0)
+    one.lose("w5", life("w5", 5), 1.0)
     other.receive(record("w7", 8, 2), 1.0)
     assert 0 < compare(one, other) < 4 * 2 * 3 * 1000 / BUCKETS
     assert one.records == other.records
@@ -544,7 +567,7 @@ def test_what_differs_is_exchanged_and_little_else() -> None:
 
 def test_the_dead_are_not_told_to_those_who_forgot_them() -> None:
     one, other = table(record("b")), table(record("b"))
-    one.lose("b", 1, 0.0)
+    one.lose("b", life("b", 1), 0.0)
     other.receive(record("b", status=LOST), 0.0)
     other.forget(TOMBSTONE_S)
     assert compare(one, other) == 0
@@ -562,7 +585,7 @@ def test_who_was_lost_nearby_is_looked_for_by_one() -> None:
     left = [one for one in names if one not in gone]
     for name in left:
         for one in gone:
-            tables[name].lose(one, 1, 1.0)
+            tables[name].lose(one, life(one, 1), 1.0)
     looked_for = [one for name in left for one in tables[name].lost_nearby()]
     assert sorted(looked_for) == sorted(gone)
     order = sorted(names, key=place_of)
@@ -575,8 +598,8 @@ def test_who_was_lost_nearby_is_looked_for_by_one() -> None:
 
 def test_who_is_alone_looks_for_all() -> None:
     mine = table(record("b"), record("c"))
-    mine.lose("b", 1, 1.0)
-    mine.lose("c", 1, 1.0)
+    mine.lose("b", life("b", 1), 1.0)
+    mine.lose("c", life("c", 1), 1.0)
     assert mine.successor == ""
     assert sorted(mine.lost_nearby()) == ["b", "c"]
 
