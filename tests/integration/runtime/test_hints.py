@@ -291,7 +291,8 @@ async def test_the_number_of_a_life_is_of_one_worker(
         hello = claim("laptop", incarnation, expects=expects)
         answer = await introduced(stream, key, ticket, hello)
         assert f"its incarnation is that of worker '{whose}'" in answer.verdict
-    assert ps.parts.references.holders(rref.rref_id) == {"m": 1}
+    references: Any = ps.parts.references
+    assert references.holders(rref.rref_id) == {"m": 1}
     assert await rref.to_here() == 2
     assert await ps.peer("m").call(add, 1, 1) == 2
 

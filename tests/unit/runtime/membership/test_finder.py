@@ -8,6 +8,7 @@ import pytest
 
 from asyncrpc.errors import UnknownWorkerError
 from asyncrpc.ids import Incarnation
+from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.membership.finder import ASKED_MAX, REFRESH_S, Finder
 from asyncrpc.runtime.membership.machine.membership import (
     Membership,
@@ -51,8 +52,7 @@ def test_one_that_others_know_is_found() -> None:
         company = Company("a", "b", "c")
         company.connect("b", "c")
         asking = Asking(company)
-        other = {"name": "late", "rank": -1, "incarnation": Incarnation(4)}
-        late = Record(replace(company.known[1].member, **other), 1)
+        late = Record(Member("late", -1, Incarnation(4), ("mem://b",)), 1)
         company.find("c").made.answers["find"] = fields_of(late)
         company.find("b").made.answers["find"] = None
         await asking.finder.find(asking.table, "late", 1.0)
