@@ -45,10 +45,13 @@ from asyncrpc.collectives.machine.views import (
     least_size,
     next_view,
 )
-from asyncrpc.errors import LocalProtocolError
+from asyncrpc.errors import LocalProtocolError, MalformedError
 from asyncrpc.ids import WorkerId
 
 NEWCOMER_STEP: Final = -1
+# How far ahead of the view that is known another may be, and how often a worker comes
+# in a life: so no member can use up the numbers, which end at 2^63.
+AHEAD_MAX: Final = 1 << 32
 
 
 class MemberState(enum.Enum):
@@ -275,7 +278,19 @@ class ElasticMember:
     # --- what others say -------------------------------------------------------------
 
     def receive(self, sender: WorkerId, standing: Standing) -> None:
-        """Take the standing of another worker."""
+        """Take the standing of another worker.
+
+        Raises:
+            MalformedError: its view, or the turn of a worker, is far ahead.
+        """
+        said, view = standing.proposal, standing.view
+        turns = [one.turn for one in said.applicants.values()]
+        ahead = view.generation - self.view.generation
+        if max(ahead, *turns, *said.departures.values(), 0) > AHEAD_MAX:
+            raise MalformedError(
+                f"worker {sender.name!r} told a generation or turn that is more than "
+                f"{AHEAD_MAX} ahead"
+            )
         self.back(sender)
         if self.state in (OUTSIDE, EXCLUDED):
             if standing.is_here:

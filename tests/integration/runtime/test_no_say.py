@@ -309,6 +309,26 @@ async def test_an_elastic_group_of_others(trio: Trio) -> None:
         one.close()
 
 
+async def test_the_generations_of_a_group_are_not_used_up(
+    trio: Trio, caplog: pytest.LogCaptureFixture
+) -> None:
+    groups = await asyncio.gather(
+        *(join_group(one, "g", min_size=3, timeout_s=LIMIT_S) for one in trio)
+    )
+    ids = [[one.name, int(one.incarnation)] for one in trio]
+    link = await trio[2].parts.link_to("a")
+    far = [["g", (1 << 63) - 1, ids, [0] * 3, True, [], [], []]]
+    far.append(["g", 1, ids, [0] * 3, True, [], [], [[ids[0], (1 << 63) - 1]]])
+    for lie in far:
+        await tell(link, "collectives", "standing", lie)
+    assert caplog.text.count("more than 4294967296 ahead") == len(far)
+    async with asyncio.timeout(LIMIT_S):
+        await asyncio.gather(*(one.reconfigure() for one in groups))
+    assert [one.generation for one in groups] == [2] * 3
+    for one in groups:
+        one.close()
+
+
 async def test_news_of_a_death_are_refuted_by_the_dead(trio: Trio) -> None:
     """Whoever says so: the one who is named lives, and the others go on with it."""
     a, b, c = trio
@@ -349,6 +369,40 @@ async def test_a_barrier_of_ranks_only() -> None:
             await tell(link, "rounds", "arrivals", ["BARRIER", "", None, *value])
         async with asyncio.timeout(LIMIT_S):
             await asyncio.gather(a.barrier(), b.barrier())
+
+
+FAR = (1 << 63) - 1  # the last number that travels
+
+
+@pytest.mark.parametrize(
+    ("method", "value"),
+    [
+        ("arrivals", [FAR, -1, True, FAR, b"\x02"]),
+        ("arrivals", [-1, FAR, False, -1, b""]),
+        ("arrivals", [0, -1, True, FAR, b"\x02"]),
+        ("up", [FAR, -1, 0, 1, []]),
+        ("up", [0, FAR, 0, 1, []]),
+        ("failed", [FAR, -1, ["GAVE_UP", "", [], None]]),
+        ("failed", [0, FAR, ["GAVE_UP", "", [], None]]),
+        ("failed", [0, -1, ["GAVE_UP", "", [], [[1, 0], FAR]]]),
+        ("elsewhere", [FAR, 1, [[1, 0], 0]]),
+        ("elsewhere", [0, 1, [[1, 0], FAR]]),
+    ],
+)
+async def test_the_numbers_of_rounds_are_not_used_up(
+    method: str, value: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Cluster(2) as (a, b):
+        link = await b.parts.link_to("a")
+        await asyncio.gather(*(one.rendezvous("t", b"") for one in (a, b)))
+        await tell(link, "rounds", method, ["RENDEZVOUS", "t", None, *value])
+        assert "is more than 4294967296 rounds ahead" in caplog.text
+        async with asyncio.timeout(LIMIT_S):
+            found = await asyncio.gather(*(one.rendezvous("t", b"x") for one in (a, b)))
+        assert found == [[b"x", b"x"]] * 2
+        service: Any = a.parts.service("rounds")
+        newest = [one.newest for one in service.machine._all.values()]  # noqa: SLF001
+        assert max(newest) == 1
 
 
 # --- references ----------------------------------------------------------------------

@@ -205,6 +205,11 @@ class Series:
         return [self.ranks[place] for place in places]
 
     @property
+    def newest(self) -> int:
+        """The latest round that is known here, by whatever is known of it."""
+        return max(self.number, self.passed, self.latest)
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of the reports that this worker keeps."""
         return sum(len(one) for report in self._reports.values() for one in report)

@@ -22,8 +22,11 @@ from asyncrpc.runtime.rounds.machine.messages import (
     Blame,
     Failure,
     Key,
+    KnownArrivals,
     Purpose,
     Replicas,
+    Report,
+    RoundFailed,
     RoundMessage,
     TagRound,
     WaitsElsewhere,
@@ -33,6 +36,9 @@ from asyncrpc.runtime.rounds.machine.series import Series
 Tag: TypeAlias = tuple[Purpose, str]
 
 SERIES_MAX: Final = 4096  # that are remembered
+# How far ahead of what is known a message may be: rounds of 1 ms for 50 days.  So no
+# member can use up the numbers, which end at 2^63.
+AHEAD_MAX: Final = 1 << 32
 
 
 class Rounds:
@@ -121,13 +127,14 @@ class Rounds:
         """Take the message of a neighbour.
 
         Raises:
-            MalformedError: the sender is not a neighbour, or the message does not fit
-                the series.
+            MalformedError: the sender is not a neighbour, a round is far ahead, or the
+                message does not fit the series.
         """
         if not series.is_neighbour(rank):
             raise MalformedError(
                 f"rank {rank} is not a neighbour in {series.key.label(message.number)}"
             )
+        self._check_near(series, message)
         if isinstance(message, WaitsElsewhere):
             if message.rank not in series.ranks:
                 raise MalformedError(
@@ -140,6 +147,34 @@ class Rounds:
             for other in self._alike[series.key[:2]].values():
                 self._tell_where(series, other)
         self._count_other(series)
+
+    def _check_near(self, series: Series, message: RoundMessage) -> None:
+        """Refuse a message with a round far beyond those that are known.
+
+        Raises:
+            MalformedError: a round is more than `AHEAD_MAX` ahead.
+        """
+        far = series.newest + AHEAD_MAX
+        told = [message.number]
+        other: TagRound | None = None
+        match message:
+            case KnownArrivals():
+                told += [message.passed, message.latest]
+            case Report():
+                told.append(message.passed)
+            case RoundFailed():
+                told.append(message.passed)
+                other = message.failure.failed_with
+            case WaitsElsewhere():
+                other = message.elsewhere
+        if other is not None:
+            known = self._all.get(series.key._replace(replicas=other.replicas))
+            newest = -1 if known is None else known.newest
+            told.append(other.number - newest + series.newest)
+        if max(told) > far:
+            raise MalformedError(
+                f"{series.key.label(max(told))} is more than {AHEAD_MAX} rounds ahead"
+            )
 
     def due(self) -> list[tuple[Series, int]]:
         """Return series and rank of each message that is due, and clear the outbox."""
