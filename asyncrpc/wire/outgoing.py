@@ -152,11 +152,16 @@ class OutgoingMessage:
 
 
 class OutgoingMessages:
-    """The messages of one connection that wait."""
+    """The messages of one connection that wait.
 
-    __slots__ = ("_waiting",)
+    Attributes:
+        on_less: called when `answer_bytes` has become less.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_waiting", "on_less")
+
+    def __init__(self, on_less: Callable[[], object] = lambda: None) -> None:
+        self.on_less = on_less
         self._waiting: dict[OutgoingMessage, Callable[[], object]] = {}
 
     def __len__(self) -> int:
@@ -233,7 +238,10 @@ class OutgoingMessages:
 
     def _end(self, message: OutgoingMessage, event: OutgoingEvent) -> None:
         message.on(event)
-        self._waiting.pop(message, None)
+        has_waited = self._waiting.pop(message, None) is not None
+        is_less = has_waited and message.kind in _ANSWERS and bool(message.buffers)
         message.buffers = ()  # which may refer to the message
+        if is_less:
+            self.on_less()
         if message.on_sent is not None:
             message.on_sent()

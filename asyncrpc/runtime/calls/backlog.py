@@ -164,6 +164,7 @@ class Backlog:
         """The connection has ended: whatever waits ends by itself."""
         self._budget.forget(self)
         self.is_pressed = False
+        self._link.stream.on_taken = nobody_waits
         while self._waiting:
             self._begin_next()
 

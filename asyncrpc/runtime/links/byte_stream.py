@@ -110,6 +110,10 @@ class ByteStream:
         self._marks: WaterMarks | None = None
         self._is_reading_paused = False
 
+    def on_less(self) -> None:
+        """Less waits to be written: whoever waits for that looks in the next turn."""
+        self._loop.call_soon(lambda: self.on_taken())
+
     # --- writing ---------------------------------------------------------------------
 
     def write(self, parts: Parts) -> None:

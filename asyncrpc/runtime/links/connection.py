@@ -134,7 +134,7 @@ class Connection:
         self.join = self.stream.join
         self.hold = self.stream.hold
         self._write = self.stream.write
-        self.outgoing = OutgoingMessages()
+        self.outgoing = OutgoingMessages(self.stream.on_less)
         self.drop = self.outgoing.drop
         self.pump = ChunkPump(self.stream, self.outgoing, loop=loop, post=self.post)
         self.payloads = PayloadRoutes(self.pump, self.outgoing, self.send)

@@ -12,7 +12,10 @@ import torch
 
 import asyncrpc
 from asyncrpc import LimitOptions, LocalRendezvous, NetworkOptions, Options, Worker
+from asyncrpc.testing import Cluster
+from asyncrpc.testing.cluster import Wires
 from asyncrpc.wire.frames import HEADER_BYTES, Flags, FrameKind, prefix
+from tests.integration.runtime.company import PATIENT
 from tests.integration.runtime.groups import LIMIT_S, until
 from tests.integration.runtime.raw_connections import Stream, dialed, hello, prove
 
@@ -188,3 +191,21 @@ async def test_the_calls_of_others_go_on(server: Worker) -> None:
             assert await me.peer("ps").call(small) == "small"
         stream[1].write(request("small", CALLS + 1))  # nor do its own small ones wait
         await until(lambda: link.served.get(CALLS + 1) is None)
+
+
+@asyncrpc.expose
+def large() -> torch.Tensor:
+    return torch.zeros(LIMIT_BYTES, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("network", ["uds", "tcp", "mem"])
+async def test_answers_beyond_the_part_of_a_peer_follow_each_other(
+    network: Wires,
+) -> None:
+    """Once one has been copied to shared memory, next to nothing is left to take."""
+    limits = LimitOptions(outbound_bytes_max=LIMIT_BYTES)
+    options = Options(limits=limits, liveness=PATIENT)
+    async with Cluster(2, network=network, options=options) as (me, _):
+        async with asyncio.timeout(LIMIT_S):
+            for _ in range(10):
+                assert len(await me.peer("b").call(large)) == LIMIT_BYTES

@@ -139,3 +139,19 @@ def test_every_way_through_the_table_ends_a_message_once(data: st.DataObject) ->
     assert told.events.count("1 ended") == 1
     assert message.buffers == ()
     assert not len(told.outgoing)
+
+
+def test_less_is_kept_only_when_an_answer_that_has_waited_ends() -> None:
+    told = Told()
+    told.outgoing.on_less = partial(told.events.append, "less")
+    for kind in (REQUEST, RESPONSE, ITEM):
+        message = told.make(kind)
+        message.on_sent = None
+        told.wait(message, OutgoingEvent.COPY)
+        assert told.outgoing.answer_bytes == (0 if kind == REQUEST else 7)
+        told.outgoing.sent(message)
+        assert told.outgoing.answer_bytes == 0
+    at_once = told.make(RESPONSE)
+    at_once.on_sent = None
+    told.outgoing.sent(at_once)
+    assert told.events == ["less", "less"]
