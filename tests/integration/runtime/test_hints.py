@@ -236,6 +236,61 @@ async def test_a_name_and_a_rank_stay_with_the_worker_that_has_them(
         assert await ps.peer("m").call(add, 1, 1) == 2
 
 
+@pytest.mark.parametrize("expects", ["ps", "m", ""])
+@pytest.mark.parametrize("of", ["ps", "m", "liar"])
+@pytest.mark.parametrize("name", ["laptop", "stranger"])
+async def test_an_incarnation_stays_with_the_worker_that_has_it(
+    trio: Trio, name: str, of: str, expects: str
+) -> None:
+    """Services know a worker by it; for a guest of `ps`, and one with the secret."""
+    ps, member, liar = trio
+    (whose,) = (one for one in trio if one.name == of)
+    token = Token.parse(ps.tokens.issue(valid_s=600.0, name="laptop"))
+    key, ticket = token.key, token.ticket
+    if name == "stranger":
+        key, ticket = SECRET.encode(), b""
+    asked = member if name == "stranger" and expects == "m" else ps
+    async with dialed(asked) as stream:
+        hello = claim(name, whose.incarnation, expects=expects)
+        answer = await introduced(stream, key, ticket, hello)
+        assert f"its incarnation is that of worker {of!r}" in answer.verdict
+    for teller in (ps, member):
+        link = teller.parts.directory.link_of(whose.incarnation)
+        assert link is None or link.peer.name == of
+    for one in (ps, member, liar):
+        assert await one.peer("m").call(add, 1, 1) == 2
+    assert [one.name for one in ps.known_members] == ["ps", "m", "liar"]
+
+
+@pytest.mark.parametrize("name", ["m", "ps"])
+async def test_a_record_with_the_incarnation_of_another_ends_no_link(
+    trio: Trio, name: str
+) -> None:
+    """As it was: the worker that has the name said so, and ended the other."""
+    ps, member, liar = trio
+    token = ps.tokens.issue(valid_s=600.0, name="laptop")
+    guest = Worker(
+        "laptop",
+        rendezvous=ps.addresses[0].replace("tcp://", "join://"),
+        options=Options(token=token, drain_timeout_s=1.0),
+    )
+    async with started(guest):
+        for one in (ps, member):
+            await one.find("laptop", timeout_s=LIMIT_S)
+            assert await guest.peer(one.name).call(add, 1, 1) == 2
+        running = asyncio.create_task(guest.peer("m").call(wait_for_ever))
+        (of,) = (one for one in (ps, member) if one.name == name)
+        lie = {"incarnation": guest.incarnation, "generation": 2}
+        for told in (ps, member):
+            await say(liar, told, record(of, **lie))
+        await until(lambda: status_of(ps, "m") == status_of(member, "ps") == ALIVE)
+        for caller in (ps, member, guest):
+            for to in ("ps", "m"):
+                assert await caller.peer(to).call(add, 1, 1) == 2
+        assert not running.done()
+        running.cancel()
+
+
 async def test_two_programs_with_one_rank_are_told_so(trio: Trio) -> None:
     ps, *_ = trio
     where = {"other": "tcp://127.0.0.1:0", "twin": "tcp://127.0.0.1:0"}

@@ -8,6 +8,7 @@ Once it has left, the honest ones know each other, and nobody else, as before.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
@@ -23,14 +24,18 @@ from asyncrpc.autograd import backward, context
 from asyncrpc.collectives.service import group_id
 from asyncrpc.inspection.observer import Observer
 from asyncrpc.optim import DistributedOptimizer
+from asyncrpc.runtime.messages import Request
 from asyncrpc.testing import acting_as
 from tests.docs.test_wire_tables import MESSAGES
+from tests.fuzz.choices import Choices
 from tests.integration.runtime.groups import LIMIT_S, started, until
-from tests.integration.runtime.lies import Facts, Liar
 from tests.integration.runtime.test_guests import INSIDE, OPTIONS, door_of
+from tests.lies import Facts, Liar
+from tests.raw_messages import RawMessage
 
 TURNS = 300  # what a liar says
-FRAMES_SHARE = 0.05  # of what a liar sends: frames without a service
+FRAMES_EACH = 20  # so many things that a liar sends, one is a frame without a service
+BYTES = 1024  # from which a liar draws one of them
 ANSWER_S = 0.05  # a liar does not wait for longer
 LIARS = ("member", "guest", "observer", "unjoined")
 
@@ -184,11 +189,19 @@ def _guest(gateway: Worker, name: str, policy: Policy) -> Worker:
 Say = Callable[[Liar, Worker], Awaitable[None]]
 
 
+def _message(liar: Liar) -> tuple[Any, bool]:
+    """Return a message, and whether it is a request."""
+    kind = liar.kind(MESSAGES)
+    message: Any = RawMessage(kind.service, kind.method, liar.content(kind))
+    message.read_answer = lambda _peer, value: value
+    return message, issubclass(kind, Request)
+
+
 def _is_plain(value: Any) -> bool:
     """Return whether an observer can send a value: no tensors."""
     try:
         msgpack.packb(value)
-    except TypeError:
+    except (TypeError, ValueError, OverflowError):
         return False
     return True
 
@@ -203,7 +216,7 @@ async def _looking(honest: Honest) -> AsyncIterator[Say]:
         }
 
         async def ask(liar: Liar, to: Worker) -> None:
-            message, is_request = liar.message(MESSAGES)
+            message, is_request = _message(liar)
             if is_request and to.name in observed and _is_plain(message.pack()):
                 await observed[to.name].ask(message, timeout_s=ANSWER_S)
 
@@ -218,11 +231,11 @@ async def _lying(worker: Worker, reached: Sequence[Worker]) -> AsyncIterator[Say
         if to not in reached:
             return
         link = await worker.parts.link_to(to.name)
-        if liar.chance.random() < FRAMES_SHARE:
+        if not liar.choices.below(FRAMES_EACH):
             frame, call_id, number = liar.frame()
             link.connection.send(frame, call_id, aux=number)
             return
-        message, is_request = liar.message(MESSAGES)
+        message, is_request = _message(liar)
         if not is_request:
             link.tell(message)
             return
@@ -258,19 +271,20 @@ async def _liar(kind: str, honest: Honest, member: Worker) -> AsyncIterator[Say]
         yield say
 
 
-async def _lie(liar: Liar, honest: Honest, say: Say) -> None:
+async def _lie(honest: Honest, say: Say) -> None:
+    chance = random.Random(0)
     for _ in range(TURNS):
+        liar = Liar(honest.facts, Choices(chance.randbytes(BYTES)))
         with suppress(AsyncRpcError, TimeoutError):
-            await say(liar, liar.chance.choice(honest.all))
+            await say(liar, liar.one_of(honest.all))
 
 
 @pytest.mark.parametrize("policy", Policy)
 @pytest.mark.parametrize("kind", LIARS)
 async def test_nothing_honest_fails(kind: str, policy: Policy) -> None:
     async with honest_ones(policy, kind) as (honest, member):
-        liar = Liar(honest.facts, seed=0)
         async with _liar(kind, honest, member) as say:
-            lying = asyncio.create_task(_lie(liar, honest, say))
+            lying = asyncio.create_task(_lie(honest, say))
             while not lying.done():
                 await honest.work()
             await lying
