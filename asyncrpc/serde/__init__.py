@@ -5,6 +5,7 @@ a `Policy`.  `describe_exception` and `rebuild_exception` carry exceptions acros
 calls.
 """
 
+from asyncrpc.serde.bounds import weight_at_most
 from asyncrpc.serde.compression import (
     Compression,
     PackedMessage,
@@ -15,7 +16,7 @@ from asyncrpc.serde.compression import (
     unreadable,
 )
 from asyncrpc.serde.copies import Copy, HostStager, Stager
-from asyncrpc.serde.decoding import references_in
+from asyncrpc.serde.decoding import copies_buffers, references_in
 from asyncrpc.serde.encoded import Encoded
 from asyncrpc.serde.exceptions import (
     describe_exception,
@@ -56,6 +57,7 @@ __all__ = [
     "Stager",
     "compression_for_answer",
     "compression_named",
+    "copies_buffers",
     "describe_callable",
     "describe_exception",
     "expose",
@@ -70,5 +72,6 @@ __all__ = [
     "text_of",
     "undescribed",
     "unreadable",
+    "weight_at_most",
     "words_of",
 ]

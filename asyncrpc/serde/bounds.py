@@ -32,7 +32,8 @@ SCANNED_BYTES_MIN: Final = 2 << 20
 CONTAINER: Final = 8
 PAIR: Final = 3  # while a map is made, there are a key, a value and a pair of both
 
-_AT_ONCE_MAX: Final = 1 << 18  # values that are unpacked at once, in some milliseconds
+_AT_ONCE_MAX: Final = 1 << 16  # values that are unpacked at once, in some milliseconds
+_DEPTH_MAX: Final = 8
 _PIECE_BYTES: Final = 64 << 10
 _ENTRY_VALUES: Final = 32  # of a table: that of a tensor counts 24
 _BYTES_OF_VALUE: Final = 64  # of text, and of containers that are unpacked twice
@@ -43,11 +44,12 @@ Lift = Callable[[int, bytes], Any]
 class Bounds:
     """What the rest of one message may hold."""
 
-    __slots__ = ("_elements_max", "_left", "_scanned")
+    __slots__ = ("_elements_max", "_hooks", "_left", "_scanned")
 
     def __init__(self, elements_max: int) -> None:
         self._elements_max = self._left = elements_max
         self._scanned = 0  # values of the tree at hand that have been counted
+        self._hooks: dict[str, Any] = {}  # of the tree at hand
 
     def unpack(self, packed: bytes | memoryview, lift: Lift) -> Any:
         """Return the value of a msgpack-encoded tree, or of a part of it.
@@ -55,15 +57,34 @@ class Bounds:
         Raises:
             DecodeError: it has too many values, or keys that collide.
         """
+        if self._hooks and len(packed) <= _AT_ONCE_MAX:  # most parts: tuples, say
+            return msgpack.unpackb(packed, **self._hooks)
         view = memoryview(packed)
-        if self._scanned or view.nbytes < SCANNED_BYTES_MIN:
-            return self._unpack(view, lift)
-        self._scanned = values_in(view, self._left)
-        try:
+        if self._hooks:
+            return self._read(view)
+        if view.nbytes >= SCANNED_BYTES_MIN:
+            self._scanned = values_in(view, self._left)
             self.take(self._scanned)
-            return self._unpack(view, lift)
+        left = self._left
+        hooks = {
+            "ext_hook": lift,
+            "list_hook": None if self._scanned else self._on_list,
+            "strict_map_key": False,
+            "unicode_errors": "surrogatepass",
+        }
+        short = None if self._scanned else self._on_short_map
+        self._hooks = {**hooks, "object_hook": short, "max_map_len": HASHED_MIN}
+        try:
+            return self._read(view)
+        except ValueError:  # a long map, most likely: its keys are watched
+            self._left = left
+            self._hooks = {**hooks, "object_pairs_hook": self._on_map}
+            value, stop = self._read_at(view, 0)
+            if stop != view.nbytes:
+                raise DecodeError("the message goes on after its value") from None
+            return value
         finally:
-            self._scanned = 0
+            self._scanned, self._hooks = 0, {}
 
     @property
     def taken(self) -> int:
@@ -89,34 +110,53 @@ class Bounds:
         if not self._scanned:
             self.take(CONTAINER + packed_bytes // _BYTES_OF_VALUE)
 
-    def _unpack(self, view: memoryview, lift: Lift) -> Any:
-        left = self._left
-        on_map = None if self._scanned else self._on_short_map
-        try:
-            return self._read(view, lift, object_hook=on_map, max_map_len=HASHED_MIN)
-        except ValueError:  # a long map, most likely: its pairs take more time
-            self._left = left
-            return self._read(view, lift, object_pairs_hook=self._on_map)
-
-    def _read(self, view: memoryview, lift: Lift, **hooks: Any) -> Any:
-        hooks |= {
-            "ext_hook": lift,
-            "list_hook": None if self._scanned else self._on_list,
-            "strict_map_key": False,
-            "unicode_errors": "surrogatepass",
-        }
+    def _read(self, view: memoryview) -> Any:
         if min(view.nbytes, self._scanned or view.nbytes) <= _AT_ONCE_MAX:
-            return msgpack.unpackb(view, **hooks)
-        unpacker = msgpack.Unpacker(
-            _Pieces(view), read_size=_PIECE_BYTES, max_buffer_size=view.nbytes, **hooks
-        )
-        value = unpacker.unpack()
-        if unpacker.tell() != view.nbytes:
+            return msgpack.unpackb(view, **self._hooks)
+        value, stop = self._read_first(view)
+        if stop != view.nbytes:
             raise DecodeError("the message goes on after its value")
         return value
 
+    def _read_first(self, view: memoryview, head: bytes = b"") -> tuple[Any, int]:
+        """Return the first value of a head and a view, and where the next begins."""
+        nbytes = view.nbytes + len(head)
+        unpacker = msgpack.Unpacker(
+            _Pieces(view, head),
+            read_size=min(_PIECE_BYTES, nbytes),
+            max_buffer_size=nbytes,
+            **self._hooks,
+        )
+        return unpacker.unpack(), unpacker.tell() - len(head)
+
+    def _read_at(self, view: memoryview, at: int, depth: int = 0) -> tuple[Any, int]:
+        """Return the value that begins at a byte, and where the next one does.
+
+        A long map is read as the list of its keys and values: as pairs, as those are
+        that lie deeper than in short lists, it would take twice the time.
+        """
+        first = view[at] if at < view.nbytes else 0
+        if first in _SHORT_LISTS and depth < _DEPTH_MAX:
+            stop, values = at + 1, []
+            for _ in range(first & 15):
+                value, stop = self._read_at(view, stop, depth + 1)
+                values.append(value)
+            return (values if self._scanned else self._on_list(values)), stop
+        start = at + 1 + _LENGTH_BYTES.get(first, 0)
+        length = int.from_bytes(view[at + 1 : start], "big")
+        if first not in _MAPS or not HASHED_MIN <= length < _LONG_MAPS_END:
+            value, stop = self._read_first(view[at:])
+            return value, at + stop
+        head = _LIST_HEAD + (2 * length).to_bytes(4, "big")
+        flat, stop = self._read_first(view[start:], head)
+        if not self._scanned:
+            self.take((PAIR - 2) * length)
+        return filled({}, _Pairs(flat), itemgetter(0)), start + stop
+
     def _on_list(self, values: list[Any]) -> list[Any]:
-        self.take(CONTAINER + len(values))
+        self._left -= CONTAINER + len(values)
+        if self._left < 0:
+            self.take(0)
         return values
 
     def _on_map(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -125,8 +165,25 @@ class Bounds:
         return filled({}, pairs, itemgetter(0))
 
     def _on_short_map(self, table: dict[Any, Any]) -> dict[Any, Any]:
-        self.take(CONTAINER + PAIR * len(table))
+        self._left -= CONTAINER + PAIR * len(table)
+        if self._left < 0:
+            self.take(0)
         return table
+
+
+class _Pairs(Sequence[tuple[Any, Any]]):
+    """The pairs of a list of keys and values, each made when it is asked for."""
+
+    def __init__(self, flat: list[Any]) -> None:
+        self._flat = flat
+
+    def __len__(self) -> int:
+        return len(self._flat) // 2
+
+    def __getitem__(self, index: Any) -> Any:
+        start, stop, _ = index.indices(len(self))
+        keys = self._flat[2 * start : 2 * stop : 2]
+        return zip(keys, self._flat[2 * start + 1 : 2 * stop : 2], strict=True)
 
 
 def entries_of(packed: memoryview, limits: Limits) -> Iterator[list[Any]]:
@@ -162,16 +219,36 @@ def entries_of(packed: memoryview, limits: Limits) -> Iterator[list[Any]]:
 class _Pieces:
     """A file of bytes for msgpack; other threads may run after each piece."""
 
-    def __init__(self, packed: memoryview) -> None:
-        self._rest = packed
+    def __init__(self, packed: memoryview, head: bytes = b"") -> None:
+        self._head, self._rest = head, packed
 
     def read(self, nbytes: int) -> bytes:
         """Return the next bytes."""
+        if self._head:
+            head, self._head = self._head, b""
+            return head
         piece, self._rest = self._rest[:nbytes], self._rest[nbytes:]
         return bytes(piece)
 
 
 # --- counting ------------------------------------------------------------------------
+
+# First bytes of containers, and of values whose content is read apart.  Other values
+# hold such bytes, too: of floats one in six.
+_CONTAINERS: Final = bytes((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
+_EXTENSIONS: Final = bytes((0xC7, 0xC8, 0xC9, *range(0xD4, 0xD9)))
+_NEITHER: Final = bytes(sorted(set(range(256)) - {*_CONTAINERS, *_EXTENSIONS}))
+EXTENSION: Final = 4  # takes as long to be read as so many containers
+
+
+def weight_at_most(packed: bytes) -> int:
+    """Return a number that the containers in a tree do not exceed.
+
+    An extension counts as `EXTENSION`.  It takes 1 ns for a byte.
+    """
+    heavy = packed.translate(None, _NEITHER)
+    return len(heavy) + (EXTENSION - 1) * len(heavy.translate(None, _CONTAINERS))
+
 
 # By its first byte, the bytes of a msgpack value of fixed length; 0 of others.
 _FIXED: Final = np.zeros(256, np.int64)
@@ -180,7 +257,13 @@ _FIXED[0xA0:0xC0] = np.arange(1, 33)
 _FIXED[[0xC0, 0xC1, 0xC2, 0xC3]] = 1
 _FIXED[[0xCA, 0xCB]] = 5, 9
 _FIXED[[0xCC, 0xCD, 0xCE, 0xCF]] = _FIXED[[0xD0, 0xD1, 0xD2, 0xD3]] = 2, 3, 5, 9
+_FIXED[0x80:0xA0] = 1  # short maps and lists: what they hold comes next
 _FIXED_BYTES: Final = _FIXED.tolist()
+# What a value counts that begins with this byte and is of fixed length.
+_WEIGHTS: Final = np.ones(256, np.int64)
+_WEIGHTS[0x80:0x90] = 1 + CONTAINER + (PAIR - 2) * np.arange(16)
+_WEIGHTS[0x90:0xA0] = 1 + CONTAINER
+_WEIGHT: Final = _WEIGHTS.tolist()
 _LENGTH_BYTES: Final = {  # of those whose length follows
     **dict.fromkeys((0xC4, 0xC7, 0xD9), 1),
     **dict.fromkeys((0xC5, 0xC8, 0xDA, 0xDC, 0xDE), 2),
@@ -209,12 +292,14 @@ def values_in(packed: memoryview, most: int) -> int:
             continue
         in_row = in_row + 1 if nbytes == last_bytes else 0
         last_bytes = nbytes
-        length = 1
-        if in_row >= _RUN_MIN:
-            row = _FIXED[data[at : at + nbytes * _RUN_MAX : nbytes]] != nbytes
-            length = int(row.argmax()) or row.size  # the first is of this length
-            in_row = 0
-        at, count = at + nbytes * length, count + length
+        if in_row < _RUN_MIN:
+            at, count = at + nbytes, count + _WEIGHT[first]
+            continue
+        firsts = data[at : at + nbytes * _RUN_MAX : nbytes]
+        others = _FIXED[firsts] != nbytes
+        length = int(others.argmax()) or firsts.size  # the first is of this length
+        at, count = at + nbytes * length, count + int(_WEIGHTS[firsts[:length]].sum())
+        in_row = 0
     return count
 
 
@@ -225,7 +310,6 @@ def _walk(
     start = at + 1 + _LENGTH_BYTES.get(first, 0)
     length = int.from_bytes(packed[at + 1 : start], "big")
     if first in _MAPS:
-        length = length or first & 15
         return start - at, 1 + CONTAINER + (PAIR - 2) * length
     if first in _LISTS:
         return start - at, 1 + CONTAINER
@@ -242,8 +326,11 @@ def _walk(
     return start + 1 - at, CONTAINER + length // _BYTES_OF_VALUE  # its content follows
 
 
-_MAPS: Final = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
-_LISTS: Final = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
+_MAPS: Final = frozenset((0xDE, 0xDF))
+_LISTS: Final = frozenset((0xDC, 0xDD))
+_SHORT_LISTS: Final = frozenset(range(0x90, 0xA0))
+_LIST_HEAD: Final = b"\xdd"  # of a long list; its length follows
+_LONG_MAPS_END: Final = 1 << 31  # twice as many fit into the length of a list
 _TEXTS: Final = frozenset((0xD9, 0xDA, 0xDB))
 _BYTES: Final = frozenset((0xC4, 0xC5, 0xC6))
 _FIXED_EXTENSION: Final = 0xD4  # of 1 byte; the next ones are of 2, 4, 8 and 16

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import io
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -29,6 +30,9 @@ from asyncrpc.serde.staging import Staged
 from asyncrpc.serde.tensors import DEVICE_AT, TensorReader
 
 OnGradient = Callable[[torch.Tensor], torch.Tensor]
+
+_COPIED_AT_ONCE_MAX: Final = 1 << 20  # in between other threads may run
+_COPIES: Final = (kinds.ENTRY_BYTES, kinds.ENTRY_BYTEARRAY, kinds.ENTRY_PICKLE)
 
 
 class Decoder:
@@ -191,10 +195,20 @@ class Decoder:
         return read_array(entry, buffer)
 
     def _bytes(self, entry: list[Any]) -> bytes:
-        return bytes(self._tensors.buffer(entry[1]))
+        buffer = self._tensors.buffer(entry[1])
+        if buffer.nbytes <= _COPIED_AT_ONCE_MAX:
+            return bytes(buffer)
+        copy = io.BytesIO()  # whose bytes are not copied once more
+        for at in range(0, buffer.nbytes, _COPIED_AT_ONCE_MAX):
+            copy.write(buffer[at : at + _COPIED_AT_ONCE_MAX])
+        return copy.getvalue()
 
     def _bytearray(self, entry: list[Any]) -> bytearray:
-        return bytearray(self._tensors.buffer(entry[1]))
+        buffer = self._tensors.buffer(entry[1])
+        copy = bytearray(buffer.nbytes)
+        for at in range(0, buffer.nbytes, _COPIED_AT_ONCE_MAX):
+            copy[at : at + _COPIED_AT_ONCE_MAX] = buffer[at : at + _COPIED_AT_ONCE_MAX]
+        return copy
 
     def _pickle(self, entry: list[Any]) -> Any:
         if self._functions.policy is not Policy.TRUSTED:
@@ -256,6 +270,17 @@ def references_in(
         return [entry[1] for entry in entries if entry[0] == kinds.ENTRY_EXTERNAL]
     except Exception:  # noqa: BLE001  (no correct peer sends that: it names nothing)
         return []
+
+
+def copies_buffers(control: bytes | memoryview) -> bool:
+    """Return whether values of a message are copies of its buffers."""
+    header = int.from_bytes(control[: kinds.LENGTH_BYTES], "little")
+    stop = kinds.LENGTH_BYTES + (header & ~kinds.FLAGS)
+    packed = memoryview(control)[kinds.LENGTH_BYTES : stop]
+    try:
+        return any(entry[0] in _COPIES for entry in entries_of(packed, Limits()))
+    except Exception:  # noqa: BLE001  (whoever reads it says what is wrong with it)
+        return False
 
 
 def _text(value: Any) -> str:

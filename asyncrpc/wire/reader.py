@@ -15,7 +15,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from asyncrpc.errors import FrameTooLargeError, MalformedError, VersionMismatchError
 from asyncrpc.wire.chunks import Arrival, Arrivals, ChunkLanding
@@ -36,9 +36,15 @@ from asyncrpc.wire.placed import ENTRY_BYTES, Places, check_body, read_table
 SCRATCH_BYTES: Final = 256 << 10
 # Kept while nothing arrives: signs of life need no more, and find its pages in place.
 RESTING_BYTES: Final = mmap.PAGESIZE
+# A longer control part is not copied out of the scratch buffer: its message takes the
+# buffer along.
+_COPIED_BYTES_MAX: Final = 1 << 20
+# Only messages with values have control parts that are longer.
+_TEXT_BYTES_MAX: Final = 64 << 10
 _NEVER: Final = 1 << 62  # more bytes than can come
-# Of fewer bytes all messages are handled at once: some hundreds take a few ms.
-_MANY_BYTES: Final = 16 << 10
+# Of fewer bytes all messages are handled at once, some ten of the shortest: one whose
+# error is described takes 0.5 ms.
+_MANY_BYTES: Final = 1 << 10
 ALIGNMENT: Final = 64  # inline buffers start at multiples of it, as tensors like
 
 # Plain numbers for the values that are checked in every header: an enum's member costs
@@ -158,7 +164,7 @@ class FrameReader:
         self.begin_turn: Callable[[], Callable[[], bool]] | None = None
         self._allocate = allocate
         self._limits = limits or MessageLimits()
-        self._control_bytes_max = self._limits.control_bytes_max
+        self._text_bytes_max = min(self._limits.control_bytes_max, _TEXT_BYTES_MAX)
         self._scratch = _scratch(SCRATCH_BYTES)
         self._view = memoryview(self._scratch)
         self._start = 0  # of the bytes that have not been parsed
@@ -289,8 +295,8 @@ class FrameReader:
             return
         if self._wanted == HEADER_BYTES:
             wanted = HEADER_BYTES + head_bytes + control_bytes
-            if control_bytes > self._control_bytes_max:
-                self._refuse_control(control_bytes)
+            if control_bytes > self._text_bytes_max:
+                self._check_control(kind, control_bytes)
             if count or payload_bytes or flags & _DEFERRED:
                 wanted += self._body_bytes(kind, flags, count, payload_bytes)
             self._wanted = wanted
@@ -304,8 +310,13 @@ class FrameReader:
         control_at = start + HEADER_BYTES + head_bytes
         table_at = control_at + control_bytes
         head = self._view[start + HEADER_BYTES : control_at].tobytes()
+        view = self._view[control_at:table_at]
+        if control_bytes > _COPIED_BYTES_MAX:
+            long = (kind, flags, call_id, aux, head, cast("bytes", view))
+            self._deliver_long(long, table_at, count, payload_bytes)
+            return
         try:
-            control = self._view[control_at:table_at].tobytes()
+            control = view.tobytes()
         except MemoryError:
             self._skip(kind, flags, call_id, aux)
             return
@@ -318,6 +329,24 @@ class FrameReader:
             self._with_buffers(message, table_at, count, payload_bytes)
         else:
             self.sink.on_message(kind, flags, call_id, aux, head, control, [])
+
+    def _deliver_long(
+        self, message: _Parts, table_at: int, count: int, payload_bytes: int
+    ) -> None:
+        """Deliver a message that takes the scratch buffer along."""
+        scratch = self._scratch
+        self._start += self._wanted
+        self._wanted = HEADER_BYTES
+        if count:
+            self._with_buffers(message, table_at, count, payload_bytes)
+        else:
+            self.sink.on_message(*message, [])
+        if scratch is self._scratch:  # and it has not been given back meanwhile
+            rest = self._view[self._start : self._end]
+            self._scratch = _scratch(max(SCRATCH_BYTES, rest.nbytes))
+            self._view = memoryview(self._scratch)
+            self._view[: rest.nbytes] = rest
+            self._start, self._end = 0, rest.nbytes
 
     # --- frames that do not fit into memory ------------------------------------------
 
@@ -375,11 +404,14 @@ class FrameReader:
             )
         raise MalformedError(f"{kind} is not a kind of frame")
 
-    def _refuse_control(self, control_bytes: int) -> None:
-        raise FrameTooLargeError(
-            f"a control part of {control_bytes} bytes arrived; "
-            f"the limit is {self._control_bytes_max}"
-        )
+    def _check_control(self, kind: int, control_bytes: int) -> None:
+        limit = self._text_bytes_max
+        if kind in _MAY_DEFER:
+            limit = self._limits.control_bytes_max
+        if control_bytes > limit:
+            raise FrameTooLargeError(
+                f"a control part of {control_bytes} bytes arrived; the limit is {limit}"
+            )
 
     def _body_bytes(self, kind: int, flags: int, count: int, payload_bytes: int) -> int:
         """Check the buffers of a header; return the bytes of table and payload."""

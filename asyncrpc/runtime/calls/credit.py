@@ -48,11 +48,12 @@ CONTROL_WEIGHT: Final = 16
 IDLE_PART: Final = 16
 
 # Values in the arguments of the calls of one peer, but of one call alone.  Counted are
-# those of requests with a long control part; and once that many calls of it run, those
-# of all but the shortest.
+# those of requests with a long control part, or with one that may have that many
+# containers; and once that many calls of it run, those of all but the shortest.
 PEER_VALUES_MAX: Final = 1 << 21
 UNCOUNTED_CALLS_MAX: Final = 256
 UNCOUNTED_BYTES_MAX: Final = 128
+UNCOUNTED_WEIGHT_MAX: Final = 128
 RETRY_AFTER_S: Final = 1.0
 
 _CREDIT: Final = int(FrameKind.CREDIT)

@@ -31,18 +31,24 @@ from asyncrpc.serde import (
     Compression,
     Copy,
     Encoded,
+    copies_buffers,
     is_staged,
     references_in,
     stage,
+    weight_at_most,
     words_of,
 )
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import Meta, unpack_head
 
 NO_META: Final[dict[str, Any]] = {}
-# A control part that is longer is read in a thread.  As text so much takes 10 us, as
-# empty lists 20 ms; a thread takes 100 us to begin.
+# A control part that is longer is read in a thread, which takes 100 us to begin; and so
+# is one that is longer than a small one and may have more containers, which take 0.5 us
+# each, or whose message holds as many bytes that are copied.
 READ_HERE_BYTES_MAX: Final = 64 << 10
+SMALL_BYTES_MAX: Final = 8 << 10
+READ_HERE_WEIGHT_MAX: Final = 12 << 10
+COPIED_HERE_BYTES_MAX: Final = 1 << 20
 _META_SECOND: Final = (FrameKind.REQUEST, FrameKind.STREAM_ITEM)
 _NO_TABLE: Final = bytes(3)
 CODEC: Final = "c"  # in the meta of a request: the codec that the caller uses and wants
@@ -126,6 +132,18 @@ def unsendable(error: BaseException) -> AsyncRpcError:
     if isinstance(error, CallError):
         error.outcome = Outcome.EXECUTED
     return error
+
+
+def takes_long(control: bytes, buffers: Sequence[memoryview]) -> bool:
+    """Return whether a message is read in a thread."""
+    nbytes = len(control)
+    if nbytes > READ_HERE_BYTES_MAX:
+        return True
+    if nbytes > SMALL_BYTES_MAX and weight_at_most(control) > READ_HERE_WEIGHT_MAX:
+        return True
+    return sum(
+        buffer.nbytes for buffer in buffers
+    ) > COPIED_HERE_BYTES_MAX and copies_buffers(control)
 
 
 def may_be_deferred(encoded: Encoded) -> bool:

@@ -29,6 +29,7 @@ from asyncrpc.runtime.calls.credit import (
     FREE_BYTES_MAX,
     UNCOUNTED_BYTES_MAX,
     UNCOUNTED_CALLS_MAX,
+    UNCOUNTED_WEIGHT_MAX,
 )
 from asyncrpc.runtime.calls.function_names import name_of_value
 from asyncrpc.runtime.calls.heads import ReceivedHeads
@@ -62,7 +63,7 @@ from asyncrpc.runtime.messages import Sender, not_by
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import Router
 from asyncrpc.runtime.schema import RecordSchema, kind_of
-from asyncrpc.serde import FunctionTable, text_of
+from asyncrpc.serde import FunctionTable, text_of, weight_at_most
 from asyncrpc.wire.frames import Flags, Frame, FrameKind
 from asyncrpc.wire.messages import Meta
 from asyncrpc.wire.outgoing import OutgoingState
@@ -240,7 +241,9 @@ class RequestDispatcher:
             unread = b""
             size_bytes = len(control)
             counts = size_bytes > UNCOUNTED_BYTES_MAX and (
-                size_bytes > FREE_BYTES_MAX or len(self._served) > UNCOUNTED_CALLS_MAX
+                size_bytes > FREE_BYTES_MAX
+                or len(self._served) > UNCOUNTED_CALLS_MAX
+                or weight_at_most(control) > UNCOUNTED_WEIGHT_MAX
             )
             (args, kwargs), inbound.loans = self._arguments(
                 control, buffers, meta, counts=counts

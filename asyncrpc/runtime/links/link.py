@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from asyncrpc.errors import MalformedError
 from asyncrpc.ids import WorkerId
@@ -37,10 +37,11 @@ from asyncrpc.runtime.calls.machine.calls import PendingCalls, ServedCalls
 from asyncrpc.runtime.calls.machine.link import LinkStatus
 from asyncrpc.runtime.calls.message_codec import (
     NO_META,
-    READ_HERE_BYTES_MAX,
+    SMALL_BYTES_MAX,
     MessageCodec,
     SharedPlaces,
     meta_of,
+    takes_long,
 )
 from asyncrpc.runtime.calls.modes import Target
 from asyncrpc.runtime.calls.outbound import OutboundCalls
@@ -55,7 +56,9 @@ from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.payloads.ports import LaneConnection
 from asyncrpc.runtime.threads import ThreadPool
 from asyncrpc.serde import Encoded, is_unprepared, unreadable
-from asyncrpc.wire.frames import Frame, FrameKind, prefix
+from asyncrpc.wire.frames import Flags, Frame, FrameKind, prefix
+
+_LARGE: Final = int(Flags.DEFERRED | Flags.PLACED)  # of messages with large buffers
 
 # Takes a message with a value: flags, call, aux, head, control part, buffers.
 MessageHandler: TypeAlias = Callable[
@@ -319,7 +322,9 @@ class Link:
             self.preparation.take(
                 kind, call_id, control, buffers, head=head, deliver=deliver
             )
-        elif len(control) > READ_HERE_BYTES_MAX:
+        elif (
+            len(control) > SMALL_BYTES_MAX or (buffers and flags & _LARGE)
+        ) and takes_long(control, buffers):
             if kind == FrameKind.REQUEST:
                 self.credit.on_arrived(call_id, control, buffers)
             self._read(kind, flags, call_id, aux, head, control, buffers)
@@ -338,7 +343,7 @@ class Link:
     ) -> None:
         """Hand on a message, once it has been decoded if that takes long."""
         handler = self._handlers[kind]
-        if len(control) <= READ_HERE_BYTES_MAX:
+        if not takes_long(control, buffers):
             handler(flags, call_id, aux, head, control, buffers)
             return
         self.long_messages.take(

@@ -196,6 +196,26 @@ class TestLongFrames:
         assert [message.control for message in sink.messages] == [b"", control, b""]
         assert reader.get_buffer().nbytes == SCRATCH_BYTES
 
+    @pytest.mark.parametrize("step", [1 << 16, 1 << 30])
+    def test_the_control_parts_of_very_long_ones_stay_as_they_came(
+        self, step: int
+    ) -> None:
+        sink = Recorder()
+        lengths = [1, *[0] * 65_000]  # the scratch buffer keeps their size for a while
+        table = prefix(
+            REQUEST, 1, control=bytes(900_000), lengths=lengths, payload_bytes=1
+        )
+        stream = table + b"x" + PING
+        for letter in b"abc":
+            control = bytes([letter]) * ((1 << 20) + letter)
+            stream += prefix(REQUEST, letter, control=control) + PING
+        feed(sink.reader(), stream, (step,))
+        assert [message.call_id for message in sink.messages[2::2]] == [*b"abc"]
+        for message in sink.messages[2::2]:
+            control = bytes([message.call_id]) * ((1 << 20) + message.call_id)
+            assert bytes(message.control) == control
+        assert sink.messages[1::2] == [PINGED] * 4
+
     def test_one_at_the_end_of_the_scratch_buffer_moves_to_its_front(self) -> None:
         sink = Recorder()
         reader = sink.reader()
@@ -430,6 +450,19 @@ def test_a_reader_asks_for_one_byte_at_least_and_a_header_at_most() -> None:
     assert reader.get_buffer().nbytes == 1
     feed(reader, PING[39:] + data_prefix(1, 0, 4))
     assert reader.get_buffer().nbytes == 4
+
+    @pytest.mark.parametrize("kind", [*FrameKind])
+    def test_only_messages_with_values_have_long_control_parts(
+        self, kind: FrameKind
+    ) -> None:
+        frame = prefix(kind, 1, control=bytes((64 << 10) + 1))
+        sink = Recorder()
+        if kind in WITH_VALUE:
+            feed(sink.reader(), frame)
+            assert len(sink.messages) == 1
+        else:
+            with pytest.raises((FrameTooLargeError, MalformedError)):
+                feed(sink.reader(), frame)
 
 
 class TestRest:

@@ -12,7 +12,9 @@ import pytest
 
 import asyncrpc
 from asyncrpc.errors import MalformedError, Outcome, RejectedError
-from asyncrpc.serde import rebuild_exception
+from asyncrpc.runtime.calls.responder import CANCELLED_AT_ONCE
+from asyncrpc.serde import kinds, rebuild_exception
+from asyncrpc.serde.bounds import CONTAINER
 from asyncrpc.wire.frames import Flags, Frame, FrameKind
 from asyncrpc.wire.messages import pack_head, unpack_head
 from tests.unit.runtime.calls.fakes import LinkParts
@@ -36,6 +38,10 @@ def broken() -> None:
 async def hold() -> str:
     await GATE[0]
     return "held"
+
+
+async def hold_all(*_: Any) -> None:
+    await GATE[0]
 
 
 def numbers() -> Iterator[int]:
@@ -226,6 +232,30 @@ class TestCancelling:
         (serving,) = link.served
         link.responder.on_lost()
         assert serving.is_cancelled
+
+    def test_the_end_of_the_link_cancels_many_in_turns(self, link: LinkParts) -> None:
+        for call_id in range(1, 3 * CANCELLED_AT_ONCE):
+            ask(link, hold, call_id=call_id)
+        serving = list(link.served)
+        link.responder.on_lost()
+        before, soon = 0, link.host.loop.soon
+        while before < len(serving):
+            cancelled = sum(call.is_cancelled for call in serving)
+            assert cancelled - before <= CANCELLED_AT_ONCE
+            before = cancelled
+            if soon:
+                soon.popleft()()
+
+    def test_many_containers_are_counted_however_short_the_request(
+        self, link: LinkParts
+    ) -> None:
+        head = pack_head([[0, f"{MODULE}:hold_all"], None])
+        lists = b"\xdc" + (3000).to_bytes(2, "big") + b"\x90" * 3000
+        control = kinds.FLAT + b"\x92\x91" + lists + b"\x80"
+        link.requests.on_request(0, 1, -1, head, control, [])
+        (serving,) = link.served
+        assert serving.claim is not None
+        assert serving.claim.values >= 3000 * CONTAINER
 
     def test_an_answer_to_one_that_nobody_awaits(self, link: LinkParts) -> None:
         ask(link, hold)
