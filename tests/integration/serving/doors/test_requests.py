@@ -107,6 +107,56 @@ async def test_the_two_checks(group: Group, door: Door) -> None:
             assert response.status == 405
 
 
+# --- strangers -----------------------------------------------------------------------
+
+NAMED = ("tests.integration.serving.remote:double", "back", "builtins:list")
+
+
+@pytest.mark.parametrize("way", ["path", "query", "header", "body"])
+async def test_a_client_reaches_what_handlers_call_and_nothing_else(
+    group: Group, door: Door, way: str
+) -> None:
+    """Whatever it names, and wherever."""
+
+    async def answer(_: Asked) -> Any:
+        return await asyncrpc.rpc_async("back", remote.double, args=([1],))
+
+    async with door.serve(one_answer(group, answer)) as client:
+        served = group.back.counters.calls_served
+        for name in NAMED:
+            path = f"/{name}" if way == "path" else "/"
+            asked = {"function": name, "to": "back", "target": name}
+            async with client.post(
+                path,
+                params=asked if way == "query" else None,
+                headers=asked if way == "header" else None,
+                json={**asked, "args": [[7]]} if way == "body" else None,
+            ) as response:
+                if way == "path":
+                    assert response.status in {404, 405}
+                else:
+                    assert await response.json() == [2]
+        asked_for = 0 if way == "path" else len(NAMED)
+        assert group.back.counters.calls_served - served == asked_for
+
+
+async def test_answers_tell_no_traceback_and_no_value(group: Group, door: Door) -> None:
+    secret = "a value of the program"
+
+    async def answer(asked: Asked) -> Any:
+        kept = [secret, await asked.body()]
+        functions = (remote.refuse, remote.overload, remote.fail, remote.time_out)
+        await asyncrpc.rpc_async("back", functions[len(kept[1])])
+
+    async with door.serve(one_answer(group, answer)) as client:
+        for number in range(4):
+            async with client.post("/", data=b"x" * number) as response:
+                text = await response.text()
+                assert response.status in {500, 503}
+                for told in (secret, "Traceback", ".py", "no luck", "of its own"):
+                    assert told not in text
+
+
 # --- clients that leave --------------------------------------------------------------
 
 

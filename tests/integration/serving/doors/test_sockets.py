@@ -71,6 +71,19 @@ async def test_a_stream_is_sent_and_ends(group: Group, door: Door) -> None:
         assert await closed(websocket) == (1000, "")
 
 
+async def test_a_page_of_any_site_may_open_a_websocket(
+    group: Group, door: Door
+) -> None:
+    """As with aiohttp and Starlette: whoever uses cookies has to look at `Origin`."""
+    app = one_socket(group, lambda _: there(remote.count_to, 1))
+    asked = {"Origin": "https://other.example", "Cookie": "user=1"}
+    async with (
+        door.serve(app) as client,
+        client.ws_connect("/", headers=asked) as websocket,
+    ):
+        assert await websocket.receive_json() == 0
+
+
 async def test_messages_are_answered(group: Group, door: Door) -> None:
     async def answer(messages: AsyncIterator[str | bytes]) -> AsyncIterator[Any]:
         assert current_worker().name == "front"
