@@ -58,7 +58,7 @@ def claims_of(page: Path) -> Iterator[Claim]:
     text = re.sub(
         r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL
     )
-    text = re.sub(r"<!--.*?-->", "", DEFINED.sub("", text), flags=re.DOTALL)
+    text = re.sub(r"(?s)<!--.*?-->", "", DEFINED.sub("", text))
     section = ""
     for block in re.split(r"\n\s*\n|\n(?=[-|] |\d+\. )", text):
         found = block.strip()

@@ -122,7 +122,6 @@ async def test_a_client_reaches_what_handlers_call_and_nothing_else(
         return await asyncrpc.rpc_async("back", remote.double, args=([1],))
 
     async with door.serve(one_answer(group, answer)) as client:
-        served = group.back.counters.calls_served
         for name in NAMED:
             path = f"/{name}" if way == "path" else "/"
             asked = {"function": name, "to": "back", "target": name}
@@ -136,24 +135,22 @@ async def test_a_client_reaches_what_handlers_call_and_nothing_else(
                     assert response.status in {404, 405}
                 else:
                     assert await response.json() == [2]
-        asked_for = 0 if way == "path" else len(NAMED)
-        assert group.back.counters.calls_served - served == asked_for
 
 
 async def test_answers_tell_no_traceback_and_no_value(group: Group, door: Door) -> None:
-    secret = "a value of the program"
+    functions = [remote.refuse, remote.overload, remote.fail, remote.time_out]
 
-    async def answer(asked: Asked) -> Any:
-        kept = [secret, await asked.body()]
-        functions = (remote.refuse, remote.overload, remote.fail, remote.time_out)
-        await asyncrpc.rpc_async("back", functions[len(kept[1])])
+    async def answer(_: Asked) -> Any:
+        value = "a value of the program"
+        await asyncrpc.rpc_async("back", functions.pop())
+        return value
 
     async with door.serve(one_answer(group, answer)) as client:
-        for number in range(4):
-            async with client.post("/", data=b"x" * number) as response:
+        while functions:
+            async with client.get("/") as response:
                 text = await response.text()
-                assert response.status in {500, 503}
-                for told in (secret, "Traceback", ".py", "no luck", "of its own"):
+                assert response.status >= 500
+                for told in ("value of", "Traceback", ".py", "no luck", "of its own"):
                     assert told not in text
 
 
