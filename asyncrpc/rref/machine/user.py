@@ -289,19 +289,13 @@ class UserTable:
         return self._lose(rref_id, holding, LossCause.FREED)
 
     def probe(self, rref_id: RRefId, from_: Incarnation) -> list[Effect]:
-        """Answer an owner to which `rref_id` was mentioned before our remote().
+        """Answer a worker to which `rref_id` was mentioned before our remote().
 
-        No answer if the remote() is under way: it is the answer.
-
-        Raises:
-            RemoteProtocolError: another worker is to make the value.  Nothing changed.
+        No answer if the remote() to it is under way: that is the answer.  Whoever else
+        asks makes no value of it, and hears so: he would wait for ever.
         """
         holding = self._holdings.get(rref_id)
-        if holding is not None and holding.owner != from_:
-            raise RemoteProtocolError(
-                f"worker {from_:016x} asked for {rref_id}, which it does not own"
-            )
-        if holding is None or holding.state is not PENDING:
+        if holding is None or holding.state is not PENDING or holding.owner != from_:
             return [SendSettled(from_, rref_id)]
         holding.is_probed = True
         return []

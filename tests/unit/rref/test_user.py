@@ -22,6 +22,7 @@ from asyncrpc.rref.machine import (
     SendSettled,
     UserTable,
 )
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 
 ME, OWNER, LENDER, OTHER, BORROWER = map(Incarnation, (1, 2, 3, 4, 5))
 MINE = RRefId(ME, 1)
@@ -334,6 +335,18 @@ def test_a_refused_remote_call_settles(table: UserTable) -> None:
     table.probe(MINE, OWNER)
     lost = HandlesLost(MINE, LossCause.NEVER_MADE)
     assert table.refused(MINE) == [SendSettled(OWNER, MINE), lost]
+    assert table.probe(MINE, OWNER) == [SendSettled(OWNER, MINE)]
+
+
+def test_who_is_not_to_make_the_value_hears_so(table: UserTable) -> None:
+    table.create(MINE, OWNER)
+    assert table.probe(MINE, OTHER) == [SendSettled(OTHER, MINE)]
+    assert table.probe(MINE, OWNER) == []
+
+
+def test_a_remote_call_that_never_had_an_owner_settles(table: UserTable) -> None:
+    table.create(MINE, UNKNOWN_INCARNATION)
+    table.refused(MINE)
     assert table.probe(MINE, OWNER) == [SendSettled(OWNER, MINE)]
 
 
