@@ -106,6 +106,8 @@ class Crossings:
             is_its_own and self._contexts.reopen(context_id)
         ):
             return None
+        if context_id.creator == self._me and context_id not in self._open:
+            return None  # this worker has not opened it, or has long forgotten it
         if is_its_own:
             name = link.peer.name
         state = self._contexts.enter(context_id, WorkerId(name, context_id.creator))

@@ -19,6 +19,7 @@ from asyncrpc import AsyncRpcError, Group, RRef, Worker, join_group
 from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.autograd.context import current_context_var
 from asyncrpc.collectives.service import UNKNOWN_MAX, group_id
+from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.membership.messages import fields_of
 from asyncrpc.runtime.parts import Parts
@@ -91,6 +92,22 @@ async def test_a_context_of_who_opened_it_or_brought_it(
     async with asyncio.timeout(LIMIT_S):
         while service.open_contexts:  # noqa: ASYNC110  (nothing tells)
             await asyncio.sleep(0.01)
+
+
+async def test_a_context_that_its_creator_never_opened(trio: Trio) -> None:
+    """It is not opened there by who says so: nobody would ever end it."""
+    a, _, c = trio
+    service: Any = c.parts.service("autograd")
+    with acting_as(c):
+        for serial in range(5):
+            made_up = service.context_of((a.incarnation, serial))
+            service.open(made_up.id, WorkerId("a", a.incarnation))
+            token = current_context_var.set(made_up)
+            x = torch.ones(3, requires_grad=True)
+            assert (await c.peer("a").call(double, x)).tolist() == [2.0] * 3
+            current_context_var.reset(token)
+    theirs: Any = a.parts.service("autograd")
+    assert theirs.open_contexts == 0
 
 
 async def test_a_context_that_others_end_goes_on_for_its_creator(trio: Trio) -> None:
