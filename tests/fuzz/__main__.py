@@ -1,12 +1,14 @@
 """Fuzz a decoder, guided by coverage.
 
     $ python -m tests.fuzz frames --executions 1000000
+    $ python -m tests.fuzz messages --minutes 10
+    $ python -m tests.fuzz messages --replay .fuzz/found-messages-crash-1234
     $ python -m tests.fuzz frames --minimize
 
 Begins with the corpus and the seeds, keeps what it finds in `--work`, and stops at the
-first input that breaks an invariant.  `--minimize` instead replaces the corpus by those
-of the inputs found so far that reach something no shorter one does.  Fuzzing needs
-`atheris`.
+first input that breaks an invariant.  `--replay` shows what an input does.
+`--minimize` instead replaces the corpus by those of the inputs found so far that reach
+something no shorter one does.  Only fuzzing needs `atheris`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import hashlib
 import importlib
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +28,12 @@ from tests.fuzz.replaying import CORPUS, TARGETS
 # has a use for so much memory.
 TIMEOUT_S = 120
 MEMORY_MIB = 2048
+# What is instrumented, so that its coverage guides.
+DECODERS = ("asyncrpc.wire", "asyncrpc.serde")
+MESSAGES_GO_THROUGH = (
+    *("asyncrpc.runtime", "asyncrpc.rref", "asyncrpc.autograd", "asyncrpc.optim"),
+    *("asyncrpc.collectives", "asyncrpc.inspection", "asyncrpc.wire", "asyncrpc.serde"),
+)
 
 
 def save(data: bytes, folder: Path) -> None:
@@ -32,16 +41,17 @@ def save(data: bytes, folder: Path) -> None:
     (folder / name).write_bytes(data)
 
 
-def fuzz(name: str, executions: int, work: Path, corpus: Path) -> None:
+def fuzz(name: str, limits: Sequence[str], work: Path, corpus: Path) -> None:
     """Fuzz; does not return."""
     import atheris  # noqa: PLC0415  (nobody else needs it)
 
-    with atheris.instrument_imports(include=["asyncrpc.wire", "asyncrpc.serde"]):
+    parts = MESSAGES_GO_THROUGH if name == "messages" else DECODERS
+    with atheris.instrument_imports(include=list(parts)):
         target = importlib.import_module(f"tests.fuzz.fuzz_{name}")
     for seed in target.seeds():
         save(seed, work)
     flags = [
-        *(f"-runs={executions}", "-max_len=512", f"-timeout={TIMEOUT_S}"),
+        *(*limits, "-max_len=512", f"-timeout={TIMEOUT_S}"),
         *(f"-rss_limit_mb={MEMORY_MIB}", "-print_final_stats=1"),
         f"-artifact_prefix={work.parent}/found-{name}-",
         *(str(work), str(corpus)),
@@ -76,17 +86,25 @@ def setting_of(target: ModuleType) -> nullcontext[None]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.fuzz")
     parser.add_argument("target", choices=TARGETS)
-    parser.add_argument("--executions", type=int, default=1_000_000)
+    parser.add_argument("--executions", type=int, default=0, help="0: no limit")
+    parser.add_argument("--minutes", type=float, default=0.0, help="0: no limit")
     parser.add_argument("--work", type=Path, default=Path(".fuzz"))
     parser.add_argument("--minimize", action="store_true")
+    parser.add_argument("--replay", type=Path, help="one input, without atheris")
     given = parser.parse_args()
     work, corpus = given.work / given.target, CORPUS / given.target
     for folder in (work, corpus):
         folder.mkdir(parents=True, exist_ok=True)
-    if given.minimize:
+    if given.replay is not None:
+        target = importlib.import_module(f"tests.fuzz.fuzz_{given.target}")
+        with setting_of(target):
+            target.check(given.replay.read_bytes())
+    elif given.minimize:
         minimize(given.target, work, corpus)
     else:
-        fuzz(given.target, given.executions, work, corpus)
+        limits = [f"-max_total_time={round(60 * given.minutes)}"]
+        limits.append(f"-runs={given.executions or -1}")
+        fuzz(given.target, limits, work, corpus)
 
 
 if __name__ == "__main__":

@@ -74,26 +74,37 @@ for _codec in ("lz4", "zstd"):  # their packages may be imported, when first ask
         compression_named(_codec)
 FUNCTIONS = FunctionTable(Policy.STRICT)
 CODEC = Codec(FUNCTIONS, None, LIMITS)
+PICKLE = 7  # the code of an entry
 EXCEPTIONS = {"type", "message", "traceback", "args"}
 
 
-def message_of(choices: Choices) -> bytes:
-    """Make a control part that is sound msgpack in three parts."""
+def control_of(
+    choices: Choices, texts: tuple[str, ...], pickles: tuple[bytes, ...] = ()
+) -> bytes:
+    """Make a control part that is sound msgpack in three parts.
+
+    Args:
+        choices: what it is made of.
+        texts: that may be in it.
+        pickles: of which one is in each entry that is a pickle; none: anything is.
+    """
     entries = []
     for _ in range(choices.below(5)):
-        entry = [choices.below(16)]
+        entry: list[Any] = [choices.below(16)]
         for _ in range(choices.below(9)):
             if choices.below(4) == 0:
-                entry.append(msgpack.packb(choices.tree(TEXTS)))
+                entry.append(msgpack.packb(choices.tree(texts)))
             else:
-                entry.append(choices.tree(TEXTS))
+                entry.append(choices.tree(texts))
+        if entry[0] == PICKLE and pickles:
+            entry[1:] = [pickles[choices.below(len(pickles))], []]
         entries.append(entry)
     table = msgpack.packb(entries) if entries else b""
-    tree = msgpack.packb(choices.tree(TEXTS))
+    tree = msgpack.packb(choices.tree(texts))
     length = len(table) | choices.below(2) << 31
     message: bytes = struct.pack("<I", length) + table + tree
     if choices.below(8) == 0:
-        packings = msgpack.packb([choices.tree(TEXTS)])
+        packings = msgpack.packb([choices.tree(texts)])
         message = struct.pack("<I", len(packings) | 1 << 30) + packings + message
     return message
 
@@ -104,7 +115,7 @@ def check(data: bytes) -> None:
     how = choices.below(2)
     lengths = [choices.below(256) for _ in range(choices.below(4))]
     buffers = [memoryview(bytearray(length)) for length in lengths]
-    control = message_of(choices) if how else bytes(choices.left)
+    control = control_of(choices, TEXTS) if how else bytes(choices.left)
     with watched() as seen:
         quick = CODEC.decode_quickly(control, buffers)
         try:

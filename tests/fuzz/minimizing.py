@@ -15,11 +15,15 @@ import asyncrpc
 # From which line to which line of which file.
 Arc: TypeAlias = tuple[str, int, int]
 _PACKAGE: Final = Path(asyncrpc.__file__).parent
-_TRACED: Final = tuple(str(_PACKAGE / part) for part in ("wire", "serde", "transport"))
+_PARTS: Final = (
+    *("wire", "serde", "transport", "runtime", "rref", "autograd", "optim"),
+    *("collectives", "inspection"),
+)
+_TRACED: Final = tuple(str(_PACKAGE / part) for part in _PARTS)
 
 
 def arcs_of(action: Callable[[], object]) -> set[Arc]:
-    """Run an action; return the steps from line to line that it takes in decoders."""
+    """Run an action; return the steps from line to line that it takes."""
     found: set[Arc] = set()
 
     def on_call(frame: FrameType, _event: str, _arg: Any) -> Any:

@@ -6,4 +6,4 @@ from pathlib import Path
 from typing import Final
 
 CORPUS: Final = Path(__file__).parent / "corpus"
-TARGETS: Final = ("frames", "handshake", "hello", "lanes", "values")
+TARGETS: Final = ("frames", "handshake", "hello", "lanes", "messages", "values")
