@@ -91,6 +91,13 @@ class Hello:
     token: int = 0
     observes: bool = False
 
+    def is_of(self, other: Hello) -> bool:
+        """Return whether the same life of the same worker introduces itself.
+
+        Its number alone does not tell: every worker knows it.
+        """
+        return (self.name, self.incarnation) == (other.name, other.incarnation)
+
     def encode(self) -> bytes:
         """Return the control part of a HELLO frame.
 

@@ -136,11 +136,7 @@ class LaneDialer:
             connection.open_to(SILENT)
             return
         peer = control.peer
-        if (
-            control.lanes is None
-            or peer is None
-            or peer.incarnation != hello.incarnation
-        ):
+        if control.lanes is None or peer is None or not peer.is_of(hello):
             connection.fail(ConnectError("another worker has taken the peer's place"))
             return
         control.lanes.attach(connection)
@@ -163,7 +159,7 @@ class LaneDialer:
                 and connection.lanes is not None
                 and connection.token == hello.lane
                 and connection.peer is not None
-                and connection.peer.incarnation == hello.incarnation
+                and connection.peer.is_of(hello)
             )
             if is_meant:
                 return connection.lanes

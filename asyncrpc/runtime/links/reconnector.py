@@ -335,7 +335,7 @@ class Reconnector:
         peer = target.peer
         answer = broken.machine.on_answer(
             hello.verdict,
-            is_same_life=peer is not None and peer.incarnation == hello.incarnation,
+            is_same_life=peer is not None and peer.is_of(hello),
             is_candidate=broken.candidate is candidate,
         )
         match answer:
@@ -421,7 +421,7 @@ class Reconnector:
                 and connection.on_broken is not None
                 and connection.token == hello.resume
                 and peer is not None
-                and peer.incarnation == hello.incarnation
+                and peer.is_of(hello)
             ):
                 return connection
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import asyncrpc
 from asyncrpc import LivenessOptions, LocalRendezvous, NetworkOptions, Options, Worker
 from asyncrpc.errors import WorkerLostError
+from asyncrpc.runtime.links.machine.reconnect import NO_SUCH
 from asyncrpc.runtime.links.tokens import Token
 from asyncrpc.wire.frames import FrameKind, prefix
 from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, Role
@@ -349,6 +351,34 @@ async def test_the_number_of_a_life_is_of_one_worker(
     references: Any = ps.parts.references
     assert references.holders(rref.rref_id) == {"m": 1}
     assert await rref.to_here() == 2
+    assert await ps.peer("m").call(add, 1, 1) == 2
+
+
+@pytest.mark.parametrize("way", ["lane", "resume"])
+@pytest.mark.parametrize("sender", ["member", "guest"])
+async def test_a_connection_is_of_the_worker_that_dialed_it(
+    trio: Trio, sender: str, way: str
+) -> None:
+    """Whoever listens in the path knows its number, and everybody that of the life."""
+    ps, member, _ = trio
+    link: Any = ps.parts.directory.link_to("m")
+    dialed_by, at = (
+        (member, ps) if link.connection.role is Role.ACCEPTOR else (ps, member)
+    )
+    issued = Token.parse(at.tokens.issue(valid_s=600.0, name="laptop"))
+    key, ticket = SECRET.encode(), b""
+    if sender == "guest":
+        key, ticket = issued.key, issued.ticket
+    said = claim("laptop", dialed_by.incarnation, expects=at.name)
+    async with dialed(at) as stream:
+        number = link.connection.token
+        hello = replace(said, lane=number)
+        if way == "resume":
+            hello = replace(said, resume=number, attempt=99)
+        answer = await introduced(stream, key, ticket, hello)
+        assert answer.verdict in {"no such connection", NO_SUCH}
+    assert not link.is_lost
+    assert not link.connection.is_broken
     assert await ps.peer("m").call(add, 1, 1) == 2
 
 
