@@ -15,6 +15,7 @@ from asyncrpc.runtime.calls.modes import Target
 
 # Functions one peer may name here: more than any program has, few enough to hold.
 NAMES_MAX: Final = 1 << 16
+NAME_LENGTH_MAX: Final = 512  # of one that gets a number; longer ones travel each time
 
 
 class NamedFunctions:
@@ -36,7 +37,8 @@ class NamedFunctions:
         """Keep the name that a request gives to a number, before anything can fail.
 
         Raises:
-            MalformedError: the name has the wrong type, or there are too many.
+            MalformedError: the name has the wrong type or is too long, or there are too
+                many.
         """
         if not _is_named(target):
             return  # something for an extension
@@ -47,6 +49,11 @@ class NamedFunctions:
             if len(self._names) >= NAMES_MAX:
                 raise MalformedError(
                     f"the peer has named more than {NAMES_MAX} functions"
+                )
+            if len(name) > NAME_LENGTH_MAX:
+                raise MalformedError(
+                    f"the peer has numbered a name of {len(name)} characters; the limit"
+                    f" is {NAME_LENGTH_MAX}"
                 )
             self._names[number] = name
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from asyncrpc.errors import MalformedError
-from asyncrpc.runtime.calls.function_names import NamedFunctions
+from asyncrpc.runtime.calls.function_names import NAME_LENGTH_MAX, NamedFunctions
 from asyncrpc.runtime.calls.modes import Target
 from asyncrpc.wire.messages import Meta, pack_head, unpack_head
 
@@ -51,7 +51,8 @@ class SentHeads:
             may_come_late: whether later requests may overtake it, or it may be given
                 up: then its function gets no number, since they would rely on it.
         """
-        if may_come_late or len(self._sent) >= NAMES_MAX:
+        is_kept = len(target) <= NAME_LENGTH_MAX and len(self._sent) < NAMES_MAX
+        if may_come_late or not is_kept:
             return pack_head([[0, target], meta])
         # Never one that was taken before: its request may have been written.
         number = self._given + 1

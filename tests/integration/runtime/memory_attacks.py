@@ -19,7 +19,14 @@ import msgpack
 
 from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX, request_bytes
 from asyncrpc.serde import kinds
-from asyncrpc.wire.frames import HEADER, HEADER_BYTES, Flags, FrameKind, prefix
+from asyncrpc.wire.frames import (
+    HEADER,
+    HEADER_BYTES,
+    Flags,
+    FrameKind,
+    data_prefix,
+    prefix,
+)
 from tests.forked import forked
 from tests.integration.runtime.raw_connections import Stream, hello, prove
 
@@ -327,6 +334,51 @@ async def many_names(peer: RawPeer) -> None:
             break
 
 
+async def long_names(peer: RawPeer) -> None:
+    for number in range(1, 5001):
+        head = [[number, f"{number:060000}"], None]
+        peer.send(FrameKind.REQUEST, head, flat(arguments(b"\xc0")), number)
+        if not number % 100 and not await peer.drain():
+            break
+
+
+async def cancels(peer: RawPeer) -> None:
+    for call_id in range(1, 20_001):
+        peer.call("wait", flat(arguments(b"\xc0")), call_id)
+        if not call_id % 1000 and not await peer.drain():
+            break
+    frames = [prefix(FrameKind.CANCEL, call_id) for call_id in range(1, 20_001)]
+    peer.writer.write(b"".join(frames))
+    await peer.drain()
+
+
+async def calls_and_gone(peer: RawPeer) -> None:
+    await many_calls(peer)
+    peer.writer.write(b"garbage" * 10)
+    await peer.until(FrameKind.CLOSE, 0)
+
+
+async def wrong_notices(peer: RawPeer) -> None:
+    for number in range(1, 20_001):
+        peer.send(FrameKind.NOTICE, ["rref", "release"], flat(b"\xc0"), number)
+    await peer.drain()
+
+
+async def long_bytes(peer: RawPeer) -> None:
+    """A value that is copied from its payload."""
+    nbytes = 256 * MIB
+    tree = arguments(extension(kinds.REFERENCE, b"\0"))
+    control = with_table(tree, [[kinds.ENTRY_BYTES, 0]])
+    if not await peer.wants(1, 2 * nbytes):
+        return
+    peer.call("size_of", control, 1, announced=nbytes)
+    chunk = bytes(512 << 10)
+    for at in range(0, nbytes, len(chunk)):
+        peer.writer.write(data_prefix(1, at, len(chunk)) + chunk)
+        await peer.writer.drain()
+    await peer.drain()
+
+
 def rows(tree: bytes, nbytes: int) -> Callable[[], bytes]:
     return lambda: array(nbytes // len(tree), tree * (nbytes // len(tree)))
 
@@ -361,6 +413,21 @@ ATTACKS: Final[dict[str, Attack]] = {
     "calls": many_calls,
     "messages": many_messages,
     "names": many_names,
+    "long names": long_names,
+    "cancels": cancels,
+    "calls, and gone": calls_and_gone,
+    "wrong notices": wrong_notices,
+    "bytes, 256 MiB": long_bytes,
+    "text, 60 MiB": content(
+        lambda: b"\xdb" + struct.pack(">I", 60 * MIB) + b"n" * (60 * MIB)
+    ),
+    "dates, 60 KiB, 20 calls": content(
+        rows(
+            extension(kinds.DATETIME, msgpack.packb(["2020-01-01T00:00:00", 0])),
+            60 << 10,
+        ),
+        20,
+    ),
 }
 
 

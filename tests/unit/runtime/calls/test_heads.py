@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.errors import DecodeError
+from asyncrpc.errors import DecodeError, MalformedError
 from asyncrpc.runtime.calls import heads
+from asyncrpc.runtime.calls.function_names import NAME_LENGTH_MAX
 from asyncrpc.runtime.calls.heads import ReceivedHeads, SentHeads
 from asyncrpc.runtime.calls.modes import Mode, Target
-from asyncrpc.wire.messages import unpack_head
+from asyncrpc.wire.messages import pack_head, unpack_head
 
 
 def find(name: str) -> Target:
@@ -83,6 +84,15 @@ def test_beyond_the_limit_names_are_sent_each_time(
     write(sent, "m:f")
     for _ in range(2):
         assert unpack_head(write(sent, "m:g"))[0] == [0, "m:g"]
+
+
+def test_long_names_are_sent_each_time_and_not_kept() -> None:
+    name = "m:" + "f" * NAME_LENGTH_MAX
+    sent, received = SentHeads(), ReceivedHeads(find)
+    for _ in range(2):
+        assert unpack_head(write(sent, name))[0] == [0, name]
+    with pytest.raises(MalformedError, match=f"of {len(name)} characters"):
+        received.read(pack_head([[1, name], None]))
 
 
 def test_a_function_that_is_not_here_keeps_its_number() -> None:
