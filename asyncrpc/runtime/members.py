@@ -8,7 +8,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import msgpack
 
-from asyncrpc.errors import RendezvousTimeoutError
+from asyncrpc.errors import MalformedError, ProtocolError, RendezvousTimeoutError
 from asyncrpc.ids import Incarnation
 from asyncrpc.wire.messages import Hello
 
@@ -49,9 +49,24 @@ class Member:
 
     @classmethod
     def decode(cls, packed: bytes) -> Member:
-        """Read what `encode` wrote."""
-        name, rank, incarnation, addresses, host_id = msgpack.unpackb(packed)
-        return cls(name, rank, Incarnation(incarnation), tuple(addresses), host_id)
+        """Read what `encode` wrote.
+
+        Raises:
+            MalformedError: `packed` is not the record of a worker.
+        """
+        try:
+            name, rank, incarnation, addresses, host_id = msgpack.unpackb(packed)
+            known = Hello(
+                *(name, incarnation, rank, 0),
+                addresses=tuple(addresses),
+                host_id=host_id,
+            )
+            return member_of(Hello.decode(known.encode()))  # which checks each field
+        except (TypeError, ValueError, ProtocolError) as error:
+            raise MalformedError(
+                f"the record of a worker at the meeting point cannot be read: {error}; "
+                "meet at a store that only this group can write to"
+            ) from error
 
 
 def member_of(hello: Hello) -> Member:
