@@ -112,7 +112,7 @@ class ByteStream:
 
     def on_less(self) -> None:
         """Less waits to be written: whoever waits for that looks in the next turn."""
-        self._loop.call_soon(lambda: self.on_taken())
+        self._loop.call_soon(lambda: self.on_taken())  # noqa: PLW0108  (who it is changes)
 
     # --- writing ---------------------------------------------------------------------
 
