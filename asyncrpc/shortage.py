@@ -7,10 +7,20 @@ of times that it was left out.
 from __future__ import annotations
 
 import errno
+import re
 import resource
 from typing import Final
 
 LOGGED_EVERY_S: Final = 1.0
+MORE_MEMORY: Final = (
+    "raise its limit, `ulimit -v` or that of its container, or send less at a time"
+)
+_NO_SPACE: Final = {
+    errno.ENOSPC: "no space is left",
+    errno.EDQUOT: "nothing is left of the user's quota",
+}
+_TORCH_HAS_NO_MEMORY: Final = ("can't allocate memory", "std::bad_alloc")
+_TORCH_NUMBER: Final = re.compile(r": [^:]+ \((\d+)\)$")  # of its shared memory
 # Of these, a listening socket stays readable although it cannot accept.
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -22,13 +32,13 @@ def descriptors_max() -> int:
 
 
 def shortage_of(error: BaseException | None) -> str:
-    """Return which descriptors have run out, and the cure; empty: it is another error.
+    """Return what has run out, and the cure; empty: it is another error.
 
     Args:
         error: or one of its causes, says what the kernel refused.
     """
     while error is not None:
-        number = error.errno if isinstance(error, OSError) else None
+        number = _number_of(error)
         if number == errno.EMFILE:
             return (
                 f"this process has no file descriptor left of {descriptors_max()}: "
@@ -39,8 +49,34 @@ def shortage_of(error: BaseException | None) -> str:
                 "this host has no file descriptor left: raise its limit, "
                 "`sysctl fs.file-max`"
             )
+        if number == errno.ENOMEM:
+            return f"this process has no memory left: {MORE_MEMORY}"
+        if number in _NO_SPACE:
+            where = getattr(error, "filename", None)
+            return (
+                f"{_NO_SPACE[number]} where {str(where)!r} is"
+                if where
+                else _NO_SPACE[number]
+            ) + ": free some, or choose another directory"
+        if number == errno.EFBIG:
+            return "a file would be too large: raise the limit of files, `ulimit -f`"
         error = error.__cause__
     return ""
+
+
+def _number_of(error: BaseException) -> int | None:
+    """Return the number of the kernel's error, also if torch tells it in words."""
+    if isinstance(error, OSError):
+        return error.errno
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM
+    if isinstance(error, RuntimeError):
+        text = str(error)
+        if any(words in text for words in _TORCH_HAS_NO_MEMORY):
+            return errno.ENOMEM
+        number = _TORCH_NUMBER.search(text)
+        return None if number is None else int(number[1])
+    return None
 
 
 class LogLimit:

@@ -29,6 +29,7 @@ from asyncrpc.errors import (
 )
 from asyncrpc.serde.dismantling import assemble, dismantle, slots_of
 from asyncrpc.serde.functions import FunctionTable
+from asyncrpc.shortage import shortage_of
 
 DEPTH_MAX: Final = 16  # links of a chain of causes; a reader looks at a few
 NODES_MAX: Final = 128  # exceptions in one tree, members of groups included
@@ -219,9 +220,11 @@ def text_of(error: BaseException) -> str:
 def words_of(error: BaseException) -> str:
     """Return the class and text of an error of a value's own code, or of the system."""
     kind, text = type(error), text_of(error)
-    if issubclass(kind, MemoryError) and not text:
-        text = "there is no memory left here"
-    return f"{kind.__name__}: {text}"
+    try:
+        cure = shortage_of(error)
+    except Exception:  # noqa: BLE001  (the user's own __str__)
+        cure = ""
+    return f"{kind.__name__}: {'; '.join(filter(None, (text, cure)))}"
 
 
 def _notes(error: BaseException) -> list[str]:

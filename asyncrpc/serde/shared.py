@@ -219,7 +219,8 @@ class MemoryFile:
             kind: Any = torch.UntypedStorage  # torch's own method is untyped
             part: torch.UntypedStorage = kind.from_file(name, True, nbytes)  # noqa: FBT003
         except RuntimeError as error:
-            raise OSError(f"shared memory cannot be mapped: {error}") from error
+            why = shortage_of(error) or error
+            raise OSError(f"shared memory cannot be mapped: {why}") from error
         if start:  # torch maps the file's beginning
             rights, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED
             address = part.data_ptr()

@@ -49,6 +49,7 @@ class SocketAcceptor:
         sockets: Sequence[socket.socket],
         take: Callable[[socket.socket], None],
         make_room: Callable[[], bool] = keep_all,
+        turn_away: Callable[[socket.socket], None] | None = None,
     ) -> None:
         """Begin to accept, on the running loop.
 
@@ -57,22 +58,27 @@ class SocketAcceptor:
             take: takes a connection, which it then owns.
             make_room: called when no descriptor is left; closes a connection, and
                 returns whether there was one to close.
+            turn_away: takes a connection for which there is only the spare descriptor,
+                until it closes it and calls `keep_spare`; by default, it is reset.
         """
         self.sockets = list(sockets)
         self._loop = asyncio.get_running_loop()
         self._take = take
         self._make_room = make_room
+        self._turn_away = turn_away or _reset
         self._log_limit = LogLimit()
         self._rest: asyncio.TimerHandle | None = None
-        self._spare: socket.socket | None = _unconnected()
+        self._spare: socket.socket | None = None
         self._start()
 
     def _start(self) -> None:
         self._rest = None
+        self.keep_spare()
         for sock in self.sockets:
             self._loop.add_reader(sock, self._accept, sock)
 
     def _accept(self, listening: socket.socket) -> None:
+        self.keep_spare()
         for _ in range(ACCEPTS_PER_TURN):
             try:
                 sock, _ = listening.accept()
@@ -98,7 +104,7 @@ class SocketAcceptor:
             self._pause()
 
     def _refuse(self, listening: socket.socket) -> bool:
-        """Accept and reset what waits, by the spare descriptor; return whether it did.
+        """Accept and turn away what waits, by the spare descriptor; return if it did.
 
         A peer then learns at once that it is not served here, and tries again.
         """
@@ -110,11 +116,16 @@ class SocketAcceptor:
             while refused < ACCEPTS_PER_TURN:
                 sock, _ = listening.accept()
                 refused += 1
-                with sock:
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        with contextlib.suppress(OSError):
-            self._spare = _unconnected()
+                sock.settimeout(0)
+                self._turn_away(sock)
+        self.keep_spare()
         return refused > 0
+
+    def keep_spare(self) -> None:
+        """Take a descriptor to turn connections away with, if one is left."""
+        if self._spare is None:
+            with contextlib.suppress(OSError):
+                self._spare = _unconnected()
 
     def _pause(self) -> None:
         """Look at the sockets again in a while: they stay readable."""
@@ -138,6 +149,11 @@ class SocketAcceptor:
         if self._spare is not None:
             self._spare.close()
             self._spare = None
+
+
+def _reset(sock: socket.socket) -> None:
+    with sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
 def _unconnected() -> socket.socket:

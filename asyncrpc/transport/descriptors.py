@@ -17,6 +17,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 from pathlib import Path
@@ -73,7 +74,8 @@ class DescriptorInbox:
         self._loop = loop
         self._listening: list[tuple[SocketAcceptor, Path, int]] = []
         self._connections: dict[socket.socket, asyncio.TimerHandle] = {}
-        self._unclaimed: dict[bytes, tuple[int, asyncio.TimerHandle]] = {}
+        # None: it could not be received.
+        self._unclaimed: dict[bytes, tuple[int | None, asyncio.TimerHandle]] = {}
         self._awaited: dict[bytes, asyncio.Future[int]] = {}
 
     async def listen(self, path: str) -> None:
@@ -94,14 +96,16 @@ class DescriptorInbox:
             raise TransportError(
                 f"cannot listen at {beside}: {shortage_of(error) or error}"
             ) from error
-        self._listening.append((SocketAcceptor([sock], self._take), beside, inode))
+        self._listening.append(
+            (SocketAcceptor([sock], self._take, turn_away=self._take), beside, inode)
+        )
 
     async def claim(self, token: bytes) -> int:
         """Return the descriptor that a peer has named; from now on it is the caller's.
 
         Raises:
             TimeoutError: it did not arrive within `CLAIM_TIMEOUT_S`.
-            TransportError: too many descriptors are awaited.
+            TransportError: too many descriptors are awaited, or none is left here.
 
         Cancellation:
             The descriptor is closed if it arrives.
@@ -109,6 +113,8 @@ class DescriptorInbox:
         kept = self._unclaimed.pop(token, None)
         if kept is not None:
             kept[1].cancel()
+            if kept[0] is None:
+                raise _none_left()
             return kept[0]
         if token in self._awaited or len(self._awaited) >= UNCLAIMED_MAX:
             raise TransportError("too many descriptors are awaited")
@@ -118,7 +124,7 @@ class DescriptorInbox:
             async with asyncio.timeout(CLAIM_TIMEOUT_S):
                 return await future
         except BaseException:
-            if future.done() and not future.cancelled():
+            if future.done() and not future.cancelled() and not future.exception():
                 os.close(future.result())  # it arrived in the very turn that gave it up
             raise
         finally:
@@ -154,19 +160,24 @@ class DescriptorInbox:
         except OSError:
             token, descriptors, flags = b"", [], 0
         self._end(sock)
-        is_sound = len(token) == TOKEN_BYTES and len(descriptors) == 1
-        if is_sound and not flags & socket.MSG_CTRUNC:
+        is_named, is_cut = len(token) == TOKEN_BYTES, flags & socket.MSG_CTRUNC
+        if is_named and len(descriptors) == 1 and not is_cut:
             self._keep(token, descriptors[0])
+        elif is_named and not descriptors and is_cut:  # there is no room for it
+            self._keep(token, None)
         else:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _keep(self, token: bytes, descriptor: int) -> None:
+    def _keep(self, token: bytes, descriptor: int | None) -> None:
         awaited = self._awaited.get(token)
         if awaited is not None and not awaited.done():
-            awaited.set_result(descriptor)
+            if descriptor is None:
+                awaited.set_exception(_none_left())
+            else:
+                awaited.set_result(descriptor)
         elif token in self._unclaimed or len(self._unclaimed) >= UNCLAIMED_MAX:
-            os.close(descriptor)
+            _close(descriptor)
         else:
             timer = self._loop.call_later(CLAIM_TIMEOUT_S, self._give_up, token)
             self._unclaimed[token] = (descriptor, timer)
@@ -174,7 +185,7 @@ class DescriptorInbox:
     def _give_up(self, token: bytes) -> None:
         descriptor, timer = self._unclaimed.pop(token)
         timer.cancel()
-        os.close(descriptor)
+        _close(descriptor)
 
     def _end(self, sock: socket.socket) -> None:
         timer = self._connections.pop(sock, None)
@@ -183,6 +194,18 @@ class DescriptorInbox:
             with contextlib.suppress(OSError, ValueError):
                 self._loop.remove_reader(sock)
             sock.close()
+            for acceptor, _, _ in self._listening:
+                acceptor.keep_spare()  # before another part of the worker has it
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _none_left() -> TransportError:
+    why = shortage_of(OSError(errno.EMFILE, ""))
+    return TransportError(f"a descriptor could not be received: {why}")
 
 
 def _receive(sock: socket.socket) -> tuple[bytes, list[int], int]:

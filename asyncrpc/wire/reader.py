@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
 
 from asyncrpc.errors import FrameTooLargeError, MalformedError, VersionMismatchError
+from asyncrpc.shortage import MORE_MEMORY
 from asyncrpc.wire.chunks import Arrival, Arrivals, ChunkLanding
 from asyncrpc.wire.frames import (
     CHUNK_BYTES,
@@ -82,7 +83,7 @@ Allocate = Callable[[int, int, Sequence[int]], list[memoryview]]
 
 def _no_memory(nbytes: int) -> FrameTooLargeError:
     return FrameTooLargeError(
-        f"this worker has no memory for a message of {nbytes} bytes"
+        f"this worker has no memory for a message of {nbytes} bytes: {MORE_MEMORY}"
     )
 
 

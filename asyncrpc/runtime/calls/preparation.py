@@ -36,6 +36,7 @@ from asyncrpc.serde import (
     is_staged,
     unreadable,
 )
+from asyncrpc.serde.exceptions import words_of
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import unpack_head
 
@@ -238,7 +239,7 @@ class MessagePreparation:
         def done(result: Any, error: BaseException | None) -> None:
             self._unpacking_bytes -= parcel.unpacked_bytes
             if error is not None:  # no memory, say
-                result = unreadable(f"{type(error).__name__}: {error}"), []
+                result = unreadable(words_of(error)), []
             if self._status.is_lost:
                 self._waiting.clear()
             elif self._waiting and self._begin_unpacking():

@@ -9,6 +9,7 @@ A tensor that lies in a slab already (`Worker.empty`) is not copied.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -27,6 +28,8 @@ from asyncrpc.wire.placed import BufferRow, placed_prefix
 PLACED_BYTES_MIN: Final = INLINE_BYTES_MAX + 1
 # In a message with longer buffers, shorter ones go with the message or share a block.
 OWN_BLOCK_BYTES_MIN: Final = 16 << 10
+REST_S: Final = 1.0
+REST_S_MAX: Final = 60.0
 ALIGNMENT: Final = 64  # of buffers that share a block
 
 # Such a copy takes 45 us in the cache, and 150 us outside it.
@@ -164,7 +167,9 @@ class SlabMover:
         attached: the slabs that the peer has mapped, in the order of their use.
         unattached: a slab that the peer must map next; -1: any slab.
         is_busy: whether a slab is being passed to the peer.
-        is_refused: whether the peer refused a slab; then it is not asked again.
+        is_refused: whether the peer shares no memory.
+        rest_s: pause after a slab that the peer could not get; longer each time.
+        rests_until_s: when it is asked again.
     """
 
     def __init__(
@@ -194,6 +199,8 @@ class SlabMover:
         self.unattached = -1
         self.is_busy = False
         self.is_refused = not path
+        self.rest_s = REST_S
+        self.rests_until_s = -math.inf
         self._copies = copies
         self._extend = extend
         self._on_end = on_end

@@ -42,6 +42,7 @@ from asyncrpc.errors import (
     MalformedError,
     Outcome,
     RejectedError,
+    TransportError,
 )
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.deferred import PendingBuffers
@@ -477,7 +478,7 @@ class Regions:
     async def _attach(self, asked: AttachRegion | AttachPart) -> None:
         key, nbytes = asked.key, asked.size_bytes
         start = asked.start if isinstance(asked, AttachPart) else 0
-        descriptor = await self._memory.inbox.claim(asked.token)
+        descriptor = await self._claim(asked.token)
         try:
             if os.fstat(descriptor).st_size < start + nbytes:
                 raise MalformedError(
@@ -488,12 +489,18 @@ class Regions:
                 mark(storage, key)
                 self._keep(key, storage)
         except (OSError, RuntimeError) as error:
-            raise MalformedError(f"shared memory cannot be mapped: {error}") from error
+            raise _refused(str(error)) from error
         finally:
             os.close(descriptor)
 
+    async def _claim(self, token: bytes) -> int:
+        try:
+            return await self._memory.inbox.claim(token)
+        except TransportError as error:
+            raise _refused(str(error)) from error
+
     async def _open(self, asked: OpenRegion) -> None:
-        descriptor = await self._memory.inbox.claim(asked.token)
+        descriptor = await self._claim(asked.token)
         try:
             storage = await self._host.devices.open(
                 asked.device, asked.handle, asked.size_bytes

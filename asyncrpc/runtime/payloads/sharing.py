@@ -44,6 +44,8 @@ from asyncrpc.runtime.payloads.messages import (
 )
 from asyncrpc.runtime.payloads.mover import (
     PLACED_BYTES_MIN,
+    REST_S,
+    REST_S_MAX,
     MoverConnection,
     MoverLink,
     SlabMover,
@@ -55,6 +57,7 @@ from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import takes
 from asyncrpc.shm.machine.pool import Block
 from asyncrpc.shm.slab import Slab, is_supported
+from asyncrpc.shortage import shortage_of
 from asyncrpc.transport.abc import PeerCredentials
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.descriptors import (
@@ -225,6 +228,8 @@ class Sharing:
         """Get a peer more room, in the background, as far as the limit allows."""
         if mover.is_busy or self._host.is_draining or self._is_closed:
             return
+        if self._host.loop.time() < mover.rests_until_s:
+            return
         slab, mover.unattached = mover.unattached, -1
         if slab < 0 or slab not in self.slabs:
             found = self.pool.find_room(needed_bytes, without=mover.attached)
@@ -243,13 +248,17 @@ class Sharing:
                 slab = await self._grow(size_bytes)
             if slab in self.slabs:  # else it was given back before this task began
                 await self._pass(mover, slab)
+            mover.rest_s = REST_S
         except (AsyncRpcError, OSError, TimeoutError) as error:
-            mover.is_refused = True
-            logger.debug(
-                "worker %r: no shared memory with %r: %s",
+            mover.rests_until_s = self._host.loop.time() + mover.rest_s
+            mover.rest_s = min(2 * mover.rest_s, REST_S_MAX)
+            logger.log(
+                logging.WARNING if shortage_of(error) else logging.DEBUG,
+                "worker %r: no more shared memory with %r for now, so payloads go by "
+                "the socket: %s",
                 self._host.name,
                 mover.link.peer.name,
-                error,
+                shortage_of(error) or error,
             )
         finally:
             mover.is_busy = False

@@ -11,10 +11,11 @@ import socket
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from asyncrpc import Options, Worker, current_worker
+from asyncrpc import Options, Worker, current_worker, on_loop
 from tests.integration.runtime import remote
 
 _strangers: list[socket.socket] = []
+_limits = contextlib.ExitStack()
 
 
 @contextlib.contextmanager
@@ -70,6 +71,17 @@ async def ask_as_member(number: int) -> int:
     """Call 'a' by the worker that runs this function."""
     peer = current_worker().peer("a")
     return await peer.call(remote.add, number)
+
+
+@on_loop
+def limit(count: int) -> None:
+    """Let this process open so many more descriptors until `lift`."""
+    _limits.enter_context(descriptors_left(count))
+
+
+@on_loop
+def lift() -> None:
+    _limits.close()
 
 
 def _is_open(number: int) -> bool:

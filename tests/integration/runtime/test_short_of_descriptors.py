@@ -29,6 +29,7 @@ from asyncrpc import (
     Options,
     Worker,
 )
+from asyncrpc.errors import EncodeError
 from asyncrpc.testing import ProcessCluster
 from asyncrpc.transport.accepting import SocketAcceptor
 from tests.certificates import Authority
@@ -182,6 +183,25 @@ async def test_large_tensors_go_by_socket_while_no_memory_can_be_shared() -> Non
             async with asyncio.timeout(LIMIT_S):
                 assert torch.equal(await echo(remote.echo, tensor), tensor)
         assert torch.equal(await echo(remote.echo, tensor), tensor)
+
+
+async def test_a_callee_without_descriptors_says_so_and_shares_memory_later() -> None:
+    """It cannot take what is passed to it; nobody waits for that."""
+    async with three("uds") as worker:
+        b, large = worker.peer("b"), torch.arange(1 << 18)
+        shared = asyncrpc.share(large.clone())
+        await b.call(short.limit, 0)
+        async with asyncio.timeout(LIMIT_S):
+            for _ in range(2):
+                with pytest.raises(EncodeError) as caught:
+                    await b.call(remote.echo, shared)
+                says_the_cure(caught.value, errno.EMFILE)
+                assert torch.equal(await b.call(remote.echo, large), large)
+        await b.call(short.lift)
+        async with asyncio.timeout(LIMIT_S):
+            assert torch.equal(await b.call(remote.echo, shared), large)
+            while not worker.parts.memory.own_bytes:
+                assert torch.equal(await b.call(remote.echo, large), large)
 
 
 class Exhausted(socket.socket):
