@@ -9,13 +9,19 @@ and two objects more for Python's collector of cycles.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from asyncrpc.clock import Deadline
 
 T = TypeVar("T")
 
+# A timer that is so late tells that this process stood still, stopped perhaps: answers
+# may have come meanwhile, and what has come is read first, for a while.
+_LATE_S: Final = 0.05
+_READING_S: Final = 0.05
 QUEUES_MAX: Final = 32  # timeouts at once; each call with another one has a timer
 _SLACK_S: Final = 0.001  # the resolution of event loops
 
@@ -38,7 +44,8 @@ class Deadlines(Generic[T]):
         Args:
             loop: has the clock, and the timers.
             expire: ends a call at its deadline, or up to a millisecond before or
-                after; the call is not watched any more then.
+                after, and later if this process stood still; the call is not watched
+                any more then.
         """
         self._loop = loop
         self._expire = expire
@@ -52,11 +59,11 @@ class Deadlines(Generic[T]):
         queue = self._queues.get(timeout)
         if queue is None:
             if len(self._queues) >= QUEUES_MAX:
-                return _DeadlineTimer(self._loop.call_at(at_s, self._expire, call))
+                return _DeadlineTimer(self._loop, at_s, partial(self._expire, call))
             queue = self._queues[timeout] = _DeadlineQueue()
             self._arm(queue, timeout, at_s)
         elif at_s < queue.last_s - _SLACK_S:  # it may have come with less time left
-            return _DeadlineTimer(self._loop.call_at(at_s, self._expire, call))
+            return _DeadlineTimer(self._loop, at_s, partial(self._expire, call))
         queue.last_s = max(queue.last_s, at_s)
         queue.ends[call] = at_s
         return queue
@@ -68,11 +75,16 @@ class Deadlines(Generic[T]):
             queue.timer.cancel()
 
     def _arm(self, queue: _DeadlineQueue[T], timeout: int, at_s: float) -> None:
+        queue.due_s = at_s
         queue.timer = self._loop.call_at(at_s, self._on_timer, queue, timeout)
 
     def _on_timer(self, queue: _DeadlineQueue[T], timeout: int) -> None:
         """End the calls whose deadlines have passed, and wait for the next one."""
         ends, now_s = queue.ends, self._loop.time() + _SLACK_S
+        if now_s - queue.due_s > _LATE_S:
+            self._arm(queue, timeout, now_s + _READING_S)
+            queue.due_s = math.inf  # once: other lateness is not waited out
+            return
         due: list[T] = []
         for call, at_s in ends.items():
             if at_s > now_s:
@@ -97,8 +109,9 @@ class Deadlines(Generic[T]):
 class _DeadlineQueue(Generic[T]):
     """Calls with one timeout, in the order of their deadlines."""
 
-    __slots__ = ("ends", "last_s", "timer")
+    __slots__ = ("due_s", "ends", "last_s", "timer")
 
+    due_s: float
     timer: asyncio.TimerHandle
 
     def __init__(self) -> None:
@@ -113,10 +126,23 @@ class _DeadlineQueue(Generic[T]):
 class _DeadlineTimer:
     """The timer of one call."""
 
-    __slots__ = ("_timer",)
+    __slots__ = ("_at_s", "_expire", "_loop", "_timer")
 
-    def __init__(self, timer: asyncio.TimerHandle) -> None:
-        self._timer = timer
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        at_s: float,
+        expire: Callable[[], None],
+    ) -> None:
+        self._loop, self._at_s, self._expire = loop, at_s, expire
+        self._timer = loop.call_at(at_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        now_s = self._loop.time()
+        if now_s - self._at_s > _LATE_S:
+            self._timer = self._loop.call_at(now_s + _READING_S, self._expire)
+        else:
+            self._expire()
 
     def stop(self, _call: Any) -> None:
         """Stop watching the call."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from asyncrpc.errors import FrameTooLargeError, MalformedError
+from asyncrpc.shortage import MORE_MEMORY
 from asyncrpc.wire import chunks as chunks_module
 from asyncrpc.wire import reader as reader_module
 from asyncrpc.wire.chunks import ChunkScheduler, LaneReader
@@ -45,7 +46,9 @@ def frugal(sink: Recorder) -> FrameReader:
 
 def told(nbytes: int, kind: int = REQUEST) -> Message:
     """Return what stands for a message of call 1 whose head is `head`."""
-    problem = f"this worker has no memory for a message of {nbytes} bytes"
+    problem = (
+        f"this worker has no memory for a message of {nbytes} bytes: {MORE_MEMORY}"
+    )
     return Message(kind, 0, 1, 7, b"head", problem.encode())
 
 

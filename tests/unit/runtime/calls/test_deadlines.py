@@ -184,3 +184,18 @@ def test_every_call_ends_once_and_in_time(
     assert calls.ended_s.keys() == calls.wanted_s.keys() - answered
     for call, at_s in calls.ended_s.items():
         assert at_s >= calls.wanted_s[call] - SLACK_S
+
+
+@pytest.mark.parametrize("queues", [1, QUEUES_MAX + 1], ids=["queue", "timer"])
+def test_an_answer_that_came_while_the_process_stood_still_counts(queues: int) -> None:
+    calls = Calls()
+    numbers = [calls.begin(1.0 + number) for number in range(queues)]
+    first = numbers[-1]
+    second = calls.begin(float(queues))
+    calls.loop.now_s = 1000.0  # stopped; every timer is late now
+    calls.loop.advance(1000.0)
+    assert not calls.ended_s
+    calls.answer(first)  # which has been there
+    calls.loop.advance(1001.0)
+    assert set(calls.ended_s) == {*numbers, second} - {first}
+    assert not calls.loop.running
