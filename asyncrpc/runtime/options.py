@@ -238,6 +238,10 @@ class LimitOptions:
         inbound_bytes_max: bytes of the payloads of requests that arrive or are served,
             over all peers; payloads of up to 8 KiB are not counted.  Further callers
             wait.
+        peer_bytes_max: bytes that one peer makes this worker hold besides the payloads
+            above: its unfinished calls with their arguments, answers that it has not
+            taken, references and autograd contexts; all peers together may have 16
+            times as much.  Further calls are rejected.
         outbound_bytes_max: bytes of answers, and of items of streams, that peers have
             not taken, over all peers; one peer may have a sixteenth.  Further calls
             with large answers, and further items, wait.
@@ -259,6 +263,7 @@ class LimitOptions:
     on_loop_bytes_max: int = 16 << 10
     inbound_calls_max: int = 100_000
     inbound_bytes_max: int = 4 << 30
+    peer_bytes_max: int = 160 << 20
     outbound_bytes_max: int = 1 << 30
     handshakes_max: int = 256
     stream_items_max: int = 16

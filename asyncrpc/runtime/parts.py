@@ -131,6 +131,7 @@ class Parts:
             self.lifecycle,
             options.limits.inbound_calls_max,
             lambda: self.recorder.now_s(),  # noqa: PLW0108  (a simulation has another)
+            peer_bytes_max=options.limits.peer_bytes_max,
         )
         self.services = Services()
         self.extensions: list[Callable[[Parts], None]] = []

@@ -47,6 +47,8 @@ READ_BYTES_MAX: Final = 256 << 10
 _SCRATCH_BYTES: Final = 64 << 10
 _DATA: Final = int(FrameKind.DATA)
 _LANES: Final = int(Flags.LANES)
+_REQUEST: Final = int(FrameKind.REQUEST)
+_BUFFER_BYTES: Final = 256  # that each buffer takes, however short it is
 
 
 # --- sending -------------------------------------------------------------------------
@@ -164,6 +166,16 @@ class ChunkScheduler:
 # --- receiving -----------------------------------------------------------------------
 
 
+def waiting_bytes(message: Frame, count: int) -> int:
+    """Return what a message with so many buffers takes while it waits for its payload.
+
+    Of a request it is 0: it has credit for all that it takes.
+    """
+    if message.kind == _REQUEST:
+        return 0
+    return len(message.control) + _BUFFER_BYTES * count
+
+
 class Arrival:
     """A message whose payload is arriving.
 
@@ -178,6 +190,7 @@ class Arrival:
         dropped_at: bytes that the peer sent before it gave up; -1 if it has not.
         bytes_copied: bytes that were copied out of a scratch buffer.
         is_wanted: whether the message will be delivered.
+        waiting_bytes: what the message takes without its payload.
     """
 
     __slots__ = (
@@ -192,6 +205,7 @@ class Arrival:
         "missing",
         "serial",
         "total",
+        "waiting_bytes",
     )
 
     def __init__(
@@ -206,6 +220,7 @@ class Arrival:
         self.dropped_at = -1
         self.bytes_copied = 0
         self.is_wanted = True
+        self.waiting_bytes = waiting_bytes(message, len(buffers))
         chunks = -(-self.total // CHUNK_BYTES)
         self._begun_chunks = bytearray(-(-chunks // 8))
 
@@ -263,6 +278,7 @@ class Arrivals:
         opened: number of messages that have announced a payload.
         here: number of payloads on their way whose chunks may come over lane 0.
         announced_bytes: of all payloads on their way.
+        waiting_bytes: what the messages take that wait for them.
     """
 
     __slots__ = (
@@ -274,6 +290,7 @@ class Arrivals:
         "on_complete",
         "on_opened",
         "opened",
+        "waiting_bytes",
     )
 
     def __init__(self, deliver: Callable[[Arrival], None]) -> None:
@@ -283,7 +300,7 @@ class Arrivals:
         self.is_ready: Callable[[memoryview], bool] | None = None
         self.opened = 0
         self.here = 0
-        self.announced_bytes = 0
+        self.announced_bytes = self.waiting_bytes = 0
         self._arrivals: dict[int, Arrival] = {}
 
     def __len__(self) -> int:
@@ -304,6 +321,7 @@ class Arrivals:
         arrival = Arrival(self.opened, message, buffers or [], total)
         self._arrivals[self.opened] = arrival
         self.announced_bytes += total
+        self.waiting_bytes += arrival.waiting_bytes
         if not message.flags & _LANES:
             self.here += 1
         if buffers is None:
@@ -399,6 +417,7 @@ class Arrivals:
     def _close(self, arrival: Arrival) -> None:
         del self._arrivals[arrival.serial]
         self.announced_bytes -= arrival.total
+        self.waiting_bytes -= arrival.waiting_bytes
         if not arrival.message.flags & _LANES:
             self.here -= 1
 

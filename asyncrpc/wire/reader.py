@@ -19,7 +19,7 @@ from typing import Final, Protocol, cast
 
 from asyncrpc.errors import FrameTooLargeError, MalformedError, VersionMismatchError
 from asyncrpc.shortage import MORE_MEMORY
-from asyncrpc.wire.chunks import Arrival, Arrivals, ChunkLanding
+from asyncrpc.wire.chunks import Arrival, Arrivals, ChunkLanding, waiting_bytes
 from asyncrpc.wire.frames import (
     CHUNK_BYTES,
     HEADER,
@@ -47,6 +47,10 @@ _NEVER: Final = 1 << 62  # more bytes than can come
 # error is described takes 0.5 ms.
 _MANY_BYTES: Final = 1 << 10
 ALIGNMENT: Final = 64  # inline buffers start at multiples of it, as tensors like
+
+# Of a message to a service; messages that wait for payloads take so much, or are one.
+UNASKED_CONTROL_BYTES_MAX: Final = 16 << 20
+WAITING_BYTES_MAX: Final = 32 << 20
 
 # Plain numbers for the values that are checked in every header: an enum's member costs
 # 0.1 us to find, and a test of a flag 0.7 us.
@@ -89,6 +93,8 @@ def _no_memory(nbytes: int) -> FrameTooLargeError:
 
 # Given the call, the control part, its length, and the lengths of the buffers.
 OnRequest = Callable[[int, bytes, int, Sequence[int]], None]
+# Given kind, call, head and the bytes of the payload.
+OnUnasked = Callable[[int, int, bytes, int], bool]
 
 
 class MessageSink(Protocol):
@@ -128,8 +134,9 @@ class FrameReader:
         places: finds buffers in shared memory; None if no memory is shared.
         on_request: called for each request whose payload begins to arrive, or that does
             not fit into memory; an error that it raises ends the connection.
-        on_unasked: called for each message to a service whose payload begins to arrive,
-            with its kind, its head and the bytes; an error ends the connection.
+        on_unasked: called for each other message whose payload begins to arrive, with
+            its kind, call and head, and the bytes; returns whether the payload is
+            wanted, and is discarded otherwise.  An error ends the connection.
         unreadable: returns, for a reason, the control part of an unreadable message.
             The sink gets such a message in place of one that does not fit into memory,
             whose bytes are discarded.  None: a message that does not fit ends the
@@ -159,7 +166,7 @@ class FrameReader:
         self.arrivals = Arrivals(self._deliver_arrived)
         self.places: Places | None = None
         self.on_request: OnRequest | None = None
-        self.on_unasked: Callable[[int, bytes, int], None] | None = None
+        self.on_unasked: OnUnasked | None = None
         self.unreadable: Callable[[str], bytes] | None = None
         self.is_exact = False
         self.begin_turn: Callable[[], Callable[[], bool]] | None = None
@@ -380,7 +387,7 @@ class FrameReader:
             lengths = (payload_bytes,) if payload_bytes else ()
             self.on_request(call_id, b"", control_bytes, lengths)
         if flags & _DEFERRED:
-            self._check_transfers(payload_bytes)
+            self._check_transfers(message, 0, payload_bytes)
             self.arrivals.open(message, None, payload_bytes)
         if rest:
             self._chunk.skip(rest)
@@ -406,9 +413,10 @@ class FrameReader:
         raise MalformedError(f"{kind} is not a kind of frame")
 
     def _check_control(self, kind: int, control_bytes: int) -> None:
-        limit = self._text_bytes_max
-        if kind in _MAY_DEFER:
-            limit = self._limits.control_bytes_max
+        limit = self._limits.control_bytes_max
+        if kind not in _MAY_DEFER or kind in _UNASKED:
+            unasked = UNASKED_CONTROL_BYTES_MAX if kind in _UNASKED else _TEXT_BYTES_MAX
+            limit = min(limit, unasked)
         if control_bytes > limit:
             raise FrameTooLargeError(
                 f"a control part of {control_bytes} bytes arrived; the limit is {limit}"
@@ -534,9 +542,14 @@ class FrameReader:
         if message.kind == _REQUEST and self.on_request is not None:
             control = message.control
             self.on_request(message.call_id, control, len(control), lengths)
-        elif message.kind in _UNASKED and self.on_unasked is not None:
-            self.on_unasked(message.kind, message.head, nbytes)
-        self._check_transfers(nbytes)
+        elif self.on_unasked is not None and not self.on_unasked(
+            message.kind, message.call_id, message.head, nbytes
+        ):
+            self._check_transfers(message, 0, nbytes)
+            self.arrivals.open(message, None, nbytes)
+            self.sink.on_message(*message, [])
+            return
+        self._check_transfers(message, len(lengths), nbytes)
         try:
             buffers = self._allocate(message.kind, message.call_id, lengths)
         except MemoryError:
@@ -545,7 +558,7 @@ class FrameReader:
             return
         self.arrivals.open(message, buffers, nbytes)
 
-    def _check_transfers(self, nbytes: int) -> None:
+    def _check_transfers(self, message: Frame, count: int, nbytes: int) -> None:
         announced_bytes = self.arrivals.announced_bytes + nbytes
         if announced_bytes > self._limits.payload_bytes_max:
             raise FrameTooLargeError(
@@ -555,6 +568,12 @@ class FrameReader:
         if len(self.arrivals) >= self._limits.transfers_max:
             raise FrameTooLargeError(
                 f"the peer began more than {self._limits.transfers_max} transfers"
+            )
+        waiting = self.arrivals.waiting_bytes
+        if waiting and waiting + waiting_bytes(message, count) > WAITING_BYTES_MAX:
+            raise FrameTooLargeError(
+                f"messages that wait for their payloads take {waiting} bytes; the limit"
+                f" of one connection is {WAITING_BYTES_MAX}"
             )
 
     def _place_chunk_bytes(self) -> None:

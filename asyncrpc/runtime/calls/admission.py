@@ -1,20 +1,64 @@
-"""The limit of calls that a worker serves at the same time."""
+"""What a worker takes on at the same time: calls, and the memory that they take.
+
+`CallAdmission` counts the calls of all peers.  `PeerMemory` is the account of one peer:
+whatever it makes the worker hold without credit is in one sum, so that a peer that
+reaches for several limits at once takes no more than one that reaches for one.
+
+    what                                    counted as
+    a call, or message that is answered     `CALL_BYTES`, while it is served
+    its arguments and its head              the most that they may take; once the
+                                            account is half full, what they do take
+    answers that the peer does not take     as they are kept
+
+Large requests have credit (`credit`), which the user's options limit.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sized
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Protocol
 
 from asyncrpc.errors import Outcome, OverloadedError, RejectedError
 from asyncrpc.runtime.calls.machine.served_rate import ServedRate
 from asyncrpc.runtime.lifecycle import Lifecycle
+from asyncrpc.serde.bounds import CONTAINER, values_in
 
 # Of a limit of so many calls or more, one peer has a part: a call takes 3 KB at least.
 SHARED_MIN: Final = 1000
 PEER_PART: Final = 2
-# Messages to services that one peer waits for; many wait for values, or for others.
-PEER_MESSAGES_MAX: Final = 50_000
+
+# Bytes, as measured.  A value is one as `serde.bounds` counts them.
+CALL_BYTES: Final = 3584
+VALUE_BYTES: Final = 64
+# What a byte of a short message takes at most: an empty list; and of a text alone.
+BYTE_BYTES_MAX: Final = 88
+TEXT_BYTE_BYTES: Final = 4
+
+# Requests of up to so many bytes go without credit: the path of a small call knows
+# nothing of it.
+FREE_BYTES_MAX: Final = 8 << 10
+# A longer head of a request is weighed, however few calls run; the values in one are
+# counted, some 0.5 us each, if it is no longer than this.
+HEAD_BYTES_MAX: Final = 1 << 10
+COUNTED_HEAD_BYTES_MAX: Final = 256
+COUNTED: Final = -2  # as a weight: it is known once the message has been decoded
+
+PEERS: Final = 16  # that may have their whole part at a time
+# Up to so many calls at a time short ones are not weighed: they take 30 MiB at most.
+UNWEIGHED_CALLS_MAX: Final = 32
+WATCHED_BYTES_MIN: Final = 1 << 20
+RETRY_AFTER_S: Final = 1.0
+
+
+class CountsHeld(Protocol):
+    """Counts what all peers of a worker hold.
+
+    Attributes:
+        held_bytes: besides their calls.
+    """
+
+    held_bytes: int
 
 
 class CallAdmission:
@@ -24,10 +68,16 @@ class CallAdmission:
         active: how many there are now.
         refused: how many were refused, ever.
         ended: how many have ended, ever; also refused ones, which are answered.
+        held_bytes: what all peers together hold besides their calls.
     """
 
     def __init__(
-        self, lifecycle: Lifecycle, calls_max: int, now_s: Callable[[], float]
+        self,
+        lifecycle: Lifecycle,
+        calls_max: int,
+        now_s: Callable[[], float],
+        *,
+        peer_bytes_max: int,
     ) -> None:
         """Admit calls up to a limit, until the worker shuts down.
 
@@ -35,18 +85,25 @@ class CallAdmission:
             lifecycle: of the worker.
             calls_max: how many calls may be served at the same time.
             now_s: reads the clock; called when a call is refused.
+            peer_bytes_max: of the account of each peer.
         """
         self.active = self.refused = self.ended = 0
+        self.held_bytes = 0
         self._rate = ServedRate()
         self._now_s = now_s
         self._lifecycle = lifecycle
         self._calls_max = calls_max
+        self._peer_bytes_max = peer_bytes_max
         # Of a limit that is not small, one peer must not take all.
         self._peer_calls_max = (
             calls_max if calls_max < SHARED_MIN else calls_max // PEER_PART
         )
         self._idle = asyncio.Event()
         self._few = 0  # `wait_idle` is woken at so many calls, or fewer
+
+    def open(self, calls: Sized) -> PeerMemory:
+        """Open the account of a peer, whose served calls are `calls`."""
+        return PeerMemory(self, calls, self._peer_bytes_max)
 
     def admit(self, of_peer: Sized) -> None:
         """Accept a call, or refuse it.
@@ -70,18 +127,6 @@ class CallAdmission:
             if len(of_peer) >= self._peer_calls_max:
                 share = "one peer's share of LimitOptions.inbound_calls_max"
                 self._refuse(f"{len(of_peer)} calls of this peer, {share}")
-
-    def admit_message(self, of_peer: Sized) -> None:
-        """Accept a message to a service that is to be answered, or refuse it.
-
-        Args:
-            of_peer: what its peer waits for.
-
-        Raises:
-            OverloadedError: too many of this peer have not been answered.
-        """
-        if len(of_peer) >= PEER_MESSAGES_MAX:
-            self._refuse(f"{len(of_peer)} messages of this peer, the limit of one")
 
     def _refuse(self, what: str) -> NoReturn:
         served = self.ended - self.refused
@@ -112,3 +157,124 @@ class CallAdmission:
         while self.active > but:
             self._idle.clear()
             await self._idle.wait()  # shutdown and drain have a limit
+
+
+class PeerMemory:
+    """What one peer makes a worker hold without credit, in one sum.
+
+    Attributes:
+        held_bytes: besides its calls and the answers that it has not taken.
+        kept_bytes: answers that it has not taken, as of the last look at them.
+        limit_bytes: of the sum.
+        is_watched: whether its next call is weighed, however short that is.
+    """
+
+    __slots__ = (
+        "_admission",
+        "_calls",
+        "_is_pressed",
+        "held_bytes",
+        "is_watched",
+        "kept_bytes",
+        "limit_bytes",
+    )
+
+    def __init__(self, admission: CountsHeld, calls: Sized, limit_bytes: int) -> None:
+        """Begin with nothing.
+
+        Args:
+            admission: counts what all peers hold.
+            calls: of the peer that are served.
+            limit_bytes: of the sum.
+        """
+        self._admission = admission
+        self._calls = calls
+        self.limit_bytes = limit_bytes
+        self._is_pressed = False
+        self.held_bytes = self.kept_bytes = 0
+        self.is_watched = False
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the sum."""
+        return self.held_bytes + self.kept_bytes + CALL_BYTES * len(self._calls)
+
+    @property
+    def is_half_full(self) -> bool:
+        """Return whether what comes is weighed exactly."""
+        return self.used_bytes > self.limit_bytes // 2
+
+    def check(self, nbytes: int = 0) -> None:
+        """Refuse what takes so many more bytes, unless there is room.
+
+        Raises:
+            OverloadedError: there is none.
+        """
+        used_bytes = self.used_bytes
+        if used_bytes + nbytes > self.limit_bytes:
+            raise OverloadedError(
+                f"this peer's {len(self._calls)} calls, their arguments, its references"
+                f" and the {self.kept_bytes} bytes of answers that it has not taken"
+                f" hold {used_bytes} bytes of this worker, and {nbytes} more are"
+                f" needed; the limit is {self.limit_bytes}"
+                " (LimitOptions.peer_bytes_max); send less at a time, and large data"
+                " as tensors, arrays or bytes",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        if self._admission.held_bytes + nbytes > PEERS * self.limit_bytes:
+            raise OverloadedError(
+                f"the peers of this worker hold {self._admission.held_bytes} bytes of"
+                f" it; the limit is {PEERS} times LimitOptions.peer_bytes_max",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    def weigh(self, size_bytes: int, head: bytes, buffers: list[memoryview]) -> int:
+        """Return the most that a message may hold without credit.
+
+        Args:
+            size_bytes: of its control part.
+            head: that is kept with it.
+            buffers: its payload.
+
+        Returns:
+            The bytes; `COUNTED` if they are to be counted as it is decoded.
+
+        Raises:
+            OverloadedError: the peer holds too much already.
+        """
+        self.check()
+        if size_bytes > FREE_BYTES_MAX or self.is_half_full:
+            return COUNTED
+        return BYTE_BYTES_MAX * (size_bytes + len(head)) + _free_bytes(buffers)
+
+    def counted(
+        self, values: int, size_bytes: int, head: bytes, buffers: list[memoryview]
+    ) -> int:
+        """Return what a message holds without credit that has so many values."""
+        nbytes = min(VALUE_BYTES * values, BYTE_BYTES_MAX * size_bytes)
+        nbytes += _free_bytes(buffers)
+        if len(head) > COUNTED_HEAD_BYTES_MAX:
+            nbytes += BYTE_BYTES_MAX * len(head)
+        elif head:
+            nbytes += VALUE_BYTES * values_in(memoryview(head), len(head) * CONTAINER)
+        if size_bytes <= FREE_BYTES_MAX:
+            nbytes += TEXT_BYTE_BYTES * size_bytes
+        return nbytes
+
+    def take(self, nbytes: int) -> None:
+        """Count so many more bytes; a negative number gives bytes back."""
+        self.held_bytes += nbytes
+        self._admission.held_bytes += nbytes
+        self.is_watched = self._is_pressed or self.held_bytes > WATCHED_BYTES_MIN
+
+    def on_kept(self, kept_bytes: int, *, is_pressed: bool) -> None:
+        """Note how much the peer has not taken of its answers."""
+        self.kept_bytes = kept_bytes
+        self._is_pressed = is_pressed
+        self.take(0)
+
+
+def _free_bytes(buffers: list[memoryview]) -> int:
+    """Return the bytes of a payload that needs no credit."""
+    nbytes = sum(buffer.nbytes for buffer in buffers) if buffers else 0
+    return nbytes if nbytes <= FREE_BYTES_MAX else 0

@@ -25,17 +25,18 @@ from asyncrpc.runtime.calls.message_codec import (
     answer_meta,
     unreadable,
 )
-from asyncrpc.runtime.calls.streams import StreamReceiver
+from asyncrpc.runtime.calls.streams import StreamReceiver, item_bytes
 from asyncrpc.runtime.extensions import NOTE, References
 from asyncrpc.runtime.schema import kind_of
 from asyncrpc.serde import Codec, FunctionTable, rebuild_exception
 from asyncrpc.trace import OK, outcome_of
-from asyncrpc.wire.frames import Frame
+from asyncrpc.wire.frames import Frame, FrameKind
 from asyncrpc.wire.messages import Meta, unpack_head
 
 logger = logging.getLogger("asyncrpc")
 
 _TOKENS: Final = kind_of(list[int])
+_ARRIVING_MAX: Final = 1 << 12
 
 
 class AnswerHost(Protocol):
@@ -109,6 +110,29 @@ class AnswerReceiver:
         self._decode = messages.decode
         self._take_over = messages.take_over
         self._get, self._end = pending.get, pending.end
+        self._arriving: set[int] = set()  # calls whose answers arrive
+
+    def is_wanted(self, kind: int, call_id: int, nbytes: int) -> bool:
+        """Return whether the payload of an answer is wanted that begins to arrive.
+
+        Raises:
+            MalformedError: the call was never made, has another answer that arrives, or
+                is a stream whose producer runs too far ahead.
+        """
+        self._pending.check(call_id)
+        call = self._get(call_id)
+        if call is None:
+            return False
+        if kind == FrameKind.STREAM_ITEM:
+            if isinstance(call, StreamReceiver):
+                call.on_item_begun(nbytes)
+            return isinstance(call, StreamReceiver)
+        if call_id in self._arriving:
+            raise MalformedError(f"call {call_id} is answered twice")
+        if len(self._arriving) > _ARRIVING_MAX:  # some have been given up
+            self._arriving &= self._pending.calls.keys()
+        self._arriving.add(call_id)
+        return True
 
     def on_response(
         self,
@@ -226,6 +250,8 @@ class AnswerReceiver:
             raise MalformedError(
                 f"an item of a stream must have a new number, not {serial}"
             )
+        nbytes = item_bytes(control, buffers)
+        stream.check_ahead()
         try:
             value, loans = self._decode(control, buffers, meta)
         except BaseException as raised:  # noqa: BLE001  (a value's own code may run)
@@ -234,7 +260,7 @@ class AnswerReceiver:
             return
         if NOTE in meta:
             stream.note = meta[NOTE]
-        stream.on_item(serial, value)
+        stream.on_item(serial, value, nbytes)
         self._end_if_whole(stream)
         self._take_over(loans)
 

@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from asyncrpc.errors import OverloadedError
+from asyncrpc.errors import AsyncRpcError, MalformedError
+from asyncrpc.runtime.calls.admission import PeerMemory
 
 LARGE_BYTES: Final = 64 << 10  # of an answer; the calls that make such ones may wait
 PEERS: Final = 16  # that may have their whole part of the limit at a time
-RETRY_AFTER_S: Final = 1.0
+LOOK_EVERY: Final = 64  # requests: they are answered with 64 KiB each at most
 NAMES_MAX: Final = 1024  # functions that are known to answer with much
 
 
@@ -25,14 +26,26 @@ def nobody_waits() -> None:
     """Do nothing: what the peer takes makes no difference."""
 
 
+def ignore(_: int) -> None:
+    """Do nothing: the peer is no peer yet."""
+
+
 class TellsOfRoom(Protocol):
     """What a connection writes.
 
     Attributes:
         on_taken: called when the peer has taken something.
+        on_kept: called now and then with what is kept for it, while that is much.
+        room: set while the transport has room.
     """
 
     on_taken: Callable[[], None]
+    on_kept: Callable[[int], None]
+    room: asyncio.Event
+
+    @property
+    def queued_bytes(self) -> int:
+        """Return how many bytes wait in the transport."""
 
 
 class KeepsAnswers(Protocol):
@@ -47,6 +60,9 @@ class KeepsAnswers(Protocol):
 
     async def writable(self) -> None:
         """Wait until the transport has room."""
+
+    def give_up(self, error: AsyncRpcError) -> None:
+        """End the connection because of what the peer did."""
 
 
 class OutboundBudget:
@@ -77,28 +93,32 @@ class Backlog:
 
     Attributes:
         is_pressed: whether it has to take some of them before it gets more.
+        is_full: whether the transport had no room for more at the last look.
     """
 
     __slots__ = (
+        "_asked",
         "_budget",
         "_kept_bytes",
         "_large",
         "_link",
-        "_request_bytes",
+        "_memory",
         "_waiting",
-        "_waiting_bytes",
+        "is_full",
         "is_pressed",
     )
 
-    def __init__(self, link: KeepsAnswers, budget: OutboundBudget) -> None:
-        self.is_pressed = False
+    def __init__(
+        self, link: KeepsAnswers, budget: OutboundBudget, memory: PeerMemory
+    ) -> None:
+        self.is_pressed = self.is_full = False
         self._link = link
+        link.stream.on_kept = self.on_kept
         self._budget = budget
-        self._kept_bytes = 0
+        self._memory = memory
+        self._kept_bytes = self._asked = 0
         self._large: dict[str, None] = {}
-        self._waiting: deque[tuple[Callable[[], None], int]] = deque()
-        self._waiting_bytes = 0
-        self._request_bytes = 0
+        self._waiting: deque[Callable[[], None]] = deque()
 
     def on_large(self, name: str) -> None:
         """A large answer of a function has been sent."""
@@ -109,11 +129,39 @@ class Backlog:
 
     def look(self) -> None:
         """See how much the peer has not taken; begin what may begin."""
-        self._kept_bytes = self._link.count_kept()
-        self.is_pressed = self._budget.is_exceeded(self, self._kept_bytes)
-        self._link.stream.on_taken = self.look if self.is_pressed else nobody_waits
+        kept_bytes = self._link.count_kept()
+        self.is_pressed = self._budget.is_exceeded(self, kept_bytes)
+        self._kept_bytes = kept_bytes
+        part = self._budget.limit_bytes // PEERS
+        self.is_full = not self._link.stream.room.is_set()
+        waits = self.is_pressed or self.is_full
+        self._memory.on_kept(min(kept_bytes, part), is_pressed=waits)
+        self._link.stream.on_taken = self.look if waits else nobody_waits
         if not self.is_pressed:
             self._begin_next()
+
+    def on_kept(self, nbytes: int) -> None:
+        """Look, since much is kept of what was written, if only of small answers.
+
+        A peer that asks on and on, and takes nothing, is given up.
+        """
+        self.look()
+        nbytes = max(nbytes, self._link.stream.queued_bytes)
+        memory, part = self._memory, self._budget.limit_bytes // PEERS
+        held_bytes = memory.used_bytes - memory.kept_bytes
+        # All calls wait by now, or are refused: these are refusals.
+        if held_bytes + nbytes > memory.limit_bytes + part + part // 2:
+            error = MalformedError(
+                f"the peer asks on, and has not taken {nbytes} bytes of what it was"
+                " answered (LimitOptions.outbound_bytes_max)"
+            )
+            self._link.give_up(error)
+
+    def on_asked(self) -> None:
+        """Look now and then, since the peer asks while the transport has no room."""
+        self._asked += 1
+        if not self._asked % LOOK_EVERY:
+            self.on_kept(0)
 
     def must_wait(self, name: str) -> bool:
         """Return whether a call of a function must not begin now."""
@@ -122,27 +170,9 @@ class Backlog:
         part = self._budget.limit_bytes // PEERS
         return name in self._large or self._kept_bytes > 2 * part
 
-    def admit(self, request_bytes: int) -> None:
-        """Take a request of a pressed peer, which may have to wait.
-
-        Raises:
-            OverloadedError: those that wait need too much memory.
-        """
-        part = self._budget.limit_bytes // PEERS
-        if self._waiting_bytes + request_bytes > part:
-            raise OverloadedError(
-                f"the caller has not taken {self._kept_bytes} bytes of earlier answers "
-                "(LimitOptions.outbound_bytes_max), and too many of its requests wait "
-                "for that; let it take them first",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        self._request_bytes = request_bytes
-
     def hold(self, begin: Callable[[], None]) -> None:
-        """Begin a request, the last one that was admitted, later."""
-        nbytes, self._request_bytes = self._request_bytes, 0
-        self._waiting.append((begin, nbytes))
-        self._waiting_bytes += nbytes
+        """Begin a request later; what it holds is in the account of the peer."""
+        self._waiting.append(begin)
         if not self.is_pressed:  # a thread found it to be, a moment ago
             asyncio.get_running_loop().call_soon(self._go_on)
 
@@ -157,13 +187,14 @@ class Backlog:
             if not self.is_pressed:
                 return
             turn = asyncio.Event()
-            self._waiting.append((turn.set, 0))
+            self._waiting.append(turn.set)
             await turn.wait()  # ends with the connection, too
 
     def close(self) -> None:
         """The connection has ended: whatever waits ends by itself."""
         self._budget.forget(self)
-        self.is_pressed = False
+        self._memory.on_kept(0, is_pressed=False)
+        self.is_pressed = self.is_full = False
         self._link.stream.on_taken = nobody_waits
         while self._waiting:
             self._begin_next()
@@ -171,9 +202,7 @@ class Backlog:
     def _begin_next(self) -> None:
         """Begin what has waited the longest; what it answers decides about the next."""
         if self._waiting:
-            begin, nbytes = self._waiting.popleft()
-            self._waiting_bytes -= nbytes
-            begin()
+            self._waiting.popleft()()
             if self._waiting:
                 asyncio.get_running_loop().call_soon(self._go_on)
 

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from asyncrpc.errors import OverloadedError
+from asyncrpc.runtime.calls.admission import FREE_BYTES_MAX, PeerMemory
 from asyncrpc.runtime.calls.context import current_call_var
 from asyncrpc.runtime.calls.machine.credit import (
     STALLED_AFTER_S,
@@ -36,25 +36,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("asyncrpc")
 
-# Requests of up to so many bytes go without credit: the path of a small call knows
-# nothing of it, and 100,000 of them are less than 1 GB.
-FREE_BYTES_MAX: Final = 8 << 10
-
 # What a byte of a long control part counts for: decoded, it takes up to 88 bytes.
 CONTROL_WEIGHT: Final = 16
+# What a buffer counts for, of a message with many: it takes so much, however short.
+BUFFER_BYTES: Final = 256
+UNCOUNTED_BUFFERS_MAX: Final = 32
 
 # Of the limit, what the pool of received memory may keep while calls fill the limit:
 # blocks change hands, and a dropped one takes 1 to 8 ms to make anew.
 IDLE_PART: Final = 16
-
-# Values in the arguments of the calls of one peer, but of one call alone.  Counted are
-# those of requests with a long control part, or with one that may have that many
-# containers; and once that many calls of it run, those of all but the shortest.
-PEER_VALUES_MAX: Final = 1 << 21
-UNCOUNTED_CALLS_MAX: Final = 256
-UNCOUNTED_BYTES_MAX: Final = 128
-UNCOUNTED_WEIGHT_MAX: Final = 128
-RETRY_AFTER_S: Final = 1.0
 
 _CREDIT: Final = int(FrameKind.CREDIT)
 
@@ -184,7 +174,9 @@ class InboundCredit:
 
 
 def request_bytes(control: bytes, control_bytes: int, lengths: Sequence[int]) -> int:
-    """Return the bytes that a request counts for, at both ends.
+    """Return the bytes that a request, or an item of a stream, counts for.
+
+    Both ends count so.
 
     Args:
         control: its control part; empty if that did not fit into memory.
@@ -194,19 +186,21 @@ def request_bytes(control: bytes, control_bytes: int, lengths: Sequence[int]) ->
     nbytes = memory_of(control, lengths) if lengths else 0
     if control_bytes > FREE_BYTES_MAX:
         nbytes += CONTROL_WEIGHT * control_bytes
+    if len(lengths) > UNCOUNTED_BUFFERS_MAX:
+        nbytes += BUFFER_BYTES * len(lengths)
     return nbytes
 
 
 class Claim:
     """The share of one served call in its worker's budget."""
 
-    __slots__ = ("_credit", "_holds", "nbytes", "values")
+    __slots__ = ("_credit", "_holds", "held_bytes", "nbytes")
 
     def __init__(self, credit: LinkCredit, nbytes: int) -> None:
         self._credit = credit
         self._holds = 1  # the call is served
         self.nbytes = nbytes
-        self.values = 0
+        self.held_bytes = 0
 
     def hold(self) -> None:
         """Count one more user of what was received; `let_go` must follow."""
@@ -216,7 +210,8 @@ class Claim:
         """Let go once; the last holder gives the credit back."""
         self._holds -= 1
         if not self._holds:
-            self._credit.values -= self.values
+            if self.held_bytes:
+                self._credit.memory.take(-self.held_bytes)
             if self.nbytes:
                 self._credit.release(self.nbytes)
 
@@ -239,8 +234,8 @@ class LinkCredit:
         name: of the peer.
         account: what the peer has of this worker's budget.
         arriving: bytes of its requests that arrive, by call; always the same object.
+        memory: what the peer holds without credit.
         waiting: our requests that wait for the peer's credit.
-        values: in the arguments of its calls that are served, as far as they count.
     """
 
     __slots__ = (
@@ -250,8 +245,8 @@ class LinkCredit:
         "_status",
         "account",
         "arriving",
+        "memory",
         "name",
-        "values",
         "waiting",
     )
 
@@ -259,6 +254,7 @@ class LinkCredit:
         self,
         name: str,
         inbound: InboundCredit,
+        memory: PeerMemory,
         *,
         loop: asyncio.AbstractEventLoop,
         connection: MessageSender,
@@ -269,6 +265,7 @@ class LinkCredit:
         Args:
             name: of the peer.
             inbound: what the worker takes in, over all peers.
+            memory: what the peer holds without credit.
             loop: of the worker.
             connection: to the peer.
             status: of the link; once it is lost, nothing is given.
@@ -280,7 +277,7 @@ class LinkCredit:
         self._status = status
         self.account: Account[CreditedPeer] = inbound.budget.open(self)
         self.arriving = self.account.arriving
-        self.values = 0
+        self.memory = memory
         self.waiting: WaitingRequests[Callable[[], None]] = WaitingRequests()
         # Not now: where the peer has dialed, our HELLO goes first.
         loop.call_soon(self._welcome)
@@ -383,23 +380,17 @@ class LinkCredit:
         nbytes = self._inbound.budget.take(self.account, call_id)
         return Claim(self, nbytes) if nbytes else None
 
-    def hold_values(self, claim: HeldCredit | None, values: int) -> HeldCredit:
-        """Count the values in the arguments of a call; return what it holds.
+    def hold(self, claim: HeldCredit | None, nbytes: int) -> HeldCredit:
+        """Count what a call holds without credit; return all that it holds.
 
         Raises:
-            OverloadedError: the peer's calls would hold too many.
+            OverloadedError: the peer would hold too much.
         """
-        if self.values and self.values + values > PEER_VALUES_MAX:
-            raise OverloadedError(
-                f"the arguments of this peer's calls hold {self.values} values; the"
-                f" limit is {PEER_VALUES_MAX}; send large data as tensors, arrays or"
-                " bytes",
-                retry_after_s=RETRY_AFTER_S,
-            )
+        self.memory.check(nbytes)
         if claim is None:
             claim = Claim(self, 0)
-        claim.values = values
-        self.values += values
+        claim.held_bytes += nbytes
+        self.memory.take(nbytes)
         return claim
 
     def on_cancel(self, call_id: int, unsent_bytes: int) -> None:

@@ -8,6 +8,7 @@ with that request; the function is looked up with each request until it is found
 from __future__ import annotations
 
 from collections.abc import Callable
+from sys import getsizeof
 from typing import Any, Final
 
 from asyncrpc.errors import MalformedError
@@ -16,6 +17,9 @@ from asyncrpc.runtime.calls.modes import Target
 # Functions one peer may name here: more than any program has, few enough to hold.
 NAMES_MAX: Final = 1 << 16
 NAME_LENGTH_MAX: Final = 512  # of one that gets a number; longer ones travel each time
+# What they may take, each with an entry in two tables.
+NAMES_BYTES_MAX: Final = 24 << 20
+NAME_BYTES: Final = 200
 
 
 class NamedFunctions:
@@ -25,12 +29,13 @@ class NamedFunctions:
         targets: those that have been found, by their numbers.
     """
 
-    __slots__ = ("_find", "_names", "targets")
+    __slots__ = ("_find", "_names", "_names_bytes", "targets")
 
     def __init__(self, find: Callable[[str], Target]) -> None:
         """Begin with none; `find` returns the target of a name, or raises."""
         self._find = find
         self._names: dict[int, str] = {}
+        self._names_bytes = 0
         self.targets: dict[int, Target] = {}
 
     def learn(self, target: list[Any]) -> None:
@@ -54,6 +59,12 @@ class NamedFunctions:
                 raise MalformedError(
                     f"the peer has numbered a name of {len(name)} characters; the limit"
                     f" is {NAME_LENGTH_MAX}"
+                )
+            self._names_bytes += getsizeof(name) + NAME_BYTES
+            if self._names_bytes > NAMES_BYTES_MAX:
+                raise MalformedError(
+                    f"the names that the peer has given to functions take more than"
+                    f" {NAMES_BYTES_MAX} bytes"
                 )
             self._names[number] = name
 

@@ -103,5 +103,6 @@ class ReceivedHeads:
         found = self.functions.targets.get(number) if type(number) is int else None
         if found is None:
             return record[0], _NO_META
-        self.known[head] = found, _NO_META  # at most one for each function named
+        if len(self.known) < NAMES_MAX:  # a number can be written in several ways
+            self.known[head] = found, _NO_META
         return found, _NO_META

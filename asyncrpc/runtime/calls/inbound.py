@@ -117,20 +117,20 @@ class AnswersCalls(Protocol):
         """Send no answer: the caller has gone; a stream has sent `items` items."""
 
     def send_item(self, inbound: InboundCall, serial: int, value: Any) -> int:
-        """Send one item of a stream; return the bytes of its buffers."""
+        """Send one item of a stream; return the bytes that it counts for."""
 
     def end_stream(self, inbound: InboundCall, items: int) -> None:
         """Tell the consumer that the generator has returned."""
 
 
 class HeldCredit(Protocol):
-    """The share of a call in its worker's budget for large requests.
+    """What a call holds: of the budget for large requests, and of its peer's account.
 
     Attributes:
-        values: in its arguments, as far as they count.
+        held_bytes: of the account.
     """
 
-    values: int
+    held_bytes: int
 
     def hold(self) -> None:
         """Count one more user of what was received; `let_go` must follow."""
@@ -265,9 +265,8 @@ class InboundCall:
             return
         mode = target.mode
         if mode is _COROUTINE or mode is _ONE_STEP:
-            coroutine = self._await(target.function, args, kwargs, mode is _ONE_STEP)
-            if self.claim is not None:
-                coroutine = _holding(self.claim, coroutine)
+            run = self._await if self.claim is None else self._await_holding
+            coroutine = run(target.function, args, kwargs, mode is _ONE_STEP)
             self.host.start_eagerly(coroutine, context, self)
         elif mode is _ON_LOOP or (target.is_listed and self._is_cheap(args, kwargs)):
             self._run_here(context, target.function, args, kwargs)
@@ -374,6 +373,16 @@ class InboundCall:
         else:
             self.responder.answer(self, result)
         self.task = None  # its context refers to this call
+
+    async def _await_holding(self, *function: Any) -> None:
+        """Run a function, and hold what the call holds until it ends."""
+        claim = self.claim
+        assert claim is not None  # or it is not needed
+        claim.hold()
+        try:
+            await self._await(*function)
+        finally:
+            claim.let_go()
 
     def on_cancelled(self, error: asyncio.CancelledError, *, items: int = 0) -> None:
         """Answer for a task cancelled by its caller, its deadline or itself.
@@ -503,15 +512,6 @@ class _Job:
             return self
         function = self.target.function
         return self.call._in_thread(self.context, function, self.args, self.kwargs)  # noqa: SLF001
-
-
-async def _holding(claim: HeldCredit, coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run a function, and hold its claim until it ends."""
-    claim.hold()
-    try:
-        await coroutine
-    finally:
-        claim.let_go()
 
 
 async def _identity(future: Any) -> Any:

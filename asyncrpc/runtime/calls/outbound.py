@@ -17,8 +17,9 @@ from asyncrpc.errors import (
     WorkerLostError,
 )
 from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.calls.admission import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.common_arguments import CommonArguments
-from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX, request_bytes
+from asyncrpc.runtime.calls.credit import UNCOUNTED_BUFFERS_MAX, request_bytes
 from asyncrpc.runtime.calls.current_task import task_here
 from asyncrpc.runtime.calls.deadlines import Deadlines
 from asyncrpc.runtime.calls.deferred import PendingBuffers
@@ -253,6 +254,7 @@ class OutboundCalls:
             nbytes > FREE_BYTES_MAX
             or len(encoded.control) > FREE_BYTES_MAX
             or (nbytes and is_packed(encoded.control))
+            or len(encoded.buffers) > UNCOUNTED_BUFFERS_MAX
         ) and not self._spend(call, encoded):
             self._await_credit(call, target, encoded, deadline, meta)
             return

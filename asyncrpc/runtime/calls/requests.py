@@ -25,15 +25,16 @@ from asyncrpc.errors import (
 )
 from asyncrpc.ids import RRefId
 from asyncrpc.runtime.calls import streams
-from asyncrpc.runtime.calls.credit import (
+from asyncrpc.runtime.calls.admission import (
+    COUNTED,
     FREE_BYTES_MAX,
-    UNCOUNTED_BYTES_MAX,
-    UNCOUNTED_CALLS_MAX,
-    UNCOUNTED_WEIGHT_MAX,
+    HEAD_BYTES_MAX,
+    UNWEIGHED_CALLS_MAX,
 )
+from asyncrpc.runtime.calls.credit import LinkCredit
 from asyncrpc.runtime.calls.function_names import name_of_value
 from asyncrpc.runtime.calls.heads import ReceivedHeads
-from asyncrpc.runtime.calls.inbound import CallHost, HeldCredit, InboundCall
+from asyncrpc.runtime.calls.inbound import CallHost, InboundCall
 from asyncrpc.runtime.calls.machine.calls import ServedCalls
 from asyncrpc.runtime.calls.message_codec import (
     CODEC,
@@ -63,7 +64,7 @@ from asyncrpc.runtime.messages import Sender, not_by
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import Router
 from asyncrpc.runtime.schema import RecordSchema, kind_of
-from asyncrpc.serde import FunctionTable, text_of, weight_at_most
+from asyncrpc.serde import FunctionTable, text_of
 from asyncrpc.wire.frames import Flags, Frame, FrameKind
 from asyncrpc.wire.messages import Meta
 from asyncrpc.wire.outgoing import OutgoingState
@@ -85,13 +86,6 @@ class AdmitsCalls(Protocol):
 
         Raises:
             RejectedError: too many calls, or the worker is shutting down.
-        """
-
-    def admit_message(self, of_peer: Sized) -> None:
-        """Accept a message to a service that is to be answered.
-
-        Raises:
-            RejectedError: too many of this peer have not been answered.
         """
 
 
@@ -135,29 +129,6 @@ class ReceivesRequests(Protocol):
         """Do not deliver a message whose payload is arriving; return its control."""
 
 
-class RequestCredit(Protocol):
-    """The share of the peer in this worker's budget for large requests."""
-
-    @property
-    def arriving(self) -> dict[int, int]:
-        """Bytes of requests that arrive, by call; always the same object."""
-
-    def claim(
-        self, call_id: int, control: bytes, buffers: list[memoryview]
-    ) -> HeldCredit | None:
-        """Return what a call that is now served holds; None if it is small."""
-
-    def hold_values(self, claim: HeldCredit | None, values: int) -> HeldCredit:
-        """Count the values in the arguments of a call; return what it holds.
-
-        Raises:
-            OverloadedError: the peer's calls would hold too many.
-        """
-
-    def on_cancel(self, call_id: int, unsent_bytes: int) -> None:
-        """Take back the credit of a request that the peer gives up."""
-
-
 class RequestDispatcher:
     """Takes what the peer asks of this worker."""
 
@@ -168,7 +139,7 @@ class RequestDispatcher:
         *,
         connection: ReceivesRequests,
         served: ServedCalls[InboundCall],
-        credit: RequestCredit,
+        credit: LinkCredit,
         messages: MessageCodec,
         heads: ReceivedHeads,
         preparation: MessagePreparation,
@@ -204,7 +175,8 @@ class RequestDispatcher:
         self._read_head = heads.read
         self._arriving = credit.arriving
         self._admit = host.admission.admit
-        self._admit_message = host.admission.admit_message
+        self._memory = credit.memory
+        self._running = served.running
         self._decode = messages.decode
         self._begin = responder.begin
         self._router = router = host.router
@@ -234,19 +206,19 @@ class RequestDispatcher:
                 self._host, self._responder, call_id, now_s, deadline, meta
             )
             self._admit(self._served)
-            if self._backlog.is_pressed:
-                self._backlog.admit(len(control))
+            size_bytes, weight = len(control), -1
+            if (
+                size_bytes > FREE_BYTES_MAX
+                or self._memory.is_watched
+                or len(self._running) > UNWEIGHED_CALLS_MAX
+                or (meta and len(head) > HEAD_BYTES_MAX)
+            ):
+                weight = self._weigh(size_bytes, head if meta else b"", buffers)
             if meta:
                 self._check_meta(inbound, meta)
             unread = b""
-            size_bytes = len(control)
-            counts = size_bytes > UNCOUNTED_BYTES_MAX and (
-                size_bytes > FREE_BYTES_MAX
-                or len(self._served) > UNCOUNTED_CALLS_MAX
-                or weight_at_most(control) > UNCOUNTED_WEIGHT_MAX
-            )
             (args, kwargs), inbound.loans = self._arguments(
-                control, buffers, meta, counts=counts
+                control, buffers, meta, counts=weight == COUNTED
             )
         except BaseException as error:  # noqa: BLE001  (a value's own code may run)
             self._messages.give_back(unread, buffers)
@@ -263,11 +235,11 @@ class RequestDispatcher:
             or (buffers and (len(buffers) > 1 or buffers[0].nbytes > FREE_BYTES_MAX))
         ):
             inbound.claim = self._credit.claim(call_id, control, buffers)
-        buffers.clear()  # a tensor dies with the function's last reference to it
         try:
-            if counts:
-                values = self._messages.values
-                inbound.claim = self._credit.hold_values(inbound.claim, values)
+            if weight != -1:
+                kept = head if meta else b""
+                self._hold(inbound, weight, size_bytes, kept, buffers)
+            buffers.clear()  # a tensor dies with the function's last reference to it
             if type(target) is Target:
                 self._run(inbound, target, args, kwargs, flags)
             else:
@@ -279,6 +251,34 @@ class RequestDispatcher:
             self._responder.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
         except BaseException as error:  # noqa: BLE001  (the function's; the caller's)
             self._responder.answer_error(inbound, error)
+
+    def _weigh(self, size_bytes: int, head: bytes, buffers: list[memoryview]) -> int:
+        """Return what a message may hold without credit; see `PeerMemory.weigh`.
+
+        Raises:
+            OverloadedError: the peer holds too much.
+        """
+        if self._backlog.is_full:
+            self._backlog.on_asked()
+        return self._memory.weigh(size_bytes, head, buffers)
+
+    def _hold(
+        self,
+        inbound: InboundCall,
+        weight: int,
+        size_bytes: int,
+        head: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        """Count what a message holds that has been decoded.
+
+        Raises:
+            OverloadedError: the peer would hold too much.
+        """
+        if weight == COUNTED:
+            values = self._messages.values
+            weight = self._memory.counted(values, size_bytes, head, buffers)
+        inbound.claim = self._credit.hold(inbound.claim, weight)
 
     def _check_meta(self, inbound: InboundCall, meta: Meta) -> None:
         """Check the metadata of a request, before its function may run.
@@ -537,19 +537,28 @@ class RequestDispatcher:
         inbound = InboundCall(
             self._host, self._responder, call_id, now_s, deadline, NO_META
         )
+        size_bytes, weight, unread = len(control), -1, control
         try:
-            self._admit_message(self._served)
-        except RejectedError as error:
-            self._messages.give_back(control, buffers)
+            if (
+                size_bytes > FREE_BYTES_MAX
+                or self._memory.is_watched
+                or len(self._running) > UNWEIGHED_CALLS_MAX
+            ):
+                weight = self._weigh(size_bytes, b"", buffers)
+            unread, counts = b"", weight == COUNTED
+            value, inbound.loans = self._decode(
+                control, buffers, NO_META, counts=counts
+            )
+            if weight != -1:
+                self._hold(inbound, weight, size_bytes, b"", buffers)
+        except BaseException as error:  # noqa: BLE001  (a value's own code may run)
+            self._messages.give_back(unread, buffers)
             self._begin(inbound)
-            self._responder.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
+            self._responder.answer_error(
+                inbound, unreadable(error), outcome=Outcome.NOT_EXECUTED
+            )
             return
         self._begin(inbound)
-        try:
-            value, inbound.loans = self._decode(control, buffers, NO_META)
-        except BaseException as error:  # noqa: BLE001  (a value's own code may run)
-            self._responder.answer_error(inbound, unreadable(error))
-            return
         target = Target(route.name, route.handle, Mode.COROUTINE)
         if self._backlog.is_pressed and self._backlog.must_wait(target.name):
             self._responder.run_later(inbound, target, [self._link, value], {})

@@ -32,6 +32,7 @@ from asyncrpc.runtime.calls.message_codec import (
 )
 from asyncrpc.runtime.calls.modes import Target
 from asyncrpc.runtime.calls.preparation import PACK_HERE_BYTES_MAX
+from asyncrpc.runtime.calls.streams import item_bytes
 from asyncrpc.runtime.extensions import NOTE, Pins, References
 from asyncrpc.runtime.ports import MessageSender, PeerLink, Pool
 from asyncrpc.runtime.threads import ThreadPool
@@ -331,7 +332,7 @@ class Responder:
             inbound.rref_id = None
 
     def send_item(self, inbound: InboundCall, serial: int, value: Any) -> int:
-        """Send one item of a stream; return the bytes of its buffers.
+        """Send one item of a stream; return the bytes that it counts for.
 
         Raises:
             EncodeError: the item cannot travel.
@@ -351,8 +352,8 @@ class Responder:
             buffers=encoded.buffers,
             on_sent=None if pins is None else pins.on_sent,
         )
-        nbytes: int = sum(buffer.nbytes for buffer in encoded.buffers)
-        if nbytes + len(encoded.control) > LARGE_BYTES:
+        nbytes = item_bytes(encoded.control, encoded.buffers)
+        if nbytes > LARGE_BYTES:
             self.backlog.look()
         return nbytes
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from asyncrpc.clock import Deadline
-from asyncrpc.errors import CallError, DeadlineExceededError, Outcome
+from asyncrpc.errors import CallError, DeadlineExceededError, MalformedError, Outcome
+from asyncrpc.runtime.calls.credit import request_bytes
 from asyncrpc.runtime.calls.futures import CallLink
 from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.machine.streams import (
@@ -24,12 +25,18 @@ from asyncrpc.runtime.calls.machine.streams import (
 )
 from asyncrpc.runtime.calls.modes import Mode, Target
 from asyncrpc.runtime.devices.maps import DeviceMap
+from asyncrpc.runtime.options import LimitOptions
 from asyncrpc.torch_modes import surrounded
 
 L_co = TypeVar("L_co", covariant=True)
 
 _END: Final = object()
 _NOT_YET: Final = object()
+# A producer runs ahead by its own options.  Beyond so many times those of the consumer,
+# or the defaults if they are more, it has broken the protocol.
+AHEAD: Final = 4
+ITEMS_AHEAD_MIN: Final = 16 * AHEAD
+BYTES_AHEAD_MIN: Final = (32 << 20) * AHEAD
 
 
 class StreamLink(CallLink, Protocol):
@@ -80,6 +87,12 @@ class StreamProducer:
         await self._room.wait()  # a consumer that is lost, or leaves, cancels this
 
 
+def item_bytes(control: bytes, buffers: Sequence[memoryview]) -> int:
+    """Return the bytes that an item counts for, at both ends."""
+    lengths = [buffer.nbytes for buffer in buffers]
+    return request_bytes(control, len(control), lengths)
+
+
 class StreamReceiver:
     """The consumer's end of one stream.
 
@@ -106,7 +119,7 @@ class StreamReceiver:
         function: str,
         to: str,
         *,
-        items_max: int,
+        limits: LimitOptions,
         began_s: float,
         task: str = "",
     ) -> None:
@@ -116,7 +129,7 @@ class StreamReceiver:
             link: it comes over.
             function: name of the generator.
             to: name of the producer.
-            items_max: how far the producer may run ahead.
+            limits: how far the producer may run ahead.
             began_s: when it was asked for, by the clock of the worker.
             task: name of the task that asks for it.
         """
@@ -134,13 +147,50 @@ class StreamReceiver:
         self.note: Any = None
         self._arrived = asyncio.Event()
         self._unacknowledged = 0  # items taken that the producer has not been told of
-        self._ack_every = max(1, items_max // 4)
+        self._ack_every = max(1, limits.stream_items_max // 4)
+        self._items_max = max(AHEAD * limits.stream_items_max, ITEMS_AHEAD_MIN)
+        self._bytes_max = max(AHEAD * limits.stream_bytes_max, BYTES_AHEAD_MIN)
+        self._sizes: dict[int, int] = {}  # of items that have not been taken
+        self._ahead_bytes = self._arriving = self._arriving_bytes = 0
 
     def settle(self) -> None:
         """Do nothing: nothing is kept that an answer would free."""
 
-    def on_item(self, serial: int, value: Any) -> None:
-        """Take an item off the wire."""
+    def on_item_begun(self, nbytes: int) -> None:
+        """Count an item whose payload of `nbytes` bytes begins to arrive.
+
+        Raises:
+            MalformedError: the producer runs too far ahead.
+        """
+        self.check_ahead()
+        self._arriving += 1
+        self._arriving_bytes += nbytes
+
+    def check_ahead(self) -> None:
+        """Refuse one more item of a producer that runs too far ahead.
+
+        Raises:
+            MalformedError: it has sent far more than this end's options allow.
+        """
+        items = len(self._sizes) + self._arriving
+        nbytes = self._ahead_bytes + self._arriving_bytes
+        if items > self._items_max or nbytes > self._bytes_max:
+            raise MalformedError(
+                f"a stream is {items} items and {nbytes} bytes ahead of its consumer;"
+                f" the limits are {self._items_max} and {self._bytes_max}, that is"
+                f" {AHEAD} times LimitOptions.stream_items_max and stream_bytes_max, or"
+                " of their defaults"
+            )
+
+    def on_item(self, serial: int, value: Any, nbytes: int) -> None:
+        """Take an item off the wire, which counts for `nbytes` bytes."""
+        if self._arriving:
+            self._arriving -= 1
+            self._arriving_bytes = max(0, self._arriving_bytes - nbytes)
+        if not self._arriving:
+            self._arriving_bytes = 0
+        self._sizes[serial] = nbytes
+        self._ahead_bytes += nbytes
         self._order.add(serial, value)
         self._arrived.set()
 
@@ -187,6 +237,7 @@ class StreamReceiver:
                 return _END
             self._arrived.clear()
             await self._arrived.wait()  # the end of the link arrives here, too
+        self._ahead_bytes -= self._sizes.pop(order.next_serial)
         value = order.take()
         self._unacknowledged += 1
         if self._unacknowledged >= self._ack_every or order.is_empty:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-from asyncrpc.runtime.calls.backlog import nobody_waits
+from asyncrpc.runtime.calls.backlog import ignore, nobody_waits
 from asyncrpc.transport.abc import PeerCredentials, StreamHandler, Transport
 from asyncrpc.transport.flow import WaterMarks
 
@@ -63,6 +63,7 @@ class ByteStream:
         keep: takes the parts of every write, in case they must be sent again.
         room: set while the transport has room; also after the end.
         on_taken: called when the peer has taken something.
+        on_kept: called now and then with what is kept for it, while that is much.
         awaited: calls that have not been answered; not empty: polling goes on.
     """
 
@@ -78,6 +79,7 @@ class ByteStream:
         "_turn",
         "awaited",
         "keep",
+        "on_kept",
         "on_taken",
         "opening",
         "room",
@@ -99,6 +101,7 @@ class ByteStream:
         self.room = asyncio.Event()
         self.room.set()
         self.on_taken: Callable[[], None] = nobody_waits
+        self.on_kept: Callable[[int], None] = ignore
         self.awaited: Mapping[int, object] = {}
         self._loop = loop
         self._poller = poller
@@ -109,6 +112,11 @@ class ByteStream:
         self._hold_timer: asyncio.Handle | None = None
         self._marks: WaterMarks | None = None
         self._is_reading_paused = False
+
+    def on_full(self) -> None:
+        """The transport has no room for more."""
+        self.room.clear()
+        self.on_kept(0)
 
     def on_less(self) -> None:
         """Less waits to be written: whoever waits for that looks in the next turn."""
@@ -232,6 +240,11 @@ class ByteStream:
             self._poller.wait(is_for_answer=bool(self.awaited))
 
     # --- the transport ---------------------------------------------------------------
+
+    @property
+    def queued_bytes(self) -> int:
+        """Return how many bytes wait in the transport."""
+        return 0 if self.transport is None else self.transport.queued_bytes
 
     @property
     def where(self) -> str:

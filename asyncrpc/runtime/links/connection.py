@@ -215,7 +215,7 @@ class Connection:
 
     def pause_writing(self) -> None:
         """Hold back payloads; messages still go."""
-        self.stream.room.clear()
+        self.stream.on_full()
 
     def resume_writing(self) -> None:
         """Go on with the payloads."""

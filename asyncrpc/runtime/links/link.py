@@ -22,9 +22,9 @@ import functools
 from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias
 
-from asyncrpc.errors import MalformedError
+from asyncrpc.errors import AsyncRpcError, MalformedError, OverloadedError
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.calls.admission import CallAdmission
+from asyncrpc.runtime.calls.admission import VALUE_BYTES, CallAdmission
 from asyncrpc.runtime.calls.answers import AnswerHost, AnswerReceiver
 from asyncrpc.runtime.calls.backlog import Backlog, OutboundBudget
 from asyncrpc.runtime.calls.credit import InboundCredit, LinkCredit
@@ -38,6 +38,7 @@ from asyncrpc.runtime.calls.machine.link import LinkStatus
 from asyncrpc.runtime.calls.message_codec import (
     NO_META,
     SMALL_BYTES_MAX,
+    DecodedBuffers,
     MessageCodec,
     SharedPlaces,
     meta_of,
@@ -51,6 +52,7 @@ from asyncrpc.runtime.calls.requests import RequestDispatcher, RequestHost
 from asyncrpc.runtime.calls.responder import Responder, ResponderHost
 from asyncrpc.runtime.devices.staging import Devices
 from asyncrpc.runtime.links.connection import Connection
+from asyncrpc.runtime.links.reading_turns import logged
 from asyncrpc.runtime.members import member_of
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.payloads.ports import LaneConnection
@@ -136,6 +138,7 @@ class Link:
         is_guest: whether a token has let the peer in.
         stream, writable: of the connection.
         is_proven: whether the connection is known to be open at both ends.
+        memory: what the peer makes this worker hold without credit.
         credit: large requests, in both directions.
         ends: notes how our calls end.
         calls: calls and messages to the peer.
@@ -158,9 +161,11 @@ class Link:
         self.pending: PendingCalls[OutboundCall] = PendingCalls()
         self.served: ServedCalls[InboundCall] = ServedCalls()
         self.heads = ReceivedHeads(worker.target)
+        self.memory = worker.admission.open(self.served.running)
         self.credit = LinkCredit(
             peer.name,
             worker.inbound_credit,
+            self.memory,
             loop=worker.loop,
             connection=connection,
             status=self.status,
@@ -242,7 +247,7 @@ class Link:
             self,
             self.host,
             connection=self.connection,
-            backlog=Backlog(self, self.host.outbound_budget),
+            backlog=Backlog(self, self.host.outbound_budget, self.memory),
             served=self.served,
             messages=self.messages,
         )
@@ -257,9 +262,7 @@ class Link:
             preparation=self.preparation,
             responder=self.responder,
         )
-        self.connection.watch_requests(
-            self.credit.on_begun, self.requests.check_payload
-        )
+        self.connection.watch_requests(self.credit.on_begun, self._is_wanted)
 
     def _message_routes(self) -> dict[int, MessageHandler]:
         """Return what takes each kind of message that has a value."""
@@ -346,6 +349,11 @@ class Link:
         if not takes_long(control, buffers):
             handler(flags, call_id, aux, head, control, buffers)
             return
+        if kind == FrameKind.REQUEST:
+            refused = self._refused(control, buffers)
+            if refused is not None:
+                handler(flags, call_id, aux, head, control, refused)
+                return
         self.long_messages.take(
             meta_of(kind, head),
             control,
@@ -354,12 +362,35 @@ class Link:
             takes_references=kind != FrameKind.ERROR,
         )
 
+    def _refused(
+        self, control: bytes, buffers: list[memoryview]
+    ) -> DecodedBuffers | None:
+        """Return what stands for a long request that there may be no room for."""
+        values_max = min(len(control), self.host.options.limits.message.elements_max)
+        try:
+            self.memory.check(VALUE_BYTES * values_max)
+        except OverloadedError as error:
+            self.messages.give_back(control)
+            return DecodedBuffers(buffers, loans=[], error=error)
+        return None
+
     def _on_frame(self, frame: Frame) -> None:
         handler = self._frame_handlers.get(frame.kind)
         if handler is None:
             name = FrameKind(frame.kind).name
             raise MalformedError(f"a {name} came on an open connection")
         handler(frame)
+
+    def _is_wanted(self, kind: int, call_id: int, head: bytes, nbytes: int) -> bool:
+        """Return whether a payload is wanted that begins to arrive, but of a request.
+
+        Raises:
+            MalformedError: it must not come.
+        """
+        if kind in (FrameKind.SERVICE, FrameKind.NOTICE):
+            self.requests.check_payload(kind, head, nbytes)
+            return True
+        return self.answers.is_wanted(kind, call_id, nbytes)
 
     def on_transfer_dropped(self, kind: int, call_id: int) -> None:
         """Take note that the peer gave up a message.
@@ -404,6 +435,10 @@ class Link:
             return self.connection
         lanes = self.connection.lanes
         return None if lanes is None else lanes.connection_of(lane)
+
+    def give_up(self, error: AsyncRpcError) -> None:
+        """End the connection because of what the peer did."""
+        self.connection.fail(logged(error, self.connection.where))
 
     def _on_lanes(self, frame: Frame) -> None:
         if self.connection.lanes is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from asyncrpc.errors import AsyncRpcError, ConnectionLostError, TransportError
 from asyncrpc.runtime.links.byte_stream import ByteStream, discard_parts
@@ -22,6 +22,9 @@ from asyncrpc.wire.resume import (
     ResumeStatus,
     RetransmitBuffer,
 )
+
+# Of more, whoever answers is told each time that an ACK is due: answers may be small.
+KEPT_BYTES_MIN: Final = 1 << 20
 
 
 class SendAck(Protocol):
@@ -115,6 +118,8 @@ class Resumption:
         If none has gone since the last time, it goes by itself.
         """
         self._send_ack(self.receipts.told(), can_wait=not self._stream.has_ahead)
+        if self.unacknowledged.nbytes > KEPT_BYTES_MIN:
+            self._stream.on_kept(self.unacknowledged.nbytes)
 
     def lose(self, error: TransportError | None) -> bool:
         """The transport has ended; return whether the connection goes on without."""

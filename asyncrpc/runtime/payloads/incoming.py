@@ -8,7 +8,7 @@ from typing import Final
 from asyncrpc.runtime.payloads.receive_pool import zeros
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.limits import MessageLimits
-from asyncrpc.wire.reader import FrameReader, MessageSink, OnRequest
+from asyncrpc.wire.reader import FrameReader, MessageSink, OnRequest, OnUnasked
 
 _RESPONSE: Final = int(FrameKind.RESPONSE)
 
@@ -73,10 +73,8 @@ class IncomingPayloads:
         """Give back memory: nothing comes for now; see `FrameReader.rest`."""
         self.frames.rest()
 
-    def watch_requests(
-        self, begun: OnRequest, unasked: Callable[[int, bytes, int], None]
-    ) -> None:
-        """Call `begun` for large requests, `unasked` for large messages to services.
+    def watch_requests(self, begun: OnRequest, unasked: OnUnasked) -> None:
+        """Call `begun` for large requests, `unasked` for other large messages.
 
         See `FrameReader`.
         """

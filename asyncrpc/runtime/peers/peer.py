@@ -219,7 +219,7 @@ class Peer:
                 link,
                 called,
                 self.name,
-                items_max=calls.options.limits.stream_items_max,
+                limits=calls.options.limits,
                 began_s=calls.now_s(),
                 task=task_here(calls.loop),
             )

@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import msgpack
 
-from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX, request_bytes
+from asyncrpc.runtime.calls.admission import FREE_BYTES_MAX
+from asyncrpc.runtime.calls.credit import request_bytes
 from asyncrpc.serde import kinds
 from asyncrpc.wire.frames import (
     HEADER,
@@ -79,7 +80,11 @@ async def size_of(value: Any) -> int:
     return len(value)
 
 
-async def wait(_: Any) -> None:
+async def text_of(nbytes: int) -> str:
+    return "x" * nbytes
+
+
+async def wait(_: Any = None) -> None:
     await asyncio.Event().wait()
 
 
@@ -133,12 +138,14 @@ class RawPeer:
 
     Attributes:
         granted_bytes: credit that the victim has given for its requests.
+        first_id: added to the number of each call.
     """
 
     def __init__(self, stream: Stream, victim: Victim) -> None:
         self.reader, self.writer = stream
         self.victim = victim
         self.granted_bytes = 0
+        self.first_id = 0
 
     def send(
         self,
@@ -154,7 +161,7 @@ class RawPeer:
         nbytes = announced or len(payload)
         frame = prefix(
             kind,
-            call_id,
+            self.first_id + call_id,
             flags=Flags.DEFERRED if announced else 0,
             aux=-1 if kind in (FrameKind.REQUEST, FrameKind.SERVICE) else 0,
             head=msgpack.packb(head),
@@ -202,6 +209,7 @@ class RawPeer:
         """Ask for credit; return whether there is some at once."""
         if self.writer.is_closing():
             return False
+        call_id += self.first_id
         self.writer.write(prefix(FrameKind.WANT, call_id, aux=nbytes))
         self.writer.write(prefix(FrameKind.PING, call_id))
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -257,6 +265,8 @@ def big_integers(count: int) -> bytes:
 
 
 Attack = Callable[[RawPeer], Awaitable[None]]
+NOTHING: Final = flat(arguments(b"\xc0"))
+UNREAD_S: Final = 5.0  # a victim that takes no more has stopped, or is behind
 
 
 def content(tree: Callable[[], bytes], times: int = 1, name: str = "wait") -> Attack:
@@ -379,6 +389,75 @@ async def long_bytes(peer: RawPeer) -> None:
     await peer.drain()
 
 
+def many(make: Callable[[RawPeer, int], None], times: int, every: int = 500) -> Attack:
+    """Return what sends a message many times, and sees now and then that it is read."""
+
+    async def attack(peer: RawPeer) -> None:
+        for call_id in range(1, times + 1):
+            make(peer, call_id)
+            if not call_id % every and not await peer.drain():
+                break
+
+    return attack
+
+
+def call_with(control: bytes, payload: bytes = b"", meta: Any = None) -> Any:
+    """Return what sends a call that waits."""
+    head = [[0, f"{MODULE}:wait"], meta]
+
+    def make(peer: RawPeer, call_id: int) -> None:
+        peer.send(FrameKind.REQUEST, head, control, call_id, payload)
+
+    return make
+
+
+def wide_text(nbytes: int) -> bytes:
+    text = "\U0001f600".encode() * (nbytes // 4)
+    return b"\xda" + struct.pack(">H", len(text)) + text
+
+
+def answered(nbytes: int, announced: int) -> Attack:
+    """Return what answers calls that were never made."""
+    control = flat(b"\xdb" + struct.pack(">I", nbytes) + bytes(nbytes))
+
+    def make(peer: RawPeer, call_id: int) -> None:
+        peer.send(FrameKind.RESPONSE, [], control, call_id, announced=announced)
+
+    return many(make, 40, 1)
+
+
+async def unread(peer: RawPeer) -> None:
+    """Ask, and read nothing, for small answers."""
+    transport: Any = peer.writer.transport
+    transport.pause_reading()
+    for call_id in range(1, 200_001):
+        peer.call("text_of", flat(arguments(b"\xcd\x07\xd0")), call_id)
+        if not call_id % 500:
+            if peer.writer.is_closing():
+                break
+            try:
+                async with asyncio.timeout(UNREAD_S):
+                    await peer.writer.drain()
+            except (TimeoutError, ConnectionError):
+                break
+    with contextlib.suppress(RuntimeError):  # the reader has done so
+        transport.resume_reading()
+    await peer.drain()
+
+
+def at_once(*names: str) -> Attack:
+    """Return what does several things over one connection, none of which ends."""
+
+    async def attack(peer: RawPeer) -> None:
+        for number, name in enumerate(names, 1):
+            if peer.writer.is_closing():
+                break
+            peer.first_id = number * 1_000_000
+            await ATTACKS[name](peer)
+
+    return attack
+
+
 def rows(tree: bytes, nbytes: int) -> Callable[[], bytes]:
     return lambda: array(nbytes // len(tree), tree * (nbytes // len(tree)))
 
@@ -410,6 +489,21 @@ ATTACKS: Final[dict[str, Attack]] = {
     "requests announced": announced(
         FrameKind.REQUEST, [[0, f"{MODULE}:wait"], None], 60, 64 * MIB
     ),
+    "texts, 7 KiB": many(call_with(flat(arguments(wide_text(7600)))), 3000),
+    "payloads, 8 KB": many(
+        call_with(
+            with_table(
+                arguments(extension(kinds.REFERENCE, b"\0")), [[kinds.ENTRY_BYTES, 0]]
+            ),
+            bytes(8000),
+        ),
+        14_000,
+    ),
+    "heads of lists": many(call_with(NOTHING, meta={"zz": [[]] * 9000}), 400, 50),
+    "heads of text": many(call_with(NOTHING, meta={"zz": "a" * 60_000}), 4000, 100),
+    "answers to calls that were not made": answered(15 * MIB, 1000),
+    "payloads of answers to calls that were not made": answered(10, 1 << 30),
+    "small answers, unread": unread,
     "calls": many_calls,
     "messages": many_messages,
     "names": many_names,
@@ -429,6 +523,14 @@ ATTACKS: Final[dict[str, Attack]] = {
         20,
     ),
 }
+ATTACKS["all at once"] = at_once(
+    "payloads, 8 KB",
+    "texts, 7 KiB",
+    "integers, 100 KiB, 200 calls",
+    "heads of text",
+    "requests announced",
+    "small answers, unread",
+)
 
 
 async def honest_call(target: Victim, name: str = "worst_lag_s") -> Any:

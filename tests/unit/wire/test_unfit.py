@@ -6,6 +6,7 @@ What stands for its control part, here, is the text of the problem itself.
 from __future__ import annotations
 
 import mmap
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,12 @@ from asyncrpc.wire.frames import (
 )
 from asyncrpc.wire.outgoing import OutgoingMessage
 from asyncrpc.wire.placed import BufferRow, placed_prefix
-from asyncrpc.wire.reader import SCRATCH_BYTES, FrameReader
+from asyncrpc.wire.reader import (
+    SCRATCH_BYTES,
+    UNASKED_CONTROL_BYTES_MAX,
+    WAITING_BYTES_MAX,
+    FrameReader,
+)
 from tests.unit.wire.recorder import Message, Recorder, feed
 
 REQUEST, RESPONSE = FrameKind.REQUEST, FrameKind.RESPONSE
@@ -91,6 +97,48 @@ def short_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
         return mmap.mmap(-1, nbytes)
 
     monkeypatch.setattr(reader_module, "_scratch", give)
+
+
+class TestPayloadsThatAreNotWanted:
+    @pytest.mark.parametrize("kind", [RESPONSE, FrameKind.NOTICE])
+    def test_one_is_discarded_and_its_message_comes_without(self, kind: int) -> None:
+        sink = Recorder()
+        reader = sink.reader()
+        reader.on_unasked = lambda *_: False
+        feed(reader, deferred(1001, control=b"control", kind=kind) + PING)
+        assert [one.kind for one in sink.messages] == [kind, FrameKind.PING]
+        assert sink.allocated == []
+        assert not len(reader.arrivals)
+
+    @pytest.mark.parametrize("kind", [FrameKind.SERVICE, FrameKind.NOTICE])
+    def test_control_parts_of_messages_to_services_have_a_limit_of_their_own(
+        self, kind: int
+    ) -> None:
+        sink = Recorder()
+        head = prefix(kind, 1, control=b"")[:HEADER_BYTES]
+        too_long = bytearray(head)
+        struct.pack_into("<I", too_long, 8, UNASKED_CONTROL_BYTES_MAX + 1)
+        with pytest.raises(FrameTooLargeError, match="the limit is 16777216"):
+            feed(sink.reader(), bytes(too_long))
+
+    def test_messages_that_wait_for_their_payloads_have_a_limit(self) -> None:
+        sink = Recorder()
+        reader = sink.reader()
+        control = bytes(WAITING_BYTES_MAX // 3)
+
+        def announced(call_id: int) -> bytes:
+            return prefix(
+                RESPONSE,
+                call_id,
+                flags=Flags.DEFERRED,
+                control=control,
+                lengths=(1001,),
+                payload_bytes=1001,
+            )
+
+        feed(reader, announced(1) + announced(2))
+        with pytest.raises(FrameTooLargeError, match="wait for their payloads"):
+            feed(reader, announced(3))
 
 
 class TestPayloads:

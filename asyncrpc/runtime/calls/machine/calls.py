@@ -90,24 +90,25 @@ class ServedCalls(Generic[R]):
     """Calls that a peer has sent and that have not been answered.
 
     Attributes:
+        running: the calls, by id; always the same object.
         get: returns a call by its id; None if it is not running.
         end: forgets a call that runs, by its id: it has been answered, or its caller
             has gone.
     """
 
-    __slots__ = ("_running", "end", "get")
+    __slots__ = ("end", "get", "running")
 
     def __init__(self) -> None:
-        self._running: dict[int, R] = {}
+        self.running: dict[int, R] = {}
         # Those of the dictionary itself: asked for in every answer.
-        self.get: Callable[[int], R | None] = self._running.get
-        self.end: Callable[[int], R] = self._running.pop
+        self.get: Callable[[int], R | None] = self.running.get
+        self.end: Callable[[int], R] = self.running.pop
 
     def __len__(self) -> int:
-        return len(self._running)
+        return len(self.running)
 
     def __iter__(self) -> Iterator[R]:
-        return iter(tuple(self._running.values()))
+        return iter(tuple(self.running.values()))
 
     def begin(self, call_id: int, record: R) -> None:
         """Add a call.
@@ -115,6 +116,6 @@ class ServedCalls(Generic[R]):
         Raises:
             MalformedError: the peer uses an id twice.
         """
-        if call_id in self._running:
+        if call_id in self.running:
             raise MalformedError(f"call {call_id} was made twice")
-        self._running[call_id] = record
+        self.running[call_id] = record

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import AsyncRpcError, MalformedError, RejectedError
 from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.calls.admission import PeerMemory
 from asyncrpc.runtime.calls.answers import AnswerReceiver
 from asyncrpc.runtime.calls.backlog import Backlog, OutboundBudget
 from asyncrpc.runtime.calls.credit import InboundCredit, LinkCredit
@@ -276,11 +277,8 @@ class FakeAdmission:
     """Admits all calls, or refuses them."""
 
     def __init__(self) -> None:
-        self.active = 0
+        self.active = self.held_bytes = 0
         self.refusal: AsyncRpcError | None = None
-
-    def admit_message(self, of_peer: Sized) -> None:
-        """Accept every message."""
 
     def admit(self, of_peer: Sized) -> None:
         if self.refusal is not None:
@@ -381,13 +379,22 @@ class FakeTask:
         return False
 
 
+class Room:
+    """A transport has it."""
+
+    def is_set(self) -> bool:
+        return True
+
+
 class LinkParts:
     """The parts of a link, made one by one over a connection that is none."""
 
     def __init__(self, host: FakeHost | None = None) -> None:
         self.host = host or FakeHost()
         self.connection = FakeConnection()
-        self.stream: Any = SimpleNamespace(on_taken=None)
+        self.stream: Any = SimpleNamespace(
+            on_taken=None, on_kept=None, room=Room(), queued_bytes=0
+        )
         self.writable = self.connection.writable
         self.count_kept = self.connection.count_kept
         self.peer = PEER
@@ -395,9 +402,15 @@ class LinkParts:
         self.pending: PendingCalls[OutboundCall] = PendingCalls()
         self.served: ServedCalls[InboundCall] = ServedCalls()
         self.heads = ReceivedHeads(self.host.target)
+        self.memory = PeerMemory(
+            self.host.admission,
+            self.served.running,
+            self.host.options.limits.peer_bytes_max,
+        )
         self.credit = LinkCredit(
             PEER.name,
             self.host.inbound_credit,
+            self.memory,
             loop=self.host.loop,
             connection=self.connection,
             status=self.status,
@@ -454,7 +467,7 @@ class LinkParts:
             self,
             self.host,
             connection=self.connection,
-            backlog=Backlog(self, self.host.outbound_budget),
+            backlog=Backlog(self, self.host.outbound_budget, self.memory),
             served=self.served,
             messages=self.messages,
         )
@@ -471,6 +484,9 @@ class LinkParts:
         )
 
     is_guest = False
+
+    def give_up(self, error: AsyncRpcError) -> None:
+        self.connection.failed = error
 
     @property
     def is_lost(self) -> bool:

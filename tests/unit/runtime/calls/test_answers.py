@@ -17,12 +17,18 @@ from asyncrpc.errors import (
     RemoteError,
 )
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.calls.streams import StreamReceiver
-from asyncrpc.runtime.options import PLAIN
+from asyncrpc.runtime.calls.streams import (
+    BYTES_AHEAD_MIN,
+    ITEMS_AHEAD_MIN,
+    StreamReceiver,
+)
+from asyncrpc.runtime.options import PLAIN, LimitOptions
 from asyncrpc.serde import describe_exception
 from asyncrpc.wire.frames import Frame, FrameKind
 from asyncrpc.wire.messages import pack_head
 from tests.unit.runtime.calls.fakes import LinkParts, Pins
+
+LIMITS = LimitOptions(stream_items_max=8)
 
 
 @pytest.fixture
@@ -34,7 +40,7 @@ def call(link: LinkParts) -> CallFuture[Any]:
 
 @pytest.fixture
 def stream(link: LinkParts) -> StreamReceiver:
-    receiver = StreamReceiver(link, "numbers", "b", items_max=8, began_s=0.0)
+    receiver = StreamReceiver(link, "numbers", "b", limits=LIMITS, began_s=0.0)
     link.calls.start_stream(receiver, "m:numbers", ([], {}), None, options=PLAIN)
     return receiver
 
@@ -192,6 +198,28 @@ class TestErrors:
             fail(link, 1, ValueError("no"), aux=-1)
 
 
+class TestPayloads:
+    """What is wanted of an answer is known at its header."""
+
+    def test_of_a_call_that_was_never_made(self, link: LinkParts) -> None:
+        with pytest.raises(MalformedError, match="never made"):
+            link.answers.is_wanted(FrameKind.RESPONSE, 1, 1 << 40)
+
+    def test_of_a_call_that_was_given_up(
+        self, link: LinkParts, call: CallFuture[Any]
+    ) -> None:
+        link.pending.take(call.call_id)
+        assert not link.answers.is_wanted(FrameKind.RESPONSE, call.call_id, 1 << 40)
+
+    @pytest.mark.parametrize("kind", [FrameKind.RESPONSE, FrameKind.ERROR])
+    def test_of_a_call_whose_answer_arrives_already(
+        self, link: LinkParts, call: CallFuture[Any], kind: FrameKind
+    ) -> None:
+        assert link.answers.is_wanted(FrameKind.RESPONSE, call.call_id, 1 << 40)
+        with pytest.raises(MalformedError, match="answered twice"):
+            link.answers.is_wanted(kind, call.call_id, 1 << 40)
+
+
 class TestStreams:
     def test_items_are_taken_in_order(
         self, link: LinkParts, stream: StreamReceiver
@@ -215,6 +243,37 @@ class TestStreams:
             if one.kind == FrameKind.STREAM_CREDIT
         ]
         assert acks == [2, 2]  # a quarter of the eight that may be ahead
+
+    @pytest.mark.parametrize("is_arriving", [False, True])
+    def test_a_producer_that_runs_too_far_ahead(
+        self, link: LinkParts, stream: StreamReceiver, *, is_arriving: bool
+    ) -> None:
+        def send(serial: int) -> None:
+            if is_arriving:
+                assert link.answers.is_wanted(FrameKind.STREAM_ITEM, 1, 1)
+            else:
+                item(link, serial, serial)
+
+        for serial in range(ITEMS_AHEAD_MIN + 1):
+            send(serial)
+        with pytest.raises(MalformedError, match="65 items"):
+            send(ITEMS_AHEAD_MIN + 1)
+
+    def test_a_producer_whose_items_are_too_large(
+        self, link: LinkParts, stream: StreamReceiver
+    ) -> None:
+        assert link.answers.is_wanted(FrameKind.STREAM_ITEM, 1, BYTES_AHEAD_MIN)
+        assert link.answers.is_wanted(FrameKind.STREAM_ITEM, 1, 1)
+        with pytest.raises(MalformedError, match="ahead of its consumer"):
+            link.answers.is_wanted(FrameKind.STREAM_ITEM, 1, 1)
+
+    def test_what_was_taken_is_not_ahead(
+        self, link: LinkParts, stream: StreamReceiver
+    ) -> None:
+        for serial in range(4 * ITEMS_AHEAD_MIN):
+            assert link.answers.is_wanted(FrameKind.STREAM_ITEM, 1, BYTES_AHEAD_MIN)
+            item(link, serial, serial)
+            assert run(stream.take()) == serial
 
     def test_the_end_may_overtake_items(
         self, link: LinkParts, stream: StreamReceiver
@@ -277,7 +336,7 @@ class TestStreams:
     def test_who_waits_is_woken_by_the_loss_of_the_link(self) -> None:
         async def scenario() -> None:
             link = LinkParts()
-            receiver = StreamReceiver(link, "numbers", "b", items_max=8, began_s=0.0)
+            receiver = StreamReceiver(link, "numbers", "b", limits=LIMITS, began_s=0.0)
             link.calls.start_stream(
                 receiver, "m:numbers", ([], {}), None, options=PLAIN
             )

@@ -5,25 +5,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import pytest
-
-from asyncrpc.errors import OverloadedError
+from asyncrpc.errors import AsyncRpcError, MalformedError
+from asyncrpc.runtime.calls.admission import PeerMemory
 from asyncrpc.runtime.calls.backlog import (
     PEERS,
     Backlog,
     OutboundBudget,
+    ignore,
     nobody_waits,
 )
 
 PART = 1 << 20
 LIMIT = PEERS * PART
+GIVEN_UP = 9 * PART + PART // 2  # with 8 parts in the account
 
 
 class Connection:
     def __init__(self) -> None:
         self.stream = self
         self.on_taken: Callable[[], None] = nobody_waits
-        self.kept_bytes = 0
+        self.on_kept: Callable[[int], None] = ignore
+        self.kept_bytes = self.queued_bytes = 0
+        self.room = asyncio.Event()
+        self.room.set()
+        self.given_up: AsyncRpcError | None = None
+
+    def give_up(self, error: AsyncRpcError) -> None:
+        self.given_up = error
 
     def count_kept(self) -> int:
         return self.kept_bytes
@@ -35,9 +43,17 @@ class Connection:
         self.on_taken()
 
 
+class Admission:
+    held_bytes = 0
+
+
+def account() -> PeerMemory:
+    return PeerMemory(Admission(), {}, 8 * PART)
+
+
 def pressed(budget: OutboundBudget | None = None) -> tuple[Connection, Backlog]:
     connection = Connection()
-    backlog = Backlog(connection, budget or OutboundBudget(LIMIT))
+    backlog = Backlog(connection, budget or OutboundBudget(LIMIT), account())
     connection.kept_bytes = PART + 1
     backlog.on_large("big")
     return connection, backlog
@@ -45,7 +61,7 @@ def pressed(budget: OutboundBudget | None = None) -> tuple[Connection, Backlog]:
 
 async def test_a_peer_that_takes_its_answers_makes_nothing_wait() -> None:
     connection = Connection()
-    backlog = Backlog(connection, OutboundBudget(LIMIT))
+    backlog = Backlog(connection, OutboundBudget(LIMIT), account())
     connection.kept_bytes = PART
     backlog.on_large("big")
     assert not backlog.must_wait("big")
@@ -73,7 +89,6 @@ async def test_what_waits_begins_one_after_the_other() -> None:
         connection.kept_bytes += PART + 1  # its answer
 
     for number in range(3):
-        backlog.admit(10)
         backlog.hold(lambda number=number: begin(number))  # type: ignore[misc]
     for number in range(3):
         assert begun == list(range(number))
@@ -99,21 +114,57 @@ async def test_an_item_waits_for_its_turn_and_a_lost_peer_ends_the_wait() -> Non
     await last
 
 
-async def test_requests_that_wait_have_a_limit_of_bytes_too() -> None:
-    connection, backlog = pressed()
-    backlog.admit(PART)
-    backlog.hold(lambda: None)
-    with pytest.raises(OverloadedError, match="has not taken 1048577 bytes"):
-        backlog.admit(1)
-    connection.take(PART)
-    backlog.admit(PART)
+async def test_what_is_kept_counts_for_the_peer() -> None:
+    connection = Connection()
+    memory = account()
+    backlog = Backlog(connection, OutboundBudget(LIMIT), memory)
+    connection.kept_bytes = 2 * PART
+    backlog.look()
+    assert memory.kept_bytes == PART
+    assert memory.is_watched
+    connection.take(2 * PART)
+    assert memory.kept_bytes == 0
+    assert not memory.is_watched
+
+
+async def test_small_answers_that_are_not_taken_count_too() -> None:
+    connection = Connection()
+    backlog = Backlog(connection, OutboundBudget(LIMIT), account())
+    connection.kept_bytes = PART + 1
+    connection.on_kept(PART + 1)
+    assert backlog.is_pressed
+
+
+async def test_a_peer_that_asks_on_and_takes_nothing_is_given_up() -> None:
+    connection = Connection()
+    Backlog(connection, OutboundBudget(LIMIT), account())
+    connection.on_kept(GIVEN_UP)
+    assert connection.given_up is None
+    connection.on_kept(GIVEN_UP + 1)
+    assert isinstance(connection.given_up, MalformedError)
+
+
+async def test_what_waits_in_a_transport_without_room_is_looked_at() -> None:
+    connection = Connection()
+    memory = account()
+    backlog = Backlog(connection, OutboundBudget(LIMIT), memory)
+    connection.room.clear()
+    connection.on_kept(0)
+    assert backlog.is_full
+    assert memory.is_watched
+    connection.queued_bytes = GIVEN_UP + 1
+    connection.on_kept(0)
+    assert connection.given_up is not None
+    connection.room.set()
+    backlog.look()
+    assert not memory.is_watched
 
 
 async def test_all_peers_together_have_a_limit() -> None:
     budget = OutboundBudget(LIMIT)
     others = [pressed(budget) for _ in range(PEERS)]
     connection = Connection()
-    backlog = Backlog(connection, budget)
+    backlog = Backlog(connection, budget, account())
     connection.kept_bytes = PART // 2
     backlog.on_large("big")
     assert backlog.must_wait("big")

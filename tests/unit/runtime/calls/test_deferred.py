@@ -12,10 +12,13 @@ from asyncrpc.runtime.calls.deferred import PendingBuffers
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.streams import StreamReceiver
+from asyncrpc.runtime.options import LimitOptions
 from asyncrpc.serde import Encoded
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.outgoing import OutgoingEvent, OutgoingMessage
 from tests.unit.runtime.calls.fakes import LinkParts, Pins
+
+LIMITS = LimitOptions(stream_items_max=8)
 
 
 def problem() -> EncodeError:
@@ -111,7 +114,7 @@ class TestFailing:
         assert len(link.credit.waiting) == 0
 
     def test_a_request_of_a_stream(self, link: LinkParts) -> None:
-        stream = StreamReceiver(link, "numbers", "b", items_max=8, began_s=0.0)
+        stream = StreamReceiver(link, "numbers", "b", limits=LIMITS, began_s=0.0)
         stream.call_id = link.pending.open(stream)
         self.message(link, FrameKind.REQUEST).fail(problem())
         assert stream.is_whole

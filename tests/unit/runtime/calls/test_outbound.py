@@ -18,7 +18,7 @@ from asyncrpc.errors import (
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.machine.credit import WINDOW
 from asyncrpc.runtime.calls.streams import StreamReceiver
-from asyncrpc.runtime.options import PLAIN
+from asyncrpc.runtime.options import PLAIN, LimitOptions
 from asyncrpc.wire.frames import Flags, Frame, FrameKind
 from asyncrpc.wire.messages import unpack_head
 from asyncrpc.wire.outgoing import OutgoingMessage
@@ -26,6 +26,8 @@ from tests.unit.runtime.calls.fakes import Gone, Hear, LinkParts, Look, Pins
 
 NAME = "builtins:max"
 LARGE = np.zeros(16 << 10, np.uint8)  # more than goes without credit
+
+LIMITS = LimitOptions(stream_items_max=8)
 
 
 def start(
@@ -37,7 +39,7 @@ def start(
 
 
 def stream(link: LinkParts, *args: Any) -> StreamReceiver:
-    receiver = StreamReceiver(link, "numbers", "b", items_max=8, began_s=0.0)
+    receiver = StreamReceiver(link, "numbers", "b", limits=LIMITS, began_s=0.0)
     link.calls.start_stream(receiver, NAME, (list(args), {}), None, options=PLAIN)
     return receiver
 
