@@ -334,27 +334,22 @@ class Directory(Generic[LinkT]):
         """The worker that we dialed has answered."""
         if not self.connections.is_trusted(connection):
             return
-        if not hello.verdict and hello.name != entry.member.name:
-            connection.fail(
-                ConnectError(
-                    f"{connection.where} is worker {hello.name!r}, not "
-                    f"{entry.member.name!r}: the addresses given for it are stale"
-                )
-            )
-            return
         if hello.verdict:
             connection.open_to(SILENT)
             return
+        name = entry.member.name
         if gateway := entry.member.gateway:  # which has not seen what its guest answers
             hello = self.relay.introduce(connection, hello, gateway)
-        if self._group is not None and (refusal := self._group.refusal(hello)):
-            connection.fail(ConnectError(f"{connection.where}: {refusal}"))
+        why = "" if self._group is None else self._group.refusal(hello)
+        if hello.name != name:
+            why = f"it is worker {hello.name!r}; the addresses given for {name!r} are stale"
+        if why:
+            connection.fail(ConnectError(f"{connection.where}: {why}"))
             return
         verdict = entry.machine.on_answer(hello.incarnation)
         if not verdict.accept:
-            connection.fail(
-                ConnectError("the connection that the peer dialed is kept instead")
-            )
+            why = "the connection that the peer dialed is kept instead"
+            connection.fail(ConnectError(why))
             return
         if verdict.replaced is not None:
             verdict.replaced.end(ConnectionLostError("replaced by a newer connection"))

@@ -510,11 +510,9 @@ def test_not_too_many_dead_are_remembered(monkeypatch: pytest.MonkeyPatch) -> No
     for number, name in enumerate("bcde"):
         mine.lose(name, life(name, number), 1.0)
     assert mine.forget(1.0) == ["b", "c"]
-    for number in range(10, 20):
-        mine.receive(
-            record("x", number, number), 1.0, by=WorkerId("x", life("x", number))
-        )
     lives = [life("x", number) for number in range(10, 20)]
+    for number, itself in enumerate(lives, 10):
+        mine.receive(record("x", number, number), 1.0, by=WorkerId("x", itself))
     assert sum(bool(mine.refusal("x", one)) for one in lives) == 2
 
 
@@ -576,11 +574,9 @@ def test_the_dead_are_not_told_to_those_who_forgot_them() -> None:
 
 def test_who_was_lost_nearby_is_looked_for_by_one() -> None:
     names = [f"w{number}" for number in range(30)]
-    tables = {}
-    for name in names:
-        made = Membership(record(name))
-        made.begin([record(one) for one in names], 0.0)
-        tables[name] = made
+    tables = {name: Membership(record(name)) for name in names}
+    for each in tables.values():
+        each.begin([record(one) for one in names], 0.0)
     gone = names[::3]
     left = [one for one in names if one not in gone]
     for name in left:
@@ -602,6 +598,3 @@ def test_who_is_alone_looks_for_all() -> None:
     mine.lose("c", life("c", 1), 1.0)
     assert mine.successor == ""
     assert sorted(mine.lost_nearby()) == ["b", "c"]
-
-
-# --- on the wire ---------------------------------------------------------------------
