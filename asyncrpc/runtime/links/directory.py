@@ -342,7 +342,7 @@ class Directory(Generic[LinkT]):
             hello = self.relay.introduce(connection, hello, gateway)
         why = "" if self._group is None else self._group.refusal(hello)
         if hello.name != name:
-            why = f"it is worker {hello.name!r}; the addresses given for {name!r} are stale"
+            why = f"it is worker {hello.name!r}: the addresses of {name!r} are stale"
         if why:
             connection.fail(ConnectError(f"{connection.where}: {why}"))
             return

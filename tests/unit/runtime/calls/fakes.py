@@ -34,7 +34,7 @@ from asyncrpc.runtime.calls.requests import RequestDispatcher
 from asyncrpc.runtime.calls.responder import Responder
 from asyncrpc.runtime.calls.unsent import UnsentCalls
 from asyncrpc.runtime.messages import Notice, Request, message
-from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.options import LimitOptions, Options
 from asyncrpc.runtime.router import Router, answers, takes
 from asyncrpc.runtime.schema import Signed
 from asyncrpc.serde import Codec, Copy, Encoded, FunctionTable, Policy
@@ -279,6 +279,9 @@ class FakeAdmission:
     def __init__(self) -> None:
         self.active = self.held_bytes = 0
         self.refusal: AsyncRpcError | None = None
+
+    def open(self, calls: Sized) -> PeerMemory:
+        return PeerMemory(self, calls, LimitOptions().peer_bytes_max)
 
     def admit(self, of_peer: Sized) -> None:
         if self.refusal is not None:
