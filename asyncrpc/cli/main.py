@@ -27,9 +27,11 @@ from asyncrpc.cli.timeline import add_timeline
 from asyncrpc.cli.top import add_top
 from asyncrpc.cli.torch_dump import add_torch_dump
 from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
+from asyncrpc.shortage import shortage_of
 
 DISTRIBUTION: Final = "asyncrpc-torch"
 _EXIT_USAGE: Final = 2  # as argparse does
+_EXIT_SHORTAGE: Final = 1
 _EXIT_PIPE: Final = 141  # as a shell reports SIGPIPE
 _EXIT_INTERRUPT: Final = 130  # as it reports SIGINT
 
@@ -47,17 +49,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
     try:
         act: Callable[[argparse.Namespace], int] = arguments.act
-        return act(arguments)
+        code = act(arguments)
+        sys.stdout.flush()
     except (AuthenticationError, ConnectError, UsageError) as error:
         print(f"asyncrpc {arguments.command}: {error}", file=sys.stderr)
         return _EXIT_USAGE
     except KeyboardInterrupt:  # Ctrl-C needs no traceback
         return _EXIT_INTERRUPT
-    except BrokenPipeError:
-        # `asyncrpc status | head`: the reader has closed the pipe.  Drop the rest, also
-        # what the interpreter flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # `asyncrpc status | head`: the reader has closed the pipe
+        _drop_output()
         return _EXIT_PIPE
+    except OSError as error:
+        if not (why := shortage_of(error)):
+            raise
+        print(f"asyncrpc {arguments.command}: {why}", file=sys.stderr)
+        _drop_output()
+        return _EXIT_SHORTAGE
+    return code
+
+
+def _drop_output() -> None:
+    """Drop what is not written yet, also by the interpreter at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ its start, each worker removes the directories of this user whose locks are free
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -29,14 +30,18 @@ class SocketDirectory:
     """
 
     def __init__(self) -> None:
-        """Make it, and remove those of workers that died."""
-        _sweep(Path(tempfile.gettempdir()))
+        """Make it, and remove those of workers that died.
+
+        Raises:
+            OSError: no directory for temporary files can be written.
+        """
+        _sweep(Path(_temporary()))
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        # Under its name only when it is locked: before, it would look left behind.
-        unnamed = self.path / f"{_LOCK}.new"
-        self._lock = os.open(unnamed, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        unnamed.rename(self.path / _LOCK)
+        try:
+            self._lock = _locked(self.path)
+        except OSError:
+            shutil.rmtree(self.path, ignore_errors=True)  # no sweep would find it
+            raise
         self._remove = weakref.finalize(self, _remove, self.path, self._lock)
 
     def remove(self) -> None:
@@ -52,6 +57,29 @@ class SocketDirectory:
             os.close(self._lock)
 
 
+def _temporary() -> str:
+    """Return the directory for temporary files: the first that can be written."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:
+        tried = os.environ.get("TMPDIR", "/tmp")  # noqa: S108  (as Python does)
+        raise OSError(errno.ENOSPC, "nothing can be written", tried) from error
+
+
+def _locked(path: Path) -> int:
+    """Return the descriptor of the lock of a directory, which is held."""
+    # Under its name only when it is locked: before, it would look left behind.
+    unnamed = path / f"{_LOCK}.new"
+    lock = os.open(unnamed, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unnamed.rename(path / _LOCK)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
 def _remove(path: Path, lock: int) -> None:
     shutil.rmtree(path, ignore_errors=True)
     os.close(lock)
@@ -64,12 +92,13 @@ def _sweep(parent: Path) -> None:
         for entry in entries:
             if not entry.name.startswith(_PREFIX):
                 continue
-            looked_at += 1
-            if looked_at > SWEPT_MAX:
-                return
             with suppress(OSError):  # another worker may be at it too
-                if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
-                    _remove_if_dead(Path(entry.path))
+                if entry.stat(follow_symlinks=False).st_uid != os.geteuid():
+                    continue  # other users' do not keep ours
+                looked_at += 1
+                if looked_at > SWEPT_MAX:
+                    return
+                _remove_if_dead(Path(entry.path))
 
 
 def _remove_if_dead(path: Path) -> None:

@@ -14,6 +14,7 @@ Source: memfd_create(2), mmap(2).
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -296,9 +297,15 @@ def move_together(storages: Iterable[torch.UntypedStorage]) -> None:
     }
     moving = list(unshared.values())
     if len(moving) < 2 or not _shares_files:  # noqa: PLR2004
-        for storage in moving:
-            place_of(storage)
-        return
+        try:
+            for storage in moving:
+                place_of(storage)
+        except OSError as error:
+            # Containers have 64 MiB of /dev/shm; memory without a name needs none.
+            if error.errno != errno.ENOSPC or not _shares_files:
+                raise
+        else:
+            return
     starts, end = _side_by_side(moving)
     file = MemoryFile.create(end)
     parts = [
@@ -336,9 +343,11 @@ def place_of(storage: torch.UntypedStorage) -> tuple[int, int]:
         descriptor: int = storage._share_fd_cpu_()[0]
     except RuntimeError as error:
         # torch tells the number of the error at the end of its text.
-        told = _ERROR_NUMBER.search(str(error))
-        number = 0 if told is None else int(told[1])
+        match = _ERROR_NUMBER.search(str(error))
+        number = 0 if match is None else int(match[1])
         why = shortage_of(OSError(number, "")) or error
+        if number == errno.ENOSPC:
+            why = "no space is left in /dev/shm: mount it with a larger size"
         raise OSError(number, f"memory cannot be shared: {why}") from error
     return descriptor, 0
 
