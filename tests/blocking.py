@@ -37,6 +37,7 @@ ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
     "runtime/links/sidecar_process.py": {"_spawn": _PROCESS},
     "runtime/socket_directory.py": {
         "__init__": _ONCE,
+        "_locked": _ONCE,
         "_remove": _ONCE,
         "_remove_if_dead": _ONCE,
         "_sweep": _ONCE,

@@ -222,7 +222,7 @@ def words_of(error: BaseException) -> str:
     kind, text = type(error), text_of(error)
     try:
         cure = shortage_of(error)
-    except Exception:  # noqa: BLE001  (the user's own __str__)
+    except BaseException:  # noqa: BLE001 - the user's own attributes
         cure = ""
     return f"{kind.__name__}: {'; '.join(filter(None, (text, cure)))}"
 
