@@ -146,8 +146,8 @@ MUTANTS = (
     Mutant(
         "settled-too-soon",
         "user",
-        "or holding.state is not PENDING:\n            return [SendS",
-        "or True:\n            return [SendS",
+        "or holding.state is not PENDING or holding.owner != from_:",
+        "or True:",
     ),
     Mutant(
         "probe-forgotten",

@@ -28,7 +28,7 @@ from tests.simulation.world import World
 # Tables of the dead, kept so that what comes late revives nothing; all are bounded.
 TOMBSTONES: Final = frozenset({"_lost", "_dead", "_succeeded", "_passed"})
 # Of each name the last incarnation that was heard of, until a newer one is.
-LAST_KNOWN: Final = ".member.incarnation"
+LAST_KNOWN: Final = (".member.incarnation", "._table._by_life.keys")
 # Not looked into: what every worker shares, what belongs to nobody, and the last
 # events, which are so many at most, whoever they tell of.
 _ELSEWHERE: Final = (

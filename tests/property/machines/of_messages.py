@@ -74,8 +74,8 @@ its bytes do not come:
         ),
         Guard(
             "what-has-ended-still-waits",
-            "        self._waiting.pop(message, None)\n",
-            "",
+            "self._waiting.pop(message, None) is not None",
+            "message in self._waiting",
         ),
     ),
 )
