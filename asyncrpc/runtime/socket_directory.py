@@ -62,8 +62,8 @@ def _temporary() -> str:
     try:
         return tempfile.gettempdir()
     except FileNotFoundError as error:
-        tried = os.environ.get("TMPDIR", "/tmp")  # noqa: S108  (as Python does)
-        raise OSError(errno.ENOSPC, "nothing can be written", tried) from error
+        # Its text has all that were tried.
+        raise OSError(errno.ENOSPC, str(error), "/tmp") from error  # noqa: S108
 
 
 def _locked(path: Path) -> int:
