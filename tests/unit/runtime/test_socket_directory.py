@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncrpc.runtime import socket_directory
 from asyncrpc.runtime.socket_directory import SocketDirectory
 
 MAKE_ONE = """
@@ -80,3 +81,20 @@ def test_a_child_that_was_forked_leaves_it_to_its_parent(parent: Path) -> None:
     directory.disown()
     del directory
     assert [path.name.startswith("asyncrpc-") for path in parent.iterdir()] == [True]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another user")
+def test_those_of_other_users_do_not_keep_ours(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket_directory, "SWEPT_MAX", 1)
+    for number in range(8):
+        other = parent / f"asyncrpc-{number}"
+        other.mkdir()
+        os.chown(other, 65534, 65534)
+    dead = parent / "asyncrpc-dead"
+    dead.mkdir()
+    (dead / "alive").touch()
+    SocketDirectory().remove()
+    assert not dead.exists()
+    assert len(list(parent.iterdir())) == 8
