@@ -82,9 +82,10 @@ def _number_of(error: BaseException) -> int | None:
 class LogLimit:
     """Lets one line a second through, for each kind of line."""
 
-    def __init__(self) -> None:
-        """Let the first line of each kind through."""
+    def __init__(self, at_once: int = 0) -> None:
+        """Let the first line of each kind through, after so many without a limit."""
         self._kinds: dict[str, tuple[float, int]] = {}
+        self._at_once = at_once  # of all kinds
 
     def left_out(self, kind: str, now_s: float) -> str | None:
         """Return what to add to a line; None: leave the line out.
@@ -93,6 +94,9 @@ class LogLimit:
             kind: of the line; the program has few of them.
             now_s: the time.
         """
+        if self._at_once:
+            self._at_once -= 1
+            return ""
         quiet_until_s, unlogged = self._kinds.get(kind, (now_s, 0))
         if now_s < quiet_until_s:
             self._kinds[kind] = quiet_until_s, unlogged + 1

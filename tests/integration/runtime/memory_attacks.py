@@ -38,8 +38,11 @@ ANSWER_S: Final = 60.0  # only a failure reaches it
 MODULE: Final = __name__
 
 PROGRAM: Final = f"""
-import asyncio, os, asyncrpc
+import asyncio, logging, os, asyncrpc
 from tests.integration.runtime import memory_attacks
+
+logging.lastResort = None  # nobody reads what it would print
+
 
 async def main():
     options = asyncrpc.Options(
