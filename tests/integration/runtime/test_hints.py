@@ -382,7 +382,7 @@ async def test_a_connection_is_of_the_worker_that_dialed_it(
     assert await ps.peer("m").call(add, 1, 1) == 2
 
 
-async def test_who_answers_with_the_number_of_another_life_gets_no_call(
+async def test_a_peer_with_the_incarnation_of_another_gets_no_call(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ps, member, liar = trio
@@ -397,7 +397,7 @@ async def test_who_answers_with_the_number_of_another_life_gets_no_call(
 
 
 @pytest.mark.parametrize("status", [ALIVE, LOST, LEFT])
-async def test_nobody_else_is_told_to_have_the_number_of_a_life(
+async def test_news_give_no_incarnation_to_another_name(
     trio: Trio, status: int
 ) -> None:
     ps, member, liar = trio

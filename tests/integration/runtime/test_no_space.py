@@ -61,7 +61,7 @@ def test_a_worker_that_cannot_make_its_files_leaves_none(
 
 
 @mounts
-def test_that_nothing_can_be_written_anywhere_is_said(
+def test_a_worker_says_that_no_directory_can_be_written(
     tmp_path: Path, loop: str
 ) -> None:
     refused, again = printed("nowhere", tmp_path, loop)
@@ -70,7 +70,7 @@ def test_that_nothing_can_be_written_anywhere_is_said(
 
 
 @mounts
-def test_what_is_shared_needs_no_room_in_dev_shm(tmp_path: Path, loop: str) -> None:
+def test_shared_tensors_need_no_room_in_dev_shm(tmp_path: Path, loop: str) -> None:
     assert printed("shared_memory", tmp_path, loop) == ["16777216.0 16777216.0"]
 
 

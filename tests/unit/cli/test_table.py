@@ -29,7 +29,7 @@ def test_no_rows_are_no_lines() -> None:
     assert lines_of([], width=80) == []
 
 
-def test_what_commands_a_terminal_is_shown_as_text() -> None:
+def test_control_characters_are_shown_as_text() -> None:
     text = "\x1b[2Ja\nb\u202e\x9b"
     shown = r"\x1b[2Ja\nb\u202e\x9b"
     assert lines_of([[text]], width=80) == [shown]

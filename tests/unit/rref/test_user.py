@@ -338,7 +338,7 @@ def test_a_refused_remote_call_settles(table: UserTable) -> None:
     assert table.probe(MINE, OWNER) == [SendSettled(OWNER, MINE)]
 
 
-def test_who_is_not_to_make_the_value_hears_so(table: UserTable) -> None:
+def test_a_probe_of_another_worker_is_settled(table: UserTable) -> None:
     table.create(MINE, OWNER)
     assert table.probe(MINE, OTHER) == [SendSettled(OTHER, MINE)]
     assert table.probe(MINE, OWNER) == []

@@ -267,7 +267,7 @@ class TestStreams:
         with pytest.raises(MalformedError, match="ahead of its consumer"):
             link.answers.is_wanted(FrameKind.STREAM_ITEM, 1, 1)
 
-    def test_what_was_taken_is_not_ahead(
+    def test_items_that_were_taken_are_not_ahead(
         self, link: LinkParts, stream: StreamReceiver
     ) -> None:
         for serial in range(4 * ITEMS_AHEAD_MIN):

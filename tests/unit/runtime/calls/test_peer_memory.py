@@ -111,9 +111,7 @@ class TestRequests:
             requests.ask(link, requests.hold_with, [[]] * 1000, call_id=call_id)
         assert link.memory.held_bytes == 0
 
-    def test_what_is_held_comes_back_with_the_last_holder(
-        self, link: LinkParts
-    ) -> None:
+    def test_held_bytes_come_back_with_the_last_holder(self, link: LinkParts) -> None:
         claim = link.credit.hold(link.credit.hold(None, 100), 20)
         claim.hold()
         claim.let_go()

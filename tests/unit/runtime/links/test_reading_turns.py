@@ -125,7 +125,7 @@ def test_nothing_is_parsed_or_read_while_a_message_is_read_apart() -> None:
     assert setting.taken == 1
 
 
-def test_what_came_before_the_hold_is_parsed_at_its_end() -> None:
+def test_bytes_before_the_hold_are_parsed_at_its_end() -> None:
     setting = Setting()
     on_message = setting.sink.on_message
 
