@@ -26,26 +26,18 @@ def nobody_waits() -> None:
     """Do nothing: what the peer takes makes no difference."""
 
 
-def ignore(_: int) -> None:
-    """Do nothing: the peer is no peer yet."""
-
-
 class TellsOfRoom(Protocol):
     """What a connection writes.
 
     Attributes:
         on_taken: called when the peer has taken something.
-        on_kept: called now and then with what is kept for it, while that is much.
+        on_kept: called now and then while much is kept for it.
         room: set while the transport has room.
     """
 
     on_taken: Callable[[], None]
-    on_kept: Callable[[int], None]
+    on_kept: Callable[[], None]
     room: asyncio.Event
-
-    @property
-    def queued_bytes(self) -> int:
-        """Return how many bytes wait in the transport."""
 
 
 class KeepsAnswers(Protocol):
@@ -55,8 +47,11 @@ class KeepsAnswers(Protocol):
     def stream(self) -> TellsOfRoom:
         """What the connection writes."""
 
+    def count_written(self) -> int:
+        """Return how many bytes are kept of what was written."""
+
     def count_kept(self) -> int:
-        """Return how many bytes the peer has not acknowledged, once all are written."""
+        """Return that, and how many bytes of answers wait to be written."""
 
     async def writable(self) -> None:
         """Wait until the transport has room."""
@@ -140,13 +135,13 @@ class Backlog:
         if not self.is_pressed:
             self._begin_next()
 
-    def on_kept(self, nbytes: int) -> None:
+    def on_kept(self) -> None:
         """Look, since much is kept of what was written, if only of small answers.
 
         A peer that asks on and on, and takes nothing, is given up.
         """
         self.look()
-        nbytes = max(nbytes, self._link.stream.queued_bytes)
+        nbytes = self._link.count_written()
         memory, part = self._memory, self._budget.limit_bytes // PEERS
         held_bytes = memory.used_bytes - memory.kept_bytes
         # All calls wait by now, or are refused: these are refusals.
@@ -161,7 +156,7 @@ class Backlog:
         """Look now and then, since the peer asks while the transport has no room."""
         self._asked += 1
         if not self._asked % LOOK_EVERY:
-            self.on_kept(0)
+            self.on_kept()
 
     def must_wait(self, name: str) -> bool:
         """Return whether a call of a function must not begin now."""

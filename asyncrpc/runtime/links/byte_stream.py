@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-from asyncrpc.runtime.calls.backlog import ignore, nobody_waits
+from asyncrpc.runtime.calls.backlog import nobody_waits
 from asyncrpc.transport.abc import PeerCredentials, StreamHandler, Transport
 from asyncrpc.transport.flow import WaterMarks
 
@@ -63,7 +63,7 @@ class ByteStream:
         keep: takes the parts of every write, in case they must be sent again.
         room: set while the transport has room; also after the end.
         on_taken: called when the peer has taken something.
-        on_kept: called now and then with what is kept for it, while that is much.
+        on_kept: called now and then while much is kept for it.
         awaited: calls that have not been answered; not empty: polling goes on.
     """
 
@@ -101,7 +101,7 @@ class ByteStream:
         self.room = asyncio.Event()
         self.room.set()
         self.on_taken: Callable[[], None] = nobody_waits
-        self.on_kept: Callable[[int], None] = ignore
+        self.on_kept: Callable[[], None] = nobody_waits
         self.awaited: Mapping[int, object] = {}
         self._loop = loop
         self._poller = poller
@@ -116,7 +116,7 @@ class ByteStream:
     def on_full(self) -> None:
         """The transport has no room for more."""
         self.room.clear()
-        self.on_kept(0)
+        self.on_kept()
 
     def on_less(self) -> None:
         """Less waits to be written: whoever waits for that looks in the next turn."""

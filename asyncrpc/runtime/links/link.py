@@ -418,8 +418,12 @@ class Link:
             self.connection.lanes.on_ack(lane, frame.aux)
         self.stream.on_taken()
 
+    def count_written(self) -> int:
+        """Return how many bytes are kept of what was written; lanes do not count."""
+        return self.connection.count_kept()
+
     def count_kept(self) -> int:
-        """Return how many bytes the peer has not acknowledged, once all are written."""
+        """Return how many bytes the peer has not taken; also answers that wait."""
         lanes = self.connection.lanes
         kept = self.connection.count_kept() + self.connection.outgoing.answer_bytes
         return kept if lanes is None else kept + lanes.count_kept()

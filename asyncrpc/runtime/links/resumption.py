@@ -106,11 +106,13 @@ class Resumption:
             self._stream.write_ahead()
 
     def count_kept(self) -> int:
-        """Return how many bytes the peer has not acknowledged, once all are written."""
+        """Return what is kept of what was written, in bytes, once all is written.
+
+        What is queued counts beside what is not acknowledged: a loop, or encryption,
+        may keep a copy.
+        """
         self._stream.flush()
-        transport = self._stream.transport
-        queued = 0 if transport is None else transport.queued_bytes
-        return max(self.unacknowledged.nbytes, queued)
+        return self.unacknowledged.nbytes + self._stream.queued_bytes
 
     def on_due(self) -> None:
         """An ACK is due: it goes with the next message, most often an answer.
@@ -119,7 +121,7 @@ class Resumption:
         """
         self._send_ack(self.receipts.told(), can_wait=not self._stream.has_ahead)
         if self.unacknowledged.nbytes > KEPT_BYTES_MIN:
-            self._stream.on_kept(self.unacknowledged.nbytes)
+            self._stream.on_kept()
 
     def lose(self, error: TransportError | None) -> bool:
         """The transport has ended; return whether the connection goes on without."""

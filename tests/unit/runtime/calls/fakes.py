@@ -395,9 +395,7 @@ class LinkParts:
     def __init__(self, host: FakeHost | None = None) -> None:
         self.host = host or FakeHost()
         self.connection = FakeConnection()
-        self.stream: Any = SimpleNamespace(
-            on_taken=None, on_kept=None, room=Room(), queued_bytes=0
-        )
+        self.stream: Any = SimpleNamespace(on_taken=None, on_kept=None, room=Room())
         self.writable = self.connection.writable
         self.count_kept = self.connection.count_kept
         self.peer = PEER

@@ -11,7 +11,6 @@ from asyncrpc.runtime.calls.backlog import (
     PEERS,
     Backlog,
     OutboundBudget,
-    ignore,
     nobody_waits,
 )
 
@@ -24,14 +23,17 @@ class Connection:
     def __init__(self) -> None:
         self.stream = self
         self.on_taken: Callable[[], None] = nobody_waits
-        self.on_kept: Callable[[int], None] = ignore
-        self.kept_bytes = self.queued_bytes = 0
+        self.on_kept: Callable[[], None] = nobody_waits
+        self.kept_bytes = self.written_bytes = 0
         self.room = asyncio.Event()
         self.room.set()
         self.given_up: AsyncRpcError | None = None
 
     def give_up(self, error: AsyncRpcError) -> None:
         self.given_up = error
+
+    def count_written(self) -> int:
+        return self.written_bytes
 
     def count_kept(self) -> int:
         return self.kept_bytes
@@ -131,16 +133,18 @@ async def test_small_answers_that_are_not_taken_count_too() -> None:
     connection = Connection()
     backlog = Backlog(connection, OutboundBudget(LIMIT), account())
     connection.kept_bytes = PART + 1
-    connection.on_kept(PART + 1)
+    connection.on_kept()
     assert backlog.is_pressed
 
 
 async def test_a_peer_that_asks_on_and_takes_nothing_is_given_up() -> None:
     connection = Connection()
     Backlog(connection, OutboundBudget(LIMIT), account())
-    connection.on_kept(GIVEN_UP)
+    connection.written_bytes = GIVEN_UP
+    connection.on_kept()
     assert connection.given_up is None
-    connection.on_kept(GIVEN_UP + 1)
+    connection.written_bytes += 1
+    connection.on_kept()
     assert isinstance(connection.given_up, MalformedError)
 
 
@@ -149,11 +153,11 @@ async def test_what_waits_in_a_transport_without_room_is_looked_at() -> None:
     memory = account()
     backlog = Backlog(connection, OutboundBudget(LIMIT), memory)
     connection.room.clear()
-    connection.on_kept(0)
+    connection.on_kept()
     assert backlog.is_full
     assert memory.is_watched
-    connection.queued_bytes = GIVEN_UP + 1
-    connection.on_kept(0)
+    connection.written_bytes = GIVEN_UP + 1
+    connection.on_kept()
     assert connection.given_up is not None
     connection.room.set()
     backlog.look()
