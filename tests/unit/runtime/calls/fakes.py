@@ -397,7 +397,7 @@ class LinkParts:
         self.connection = FakeConnection()
         self.stream: Any = SimpleNamespace(on_taken=None, on_kept=None, room=Room())
         self.writable = self.connection.writable
-        self.count_kept = self.connection.count_kept
+        self.count_written = self.count_kept = self.connection.count_kept
         self.peer = PEER
         self.status = LinkStatus()
         self.pending: PendingCalls[OutboundCall] = PendingCalls()
