@@ -99,7 +99,9 @@ async def _serve(given: argparse.Namespace) -> int:
             every_s=given.every,
             after_s=given.after,
         )
-        async with listening("asyncrpc dashboard", app, given.host, given.port) as port:
+        async with listening(
+            "asyncrpc dashboard", app, given.host, given.port, guards=True
+        ) as port:
             link = f"http://{_shown(given.host)}:{port}/"
             print(link if ticket is None else f"{link}#ticket={ticket}", flush=True)
             if ticket is None and token is None:

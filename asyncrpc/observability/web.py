@@ -200,8 +200,11 @@ async def serve_metrics(
     """Count the metrics of a worker, and show them at a port, while the block runs.
 
     The port has no authentication and no encryption, so by default it listens only at
-    loopback.  This need not run on the worker's loop: on the loop of another thread, it
-    answers even while the worker's loop is blocked.
+    loopback, where a request must name `localhost` or a loopback address as its host: a
+    page of another site cannot read it.
+
+    This need not run on the worker's loop: on the loop of another thread, it answers
+    even while the worker's loop is blocked.
 
     Args:
         worker: the worker, started or not.

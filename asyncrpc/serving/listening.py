@@ -7,6 +7,7 @@ So connections are limited: to make room, the oldest without a request is closed
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -16,11 +17,14 @@ from aiohttp import web
 from asyncrpc.arguments import check_count, check_kind
 from asyncrpc.errors import TransportError, UsageError
 from asyncrpc.shortage import descriptors_max, shortage_of
-from asyncrpc.transport.address import Address
+from asyncrpc.transport.address import Address, is_loopback
 from asyncrpc.transport.sockets import StreamListener
 from asyncrpc.transport.tcp import bind
 
 _PORT_MAX: Final = 65_535
+_LOCAL_HOST: Final = re.compile(
+    r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE
+)
 _END_S: Final = 1.0  # for requests that are being answered
 CONNECTIONS_MAX: Final = 256  # and a quarter of the descriptors that there may be
 
@@ -31,9 +35,27 @@ def check_where(host: object, port: object) -> None:
     check_kind("host", host, str, "an address, or an empty string")
 
 
+def names_this_host(request: web.Request) -> bool:
+    """Return whether a request names this host as the one that it is for.
+
+    A foreign page whose name resolves to this host sends that name.
+    """
+    return _LOCAL_HOST.fullmatch(request.host) is not None
+
+
+@web.middleware
+async def _of_this_host(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Refuse what a foreign page may ask of a port at loopback."""
+    if not names_this_host(request):
+        text = "this port is for its own host: ask it as localhost or 127.0.0.1"
+        raise web.HTTPForbidden(text=text)
+    response: web.StreamResponse = await handler(request)
+    return response
+
+
 @asynccontextmanager
 async def listening(
-    used: str, app: web.Application, host: str, port: int
+    used: str, app: web.Application, host: str, port: int, *, guards: bool = False
 ) -> AsyncIterator[int]:
     """Serve an application; the value of the context is the port.
 
@@ -42,6 +64,7 @@ async def listening(
         app: is set up and cleaned up.
         host: address of the interface to listen at; an empty string: all of them.
         port: to listen at; 0: a free one.
+        guards: whether the application itself says who has access.
 
     Raises:
         UsageError: the application cannot listen at this host and port.
@@ -51,6 +74,8 @@ async def listening(
     """
     connections = _HttpConnections()
     app.middlewares.insert(0, connections.count)
+    if is_loopback(host) and not guards:
+        app.middlewares.insert(1, _of_this_host)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_END_S)
     listener: StreamListener | None = None
     try:

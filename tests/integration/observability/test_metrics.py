@@ -114,6 +114,45 @@ async def test_refused_calls_are_told() -> None:
     assert found.value("asyncrpc_server_calls_refused_total") == 1
 
 
+HOSTS = {
+    "localhost": 200,
+    "LOCALHOST:80": 200,
+    "127.0.0.1": 200,
+    "127.9.9.9:1": 200,
+    "[::1]:80": 200,
+    "evil.example": 403,
+    "localhost.evil.example": 403,
+    "127.0.0.1.evil.example": 403,
+    "127.0.0.1@evil.example": 403,
+    "10.0.0.1": 403,
+    "": 403,
+}
+
+
+@pytest.mark.parametrize(("host", "status"), HOSTS.items())
+async def test_a_port_at_loopback_is_for_its_own_host(
+    pair: tuple[Worker, Worker], host: str, status: int
+) -> None:
+    """A page of another site whose name leads here cannot read it."""
+    async with (
+        observability.serve_metrics(pair[0], port=0) as port,
+        aiohttp.ClientSession(headers={"Host": host}) as client,
+        client.get(f"http://127.0.0.1:{port}/metrics") as response,
+    ):
+        assert response.status == status
+
+
+async def test_a_port_at_all_interfaces_has_any_name(
+    pair: tuple[Worker, Worker],
+) -> None:
+    async with (
+        observability.serve_metrics(pair[0], port=0, host="") as port,
+        aiohttp.ClientSession(headers={"Host": "pod.example"}) as client,
+        client.get(f"http://127.0.0.1:{port}/metrics") as response,
+    ):
+        assert response.status == 200
+
+
 async def test_the_lag_of_the_loop_is_told(pair: tuple[Worker, Worker]) -> None:
     async with observability.serve_metrics(pair[0], port=0) as port:
         url = f"http://127.0.0.1:{port}/metrics"
