@@ -1,8 +1,4 @@
-"""Shortage: which resource has run out, what to do about it, and how often to say so.
-
-What a stranger can cause as often as he likes is logged once a second, with the number
-of times that it was left out.
-"""
+"""Shortage: which resource has run out, and what to do about it."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import re
 import resource
 from typing import Final
 
-LOGGED_EVERY_S: Final = 1.0
 MORE_MEMORY: Final = (
     "raise its limit, `ulimit -v` or that of its container, or send less at a time"
 )
@@ -77,29 +72,3 @@ def _number_of(error: BaseException) -> int | None:
         number = _TORCH_NUMBER.search(text)
         return None if number is None else int(number[1])
     return None
-
-
-class LogLimit:
-    """Lets one line a second through, for each kind of line."""
-
-    def __init__(self, at_once: int = 0) -> None:
-        """Let the first line of each kind through, after so many without a limit."""
-        self._kinds: dict[str, tuple[float, int]] = {}
-        self._at_once = at_once  # of all kinds
-
-    def left_out(self, kind: str, now_s: float) -> str | None:
-        """Return what to add to a line; None: leave the line out.
-
-        Args:
-            kind: of the line; the program has few of them.
-            now_s: the time.
-        """
-        if self._at_once:
-            self._at_once -= 1
-            return ""
-        quiet_until_s, unlogged = self._kinds.get(kind, (now_s, 0))
-        if now_s < quiet_until_s:
-            self._kinds[kind] = quiet_until_s, unlogged + 1
-            return None
-        self._kinds[kind] = now_s + LOGGED_EVERY_S, 0
-        return f" ({unlogged} more before it)" if unlogged else ""

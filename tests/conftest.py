@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import logging
 import os
 import random
 import signal
@@ -25,6 +26,7 @@ import pytest_asyncio
 import torch
 import uvloop
 
+from asyncrpc.logs import PeerLineFilter
 from asyncrpc.multiprocessing.store import serve_store
 from asyncrpc.testing.leaks import ResourceSnapshot, running_tasks
 
@@ -85,8 +87,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(autouse=True)
-def the_same_numbers() -> None:
-    """Seed what a test may draw from, whichever tests ran before it."""
+def the_same_beginning() -> None:
+    """Seed what a test may draw from, whichever tests ran before it, and logged."""
+    for line_filter in logging.getLogger("asyncrpc").filters:
+        if isinstance(line_filter, PeerLineFilter):
+            line_filter.forget()
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  (the one that is shared)
     torch.manual_seed(0)

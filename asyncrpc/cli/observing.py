@@ -13,10 +13,11 @@ from typing import Any, Final
 
 from asyncrpc.cli.runs.choosing import others_in
 from asyncrpc.cli.runs.finding import ADDRESS_VARIABLE, entrance
-from asyncrpc.cli.table import UNCUT, columns_here, lines_of, printable
+from asyncrpc.cli.table import UNCUT, columns_here, lines_of
 from asyncrpc.errors import UsageError
 from asyncrpc.inspection.observer import Observer
 from asyncrpc.inspection.records import NoAnswer
+from asyncrpc.logs import printable
 from asyncrpc.runtime.members import Member
 
 TROUBLE: Final = 1  # exit code: something is wrong

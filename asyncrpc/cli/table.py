@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, repeat, zip_longest
 from typing import Final
 
+from asyncrpc.logs import printable
+
 NARROWEST: Final = 8  # to which a column may be cut
 UNCUT: Final = 1 << 30  # as the width of a table that is shown whole
 _GAP: Final = "  "
@@ -60,13 +62,6 @@ def wrapped(text: str) -> str:
     return textwrap.fill(
         text, columns_here(), subsequent_indent="  ", break_on_hyphens=False
     )
-
-
-def printable(text: str) -> str:
-    """Return a text of a peer without what would command the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def columns_here() -> int:

@@ -23,7 +23,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from asyncrpc.shortage import EXHAUSTED, LogLimit, shortage_of
+from asyncrpc.logs import LogLimit
+from asyncrpc.shortage import EXHAUSTED, shortage_of
 
 logger = logging.getLogger("asyncrpc")
 

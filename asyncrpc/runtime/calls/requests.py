@@ -65,7 +65,6 @@ from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import Router
 from asyncrpc.runtime.schema import RecordSchema, kind_of
 from asyncrpc.serde import FunctionTable, text_of
-from asyncrpc.shortage import LogLimit
 from asyncrpc.wire.frames import Flags, Frame, FrameKind
 from asyncrpc.wire.messages import Meta
 from asyncrpc.wire.outgoing import OutgoingState
@@ -162,7 +161,6 @@ class RequestDispatcher:
         self._link = link
         self._host = host
         self._now_s = host.recorder.now_s
-        self._log_limit = LogLimit(at_once=2000)
         self._connection = connection
         self._served = served
         self._credit = credit
@@ -587,12 +585,14 @@ class RequestDispatcher:
             route.handle(self._link, value)
         except BaseException as error:
             # It has no answer that could fail, and other messages are not at fault.
-            more = self._log_limit.left_out("notice", self._now_s())
-            if more is not None:
-                name = self._link.peer.name
-                what = f"a notice of {name!r} could not be taken{more}: {route.name}"
-                is_expected = isinstance(error, AsyncRpcError)
-                logger.warning("%s: %s", what, text_of(error), exc_info=not is_expected)
+            is_expected = isinstance(error, AsyncRpcError)
+            logger.warning(
+                "a notice of %r could not be taken: %s: %s",
+                self._link.peer.name,
+                route.name,
+                text_of(error),
+                exc_info=not is_expected,
+            )
 
 
 def _no_arguments(problem: str) -> DecodeError:

@@ -23,11 +23,12 @@ from asyncrpc.errors import (
     RemoteProtocolError,
     UsageError,
 )
+from asyncrpc.logs import LogLimit
 from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.links.byte_stream import ByteStream
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import Identity
-from asyncrpc.shortage import LogLimit, descriptors_max
+from asyncrpc.shortage import descriptors_max
 from asyncrpc.transport.address import Address, is_loopback
 from asyncrpc.transport.interfaces import host_addresses
 from asyncrpc.wire.messages import Hello

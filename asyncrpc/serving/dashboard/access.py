@@ -10,19 +10,19 @@ import json
 import logging
 import math
 import os
-import re
 from typing import Any, Final
 
 from aiohttp import web
 
 from asyncrpc.clock import Clock
+from asyncrpc.logs import LogLimit
 from asyncrpc.serving.dashboard.machine.sessions import (
     Attempts,
     Gate,
     NonceMint,
     Sessions,
 )
-from asyncrpc.shortage import LogLimit
+from asyncrpc.serving.listening import names_this_host
 from asyncrpc.transport.address import is_loopback
 from asyncrpc.transport.sockets import user_of
 
@@ -42,9 +42,6 @@ _USED: Final = (
 )
 _now_s: Final = Clock().now_s
 # Nothing else: `[::1].evil.example` and `localhost@evil.example` are no hosts of ours.
-_LOCAL_HOST: Final = re.compile(
-    r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE
-)
 _OWN_SITES: Final = ("same-origin", "none")
 
 
@@ -228,7 +225,7 @@ async def _is_local(request: web.Request) -> bool:
         return False
     if request.headers.get("Sec-Fetch-Site", "none") not in _OWN_SITES:
         return False
-    if _LOCAL_HOST.fullmatch(request.host) is None or request.transport is None:
+    if not names_this_host(request) or request.transport is None:
         return False
     peer = request.transport.get_extra_info("peername")
     own = request.transport.get_extra_info("sockname")

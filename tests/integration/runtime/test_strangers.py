@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from asyncrpc import (
     Worker,
 )
 from asyncrpc.errors import AsyncRpcError, AuthenticationError
+from asyncrpc.logs import LINES_AT_ONCE, PEERS_MAX
 from asyncrpc.serde import Codec, FunctionTable
 from asyncrpc.wire.frames import HEADER, MAGIC, VERSION, FrameKind, prefix
 from asyncrpc.wire.handshake import (
@@ -367,6 +369,27 @@ async def test_a_notice_of_no_service_or_of_another_form_is_dropped(
         stream[1].write(hello() + notice + frame(99, lengths=(0, 0, 0)))
         await read_to_the_end(stream[0])
     assert f"could not be taken: {service}.{method}" in caplog.text
+
+
+@pytest.mark.parametrize("connections", [1, 300])
+async def test_a_peer_cannot_fill_the_log(
+    server: Worker,
+    friend: Worker,
+    connections: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """By notices that cannot be taken, and by breaking the protocol again and again."""
+    notice = prefix(FrameKind.NOTICE, head=msgpack.packb(["x", "y"]), control=b"\xc0")
+    said = notice * (9000 // connections) + frame(99, lengths=(0, 0, 0))
+    begun_s = asyncio.get_running_loop().time()
+    for _ in range(connections):
+        async with dialed(server) as stream:
+            await prove(stream, SECRET)
+            stream[1].write(hello() + said)
+            await read_to_the_end(stream[0])
+    took_s = asyncio.get_running_loop().time() - begun_s
+    lines = Counter((one.pathname, one.lineno) for one in caplog.records)
+    assert LINES_AT_ONCE <= max(lines.values()) <= LINES_AT_ONCE + PEERS_MAX + took_s
 
 
 async def test_a_hello_to_somebody_else_is_refused(
