@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from asyncrpc.autograd.messages import ReleaseContext
 from asyncrpc.autograd.state import ContextState
 from asyncrpc.errors import InvalidContextError
-from asyncrpc.ids import ContextId, WorkerId
-from asyncrpc.runtime.ports import OpenLinks
+from asyncrpc.ids import ContextId, Incarnation, WorkerId
+from asyncrpc.runtime.ports import OpenLinks, PeerLink
 
+# What a context takes, or something noted in one, besides its graph, as measured.
+RECORD_BYTES: Final = 4 << 10
 # Contexts that have ended, so that a late message does not revive one.
 ENDED_MAX: Final = 4096
 
@@ -45,6 +47,7 @@ class Contexts:
         # Each with whether its creator has said so, or another worker.
         self._ended: OrderedDict[ContextId, bool] = OrderedDict()
         self._serial = 0
+        self._kept: Counter[Incarnation] = Counter()
 
     def next_serial(self) -> int:
         """Return a number that no context, pass or message of this worker has yet."""
@@ -81,6 +84,20 @@ class Contexts:
             state.creator = creator
         return state
 
+    def keep(self, state: ContextState, link: PeerLink) -> None:
+        """Count something that a worker brings, until the context ends.
+
+        Raises:
+            OverloadedError: the worker has brought too much.
+        """
+        link.check_room(RECORD_BYTES)
+        state.kept_for[link.peer.incarnation] += 1
+        self._kept[link.peer.incarnation] += 1
+
+    def held_for(self, peer: Incarnation) -> int:
+        """Return how many bytes that takes which a worker has brought."""
+        return RECORD_BYTES * self._kept[peer]
+
     def state(self, context_id: ContextId) -> ContextState:
         """Return the state of a context that is open.
 
@@ -107,6 +124,10 @@ class Contexts:
         if state is None:
             return
         self.on_released(context_id)
+        for peer, count in state.kept_for.items():
+            self._kept[peer] -= count
+            if not self._kept[peer]:
+                del self._kept[peer]
         self._ended[context_id] = told_by in (0, context_id.creator)
         if len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from asyncrpc.autograd.context import current_context_var
-from asyncrpc.autograd.contexts import Contexts
+from asyncrpc.autograd.contexts import RECORD_BYTES, Contexts
 from asyncrpc.autograd.functions import CrossingId, Received, received_as
 from asyncrpc.autograd.messages import read_meta
 from asyncrpc.autograd.state import ContextState, Sent
@@ -110,9 +110,14 @@ class Crossings:
             return None  # this worker has not opened it, or has long forgotten it
         if is_its_own:
             name = link.peer.name
+        is_new = context_id not in self._open
+        if is_new:
+            link.check_room(RECORD_BYTES)
         state = self._contexts.enter(context_id, WorkerId(name, context_id.creator))
         if link.peer not in state.given_to:  # else it answers, or goes round
             state.brought_by.add(link.peer)
+        if is_new or (serial and link.peer in state.brought_by):
+            self._contexts.keep(state, link)
         if is_its_own:
             state.creator = link.peer  # others may have given it another name
         if not serial:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from asyncrpc.autograd.contexts import Contexts
 from asyncrpc.autograd.messages import JoinContext, ReleaseContext
 from asyncrpc.autograd.state import ContextState
 from asyncrpc.errors import AsyncRpcError, MalformedError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
 from asyncrpc.runtime.ports import Links, PeerLink, Scheduler, ask
+
+JOINS_MAX: Final = 64  # creators that are asked at a time
+ENDED_IN_A_TURN: Final = 1024  # contexts of a lost worker, some 10 us each
 
 
 class ContextLifetime:
@@ -65,11 +70,30 @@ class ContextLifetime:
 
         For contexts that it may have brought here, ask their creators.
         """
+        ended: list[tuple[ContextId, ContextState]] = []
+        brought: list[tuple[ContextId, ContextState]] = []
         for context_id, state in list(self._contexts.open.items()):
             if context_id.creator == peer.incarnation:
-                self._contexts.release(context_id)
+                ended.append((context_id, state))
             elif peer in state.peers and context_id.creator != self._me:
-                self._scheduler.start_task(self._join(context_id, state))
+                brought.append((context_id, state))
+        self._end(ended)
+        for _ in range(min(len(brought), JOINS_MAX)):
+            self._scheduler.start_task(self._join_all(brought))
+
+    def _end(self, left: list[tuple[ContextId, ContextState]]) -> None:
+        """End some of the contexts of a lost worker, and the rest in later turns."""
+        for context_id, state in left[-ENDED_IN_A_TURN:]:
+            if self._contexts.open.get(context_id) is state:
+                self._contexts.release(context_id)
+        del left[-ENDED_IN_A_TURN:]
+        if left:
+            self._scheduler.loop.call_soon(self._end, left)
+
+    async def _join_all(self, left: list[tuple[ContextId, ContextState]]) -> None:
+        """Ask the creators of contexts, which others take from the list as well."""
+        while left:
+            await self._join(*left.pop())
 
     async def _join(self, context_id: ContextId, state: ContextState) -> None:
         """Ask the creator of a context to report its end itself."""

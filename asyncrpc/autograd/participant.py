@@ -254,6 +254,8 @@ class PassParticipant:
                 f"worker {link.peer.name!r} ended a backward pass that it did not "
                 "ask this worker to take part in"
             )
+        if one is None and pass_id not in state.ended:
+            self._contexts.keep(state, link)
         if one is None and told_by != pass_id.root:
             state.given_up.add((pass_id, told_by))
             return

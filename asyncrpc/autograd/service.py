@@ -104,6 +104,7 @@ class AutogradService:
         engine: runs local graphs; its lock guards `.grad` of every parameter here.
         contexts: the contexts that this worker knows.
         routes: the messages that other workers may send.
+        held_for: see `Contexts.held_for`.
         state_class: of the contexts' states; a facade has its own.
     """
 
@@ -162,6 +163,7 @@ class AutogradService:
         )
         # Called for each message of the worker, so without a call in between.
         self.outgoing = self._crossings.outgoing
+        self.held_for = contexts.held_for
 
     def step_with(self, steps: PassSteps) -> None:
         """Say what votes on the steps of optimizers, and takes those of passes."""

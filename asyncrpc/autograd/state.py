@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Self
@@ -70,6 +71,7 @@ class ContextState:
         ended: passes that are over, and whether they succeeded.
         given_up: passes that are not known here, by workers that did not begin them and
             have told their end: it may overtake their requests.
+        kept_for: how much is noted here that each worker has brought.
         tensors_sent: the number of tensors in all messages.
         prefetched: the local graph behind all sent tensors, as far as it was walked.
         is_prefetching: whether the walk goes on when the loop has time.
@@ -91,6 +93,7 @@ class ContextState:
         "id",
         "is_prefetching",
         "joined",
+        "kept_for",
         "passes",
         "prefetched",
         "sent",
@@ -107,6 +110,7 @@ class ContextState:
         self.passes: dict[PassId, Pass] = {}
         self.ended: dict[PassId, bool] = {}
         self.given_up: set[tuple[PassId, Incarnation]] = set()
+        self.kept_for: Counter[Incarnation] = Counter()
         self.tensors_sent = 0
         self.prefetched = self.region_class()
         self.is_prefetching = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgpack
@@ -55,6 +55,21 @@ class ReceivedTensors:
     taken: asyncio.Future[CollectiveFailure | None]
 
 
+@dataclass
+class EarlyMessages:
+    """What a worker has said of a group that is not made here.
+
+    Attributes:
+        sender: this life of the worker.
+        takes: take the messages, once the group is made.
+        nbytes: what they take.
+    """
+
+    sender: Incarnation
+    takes: list[Callable[[], None]] = field(default_factory=list)
+    nbytes: int = 0
+
+
 class Matching:
     """The collectives of one group at one rank; carries out `machine.matching`.
 
@@ -66,7 +81,7 @@ class Matching:
         path: the name of the group, with those of the groups that it is part of.
         is_elastic: whether it is a generation of an elastic group.
         lives: the incarnations of the members, as known when the group was made.
-        early: what is taken once the group is made here, by the name of its sender.
+        early: what comes before the group is made here, by the name of its sender.
     """
 
     def __init__(self, worker: GroupWorker, group_id: int) -> None:
@@ -81,7 +96,7 @@ class Matching:
         self.path = ""
         self.is_elastic = False
         self.lives: Mapping[str, Incarnation | None] = {}
-        self.early: dict[str, list[Callable[[], None]]] = {}
+        self.early: dict[str, EarlyMessages] = {}
         self.runs: dict[int, CollectiveRun] = {}
         self.points = Points(self)
 
@@ -100,7 +115,7 @@ class Matching:
         self.machine.join(label, members, rank)
         early, self.early = self.early, {}
         for kept in early.values():
-            for take in kept:
+            for take in kept.takes:
                 take()
 
     def has(self, peer: WorkerId) -> bool:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict, defaultdict
+import sys
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from asyncrpc.collectives.elastic import ElasticGroups
 from asyncrpc.collectives.machine.operations import EARLY_MAX, CollectiveFailure
 from asyncrpc.collectives.machine.views import View
-from asyncrpc.collectives.matching import CLOSED, Matching
+from asyncrpc.collectives.matching import CLOSED, EarlyMessages, Matching
 from asyncrpc.collectives.messages import (
     SERVICE,
     CollectiveBegun,
@@ -32,13 +33,15 @@ from asyncrpc.errors import (
     MalformedError,
     UsageError,
 )
-from asyncrpc.ids import WorkerId
+from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import answers, takes
 
 # Groups that another worker has made and this worker has not made yet.
 UNKNOWN_MAX: Final = 1024
 CLOSED_KEPT: Final = 1024
+LOST_KEPT: Final = 4096
+EARLY_BYTES: Final = 1 << 10  # of a message for such a group, besides its content
 
 
 N = TypeVar("N", CollectiveBegun, WakeUp, CollectiveFailed, GroupLeft, RankGone)
@@ -59,7 +62,8 @@ class CollectivesService:
         self._groups: dict[int, Matching] = {}
         self._closed: OrderedDict[int, str] = OrderedDict()
         self._made: defaultdict[int, int] = defaultdict(int)
-        self._lost: dict[str, tuple[WorkerId, str]] = {}
+        self._lost: OrderedDict[str, tuple[WorkerId, str]] = OrderedDict()
+        self._early: Counter[Incarnation] = Counter()  # bytes of each sender
         self.elastic = ElasticGroups(worker)
         self.routes = [
             answers(CountBegun, self._on_count),
@@ -127,6 +131,10 @@ class CollectivesService:
         self, matching: Matching, label: str, path: str, members: Sequence[str]
     ) -> None:
         matching.path = path
+        for kept in matching.early.values():
+            self._early[kept.sender] -= kept.nbytes
+            if not self._early[kept.sender]:
+                del self._early[kept.sender]
         matching.join(
             f"{label} of {len(members)}", members, members.index(self.worker.name)
         )
@@ -213,14 +221,15 @@ class CollectivesService:
     ) -> Matching | CollectiveFailure:
         """Return a group once it is made here; the failure if it was closed here."""
         if group not in self._closed:
-            matching = self._find(group)
-            if matching.members:
+            matching = self._groups.get(group)
+            if matching is not None and matching.members:
                 return matching
             turn = self.worker.loop.create_future()
-            self._keep(link, matching, partial(_wake, turn), number)
+            # The request counts as long as it waits.
+            self._keep(link, group, partial(_wake, turn), number, nbytes=0)
             await turn  # a sender that gives up, or is lost, cancels this
             if group not in self._closed:
-                return matching
+                return self._find(group)
         problem = f"{self._closed[group]} is closed at worker {self.worker.name!r}"
         return CollectiveFailure(GroupChangedError.code, problem, (self.worker.name,))
 
@@ -236,10 +245,12 @@ class CollectivesService:
         def take(link: PeerLink, notice: N) -> None:
             if notice.group in self._closed:
                 return
-            matching = self._find(notice.group)
-            if not matching.members:
+            matching = self._groups.get(notice.group)
+            if matching is None or not matching.members:
                 number = getattr(notice, "number", 0)
-                self._keep(link, matching, partial(take_early, link, notice), number)
+                take_it = partial(take_early, link, notice)
+                nbytes = EARLY_BYTES + _bytes_of(notice.pack())
+                self._keep(link, notice.group, take_it, number, nbytes)
                 return
             rank = getattr(notice, "rank", None)
             matching.machine.check_speaker(link.peer.name, rank)
@@ -254,29 +265,42 @@ class CollectivesService:
     def _keep(
         self,
         link: PeerLink,
-        matching: Matching,
+        group: int,
         take: Callable[[], None],
         number: int,
+        nbytes: int,
     ) -> None:
         """Keep what a worker says of a group that is not made here.
 
         Raises:
             MalformedError: it is too much, or too far ahead.
+            OverloadedError: the worker makes this one keep too much.
         """
-        name, early = link.peer.name, matching.early
-        unknown = sum(name in one.early for one in self._groups.values())
-        kept = early.get(name, [])
-        if not kept and unknown >= UNKNOWN_MAX:
+        name, matching = link.peer.name, self._groups.get(group)
+        kept = None if matching is None else matching.early.get(name)
+        unknown = 0
+        if kept is None:
+            kept = EarlyMessages(link.peer.incarnation)
+            unknown = sum(name in one.early for one in self._groups.values())
+        if unknown >= UNKNOWN_MAX:
             raise MalformedError(
                 f"messages of worker {name!r} have come for {unknown} groups that this "
                 "worker has not made, which is the limit"
             )
-        if max(number, len(kept)) >= EARLY_MAX:
+        if max(number, len(kept.takes)) >= EARLY_MAX:
             raise MalformedError(
                 f"collective {number} is too far ahead: this worker has not made the "
                 "group"
             )
-        early.setdefault(name, []).append(take)
+        link.check_room(nbytes)
+        self._find(group).early[name] = kept
+        kept.takes.append(take)
+        kept.nbytes += nbytes
+        self._early[kept.sender] += nbytes
+
+    def held_for(self, peer: Incarnation) -> int:
+        """Return how many bytes messages for unknown groups take (HoldsForPeers)."""
+        return self._early[peer]
 
     def _on_begun(self, matching: Matching, begun: CollectiveBegun, _by: str) -> None:
         matching.on_begun(begun.number, begun.rank, begun.descriptor)
@@ -307,6 +331,9 @@ class CollectivesService:
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Fail every group that the worker was in."""
         self._lost[peer.name] = peer, reason
+        if len(self._lost) > LOST_KEPT:
+            self._lost.popitem(last=False)
+        del self._early[peer.incarnation]
         for matching in list(self._groups.values()):
             if matching.has(peer):
                 matching.on_lost(peer.name, reason)
@@ -330,6 +357,12 @@ class CollectivesService:
             if matching.members:
                 self.close_group(matching)
         self.elastic.close()
+
+
+def _bytes_of(content: Any) -> int:
+    """Return what the content of a message takes in memory."""
+    parts = content if type(content) is list else ()
+    return sys.getsizeof(content) + sum(map(_bytes_of, parts))
 
 
 def _wake(turn: asyncio.Future[None]) -> None:

@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -56,6 +57,9 @@ from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import Route, answers, takes
 from asyncrpc.runtime.schema import UnfitError
 from asyncrpc.serde import words_of
+
+# What an optimizer takes, besides its parameters and its state, as measured.
+OPTIMIZER_BYTES: Final = 8 << 10
 
 T = TypeVar("T")
 Key = tuple[int, int]  # the maker, and its number there: only the maker can name it
@@ -122,6 +126,7 @@ class OptimizerService:
         self._functions = functions
         self._autograd = autograd
         self._optimizers: dict[Key, LocalParameters] = {}
+        self._made: Counter[int] = Counter()  # of them, by each maker
         self._kept: dict[Key, _UndoableStep] = {}
         # Why a step that came with a backward pass failed: the maker asks for it next.
         self._failed: dict[Key, tuple[ContextId, BaseException]] = {}
@@ -183,9 +188,20 @@ class OptimizerService:
         """Let go of an optimizer that its maker has let go of."""
         self.drop(link.peer.incarnation, dropped.serial)
 
+    def held_for(self, peer: Incarnation) -> int:
+        """Return how many bytes the optimizers of a maker take (HoldsForPeers)."""
+        return OPTIMIZER_BYTES * self._made[peer]
+
+    def _add(self, key: Key, local: LocalParameters) -> None:
+        self._optimizers[key] = local
+        self._made[key[0]] += 1
+
     def drop(self, maker: Incarnation, serial: int) -> None:
         """Let go of an optimizer."""
-        self._optimizers.pop((maker, serial), None)
+        if self._optimizers.pop((maker, serial), None) is not None:
+            self._made[maker] -= 1
+            if not self._made[maker]:
+                del self._made[maker]
         self._failed.pop((maker, serial), None)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
@@ -200,6 +216,7 @@ class OptimizerService:
     async def close(self) -> None:
         """Let go of all optimizers and kept steps."""
         self._optimizers.clear()
+        self._made.clear()
         self._kept.clear()
         self._failed.clear()
         self._turns.close()
@@ -422,7 +439,7 @@ class OptimizerService:
         lock = self._autograd.engine.lock
         if cls is None:
             listed = (one for group in resolved for one in group["params"])
-            self._optimizers[key] = LocalParameters(listed, lock)
+            self._add(key, LocalParameters(listed, lock))
             return None
         self._functions.check(cls)
 
@@ -433,7 +450,7 @@ class OptimizerService:
 
         local, told = await self._in_thread(make)
         self._check_new(key)
-        self._optimizers[key] = local
+        self._add(key, local)
         return told
 
     async def _add_group(self, key: Key, asked: m.AddGroup) -> list[Options]:
@@ -489,6 +506,8 @@ def _route(kind: type[Request[Any]], handler: Handler) -> Route:
     """Return the route of a request, whose handler gets the optimizer that it names."""
 
     def reply(link: PeerLink, asked: Any) -> Coroutine[Any, Any, Any]:
+        if kind is m.CreateOptimizer:
+            link.check_room(OPTIMIZER_BYTES)
         return handler((link.peer.incarnation, asked.serial), asked)
 
     return answers(kind, reply)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from asyncrpc.errors import DecodeError, EncodeError
-from asyncrpc.ids import Incarnation, RRefId, WorkerId
+from asyncrpc.ids import Incarnation, RRefId, WorkerId, is_name
 from asyncrpc.rref import machine as m
 from asyncrpc.rref.handle import RRef, service_of, shared_of
 from asyncrpc.rref.handles import Handles
@@ -237,5 +237,7 @@ def _read_reference(tree: Any) -> tuple[RRefId, WorkerId, int, int]:
     if any(type(value) is not kind for value, kind in zip(tree, types, strict=True)):
         raise DecodeError("an RRef has fields of the wrong types")
     creator, serial, incarnation, name, form, token = tree
+    if name and not is_name(name):
+        raise DecodeError("an RRef names an owner that no worker can be")
     owner = WorkerId(name, Incarnation(incarnation))
     return RRefId(Incarnation(creator), serial), owner, form, token

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from asyncrpc.errors import RemoteProtocolError
+from asyncrpc.errors import OverloadedError, RemoteProtocolError
 from asyncrpc.ids import Incarnation, RRefId, WorkerId
+from asyncrpc.rref import machine as m
 from asyncrpc.rref.messages import (
     Gone,
     Probe,
@@ -19,12 +21,15 @@ from asyncrpc.rref.messages import (
 from asyncrpc.rref.names import PeerNames
 from asyncrpc.rref.notices import Notices
 from asyncrpc.rref.shared import SharedById
-from asyncrpc.rref.tables import Tables
+from asyncrpc.rref.tables import REFERENCE_BYTES, Tables
 from asyncrpc.runtime.messages import Notice
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import takes
 
 N = TypeVar("N", bound=Notice)
+
+# References of a lost worker, some 2 us each.
+LOST_IN_A_TURN: Final = 4096
 
 
 class IncomingNotices:
@@ -37,6 +42,8 @@ class IncomingNotices:
         notices: Notices,
         shared: SharedById,
         settle: Callable[[], None],
+        *,
+        call_soon: Callable[..., object],
     ) -> None:
         """Prepare to take messages.
 
@@ -46,6 +53,7 @@ class IncomingNotices:
             notices: to workers; those to a lost one are dropped.
             shared: state of handles; that of a lost worker's values fails.
             settle: applies what handles have queued.
+            call_soon: of the loop.
         """
         heard = self._heard
         self.routes = (
@@ -63,9 +71,11 @@ class IncomingNotices:
         self._notices = notices
         self._shared = shared
         self._settle = settle
+        self._call_soon = call_soon
+        self._losing: set[Incarnation] = set()
 
     def _heard(
-        self, take: Callable[[Incarnation, N], None]
+        self, take: Callable[[PeerLink, N], None]
     ) -> Callable[[PeerLink, N], None]:
         """Return a handler that feeds the machines, unless the sender is lost."""
 
@@ -74,13 +84,14 @@ class IncomingNotices:
                 return  # of a time that both ends have declared over
             self.meet(link)
             self._names.note(link.peer)
-            take(link.peer.incarnation, notice)
+            take(link, notice)
 
         return take_from
 
-    def _take_release(self, from_: Incarnation, notice: Release) -> None:
+    def _take_release(self, link: PeerLink, notice: Release) -> None:
         """Take back forks; a wrong entry does not affect the others."""
         problem: RemoteProtocolError | None = None
+        from_ = link.peer.incarnation
         for rref_id, forks in notice.released:
             try:
                 self._carry_out(self._owner.release(rref_id, from_, forks))
@@ -89,8 +100,8 @@ class IncomingNotices:
         if problem is not None:
             raise problem
 
-    def _take_returned(self, from_: Incarnation, notice: Returned) -> None:
-        self.take_back(from_, notice.tokens)
+    def _take_returned(self, link: PeerLink, notice: Returned) -> None:
+        self.take_back(link.peer.incarnation, notice.tokens)
 
     def take_back(self, from_: Incarnation, tokens: Iterable[int]) -> None:
         """Take back loans; a wrong one does not affect the others.
@@ -107,35 +118,42 @@ class IncomingNotices:
         if problem is not None:
             raise problem
 
-    def _take_register(self, from_: Incarnation, notice: Register) -> None:
-        self._carry_out(self._owner.register(notice.rref_id, from_))
+    def _take_register(self, link: PeerLink, notice: Register) -> None:
+        rref_id, from_ = notice.rref_id, link.peer.incarnation
+        if self._owner.state(rref_id) is not m.EntryState.LIVE:
+            try:
+                link.check_room(REFERENCE_BYTES)
+            except OverloadedError:
+                self._carry_out((m.SendGone(from_, rref_id),))
+                raise
+        self._carry_out(self._owner.register(rref_id, from_))
 
-    def _take_registered(self, from_: Incarnation, notice: Registered) -> None:
-        self._check_owner(notice.rref_id, from_)
+    def _take_registered(self, link: PeerLink, notice: Registered) -> None:
+        self._check_owner(notice.rref_id, link)
         self._carry_out(self._user.registered(notice.rref_id))
 
-    def _take_gone(self, from_: Incarnation, notice: Gone) -> None:
-        self._check_owner(notice.rref_id, from_)
+    def _take_gone(self, link: PeerLink, notice: Gone) -> None:
+        self._check_owner(notice.rref_id, link)
         self._carry_out(self._user.gone(notice.rref_id))
 
-    def _check_owner(self, rref_id: RRefId, from_: Incarnation) -> None:
+    def _check_owner(self, rref_id: RRefId, link: PeerLink) -> None:
         """Refuse a message about a value that does not come from its owner.
 
         Raises:
             RemoteProtocolError: the sender is not the owner.
         """
         holding = self._user.get(rref_id)
-        if holding is not None and holding.owner != from_:
+        if holding is not None and holding.owner != link.peer.incarnation:
             raise RemoteProtocolError(
-                f"worker {self._names.shown(from_)!r} wrote about {rref_id}, which "
+                f"worker {link.peer.name!r} wrote about {rref_id}, which "
                 f"worker {self._names.shown(holding.owner)!r} owns"
             )
 
-    def _take_probe(self, from_: Incarnation, notice: Probe) -> None:
-        self._carry_out(self._user.probe(notice.rref_id, from_))
+    def _take_probe(self, link: PeerLink, notice: Probe) -> None:
+        self._carry_out(self._user.probe(notice.rref_id, link.peer.incarnation))
 
-    def _take_settled(self, from_: Incarnation, notice: Settled) -> None:
-        self._carry_out(self._owner.settled(notice.rref_id, from_))
+    def _take_settled(self, link: PeerLink, notice: Settled) -> None:
+        self._carry_out(self._owner.settled(notice.rref_id, link.peer.incarnation))
 
     # --- workers that go and come back -----------------------------------------------
 
@@ -144,10 +162,21 @@ class IncomingNotices:
         self._settle()
         self._notices.forget(peer.incarnation)
         self._shared.lose_owner(peer, reason)
-        effects = self._owner.worker_lost(peer.incarnation)
-        self._carry_out(effects + self._user.worker_lost(peer.incarnation))
-        self._notices.forget(peer.incarnation)
-        self._names.forget(peer.incarnation)
+        self._carry_out(self._user.worker_lost(peer.incarnation))
+        self._losing.add(peer.incarnation)
+        self._go_on_losing(peer.incarnation)
+
+    def _go_on_losing(self, lost: Incarnation, at_most: int = LOST_IN_A_TURN) -> None:
+        """Drop some of what a lost worker held, and the rest in later turns."""
+        if lost not in self._losing:
+            return
+        self._carry_out(self._owner.worker_lost(lost, at_most))
+        if self._owner.kept_for(lost):
+            self._call_soon(self._go_on_losing, lost)
+            return
+        self._losing.discard(lost)
+        self._notices.forget(lost)
+        self._names.forget(lost)
 
     def on_peer_back(self, peer: WorkerId) -> None:
         """Begin anew with a worker that was declared lost, and lives.
@@ -155,6 +184,7 @@ class IncomingNotices:
         What was lost stays lost: its handles here fail, and it holds nothing here.
         """
         self._settle()
+        self._go_on_losing(peer.incarnation, sys.maxsize)
         self._owner.forgive(peer.incarnation)
         self._carry_out(self._user.forgive(peer.incarnation))
 

@@ -19,7 +19,7 @@ from asyncrpc.rref import machine as m
 from asyncrpc.rref.handle import RRef, shared_of
 from asyncrpc.rref.ports import Functions
 from asyncrpc.rref.shared import copy_of
-from asyncrpc.rref.tables import Tables
+from asyncrpc.rref.tables import REFERENCE_BYTES, Tables
 from asyncrpc.rref.values import Value, Values, id_of, result_of
 from asyncrpc.runtime.calls.futures import is_done_within, refuse_on_loop
 from asyncrpc.runtime.calls.modes import MODE_ATTRIBUTE, Mode
@@ -99,6 +99,7 @@ class OwnedValues:
         refusal = self.refusal()
         if refusal is not None:
             raise refusal
+        link.check_room(REFERENCE_BYTES)
         effects = self._owner.create(key, from_)
         self._values.expect(key)
         self._carry_out(effects)

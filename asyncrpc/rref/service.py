@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypedDict
 
 from asyncrpc.errors import UsageError
-from asyncrpc.ids import RRefId, WorkerId
+from asyncrpc.ids import Incarnation, RRefId, WorkerId
 from asyncrpc.rref import machine as m
 from asyncrpc.rref.codec import ReferenceCodec
 from asyncrpc.rref.handle import RRef
@@ -34,7 +34,7 @@ from asyncrpc.rref.ports import Calls, Directory, Functions, Links
 from asyncrpc.rref.records import Records, RRefRecord
 from asyncrpc.rref.remote import RemoteValues
 from asyncrpc.rref.shared import Shared, SharedById
-from asyncrpc.rref.tables import Tables
+from asyncrpc.rref.tables import REFERENCE_BYTES, Tables
 from asyncrpc.rref.values import Values
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import Scheduler
@@ -116,6 +116,7 @@ class RRefService:
             name_of=names.of,
             on_unreachable=self._on_unreachable,
         )
+        self._owner = owner
         tables = Tables(owner, self.user, values, shared, notices)
         self.handles = handles = Handles(
             self,
@@ -128,7 +129,7 @@ class RRefService:
             random_bytes=lambda count: worker.random_bytes(count),  # noqa: PLW0108
         )
         self._incoming = incoming = IncomingNotices(
-            tables, names, notices, shared, handles.settle
+            tables, names, notices, shared, handles.settle, call_soon=loop.call_soon
         )
         counted: _CountingParts = {
             "tables": tables,
@@ -190,6 +191,13 @@ class RRefService:
     def lifted(self) -> int:
         """How many references of the message being decoded have been rebuilt."""
         return self._codec.lifted
+
+    def held_for(self, peer: Incarnation) -> int:
+        """Return how many bytes the references take that a peer holds (HoldsForPeers).
+
+        Their values are not counted: exposed functions made them.
+        """
+        return REFERENCE_BYTES * self._owner.kept_for(peer)
 
     # --- handles ---------------------------------------------------------------------
 

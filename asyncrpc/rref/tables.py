@@ -13,6 +13,9 @@ from asyncrpc.rref.shared import SharedById
 from asyncrpc.rref.values import Values
 from asyncrpc.runtime.messages import Notice
 
+# What a reference takes at its owner besides its value, as measured.
+REFERENCE_BYTES: Final = 1 << 10
+
 _NOTICES: Final[dict[type, Callable[[RRefId], Notice]]] = {
     m.SendRegister: Register,
     m.SendRegistered: Registered,

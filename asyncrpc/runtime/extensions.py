@@ -320,6 +320,14 @@ class WantsAddresses(Protocol):
 
 
 @runtime_checkable
+class HoldsForPeers(Protocol):
+    """A `Service` that keeps what peers make it keep."""
+
+    def held_for(self, peer: Incarnation, /) -> int:
+        """Return how many bytes that takes, for the account of a peer."""
+
+
+@runtime_checkable
 class RemembersLost(Protocol):
     """A `Service` that remembers which workers were lost."""
 

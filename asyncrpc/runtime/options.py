@@ -240,8 +240,9 @@ class LimitOptions:
             wait.
         peer_bytes_max: bytes that one peer makes this worker hold besides the payloads
             above: its unfinished calls with their arguments, answers that it has not
-            taken, references and autograd contexts; all peers together may have 16
-            times as much.  Further calls are rejected.
+            taken, references, autograd contexts, optimizers, and messages of groups
+            that are not made yet; all peers together may have 16 times as much.
+            Further calls are rejected.
         outbound_bytes_max: bytes of answers, and of items of streams, that peers have
             not taken, over all peers; one peer may have a sixteenth.  Further calls
             with large answers, and further items, wait.

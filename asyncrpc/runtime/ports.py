@@ -104,6 +104,13 @@ class PeerLink(Protocol):
     def is_lost(self) -> bool:
         """Return whether the connection has ended for good."""
 
+    def check_room(self, nbytes: int, /) -> None:
+        """Refuse to keep so many more bytes for the worker, unless there is room.
+
+        Raises:
+            OverloadedError: there is none; see `LimitOptions.peer_bytes_max`.
+        """
+
     def tell(self, notice: Notice, *, at_once: bool = False) -> None:
         """Send a message that is not answered.
 

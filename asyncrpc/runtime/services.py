@@ -6,8 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from asyncrpc.errors import MalformedError
-from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.extensions import RemembersLost, Service, WantsAddresses
+from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.extensions import (
+    HoldsForPeers,
+    RemembersLost,
+    Service,
+    WantsAddresses,
+)
 from asyncrpc.runtime.router import Router
 
 # Makers of the services by which observers look at a worker.  The package that has them
@@ -25,6 +30,7 @@ class Services:
     def __init__(self) -> None:
         self.router = Router()
         self._by_name: dict[str, Service] = {}
+        self._holders: list[HoldsForPeers] = []
 
     def __iter__(self) -> Iterator[Service]:
         """Iterate over them in the order in which they were added."""
@@ -34,6 +40,8 @@ class Services:
         """Let other workers send messages to a part of this one."""
         self._by_name[service.name] = service
         self.router.add(service.name, service.routes)
+        if isinstance(service, HoldsForPeers):
+            self._holders.append(service)
 
     def named(self, name: Any) -> Service:
         """Return the service with this name.
@@ -45,6 +53,10 @@ class Services:
         if found is None:
             raise MalformedError(f"there is no service {name!r:.80}")
         return found
+
+    def held_for(self, peer: Incarnation) -> int:
+        """Return how many bytes the services keep for a peer."""
+        return sum(service.held_for(peer) for service in self._holders)
 
     def on_listening(self, addresses: Sequence[str]) -> None:
         """Tell the services that want the addresses where the worker listens."""

@@ -206,7 +206,7 @@ MUTANTS = (
     Mutant(
         "unborn-of-the-dead-waits",
         "owner",
-        "for rref_id in self._unborn_of.pop(incarnation):",
+        "for rref_id in self._unborn_of.pop(incarnation, at_most):",
         "for rref_id in ():",
     ),
     Mutant(
@@ -230,7 +230,7 @@ MUTANTS = (
     Mutant(
         "lease-never-ends",
         "owner",
-        "for rref_id in self._held_by.pop(incarnation):",
+        "for rref_id in self._held_by.pop(incarnation, at_most):",
         "for rref_id in ():",
     ),
     Mutant(

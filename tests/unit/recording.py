@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from contextvars import Context
 from typing import Any, TypeVar
 
 from asyncrpc.clock import Deadline
-from asyncrpc.errors import UnknownWorkerError
+from asyncrpc.errors import OverloadedError, UnknownWorkerError
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.devices.maps import DeviceMap
 from asyncrpc.runtime.members import Member
@@ -29,8 +30,13 @@ class RecordingLink:
     def __init__(self, peer: WorkerId) -> None:
         self.peer = peer
         self.is_guest = self.is_lost = False
+        self.room_bytes = sys.maxsize
         self.told: list[Notice] = []
         self.asked: list[tuple[Request[Any], asyncio.Future[Any]]] = []
+
+    def check_room(self, nbytes: int) -> None:
+        if nbytes > self.room_bytes:
+            raise OverloadedError("there is no room", retry_after_s=1.0)
 
     def tell(self, notice: Notice, *, at_once: bool = False) -> None:
         self.told.append(notice)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Iterable
 from typing import Final, Generic, TypeVar
 
@@ -38,8 +40,19 @@ class Index(Generic[K, V]):
         """Return a copy of a set: what is in it may go while it is walked."""
         return tuple(self._sets.get(key, ()))
 
-    def pop(self, key: K) -> Iterable[V]:
-        return self._sets.pop(key, {})
+    def count(self, key: K) -> int:
+        """Return how large a set is."""
+        return len(self._sets.get(key, ()))
+
+    def pop(self, key: K, at_most: int = sys.maxsize) -> Iterable[V]:
+        """Take out the first values of a set; all, unless told otherwise."""
+        values = self._sets.get(key, {})
+        if len(values) <= at_most:
+            return self._sets.pop(key, {})
+        first = tuple(itertools.islice(values, at_most))
+        for value in first:
+            del values[value]
+        return first
 
 
 class Tombstones:

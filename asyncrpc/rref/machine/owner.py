@@ -96,6 +96,10 @@ class OwnerTable:
         entry = self._entries.get(rref_id)
         return {} if entry is None else dict(entry.holders)
 
+    def kept_for(self, worker: Incarnation) -> int:
+        """Return how many entries a worker holds, waits for, or was to make."""
+        return self._held_by.count(worker) + self._unborn_of.count(worker)
+
     def create(
         self, rref_id: RRefId, for_holder: Incarnation | None = None
     ) -> list[Effect]:
@@ -246,16 +250,23 @@ class OwnerTable:
             return []  # it was on its way when we asked
         return self._give_up(rref_id, entry)
 
-    def worker_lost(self, incarnation: Incarnation) -> list[Effect]:
-        """Drop what a dead worker held or was to make, in time proportional to that."""
+    def worker_lost(
+        self, incarnation: Incarnation, at_most: int = sys.maxsize
+    ) -> list[Effect]:
+        """Drop what a dead worker held or was to make, in time proportional to that.
+
+        Args:
+            incarnation: the worker.
+            at_most: of either; the rest, see `kept_for`, is dropped by further calls.
+        """
         self._dead.add(incarnation)
         effects: list[Effect] = []
-        for rref_id in self._held_by.pop(incarnation):
+        for rref_id in self._held_by.pop(incarnation, at_most):
             entry = self._entries[rref_id]
             entry.holders.pop(incarnation, None)
             entry.waiting = [one for one in entry.waiting if one != incarnation]
             effects += self._collect(rref_id, entry)
-        for rref_id in self._unborn_of.pop(incarnation):
+        for rref_id in self._unborn_of.pop(incarnation, at_most):
             effects += self._give_up(rref_id, self._entries[rref_id])
         return effects
 

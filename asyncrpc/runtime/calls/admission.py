@@ -9,6 +9,7 @@ reaches for several limits at once takes no more than one that reaches for one.
     its arguments and its head              the most that they may take; once the
                                             account is half full, what they do take
     answers that the peer does not take     as they are kept
+    what services keep for it               as they say: see `HoldsForPeers`
 
 Large requests have credit (`credit`), which the user's options limit.
 """
@@ -101,9 +102,9 @@ class CallAdmission:
         self._idle = asyncio.Event()
         self._few = 0  # `wait_idle` is woken at so many calls, or fewer
 
-    def open(self, calls: Sized) -> PeerMemory:
-        """Open the account of a peer, whose served calls are `calls`."""
-        return PeerMemory(self, calls, self._peer_bytes_max)
+    def open(self, calls: Sized, services_hold: Callable[[], int]) -> PeerMemory:
+        """Open the account of a peer; see `PeerMemory`."""
+        return PeerMemory(self, calls, services_hold, self._peer_bytes_max)
 
     def admit(self, of_peer: Sized) -> None:
         """Accept a call, or refuse it.
@@ -173,22 +174,31 @@ class PeerMemory:
         "_admission",
         "_calls",
         "_is_pressed",
+        "_services_hold",
         "held_bytes",
         "is_watched",
         "kept_bytes",
         "limit_bytes",
     )
 
-    def __init__(self, admission: CountsHeld, calls: Sized, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        admission: CountsHeld,
+        calls: Sized,
+        services_hold: Callable[[], int],
+        limit_bytes: int,
+    ) -> None:
         """Begin with nothing.
 
         Args:
             admission: counts what all peers hold.
             calls: of the peer that are served.
+            services_hold: returns how many bytes services keep for it.
             limit_bytes: of the sum.
         """
         self._admission = admission
         self._calls = calls
+        self._services_hold = services_hold
         self.limit_bytes = limit_bytes
         self._is_pressed = False
         self.held_bytes = self.kept_bytes = 0
@@ -197,7 +207,8 @@ class PeerMemory:
     @property
     def used_bytes(self) -> int:
         """Return the sum."""
-        return self.held_bytes + self.kept_bytes + CALL_BYTES * len(self._calls)
+        held_bytes = self.held_bytes + CALL_BYTES * len(self._calls)
+        return held_bytes + self.kept_bytes + self._services_hold()
 
     @property
     def is_half_full(self) -> bool:
@@ -213,9 +224,10 @@ class PeerMemory:
         used_bytes = self.used_bytes
         if used_bytes + nbytes > self.limit_bytes:
             raise OverloadedError(
-                f"this peer's {len(self._calls)} calls, their arguments, its references"
-                f" and the {self.kept_bytes} bytes of answers that it has not taken"
-                f" hold {used_bytes} bytes of this worker, and {nbytes} more are"
+                f"this peer's {len(self._calls)} calls, their arguments, its"
+                " references, autograd contexts and optimizers, and the"
+                f" {self.kept_bytes} bytes of answers that it has not taken hold"
+                f" {used_bytes} bytes of this worker, and {nbytes} more are"
                 f" needed; the limit is {self.limit_bytes}"
                 " (LimitOptions.peer_bytes_max); send less at a time, and large data"
                 " as tensors, arrays or bytes",

@@ -56,6 +56,7 @@ from asyncrpc.runtime.links.reading_turns import logged
 from asyncrpc.runtime.members import member_of
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.payloads.ports import LaneConnection
+from asyncrpc.runtime.services import Services
 from asyncrpc.runtime.threads import ThreadPool
 from asyncrpc.serde import Encoded, is_unprepared, unreadable
 from asyncrpc.wire.frames import Flags, Frame, FrameKind, prefix
@@ -119,6 +120,10 @@ class LinkHost(AnswerHost, OutboundHost, RequestHost, ResponderHost, Protocol):
         """Limits and counts the calls that are served."""
 
     @property
+    def services(self) -> Services:
+        """Take messages of peers."""
+
+    @property
     def memory(self) -> SharedMemory:
         """Return the memory that it shares with peers."""
 
@@ -142,6 +147,7 @@ class Link:
         credit: large requests, in both directions.
         ends: notes how our calls end.
         calls: calls and messages to the peer.
+        check_room: see `PeerMemory.check`.
         start, start_common, start_stream, ask, tell: see `OutboundCalls`.
         send_credit, cancel: see `OutboundCalls`.
         defer: see `DeferredMessages`.
@@ -161,7 +167,11 @@ class Link:
         self.pending: PendingCalls[OutboundCall] = PendingCalls()
         self.served: ServedCalls[InboundCall] = ServedCalls()
         self.heads = ReceivedHeads(worker.target)
-        self.memory = worker.admission.open(self.served.running)
+        self.memory = worker.admission.open(
+            self.served.running,
+            functools.partial(worker.services.held_for, peer.incarnation),
+        )
+        self.check_room = self.memory.check
         self.credit = LinkCredit(
             peer.name,
             worker.inbound_credit,

@@ -140,6 +140,7 @@ class RawPeer:
     """A peer that has been let in, and sends what it wants.
 
     Attributes:
+        incarnation: this life of it.
         granted_bytes: credit that the victim has given for its requests.
         first_id: added to the number of each call.
     """
@@ -147,6 +148,7 @@ class RawPeer:
     def __init__(self, stream: Stream, victim: Victim) -> None:
         self.reader, self.writer = stream
         self.victim = victim
+        self.incarnation = int.from_bytes(os.urandom(8), "little")
         self.granted_bytes = 0
         self.first_id = 0
 
@@ -231,8 +233,9 @@ async def raw_peer(target: Victim, name: str = "liar") -> AsyncIterator[RawPeer]
     reader, writer = await asyncio.open_connection(target.host, target.port)
     try:
         await prove((reader, writer), SECRET)
-        writer.write(hello(name) + prefix(FrameKind.ACK))
-        yield RawPeer((reader, writer), target)
+        peer = RawPeer((reader, writer), target)
+        writer.write(hello(name, incarnation=peer.incarnation) + prefix(FrameKind.ACK))
+        yield peer
     finally:
         writer.transport.abort()
 
@@ -365,10 +368,15 @@ async def cancels(peer: RawPeer) -> None:
     await peer.drain()
 
 
-async def calls_and_gone(peer: RawPeer) -> None:
-    await many_calls(peer)
-    peer.writer.write(b"garbage" * 10)
-    await peer.until(FrameKind.CLOSE, 0)
+def and_gone(attack: Attack) -> Attack:
+    """Return what does something, and then breaks the protocol."""
+
+    async def attack_and_go(peer: RawPeer) -> None:
+        await attack(peer)
+        peer.writer.write(b"garbage" * 10)
+        await peer.until(FrameKind.CLOSE, 0)
+
+    return attack_and_go
 
 
 async def wrong_notices(peer: RawPeer) -> None:
@@ -412,6 +420,40 @@ def call_with(control: bytes, payload: bytes = b"", meta: Any = None) -> Any:
         peer.send(FrameKind.REQUEST, head, control, call_id, payload)
 
     return make
+
+
+def call_in(
+    meta: Callable[[RawPeer, int], dict[str, Any]],
+) -> Callable[[RawPeer, int], None]:
+    """Return what sends a call with metadata, which is answered."""
+
+    def make(peer: RawPeer, call_id: int) -> None:
+        head = [[0, f"{MODULE}:size_of"], meta(peer, call_id)]
+        peer.send(FrameKind.REQUEST, head, flat(arguments(b"\xa0")), call_id)
+
+    return make
+
+
+def notices(
+    service: str, method: str, content: Callable[[RawPeer, int], list[Any]]
+) -> Callable[[RawPeer, int], None]:
+    """Return what sends a notice."""
+
+    def make(peer: RawPeer, number: int) -> None:
+        control = flat(msgpack.packb(content(peer, number)))
+        peer.send(FrameKind.NOTICE, [service, method], control, number)
+
+    return make
+
+
+async def ended_passes(peer: RawPeer) -> None:
+    """Tell the ends of backward passes that nobody knows, in a context."""
+    me = peer.incarnation
+    call_in(lambda _, n: {"a": [me, n, 0]})(peer, 1)
+    its_own = notices("autograd", "abort", lambda _, n: [me, 1, me, n])
+    of_others = notices("autograd", "abort", lambda _, n: [me, 1, me ^ 1, n])
+    await many(its_own, 150_000, 1000)(peer)
+    await many(of_others, 150_000, 1000)(peer)
 
 
 def wide_text(nbytes: int) -> bytes:
@@ -507,12 +549,39 @@ ATTACKS: Final[dict[str, Attack]] = {
     "answers to calls that were not made": answered(15 * MIB, 1000),
     "payloads of answers to calls that were not made": answered(10, 1 << 30),
     "small answers, unread": unread,
+    "references": many(
+        call_in(lambda peer, n: {"r": [peer.incarnation, n]}), 300_000, 1000
+    ),
+    "references that are mentioned": many(
+        notices("rref", "register", lambda peer, n: [peer.incarnation, n]),
+        300_000,
+        1000,
+    ),
+    "autograd contexts": many(
+        call_in(lambda peer, n: {"a": [peer.incarnation, n, 0]}), 150_000, 1000
+    ),
+    "autograd contexts of others": many(
+        call_in(lambda _, n: {"a": [n, n, 0, "other"]}), 150_000, 1000
+    ),
+    "passes that have ended": ended_passes,
+    "groups that nobody made": many(
+        notices("collectives", "woke", lambda _, n: [n]), 300_000, 1000
+    ),
+    "failures in such groups": many(
+        notices(
+            "collectives",
+            "failed",
+            lambda _, n: [n % 1000, 0, ["", "p" * 3000, ["x"]]],
+        ),
+        150_000,
+        1000,
+    ),
     "calls": many_calls,
     "messages": many_messages,
     "names": many_names,
     "long names": long_names,
     "cancels": cancels,
-    "calls, and gone": calls_and_gone,
+    "calls, and gone": and_gone(many_calls),
     "wrong notices": wrong_notices,
     "bytes, 256 MiB": long_bytes,
     "text, 60 MiB": content(
@@ -526,6 +595,10 @@ ATTACKS: Final[dict[str, Attack]] = {
         20,
     ),
 }
+ATTACKS.update(
+    (f"{name}, and gone", and_gone(ATTACKS[name]))
+    for name in ("references", "autograd contexts", "autograd contexts of others")
+)
 ATTACKS["all at once"] = at_once(
     "payloads, 8 KB",
     "texts, 7 KiB",

@@ -54,7 +54,7 @@ async def prove(stream: Stream, secret: str | None) -> None:
         writer.write(handshake.receive(await reader.readexactly(handshake.wanted)))
 
 
-def hello(name: str = "raw", expects: str = "ps") -> bytes:
+def hello(name: str = "raw", expects: str = "ps", incarnation: int = 7) -> bytes:
     """Return the HELLO of a worker that is none."""
-    record = Hello(name=name, incarnation=7, rank=-1, pid=1, expects=expects)
+    record = Hello(name=name, incarnation=incarnation, rank=-1, pid=1, expects=expects)
     return prefix(FrameKind.HELLO, control=record.encode())

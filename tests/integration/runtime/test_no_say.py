@@ -18,7 +18,7 @@ import asyncrpc
 from asyncrpc import AsyncRpcError, Group, RRef, Worker, join_group
 from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.autograd.context import current_context_var
-from asyncrpc.collectives.service import UNKNOWN_MAX, group_id
+from asyncrpc.collectives.service import EARLY_BYTES, UNKNOWN_MAX, group_id
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.membership.messages import fields_of
@@ -272,7 +272,15 @@ async def test_a_stranger_does_not_use_up_the_groups_of_others(trio: Trio) -> No
     for number in range(2 * UNKNOWN_MAX):
         raw_messages.tell(link, "collectives", "woke", [number])
     await tell(link, "collectives", "woke", [1])
+    service: Any = a.parts.service("collectives")
+    assert len(service._groups) == UNKNOWN_MAX  # noqa: SLF001
+    held_bytes = service.held_for(c.parts.id.incarnation)
+    assert held_bytes > UNKNOWN_MAX * EARLY_BYTES
     await reduce([a, b])
+    assert service.held_for(c.parts.id.incarnation) == held_bytes
+    service.on_peer_lost(c.parts.id, "it is gone")
+    assert service.held_for(c.parts.id.incarnation) == 0
+    assert not service.groups
 
 
 async def test_a_member_leaves_in_its_own_name(

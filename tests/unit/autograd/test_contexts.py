@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 import torch
 
 from asyncrpc.autograd.context import Context, current_context_var
-from asyncrpc.autograd.contexts import ENDED_MAX, Contexts
+from asyncrpc.autograd.contexts import ENDED_MAX, RECORD_BYTES, Contexts
 from asyncrpc.autograd.crossings import Crossings
 from asyncrpc.autograd.engine import Keeping
 from asyncrpc.autograd.functions import CrossingId
-from asyncrpc.autograd.lifetime import ContextLifetime
+from asyncrpc.autograd.lifetime import ENDED_IN_A_TURN, JOINS_MAX, ContextLifetime
 from asyncrpc.autograd.messages import JoinContext, PassId, ReleaseContext
-from asyncrpc.errors import AutogradError, InvalidContextError, MalformedError
+from asyncrpc.errors import (
+    AutogradError,
+    InvalidContextError,
+    MalformedError,
+    OverloadedError,
+)
 from asyncrpc.ids import ContextId, MessageId, WorkerId
 from asyncrpc.serde import Encoded
 from tests.unit.recording import (
@@ -148,6 +154,48 @@ async def test_contexts_of_a_lost_worker_end() -> None:
     parts.lifetime.on_peer_lost(PEER)
     assert THEIRS not in parts.contexts.open
     assert parts.third.told == [ReleaseContext(THEIRS)]
+
+
+async def test_many_contexts_of_a_lost_worker_end_in_several_turns() -> None:
+    parts = Everything()
+    for serial in range(2 * ENDED_IN_A_TURN + 1):
+        parts.crossings.incoming(parts.peer, [PEER.incarnation, serial, 0])
+    parts.lifetime.on_peer_lost(PEER)
+    assert len(parts.contexts.open) == ENDED_IN_A_TURN + 1
+    await let_run()
+    await let_run()
+    assert not parts.contexts.open
+
+
+async def test_creators_of_many_contexts_are_not_asked_all_at_once() -> None:
+    parts = Everything()
+    for serial in range(2 * JOINS_MAX):
+        meta = [THIRD.incarnation, serial, 0, "nobody"]
+        parts.crossings.incoming(parts.peer, meta)
+    parts.lifetime.on_peer_lost(PEER)
+    assert len(parts.scheduler.tasks) == JOINS_MAX
+    await asyncio.gather(*parts.scheduler.tasks)
+    assert not parts.contexts.open  # nobody knows them
+
+
+async def test_contexts_count_for_the_worker_that_brings_them() -> None:
+    parts = Everything()
+    state = parts.contexts.enter(MINE, ME)
+    parts.send(MINE, parts.peer)
+    parts.crossings.incoming(parts.peer, [*MINE, 3])  # an answer: it was asked
+    assert parts.contexts.held_for(PEER.incarnation) == 0
+    parts.crossings.incoming(parts.peer, [*THEIRS, 0])
+    parts.crossings.incoming(parts.peer, [*THEIRS, 4])
+    parts.crossings.incoming(parts.third, [*THEIRS, 0])
+    assert parts.contexts.held_for(PEER.incarnation) == 2 * RECORD_BYTES
+    assert parts.contexts.held_for(THIRD.incarnation) == 0
+    parts.peer.room_bytes = 0
+    with pytest.raises(OverloadedError):
+        parts.crossings.incoming(parts.peer, [PEER.incarnation, 2, 0])
+    assert set(parts.contexts.open) == {MINE, THEIRS}
+    parts.contexts.release(THEIRS)
+    assert parts.contexts.held_for(PEER.incarnation) == 0
+    assert state.kept_for == {}
 
 
 @pytest.mark.parametrize("is_open", [True, False])

@@ -58,6 +58,23 @@ def test_a_message_never_sent_counts_nothing(table: OwnerTable) -> None:
     assert table.holders(MINE) == {}
 
 
+def test_what_the_dead_held_is_dropped_in_parts(table: OwnerTable) -> None:
+    held = [RRefId(ME, serial) for serial in range(1, 6)]
+    for rref_id in held:
+        table.create(rref_id)
+        table.hand_out(rref_id, BORROWER)
+        table.local_release(rref_id)
+    table.register(THEIRS, BORROWER)  # waits for its value
+    assert table.kept_for(BORROWER) == 6
+    assert table.kept_for(CREATOR) == 1  # which is to make it
+    freed = table.worker_lost(BORROWER, 4)
+    assert freed == [Freed(rref_id) for rref_id in held[:4]]
+    assert table.kept_for(BORROWER) == 2
+    rest = [Freed(held[4]), NotWanted(THEIRS)]
+    assert table.worker_lost(BORROWER, 4) == rest
+    assert (len(table), table.kept_for(BORROWER)) == (0, 0)
+
+
 def test_to_undo_for_the_dead_changes_nothing(table: OwnerTable) -> None:
     table.create(MINE)
     table.hand_out(MINE, BORROWER)

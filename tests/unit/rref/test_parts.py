@@ -14,6 +14,7 @@ from asyncrpc.errors import (
     DecodeError,
     EncodeError,
     Outcome,
+    OverloadedError,
     OwnerLostError,
     RejectedError,
     RRefDeletedError,
@@ -23,7 +24,7 @@ from asyncrpc.rref import machine as m
 from asyncrpc.rref.codec import FORK, HOME, LOAN, ReferenceCodec
 from asyncrpc.rref.handle import RRef, shared_of
 from asyncrpc.rref.handles import Handles
-from asyncrpc.rref.incoming import IncomingNotices
+from asyncrpc.rref.incoming import LOST_IN_A_TURN, IncomingNotices
 from asyncrpc.rref.messages import (
     Gone,
     Probe,
@@ -32,12 +33,12 @@ from asyncrpc.rref.messages import (
     Released,
     Returned,
 )
-from asyncrpc.rref.names import PeerNames
+from asyncrpc.rref.names import HEARSAY_MAX, PeerNames
 from asyncrpc.rref.notices import BATCH_MAX, Notices
 from asyncrpc.rref.owned import OwnedValues
 from asyncrpc.rref.records import Records
 from asyncrpc.rref.shared import SharedById
-from asyncrpc.rref.tables import Tables
+from asyncrpc.rref.tables import REFERENCE_BYTES, Tables
 from asyncrpc.rref.values import Values
 from asyncrpc.runtime.extensions import RefusedFunction
 from asyncrpc.runtime.members import Member
@@ -90,7 +91,12 @@ class Everything:
             random_bytes=os.urandom,
         )
         self.incoming = IncomingNotices(
-            tables, self.names, self.notices, self.shared, self.handles.settle
+            tables,
+            self.names,
+            self.notices,
+            self.shared,
+            self.handles.settle,
+            call_soon=loop.call_soon,
         )
         self.codec = ReferenceCodec(
             me,
@@ -381,6 +387,48 @@ async def test_handles_of_a_lost_owner_fail_and_stay_lost() -> None:
     with pytest.raises(OwnerLostError):
         shared_of(handle).check()
     assert parts.lift(fork(8), parts.peer).rref_id.serial == 8
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+async def test_references_of_a_lost_worker_go_in_several_turns(
+    *, is_back: bool
+) -> None:
+    parts = Everything(values_max=3 * LOST_IN_A_TURN)
+    count = 2 * LOST_IN_A_TURN + 1
+    for serial in range(1, count + 1):
+        parts.owned.expect(parts.peer, (PEER.incarnation, serial))
+    parts.incoming.on_peer_lost(PEER, "it was killed")
+    assert len(parts.owner) == count - LOST_IN_A_TURN
+    if is_back:  # it begins anew, and keeps what it gets now
+        parts.incoming.meet(parts.peer)
+        parts.owned.expect(parts.peer, (PEER.incarnation, count + 1))
+    await let_run()
+    await let_run()
+    assert len(parts.owner) == is_back
+
+
+async def test_a_peer_without_room_gets_no_more_references() -> None:
+    parts = Everything()
+    parts.owned.expect(parts.peer, (PEER.incarnation, 1))
+    parts.peer.room_bytes = REFERENCE_BYTES - 1
+    with pytest.raises(OverloadedError):
+        parts.owned.expect(parts.peer, (PEER.incarnation, 2))
+    unborn = RRefId(THIRD.incarnation, 1)
+    with pytest.raises(OverloadedError):
+        deliver(parts.incoming.routes, parts.peer, Register(unborn))
+    await let_run()
+    assert parts.peer.told == [Gone(unborn)]  # it waits for no answer in vain
+    assert len(parts.owner) == 1
+
+
+def test_names_of_hearsay_have_a_limit() -> None:
+    names = PeerNames(RecordingLinks(), ME)
+    names.note(PEER)
+    for number in range(HEARSAY_MAX + 1):
+        names.note_hearsay(WorkerId(f"w{number}", Incarnation(number + 1)))
+    assert names.of(Incarnation(1)) == ""
+    assert names.of(Incarnation(2)) == "w1"
+    assert names.of(PEER.incarnation) == "peer"
 
 
 def test_hearsay_names_a_stranger_and_renames_nobody() -> None:

@@ -280,8 +280,8 @@ class FakeAdmission:
         self.active = self.held_bytes = 0
         self.refusal: AsyncRpcError | None = None
 
-    def open(self, calls: Sized) -> PeerMemory:
-        return PeerMemory(self, calls, LimitOptions().peer_bytes_max)
+    def open(self, calls: Sized, services_hold: Callable[[], int]) -> PeerMemory:
+        return PeerMemory(self, calls, services_hold, LimitOptions().peer_bytes_max)
 
     def admit(self, of_peer: Sized) -> None:
         if self.refusal is not None:
@@ -406,8 +406,10 @@ class LinkParts:
         self.memory = PeerMemory(
             self.host.admission,
             self.served.running,
+            lambda: 0,
             self.host.options.limits.peer_bytes_max,
         )
+        self.check_room = self.memory.check
         self.credit = LinkCredit(
             PEER.name,
             self.host.inbound_credit,

@@ -50,7 +50,7 @@ class Admission:
 
 
 def account() -> PeerMemory:
-    return PeerMemory(Admission(), {}, 8 * PART)
+    return PeerMemory(Admission(), {}, lambda: 0, 8 * PART)
 
 
 def pressed(budget: OutboundBudget | None = None) -> tuple[Connection, Backlog]:

@@ -30,15 +30,18 @@ class Admission:
         self.held_bytes = 0
 
 
-def account(admission: Admission | None = None, calls: int = 0) -> PeerMemory:
-    return PeerMemory(admission or Admission(), dict.fromkeys(range(calls)), LIMIT)
+def account(
+    admission: Admission | None = None, calls: int = 0, services_hold: int = 0
+) -> PeerMemory:
+    served = dict.fromkeys(range(calls))
+    return PeerMemory(admission or Admission(), served, lambda: services_hold, LIMIT)
 
 
-def test_calls_arguments_and_answers_are_one_sum() -> None:
-    memory = account(calls=100)
+def test_all_that_a_peer_holds_is_one_sum() -> None:
+    memory = account(calls=100, services_hold=1 << 20)
     memory.take(1 << 20)
     memory.on_kept(2 << 20, is_pressed=False)
-    assert memory.used_bytes == 100 * CALL_BYTES + (3 << 20)
+    assert memory.used_bytes == 100 * CALL_BYTES + (4 << 20)
     left = LIMIT - memory.used_bytes
     memory.check(left)
     with pytest.raises(OverloadedError, match="the limit is 8388608"):
