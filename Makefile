@@ -265,9 +265,9 @@ $(SERVE)/.stamp: pyproject.toml constraints.txt
 		-c $(SERVE)/constraints.txt -e '.[serve-peers]'
 	touch $@
 
-TARGETS ?= frames handshake hello lanes messages values
+TARGETS ?= frames handshake hello http lanes messages sidecar values
 
-# Ten minutes each: all of them nightly take an hour; what they keep is in .fuzz.
+# Ten minutes each: all of them nightly take eighty; what they keep is in .fuzz.
 fuzz: $(STAMP) ## Fuzz decoders and messages, each 10 minutes; TARGETS="values" MINUTES=1
 	$(RUN) -m pip install --quiet --disable-pip-version-check 'atheris>=2.3'
 	for target in $(TARGETS); do \

@@ -7,6 +7,7 @@ So connections are limited: to make room, the oldest without a request is closed
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +21,8 @@ from asyncrpc.shortage import descriptors_max, shortage_of
 from asyncrpc.transport.address import Address, is_loopback
 from asyncrpc.transport.sockets import StreamListener
 from asyncrpc.transport.tcp import bind
+
+logger = logging.getLogger("asyncrpc")
 
 _PORT_MAX: Final = 65_535
 _LOCAL_HOST: Final = re.compile(
@@ -76,7 +79,8 @@ async def listening(
     app.middlewares.insert(0, connections.count)
     if is_loopback(host) and not guards:
         app.middlewares.insert(1, _of_this_host)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_END_S)
+    # Each request that is not HTTP is logged: by our logger, whose lines are bounded.
+    runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=_END_S)
     listener: StreamListener | None = None
     try:
         await runner.setup()

@@ -121,14 +121,19 @@ class SidecarServer:
 
     def run(self) -> None:
         """Answer queries until `ends_s`."""
-        while True:
-            now = now_s()
-            if self.ends_s is not None and (now >= self.ends_s or not self._doors):
-                return
-            self._drop_late(now)
-            self._look_at_doors(now)
-            for descriptor, _ in self._poll.poll(self._wait_ms(now)):
-                self._on_event(descriptor, now_s())
+        while self.turn():
+            pass
+
+    def turn(self, *, waits: bool = True) -> bool:
+        """Do what is due, once something is if it waits; return whether it goes on."""
+        now = now_s()
+        if self.ends_s is not None and (now >= self.ends_s or not self._doors):
+            return False
+        self._drop_late(now)
+        self._look_at_doors(now)
+        for descriptor, _ in self._poll.poll(self._wait_ms(now) if waits else 0):
+            self._on_event(descriptor, now_s())
+        return True
 
     def _on_event(self, descriptor: int, now: float) -> None:
         if descriptor == self._process:

@@ -30,10 +30,15 @@ TIMEOUT_S = 120
 MEMORY_MIB = 2048
 # What is instrumented, so that its coverage guides.
 DECODERS = ("asyncrpc.wire", "asyncrpc.serde")
-MESSAGES_GO_THROUGH = (
-    *("asyncrpc.runtime", "asyncrpc.rref", "asyncrpc.autograd", "asyncrpc.optim"),
-    *("asyncrpc.collectives", "asyncrpc.inspection", "asyncrpc.wire", "asyncrpc.serde"),
-)
+GO_THROUGH = {
+    "http": ("asyncrpc.serving", "asyncrpc.observability", "asyncrpc.inspection"),
+    "messages": (
+        *("asyncrpc.runtime", "asyncrpc.rref", "asyncrpc.autograd", "asyncrpc.optim"),
+        *("asyncrpc.collectives", "asyncrpc.inspection", "asyncrpc.wire"),
+        "asyncrpc.serde",
+    ),
+    "sidecar": ("asyncrpc.sidecar",),
+}
 
 
 def save(data: bytes, folder: Path) -> None:
@@ -45,7 +50,7 @@ def fuzz(name: str, limits: Sequence[str], work: Path, corpus: Path) -> None:
     """Fuzz; does not return."""
     import atheris  # noqa: PLC0415  (nobody else needs it)
 
-    parts = MESSAGES_GO_THROUGH if name == "messages" else DECODERS
+    parts = GO_THROUGH.get(name, DECODERS)
     with atheris.instrument_imports(include=list(parts)):
         target = importlib.import_module(f"tests.fuzz.fuzz_{name}")
     for seed in target.seeds():

@@ -17,7 +17,7 @@ Arc: TypeAlias = tuple[str, int, int]
 _PACKAGE: Final = Path(asyncrpc.__file__).parent
 _PARTS: Final = (
     *("wire", "serde", "transport", "runtime", "rref", "autograd", "optim"),
-    *("collectives", "inspection"),
+    *("collectives", "inspection", "serving", "observability", "sidecar"),
 )
 _TRACED: Final = tuple(str(_PACKAGE / part) for part in _PARTS)
 

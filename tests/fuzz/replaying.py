@@ -6,4 +6,6 @@ from pathlib import Path
 from typing import Final
 
 CORPUS: Final = Path(__file__).parent / "corpus"
-TARGETS: Final = ("frames", "handshake", "hello", "lanes", "messages", "values")
+TARGETS: Final = (
+    *("frames", "handshake", "hello", "http", "lanes", "messages", "sidecar", "values"),
+)

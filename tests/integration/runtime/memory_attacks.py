@@ -527,10 +527,15 @@ ATTACKS: Final[dict[str, Attack]] = {
     ),
     "bombs": bombs,
     "notices announced": announced(FrameKind.NOTICE, ["rref", "release"], 4, 1 << 30),
-    "notices of gradients announced": announced(
-        FrameKind.NOTICE, ["collectives", "chunk"], 64, 1 << 30
+    "notices with payloads announced": announced(
+        FrameKind.NOTICE, ["rounds", "up"], 64, 1 << 30
     ),
-    "messages announced": announced(FrameKind.SERVICE, ["autograd", "x"], 8, 1 << 30),
+    "messages announced": announced(
+        FrameKind.SERVICE, ["autograd", "close"], 8, 1 << 30
+    ),
+    "messages with payloads announced": announced(
+        FrameKind.SERVICE, ["optim", "step"], 64, 64 * MIB
+    ),
     "requests announced": announced(
         FrameKind.REQUEST, [[0, f"{MODULE}:wait"], None], 60, 64 * MIB
     ),

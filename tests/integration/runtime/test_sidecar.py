@@ -13,13 +13,10 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from subprocess import PIPE
 
 import pytest
 
@@ -34,12 +31,10 @@ from asyncrpc import (
 from asyncrpc.runtime.links.evidence import evidence_of
 from asyncrpc.runtime.links.heartbeat import PulseAddress
 from asyncrpc.runtime.links.machine.detector import Evidence
-from asyncrpc.runtime.links.sidecar_process import PACKAGE, PROGRAM
 from asyncrpc.sidecar import pulse, query
 from asyncrpc.sidecar.process import CONNECTIONS_MAX, PATIENCE_S
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.transport.address import Address
-from asyncrpc.transport.handover import port_name
 from asyncrpc.wire.messages import Hello
 from tests.integration.runtime import blocking
 
@@ -384,64 +379,6 @@ async def test_many_questions_at_once_are_all_answered() -> None:
         hello = as_seen_from_elsewhere(worker.parts.hello())
         asked = (ask(hello, timeout_s=GENEROUS_S) for _ in range(200))
         assert set(await asyncio.gather(*asked)) == {Evidence.TICKING}
-
-
-# --- the end of a sidecar ------------------------------------------------------------
-
-QUICK = f"""
-import sys
-sys.argv[1:1] = [{PACKAGE!r}]
-exec({PROGRAM.partition("main(")[0]!r})
-from asyncrpc.sidecar import process
-process.REMAINS_S = 0.5
-main(sys.argv[2:])
-"""
-
-
-@contextlib.contextmanager
-def with_sidecar(
-    incarnation: int,
-) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes], str]]:
-    """A process that is no worker, its sidecar, and the address of that."""
-    with contextlib.ExitStack() as given:
-        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE)
-        memory = os.memfd_create(pulse.NAME)
-        given.callback(os.close, memory)
-        started = pulse.started_at(process.pid)
-        os.write(memory, pulse.Pulse(process.pid, started, incarnation, 0).pack())
-        descriptor = os.pidfd_open(process.pid)
-        given.callback(os.close, descriptor)
-        listening = given.enter_context(socket.create_server(("127.0.0.1", 0)))
-        address = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
-        pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in pair:
-            given.enter_context(end)
-        passed = [memory, descriptor, pair[1].fileno(), listening.fileno()]
-        port = listening.getsockname()[1]
-        arguments = [*map(str, passed[:3]), port_name(port), str(passed[3])]
-        command = [sys.executable, "-I", "-S", "-c", QUICK, *arguments]
-        sidecar = subprocess.Popen(command, stdin=PIPE, pass_fds=passed)
-    with process, sidecar:
-        assert sidecar.stdin is not None
-        sidecar.stdin.write(query.key_from(SECRET.encode(), incarnation))
-        sidecar.stdin.flush()
-        yield process, sidecar, address
-        process.kill()
-        sidecar.kill()
-
-
-async def test_a_sidecar_tells_of_a_death_for_a_while_and_ends() -> None:
-    with with_sidecar(incarnation=7) as (process, sidecar, address):
-        hello = Hello("b", 7, 0, 1, sidecar=(address,))
-        assert await ask(hello) is Evidence.BUSY  # it has no loop
-        process.kill()
-
-        async def is_known() -> bool:
-            return await ask(hello) is Evidence.GONE
-
-        await until(is_known)
-        assert await asyncio.to_thread(sidecar.wait, GENEROUS_S) == 0
-        assert await ask(hello) is Evidence.UNREACHABLE
 
 
 # --- a worker of another process -----------------------------------------------------

@@ -25,7 +25,7 @@ from asyncrpc import (
 from asyncrpc.errors import AsyncRpcError, AuthenticationError
 from asyncrpc.logs import LINES_AT_ONCE, PEERS_MAX
 from asyncrpc.serde import Codec, FunctionTable
-from asyncrpc.wire.frames import HEADER, MAGIC, VERSION, FrameKind, prefix
+from asyncrpc.wire.frames import HEADER, MAGIC, VERSION, Flags, FrameKind, prefix
 from asyncrpc.wire.handshake import (
     PREFACE,
     PROOF_BYTES,
@@ -33,6 +33,7 @@ from asyncrpc.wire.handshake import (
     Handshake,
     Role,
 )
+from tests.docs.test_wire_tables import MESSAGES
 from tests.integration.runtime import remote
 from tests.integration.runtime.groups import until
 from tests.integration.runtime.raw_connections import (
@@ -43,6 +44,9 @@ from tests.integration.runtime.raw_connections import (
 )
 
 SECRET = "the right one of many"
+WITHOUT_PAYLOAD = [
+    names for names, message in MESSAGES.items() if not message.record.holds_buffers
+]
 QUICK = Options(
     secret=SECRET,
     network=NetworkOptions(connect_timeout_s=5.0, handshake_timeout_s=0.4),
@@ -390,6 +394,27 @@ async def test_a_peer_cannot_fill_the_log(
     took_s = asyncio.get_running_loop().time() - begun_s
     lines = Counter((one.pathname, one.lineno) for one in caplog.records)
     assert LINES_AT_ONCE <= max(lines.values()) <= LINES_AT_ONCE + PEERS_MAX + took_s
+
+
+async def test_what_takes_no_payload_refuses_one_before_it_comes(
+    server: Worker, friend: Worker
+) -> None:
+    for service, kind, method in WITHOUT_PAYLOAD:
+        async with dialed(server) as stream:
+            await prove(stream, SECRET)
+            announced = prefix(
+                FrameKind[kind],
+                1,
+                flags=Flags.DEFERRED,
+                aux=-1 if kind == "SERVICE" else 0,
+                head=msgpack.packb([service, method]),
+                control=b"\0\xc0",
+                lengths=[1 << 30],
+                payload_bytes=1 << 30,
+            )
+            stream[1].write(hello() + announced)
+            said = await read_to_the_end(stream[0])
+        assert f"{service}.{method}', which takes none".encode() in said
 
 
 async def test_a_hello_to_somebody_else_is_refused(

@@ -102,6 +102,15 @@ async def test_a_wrong_proof_is_refused_and_so_are_many(workers: list[Worker]) -
         assert await browser.sign_in(SECRET) == 200
 
 
+@pytest.mark.parametrize("text", ["\ud800", "é", "\0", "x" * 3000, ""])
+@pytest.mark.parametrize("field", ["nonce", "proof", "token", "ticket"])
+async def test_any_text_is_a_wrong_proof(
+    workers: list[Worker], field: str, text: str
+) -> None:
+    async with shown(workers[0], token=TOKEN) as browser:
+        assert (await browser.post("login", {field: text}))[0] == 403
+
+
 async def test_wrong_attempts_of_others_keep_no_right_one_out(
     workers: list[Worker],
     monkeypatch: pytest.MonkeyPatch,

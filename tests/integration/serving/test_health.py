@@ -13,6 +13,7 @@ from aiohttp import web
 
 from asyncrpc import Worker, serving
 from asyncrpc.errors import UsageError
+from asyncrpc.logs import LINES_AT_ONCE
 from asyncrpc.serving import listening
 from tests.integration.serving import remote
 from tests.integration.serving.conftest import Group, Serving
@@ -168,6 +169,20 @@ async def test_silent_connections_keep_no_probe_out(
             for reader in readers[:12]:
                 with contextlib.suppress(ConnectionError):
                     assert await reader.read() == b""
+
+
+async def test_what_is_not_http_does_not_fill_the_log(
+    group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving.serve_health(group.back, port=0, host="127.0.0.1") as port:
+        for _ in range(2 * LINES_AT_ONCE):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n")
+            assert b" 400 " in await reader.read()
+            writer.close()
+    lines = [one for one in caplog.records if one.exc_info]
+    assert LINES_AT_ONCE <= len(lines) < 2 * LINES_AT_ONCE
+    assert {one.name for one in lines} == {"asyncrpc"}
 
 
 async def test_a_port_that_is_taken_is_said(group: Group) -> None:

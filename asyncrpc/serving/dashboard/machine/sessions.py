@@ -39,9 +39,10 @@ def proof_of(key: bytes, nonce: str) -> str:
 
     Args:
         key: the secret or the token.
-        nonce: as it was issued, in hexadecimal digits.
+        nonce: as it was issued, in hexadecimal digits; or any text of a client.
     """
-    return hmac.new(key, PURPOSE + nonce.encode(), sha256).hexdigest()
+    text = PURPOSE + nonce.encode(errors="replace")
+    return hmac.new(key, text, sha256).hexdigest()
 
 
 class NonceMint:
