@@ -35,7 +35,7 @@ GO_THROUGH = {
     "messages": (
         *("asyncrpc.runtime", "asyncrpc.rref", "asyncrpc.autograd", "asyncrpc.optim"),
         *("asyncrpc.collectives", "asyncrpc.inspection", "asyncrpc.wire"),
-        "asyncrpc.serde",
+        *("asyncrpc.serde", "asyncrpc.serving"),
     ),
     "sidecar": ("asyncrpc.sidecar",),
 }

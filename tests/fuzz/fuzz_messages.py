@@ -20,6 +20,7 @@ import torch
 
 from asyncrpc import AsyncRpcError, Group, Policy, RRef, Worker
 from asyncrpc.autograd import backward, context
+from asyncrpc.inspection import why
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.runtime.messages import Request
 from asyncrpc.serde import Codec, FunctionTable, Limits, describe_exception
@@ -492,8 +493,13 @@ async def _hold(worker: Worker, _: World) -> None:
     await worker.peer(LIAR).using(timeout_s=2.0).call(hold)
 
 
+async def _look(worker: Worker, _: World) -> None:
+    await why(worker=worker, after_s=0.5)
+
+
 ASKING: Final = (
     *(_call, _consume, _refer, _lend, _differentiate, _optimize, _reduce, _find, _hold),
+    _look,
 )
 USERS_CODE: Final = ("optim.",)  # runs optimizers of the peer's choice
 VALUES: Final[tuple[Any, ...]] = (
@@ -545,6 +551,8 @@ async def _session(world: World, choices: Choices) -> list[str]:
     # By now nothing refers to the hostile ends: over memory the two know each other.
     wrong += await world.recovered()
     await world.work(is_whole=is_whole)
+    if is_whole:
+        await world.serve()
     return wrong
 
 

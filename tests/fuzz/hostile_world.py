@@ -35,6 +35,7 @@ from asyncrpc.autograd import backward, context
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.links.tokens import Token
+from asyncrpc.serving import Publisher, Replica, Replicas, ServedModel
 from asyncrpc.testing import acting_as
 from asyncrpc.testing.cluster import take_choices_from
 from asyncrpc.testing.loop import SimLoop
@@ -269,6 +270,8 @@ class World:
     async def _end(self) -> None:
         for group in self._groups:
             group.close()
+        await self._router.__aexit__(None, None, None)
+        await self._replica.__aexit__(None, None, None)
         for worker in self.all[::-1]:
             await worker.shutdown(drain_timeout_s=0.0)
 
@@ -305,6 +308,12 @@ class World:
                 torch.optim.SGD, [self.parameter], lr=0.5
             )
         names = [one.name for one in self.all]
+        # `ps` serves a model to routers and publishers; `m` is one of each.
+        self._served = ServedModel(torch.nn.Linear(2, 1))
+        self._replica = Replica(ps, model=self._served)
+        await self._replica.__aenter__()
+        self._router = await Replicas(m, "ps").__aenter__()
+        self._publisher = Publisher(m, "ps")
         self._groups = [Group(one, members=names, timeout_s=30.0) for one in self.all]
         self.facts = Facts(self.all)
         self.facts.numbers += [one._matching.id for one in self._groups[:1]]  # noqa: SLF001
@@ -347,6 +356,18 @@ class World:
             pairs = zip(self._groups, tensors, strict=True)
             await asyncio.gather(*(one.all_reduce(each) for one, each in pairs))
             assert all(each.tolist() == [3.0] * 4 for each in tensors)
+
+    async def serve(self) -> None:
+        """Bring new weights to the replica, and let the router call it.
+
+        A member may bring weights as well: while it is there, one of them waits.
+        """
+        net = torch.nn.Linear(2, 1)
+        publication = await self._publisher.publish(net)
+        assert await self._publisher.versions() == {"ps": publication.version}
+        assert await self._router.call(add, 1, 2) == 3
+        with self._served.batch() as served:
+            assert torch.equal(served.model.weight, net.weight)
 
     async def train(self, meanwhile: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Make a step, and something else between its two halves."""

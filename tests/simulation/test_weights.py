@@ -16,6 +16,7 @@ import asyncrpc
 from asyncrpc import Options, UsageError, Worker, serving
 from asyncrpc.errors import PublishError
 from asyncrpc.serving.weights import transfer
+from asyncrpc.serving.weights.served_model import VERSION_MAX
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.network import Network
 from tests.simulated import play
@@ -301,6 +302,23 @@ def test_what_is_written_to_meanwhile_is_refused(
             with pytest.raises(UsageError, match="were written to"):
                 await publisher.publish(weights)
             assert await publisher.versions() == dict.fromkeys(served, 0)
+
+    play(scenario, 0)
+
+
+def test_after_the_highest_version_a_publisher_says_which_is_next() -> None:
+    """Any member may bring it, and nobody is kept from bringing another."""
+
+    async def scenario(network: Network) -> None:
+        async with group(network) as (trainer, _, _models):
+            publisher = serving.Publisher(trainer, "model-*")
+            await publisher.publish(Layers(1.0), version=VERSION_MAX)
+            with pytest.raises(UsageError, match="a number, version="):
+                await publisher.publish(Layers(2.0))
+            await publisher.publish(Layers(2.0), version=7)
+            assert await publisher.versions() == dict.fromkeys(served, 7)
+            await publisher.publish(Layers(2.0), version=8)
+            assert (await publisher.publish(Layers(3.0))).version == 9
 
     play(scenario, 0)
 

@@ -154,6 +154,11 @@ class Publisher:
             if version is None:
                 known = [number for one in reports.values() for number in _numbers(one)]
                 version = max(known) + 1
+                if version > VERSION_MAX:
+                    raise UsageError(
+                        f"a replica has version {VERSION_MAX}, the highest that there"
+                        " is: give this one a number, version=..."
+                    )
             chosen = sorted(reports)
             if canary:
                 chosen = _canaries(chosen, canaries)
