@@ -20,7 +20,7 @@ import torch
 
 from asyncrpc import AsyncRpcError, Group, Policy, RRef, Worker
 from asyncrpc.autograd import backward, context
-from asyncrpc.inspection import why
+from asyncrpc.inspection.standing import InnerQuestions
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.runtime.messages import Request
 from asyncrpc.serde import Codec, FunctionTable, Limits, describe_exception
@@ -494,9 +494,15 @@ async def _hold(worker: Worker, _: World) -> None:
 
 
 async def _look(worker: Worker, _: World) -> None:
-    await why(worker=worker, after_s=0.5)
+    questions: Any = InnerQuestions(worker.parts.directory, None)
+    for member in await questions.members():
+        if member.name == LIAR:
+            for name, fields in LOOKS.items():
+                request = MESSAGES["inspection", "SERVICE", name](*fields)
+                await questions.ask(member, request, timeout_s=2.0)
 
 
+LOOKS: Final[dict[str, Any]] = {"snapshot": (True,), "summary": (), "calls": (9,)}
 ASKING: Final = (
     *(_call, _consume, _refer, _lend, _differentiate, _optimize, _reduce, _find, _hold),
     _look,
