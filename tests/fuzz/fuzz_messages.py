@@ -499,7 +499,8 @@ async def _look(worker: Worker, _: World) -> None:
         if member.name == LIAR:
             for name, fields in LOOKS.items():
                 request = MESSAGES["inspection", "SERVICE", name](*fields)
-                await questions.ask(member, request, timeout_s=2.0)
+                with contextlib.suppress(TimeoutError):
+                    await questions.ask(member, request, timeout_s=2.0)
 
 
 LOOKS: Final[dict[str, Any]] = {"snapshot": (True,), "summary": (), "calls": (9,)}
