@@ -23,8 +23,9 @@ from asyncrpc import (
     Worker,
 )
 from asyncrpc.errors import AuthenticationError
-from asyncrpc.testing import Cluster
+from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.runtime import remote
+from tests.integration.runtime.groups import LIMIT_S, until
 
 QUICK = Options(
     drain_timeout_s=0.5,
@@ -191,3 +192,25 @@ async def test_a_flooded_callee_rejects_and_recovers() -> None:
         assert len(rejected) == 6
         assert rejected[0].outcome is asyncrpc.Outcome.NOT_EXECUTED
         assert await a.peer("b").call(remote.add, 1) == 2
+
+
+async def test_one_peer_has_half_of_the_calls_and_others_the_rest() -> None:
+    options = Options(limits=LimitOptions(inbound_calls_max=1000), drain_timeout_s=0.0)
+    cluster = ProcessCluster(["b", "c"], method="forkserver", options=options)
+    async with cluster as a:
+        calls = [a.parts.start_call("b", asyncio.sleep, (3600.0,)) for _ in range(600)]
+        await until(lambda: sum(call.done() for call in calls) == 100)
+        for call in calls[500:]:
+            with pytest.raises(RejectedError, match="one peer's share"):
+                await call
+        with pytest.raises(RejectedError, match="one peer's share"):
+            await a.peer("b").call(remote.add, 1)
+        assert await a.peer("c").call(remote.forward, ["b"], remote.add, 1) == 2
+        for call in calls[:500]:
+            call.cancel()
+        served = 0
+        async with asyncio.timeout(LIMIT_S):
+            while not served:  # some of them may not have ended there yet
+                with contextlib.suppress(RejectedError):
+                    served = await a.peer("b").call(remote.add, 1)
+        assert served == 2
