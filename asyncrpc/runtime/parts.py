@@ -127,13 +127,14 @@ class Parts:
             self.functions, may_run_on_loop=options.limits.on_loop_bytes_max > 0
         )
         self.calls = CallStarter(self.loop_guard, self.functions, options)
+        self.services = Services()
         self.admission = CallAdmission(
             self.lifecycle,
             options.limits.inbound_calls_max,
             lambda: self.recorder.now_s(),  # noqa: PLW0108  (a simulation has another)
             peer_bytes_max=options.limits.peer_bytes_max,
+            services_hold=self.services.held_for,
         )
-        self.services = Services()
         self.extensions: list[Callable[[Parts], None]] = []
         self.references: References | None = None
         self.propagators: list[Propagator] = []

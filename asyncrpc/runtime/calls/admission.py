@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sized
+from functools import partial
 from typing import Final, NoReturn, Protocol
 
 from asyncrpc.errors import Outcome, OverloadedError, RejectedError
+from asyncrpc.ids import Incarnation
 from asyncrpc.runtime.calls.machine.served_rate import ServedRate
 from asyncrpc.runtime.lifecycle import Lifecycle
 from asyncrpc.serde.bounds import CONTAINER, values_in
@@ -79,6 +81,7 @@ class CallAdmission:
         now_s: Callable[[], float],
         *,
         peer_bytes_max: int,
+        services_hold: Callable[[Incarnation], int],
     ) -> None:
         """Admit calls up to a limit, until the worker shuts down.
 
@@ -87,6 +90,7 @@ class CallAdmission:
             calls_max: how many calls may be served at the same time.
             now_s: reads the clock; called when a call is refused.
             peer_bytes_max: of the account of each peer.
+            services_hold: returns how many bytes services keep for a peer.
         """
         self.active = self.refused = self.ended = 0
         self.held_bytes = 0
@@ -95,6 +99,7 @@ class CallAdmission:
         self._lifecycle = lifecycle
         self._calls_max = calls_max
         self._peer_bytes_max = peer_bytes_max
+        self._services_hold = services_hold
         # Of a limit that is not small, one peer must not take all.
         self._peer_calls_max = (
             calls_max if calls_max < SHARED_MIN else calls_max // PEER_PART
@@ -102,8 +107,9 @@ class CallAdmission:
         self._idle = asyncio.Event()
         self._few = 0  # `wait_idle` is woken at so many calls, or fewer
 
-    def open(self, calls: Sized, services_hold: Callable[[], int]) -> PeerMemory:
-        """Open the account of a peer; see `PeerMemory`."""
+    def open(self, peer: Incarnation, calls: Sized) -> PeerMemory:
+        """Open the account of a peer, whose served calls are `calls`."""
+        services_hold = partial(self._services_hold, peer)
         return PeerMemory(self, calls, services_hold, self._peer_bytes_max)
 
     def admit(self, of_peer: Sized) -> None:

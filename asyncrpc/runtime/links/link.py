@@ -56,7 +56,6 @@ from asyncrpc.runtime.links.reading_turns import logged
 from asyncrpc.runtime.members import member_of
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.payloads.ports import LaneConnection
-from asyncrpc.runtime.services import Services
 from asyncrpc.runtime.threads import ThreadPool
 from asyncrpc.serde import Encoded, is_unprepared, unreadable
 from asyncrpc.wire.frames import Flags, Frame, FrameKind, prefix
@@ -120,10 +119,6 @@ class LinkHost(AnswerHost, OutboundHost, RequestHost, ResponderHost, Protocol):
         """Limits and counts the calls that are served."""
 
     @property
-    def services(self) -> Services:
-        """Take messages of peers."""
-
-    @property
     def memory(self) -> SharedMemory:
         """Return the memory that it shares with peers."""
 
@@ -167,11 +162,7 @@ class Link:
         self.pending: PendingCalls[OutboundCall] = PendingCalls()
         self.served: ServedCalls[InboundCall] = ServedCalls()
         self.heads = ReceivedHeads(worker.target)
-        self.memory = worker.admission.open(
-            self.served.running,
-            functools.partial(worker.services.held_for, peer.incarnation),
-        )
-        self.check_room = self.memory.check
+        self.memory = worker.admission.open(peer.incarnation, self.served.running)
         self.credit = LinkCredit(
             peer.name,
             worker.inbound_credit,
@@ -235,6 +226,7 @@ class Link:
             ends=self.ends,
         )
         # As attributes: a call takes one step less to its part.
+        self.check_room = self.memory.check
         self.start = self.calls.start
         self.start_common = self.calls.start_common
         self.start_stream = self.calls.start_stream

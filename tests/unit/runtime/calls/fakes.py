@@ -280,8 +280,8 @@ class FakeAdmission:
         self.active = self.held_bytes = 0
         self.refusal: AsyncRpcError | None = None
 
-    def open(self, calls: Sized, services_hold: Callable[[], int]) -> PeerMemory:
-        return PeerMemory(self, calls, services_hold, LimitOptions().peer_bytes_max)
+    def open(self, _peer: Incarnation, calls: Sized) -> PeerMemory:
+        return PeerMemory(self, calls, lambda: 0, LimitOptions().peer_bytes_max)
 
     def admit(self, of_peer: Sized) -> None:
         if self.refusal is not None:

@@ -38,6 +38,9 @@ class KeepingLink:
         self.sent: list[tuple[str, str, Any]] = []
         self.answers: dict[str, Any] = {}
 
+    def check_room(self, nbytes: int) -> None:
+        """There is room for anything."""
+
     def tell(self, notice: Notice, *, at_once: bool = False) -> None:
         del at_once
         self.sent.append((notice.service, notice.method, notice.pack()))
