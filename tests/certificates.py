@@ -23,10 +23,17 @@ class Authority:
         self.path = folder / f"{name}.pem"
         self._authority.cert_pem.write_to_path(self.path)
 
-    def issue(self, *hosts: str, expired: bool = False) -> Path:
+    def issue(
+        self,
+        *hosts: str,
+        expired: bool = False,
+        begun: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+    ) -> Path:
         """Issue a certificate for hosts; return the file of it and of its key."""
-        until = dt.datetime(2001, 1, 1, tzinfo=dt.UTC) if expired else None
-        begun = dt.datetime(2000, 1, 1, tzinfo=dt.UTC) if expired else None
+        if expired:
+            begun = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
+            until = dt.datetime(2001, 1, 1, tzinfo=dt.UTC)
         issued = self._authority.issue_cert(
             *(hosts or HOSTS), not_before=begun, not_after=until
         )
@@ -35,7 +42,14 @@ class Authority:
         issued.private_key_and_cert_chain_pem.write_to_path(path)
         return path
 
-    def tls(self, *hosts: str, expired: bool = False, **more: object) -> Tls:
+    def tls(
+        self,
+        *hosts: str,
+        expired: bool = False,
+        begun: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        **more: object,
+    ) -> Tls:
         """Return the options of a worker with a certificate of its own."""
-        certificate = self.issue(*hosts, expired=expired)
+        certificate = self.issue(*hosts, expired=expired, begun=begun, until=until)
         return Tls(certificate=certificate, ca=self.path, **more)  # type: ignore[arg-type]

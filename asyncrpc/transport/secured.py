@@ -48,7 +48,7 @@ _BOTH: Final = "give both workers Options(tls=...), or neither"
 # By OpenSSL's codes of verification: what is wrong, and what to do.
 _VERIFY: Final = {
     9: ("is not valid yet", "set the clocks, or wait"),
-    10: ("has expired", "issue a new one"),
+    10: ("has expired", "issue a new one, or set the clocks if they are wrong"),
     62: ("is for another name", "issue one for it, or set Tls(server_hostname=...)"),
     64: ("is for another address", "issue one for it, or set Tls(server_hostname=...)"),
 }

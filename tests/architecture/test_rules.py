@@ -102,8 +102,42 @@ def test_time_is_read_through_the_clock(path: Path) -> None:
     # The kit for tests watches real processes and descriptors, in real time.
     if name_of(path) == "asyncrpc/clock.py" or "testing" in path.parts:
         return
-    readings = {"time.time", "time.monotonic", "time.perf_counter"}
+    readings = {
+        *("time.time", "time.time_ns", "time.monotonic", "time.perf_counter"),
+        *("dt.datetime.now", "datetime.now", "datetime.utcnow", "time.localtime"),
+    }
     assert readings & set(dotted_uses(parse(path))) == set()
+
+
+# It may jump by an hour at any time: who reads it, and why that does no harm.
+READS_WALL_CLOCK = {
+    "cli/runs/command.py": "the age of a run that is shown, at least 0",
+    "cli/timeline.py": "lays events over a profile, which has wall time itself",
+    "compat/rpc/gathering.py": "the same: ranges are moved to be within their call",
+    "inspection/group_answers.py": "measures by how much the clock is wrong",
+    "inspection/histories.py": "monotonic ages, as times for torch's dump",
+    "inspection/own_checkup.py": "is what is measured",
+    "inspection/recent.py": "shown, and for the timeline",
+    "inspection/summarizing.py": "shown",
+    "observability/spans.py": "spans have wall time; one across a jump is drawn wrong",
+    "serving/dashboard/look.py": "shown",
+    "serving/debug_page.py": "an age that is shown, at least 0",
+    "serving/model_host/process.py": "when it began, for `asyncrpc runs`",
+}
+
+
+def test_nothing_that_acts_reads_the_wall_clock() -> None:
+    readers = {
+        name_of(path).removeprefix("asyncrpc/")
+        for path in PACKAGE_FILES
+        if any(
+            isinstance(node, ast.ImportFrom)
+            and node.module == "asyncrpc.clock"
+            and any(alias.name == "wall_ns" for alias in node.names)
+            for node in ast.walk(parse(path))
+        )
+    }
+    assert readers == set(READS_WALL_CLOCK)
 
 
 @pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)

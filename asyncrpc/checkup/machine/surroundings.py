@@ -54,7 +54,7 @@ def _of_wall(facts: ClockFacts) -> CheckFinding:
         return note(
             "wall clock",
             "not synchronised",
-            "certificates, tokens and the times of logs rely on it: start chronyd or "
+            "certificates and the times of logs rely on it: start chronyd or "
             "systemd-timesyncd (of a virtual machine: on its host)",
         )
     if facts.error_s is not None and facts.error_s > _LATE_S:
