@@ -19,9 +19,11 @@ from asyncrpc.clock import Deadline
 T = TypeVar("T")
 
 # A timer that is so late tells that this process stood still, stopped perhaps: answers
-# may have come meanwhile, and what has come is read first, for a while.
+# may have come meanwhile, and what has come is read first, for a while.  Turns of the
+# loop are counted, too: in so many it reads, however little processor time it gets.
 _LATE_S: Final = 0.05
 _READING_S: Final = 0.05
+_TURNS: Final = 10
 QUEUES_MAX: Final = 32  # timeouts at once; each call with another one has a timer
 _SLACK_S: Final = 0.001  # the resolution of event loops
 
@@ -81,8 +83,9 @@ class Deadlines(Generic[T]):
     def _on_timer(self, queue: _DeadlineQueue[T], timeout: int) -> None:
         """End the calls whose deadlines have passed, and wait for the next one."""
         ends, now_s = queue.ends, self._loop.time() + _SLACK_S
-        if now_s - queue.due_s > _LATE_S:
-            self._arm(queue, timeout, now_s + _READING_S)
+        if queue.turns or now_s - queue.due_s > _LATE_S:
+            queue.turns = (queue.turns or _TURNS) - 1
+            self._arm(queue, timeout, now_s + _READING_S / _TURNS)
             queue.due_s = math.inf  # once: other lateness is not waited out
             return
         due: list[T] = []
@@ -109,7 +112,7 @@ class Deadlines(Generic[T]):
 class _DeadlineQueue(Generic[T]):
     """Calls with one timeout, in the order of their deadlines."""
 
-    __slots__ = ("due_s", "ends", "last_s", "timer")
+    __slots__ = ("due_s", "ends", "last_s", "timer", "turns")
 
     due_s: float
     timer: asyncio.TimerHandle
@@ -117,6 +120,7 @@ class _DeadlineQueue(Generic[T]):
     def __init__(self) -> None:
         self.ends: dict[T, float] = {}
         self.last_s = 0.0
+        self.turns = 0  # in which to read first what came while the process stood still
 
     def stop(self, call: T) -> None:
         """Stop watching a call."""
@@ -138,9 +142,13 @@ class _DeadlineTimer:
         self._timer = loop.call_at(at_s, self._on_timer)
 
     def _on_timer(self) -> None:
-        now_s = self._loop.time()
-        if now_s - self._at_s > _LATE_S:
-            self._timer = self._loop.call_at(now_s + _READING_S, self._expire)
+        is_late = self._loop.time() - self._at_s > _LATE_S
+        self._after(_TURNS if is_late else 0)
+
+    def _after(self, turns: int) -> None:
+        if turns:
+            at_s = self._loop.time() + _READING_S / _TURNS
+            self._timer = self._loop.call_at(at_s, self._after, turns - 1)
         else:
             self._expire()
 

@@ -199,3 +199,18 @@ def test_an_answer_that_came_while_the_process_stood_still_counts(queues: int) -
     calls.loop.advance(1001.0)
     assert set(calls.ended_s) == {*numbers, second} - {first}
     assert not calls.loop.running
+
+
+@pytest.mark.parametrize("queues", [1, QUEUES_MAX + 1], ids=["queue", "timer"])
+def test_what_came_is_read_though_the_process_gets_little_time(queues: int) -> None:
+    """Turns of the loop count: each of them may come late."""
+    calls = Calls()
+    numbers = [calls.begin(1.0 + number) for number in range(queues)]
+    calls.loop.now_s = 1000.0
+    for _ in range(10):
+        calls.loop.advance(calls.loop.now_s)
+        assert not calls.ended_s
+        calls.loop.now_s += 1.0
+    calls.answer(numbers[-1])
+    calls.loop.advance(calls.loop.now_s)
+    assert set(calls.ended_s) == set(numbers[:-1])
