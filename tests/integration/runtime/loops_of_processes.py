@@ -9,12 +9,18 @@ from typing import Any
 from unittest import mock
 
 from asyncrpc.testing import cluster
+from tests.integration.runtime import short_of_memory
 
 _serve = cluster._serve  # noqa: SLF001  (what runs in the processes)
 
 
 def serve_on_asyncio(rank: int, seat: Any) -> None:
-    asyncio.run(_serve(rank, seat))
+    asyncio.run(_serve_and_lift(rank, seat))
+
+
+async def _serve_and_lift(rank: int, seat: Any) -> None:
+    await _serve(rank, seat)
+    short_of_memory.lift()  # asyncio starts a thread to end its executor
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from asyncrpc.errors import DecodeError, EncodeError
 from asyncrpc.testing import ProcessCluster
 from tests.integration.runtime import short_of_memory as short
 from tests.integration.runtime.company import LIMIT_S, PATIENT, company, told_by
+from tests.integration.runtime.loops_of_processes import kind_of_loop, processes_on
 from tests.integration.runtime.short_of_memory import MIB
 
 MUCH = 512 * MIB
@@ -36,10 +37,11 @@ OPTIONS = Options(drain_timeout_s=2.0, liveness=PATIENT)
 @pytest.fixture(params=["uds", "tcp"])
 async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Worker]:
     transport: Literal["uds", "tcp"] = request.param
-    async with ProcessCluster(
-        ["b"], transport=transport, options=OPTIONS, method="forkserver"
-    ) as a:
-        yield a
+    with processes_on(kind_of_loop()):
+        async with ProcessCluster(
+            ["b"], transport=transport, options=OPTIONS, method="forkserver"
+        ) as a:
+            yield a
 
 
 @asynccontextmanager
