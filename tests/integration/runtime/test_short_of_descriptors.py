@@ -37,6 +37,7 @@ from tests.integration.runtime import remote
 from tests.integration.runtime import short_of_descriptors as short
 from tests.integration.runtime.company import LIMIT_S, PATIENT
 from tests.integration.runtime.groups import until
+from tests.integration.runtime.loops_of_processes import kind_of_loop, processes_on
 
 STRANGERS = 400
 OPTIONS = Options(
@@ -133,11 +134,12 @@ NEEDS = {needs.__name__: needs for needs in (dial, start, start_at_a_port, share
 
 @asynccontextmanager
 async def three(transport: Literal["uds", "tcp"]) -> AsyncIterator[Worker]:
-    async with ProcessCluster(
-        ["b", "c"], transport=transport, options=OPTIONS, method="forkserver"
-    ) as a:
-        assert await a.peer("b").call(remote.add, 1) == 2
-        yield a
+    with processes_on(kind_of_loop()):
+        async with ProcessCluster(
+            ["b", "c"], transport=transport, options=OPTIONS, method="forkserver"
+        ) as a:
+            assert await a.peer("b").call(remote.add, 1) == 2
+            yield a
 
 
 def says_the_cure(error: Exception, number: int) -> None:
