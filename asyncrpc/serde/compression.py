@@ -15,7 +15,8 @@ message before it was packed.  A packing is nil for a buffer that travels as it 
 empty.
 
 The reader trusts nothing: it checks every length, and compares the sum of what it will
-allocate with `Limits.unpacked_bytes_max`, before it allocates.  The decoder checks that
+allocate with `Limits.unpacked_bytes_max` and with what has arrived (see `lossless`),
+before it allocates.  The decoder checks that
 the bytes fit the tensors over them, as it does without a codec.
 
 Source: docs/reference/codecs.md, docs/reference/wire-protocol.md.
@@ -306,16 +307,20 @@ def pack(
     packings: list[list[Any] | None] = []
     packed: list[memoryview] = []
     written = 0
+    free_bytes = lossless.EXPANSION_FREE_BYTES
     for index, view in enumerate(buffers):
         data, dtype = plan.cast(index, view)
         if dtype:
             written += data.nbytes
-        compressed = lossless.compress(compressor, data) if compressor else None
+        compressed = None
+        if compressor:
+            compressed = lossless.compress(compressor, data, view.nbytes, free_bytes)
         lengths: list[int] = []
         if compressed is not None:
             data, lengths = compressed
             written += data.nbytes
         packed.append(data)
+        free_bytes -= lossless.expansion(view.nbytes, data.nbytes)
         cast = plan._compression.cast if dtype else ""  # noqa: SLF001
         by = compressor if lengths else ""
         is_packed = cast or by
@@ -378,10 +383,18 @@ class PackedMessage:
     """A message whose buffers are packed.
 
     Attributes:
-        unpacked_bytes: bytes that its buffers will take.
+        unpacked_bytes: bytes that its packed buffers will take.
+        expansion_bytes: by how much all of them become more than `EXPANSION_MAX` times
+            what has arrived; negative if they do not.
     """
 
-    __slots__ = ("_buffers", "_control", "_packings", "unpacked_bytes")
+    __slots__ = (
+        "_buffers",
+        "_control",
+        "_packings",
+        "expansion_bytes",
+        "unpacked_bytes",
+    )
 
     def __init__(
         self,
@@ -415,9 +428,22 @@ class PackedMessage:
                 f"a payload has {self.unpacked_bytes} bytes after unpacking; the limit"
                 f" is {unpacked_bytes_max} (unpacked_bytes_max)"
             )
+        arrived_bytes = plain_bytes = 0
         for packing, buffer in zip(self._packings, buffers, strict=True):
+            arrived_bytes += buffer.nbytes
             if packing is not None:
                 packing.check(buffer.nbytes)
+            else:
+                plain_bytes += buffer.nbytes
+        becomes = self.unpacked_bytes + plain_bytes
+        self.expansion_bytes = lossless.expansion(becomes, arrived_bytes)
+        if self.expansion_bytes > lossless.EXPANSION_FREE_BYTES:
+            raise DecodeError(
+                f"a payload of {arrived_bytes} bytes would become {becomes}; it may"
+                f" become {lossless.EXPANSION_MAX} times as long, and"
+                f" {lossless.EXPANSION_FREE_BYTES} bytes more: let the sender leave"
+                " some blocks uncompressed"
+            )
 
     def unpack(self) -> tuple[memoryview, list[memoryview]]:
         """Return the message as it was before it was packed; in any thread.

@@ -1,9 +1,13 @@
 """Lossless compression of a buffer, in blocks, by optional packages.
 
-A buffer is cut into blocks of 4 MiB.  Each is compressed by itself, or sent as it is if
+A buffer is cut into blocks of 1 MiB.  Each is compressed by itself, or sent as it is if
 that does not make it shorter; they follow each other.  So the size of a block is known
 before it is decompressed, a buffer may be of any size (lz4 takes 2 GiB at most), and
 neither end ever holds more than one block besides the buffers.
+
+A message becomes at most `EXPANSION_MAX` times what arrives of it, and
+`EXPANSION_FREE_BYTES`: a peer that sends little takes little.  So of what can be
+compressed further, a sender leaves some blocks as they are.
 """
 
 from __future__ import annotations
@@ -12,9 +16,14 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from asyncrpc.errors import DecodeError
 
-BLOCK_BYTES: Final = 4 << 20
+BLOCK_BYTES: Final = 1 << 20
+# Sparse gradients become 10 to 20 times as long; zeros alone would 1,000 times.
+EXPANSION_MAX: Final = 16
+EXPANSION_FREE_BYTES: Final = 1 << 20
 # Shorter buffers gain less than a message costs anyway.
 COMPRESS_BYTES_MIN: Final = 4 << 10
 # A payload is sent compressed only if that saves a 16th of its bytes.
@@ -37,25 +46,45 @@ def missing_package(name: str) -> str:
     return ""
 
 
-def compress(name: str, data: memoryview) -> tuple[memoryview, list[int]] | None:
+def compress(
+    name: str, data: memoryview, unpacked_bytes: int, free_bytes: int
+) -> tuple[memoryview, list[int]] | None:
     """Return compressed blocks of `data` and their lengths; None if they save little.
 
     A block that is not shorter is sent uncompressed, at its full length.
+
+    Args:
+        name: of the codec.
+        data: what to compress.
+        unpacked_bytes: what `data` becomes in the end: more if it has been cast.
+        free_bytes: by so many the blocks may become more than `EXPANSION_MAX` times
+            as long; beyond that some of them are sent uncompressed.
     """
     if data.nbytes < COMPRESS_BYTES_MIN:
         return None
     compressed = _compressor(name)
     parts: list[bytes | memoryview] = []
     for block in _cut(data):
-        short = compressed(block)
-        parts.append(short if len(short) < len(block) else block)
+        short: bytes | memoryview = compressed(block)
+        becomes = -(-len(block) * unpacked_bytes // data.nbytes)
+        if len(short) >= len(block) or expansion(becomes, len(short)) > free_bytes:
+            short = block
+        parts.append(short)
+        free_bytes -= expansion(becomes, len(short))
     lengths = [len(part) for part in parts]
     if sum(lengths) > data.nbytes - (data.nbytes >> _SAVED_SHIFT):
         return None
     return memoryview(parts[0] if len(parts) == 1 else b"".join(parts)), lengths
 
 
-def decompress(name: str, data: memoryview, lengths: Sequence[int], size: int) -> Any:
+def expansion(unpacked_bytes: int, arrived_bytes: int) -> int:
+    """Return by how much bytes become more than `EXPANSION_MAX` times as many."""
+    return unpacked_bytes - EXPANSION_MAX * arrived_bytes
+
+
+def decompress(
+    name: str, data: memoryview, lengths: Sequence[int], size: int
+) -> memoryview:
     """Return the bytes that `compress` was given, writable.
 
     Args:
@@ -68,9 +97,10 @@ def decompress(name: str, data: memoryview, lengths: Sequence[int], size: int) -
         DecodeError: the bytes are damaged, or a package is missing.
     """
     opened = _decompressor(name)
-    whole = bytearray(size)
+    # Not a bytearray: that is filled with zeros, while no other thread runs.
+    whole = np.empty(size, np.uint8).data
     start = 0
-    for room, length in zip(_cut(memoryview(whole)), lengths, strict=True):
+    for room, length in zip(_cut(whole), lengths, strict=True):
         block = data[start : start + length]
         start += length
         room[:] = block if length == room.nbytes else opened(block, room.nbytes)
@@ -138,7 +168,8 @@ def _open_zstd(block: memoryview, size: int) -> bytes:
         # zstandard allocates what the frame says: check that first.
         if module.frame_content_size(block) != size:
             raise DecodeError(f"a block compressed by zstd does not have {size} bytes")
-        opened: bytes = module.ZstdDecompressor().decompress(block)
+        decompressor = module.ZstdDecompressor(max_window_size=BLOCK_BYTES)
+        opened: bytes = decompressor.decompress(block)
     except module.ZstdError as error:
         raise DecodeError(f"a block compressed by zstd is damaged: {error}") from error
     return _checked(opened, size)

@@ -239,6 +239,7 @@ class LinkCredit:
     """
 
     __slots__ = (
+        "_expanded",
         "_inbound",
         "_loop",
         "_send",
@@ -278,6 +279,8 @@ class LinkCredit:
         self.account: Account[CreditedPeer] = inbound.budget.open(self)
         self.arriving = self.account.arriving
         self.memory = memory
+        # By call: what requests become beyond what their credit is for.
+        self._expanded: dict[int, int] = {}
         self.waiting: WaitingRequests[Callable[[], None]] = WaitingRequests()
         # Not now: where the peer has dialed, our HELLO goes first.
         loop.call_soon(self._welcome)
@@ -293,6 +296,8 @@ class LinkCredit:
     def close(self) -> set[int]:
         """Close a lost peer's account; return our calls that waited for its credit."""
         inbound = self._inbound
+        self.memory.take(-sum(self._expanded.values()))
+        self._expanded.clear()
         grants = inbound.budget.close(self.account, self._now_s())
         inbound.on_held()
         inbound.give(grants)
@@ -368,6 +373,16 @@ class LinkCredit:
             lengths = [buffer.nbytes for buffer in buffers]
             self.on_begun(call_id, control, len(control), lengths)
 
+    def expand(self, call_id: int, nbytes: int) -> None:
+        """Count what an arrived request is about to become, far more than arrived.
+
+        Raises:
+            OverloadedError: the peer would hold too much.
+        """
+        self.memory.check(nbytes)
+        self._expanded[call_id] = nbytes
+        self.memory.take(nbytes)
+
     def claim(
         self, call_id: int, control: bytes, buffers: list[memoryview]
     ) -> Claim | None:
@@ -378,7 +393,10 @@ class LinkCredit:
         """
         self.on_arrived(call_id, control, buffers)
         nbytes = self._inbound.budget.take(self.account, call_id)
-        return Claim(self, nbytes) if nbytes else None
+        claim = Claim(self, nbytes) if nbytes else None
+        if claim is not None and self._expanded:
+            claim.held_bytes = self._expanded.pop(call_id, 0)
+        return claim
 
     def hold(self, claim: HeldCredit | None, nbytes: int) -> HeldCredit:
         """Count what a call holds without credit; return all that it holds.
@@ -399,6 +417,8 @@ class LinkCredit:
         Raises:
             MalformedError: the peer gives back more credit than it had.
         """
+        if self._expanded:
+            self.memory.take(-self._expanded.pop(call_id, 0))
         grants = self._inbound.budget.cancel(
             self.account, call_id, unsent_bytes, self._now_s()
         )

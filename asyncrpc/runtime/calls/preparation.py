@@ -19,12 +19,15 @@ from asyncrpc.errors import (
     CallError,
     DecodeError,
     MalformedError,
+    OverloadedError,
     RejectedError,
     RemoteProtocolError,
 )
+from asyncrpc.runtime.calls.admission import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.machine.calls import PendingCalls
 from asyncrpc.runtime.calls.machine.link import LinkStatus
+from asyncrpc.runtime.calls.message_codec import DecodedBuffers
 from asyncrpc.runtime.devices.maps import DEVICES, IDENTITY, DeviceMap
 from asyncrpc.runtime.ports import HoldsMessages, Pool
 from asyncrpc.serde import (
@@ -47,6 +50,9 @@ PACK_HERE_BYTES_MAX: Final = 64 << 10
 # What the messages of one link that are unpacked in threads at a time may become; a
 # larger one is alone.  While others wait for them, nothing is read from the link.
 UNPACKING_BYTES_MAX: Final = 64 << 20
+
+# Messages that may be packed.
+_PACKED: Final = (FrameKind.REQUEST, FrameKind.RESPONSE, FrameKind.STREAM_ITEM)
 
 Deliver = Callable[[bytes, list[memoryview]], None]
 
@@ -119,6 +125,7 @@ class MessagePreparation:
         "_codec",
         "_connection",
         "_count",
+        "_expand",
         "_host",
         "_limit",
         "_pending",
@@ -140,6 +147,7 @@ class MessagePreparation:
         status: LinkStatus,
         unread: Unread,
         read_head: Callable[[bytes], object],
+        expand: Callable[[int, int], None],
     ) -> None:
         """Prepare messages.
 
@@ -151,6 +159,8 @@ class MessagePreparation:
             status: of the link; once it is lost, nothing is delivered.
             unread: takes messages that cannot be read.
             read_head: takes note of the names in a request that is not delivered.
+            expand: counts what a request becomes far beyond what has arrived, by its
+                call id, or raises `OverloadedError`.
         """
         self._host = host
         self._codec = host.codec
@@ -160,6 +170,7 @@ class MessagePreparation:
         self._status = status
         self._unread = unread
         self._read_head = read_head
+        self._expand = expand
         self._count = 0
         self._unpacking_bytes = 0
         self._waiting: deque[tuple[PackedMessage, _PendingMessage]] = deque()
@@ -189,8 +200,11 @@ class MessagePreparation:
                 control part that says why.
 
         Raises:
-            RemoteProtocolError: the message was delivered at once, and was not allowed.
+            RemoteProtocolError: the message was delivered at once, and was not allowed;
+                or it is packed, and must not be.
         """
+        if kind not in _PACKED and is_packed(control):
+            raise MalformedError(f"a packed {FrameKind(kind).name} came")
         arrived_bytes = sum(buffer.nbytes for buffer in buffers)
         arrival = _PendingMessage(
             kind, call_id, head, arrived_bytes, 0, deliver, control
@@ -203,6 +217,13 @@ class MessagePreparation:
         except DecodeError as error:
             self._deliver(arrival, unreadable(error.problem), [])
             return
+        if kind == FrameKind.REQUEST and parcel.expansion_bytes > FREE_BYTES_MAX:
+            try:
+                self._expand(call_id, parcel.expansion_bytes)
+            except OverloadedError as error:
+                refused = DecodedBuffers([], loans=[], error=error)
+                self._deliver(arrival, unreadable(error.problem), refused)
+                return
         arrival.copied_bytes += parcel.unpacked_bytes
         if parcel.unpacked_bytes <= PACK_HERE_BYTES_MAX:
             self._place(arrival, *_unpacked(parcel))

@@ -151,9 +151,7 @@ class Link:
     def __init__(
         self, worker: LinkHost, peer: WorkerId, connection: Connection
     ) -> None:
-        self.host = worker
-        self.peer = peer
-        self.connection = connection
+        self.host, self.peer, self.connection = worker, peer, connection
         hello = connection.peer
         self.is_guest = hello is not None and bool(member_of(hello).gateway)
         self.stream, self.writable = connection.stream, connection.writable
@@ -199,6 +197,7 @@ class Link:
             status=self.status,
             unread=self.messages,
             read_head=self.heads.read,
+            expand=self.credit.expand,
         )
         self.long_messages = LongMessages(
             worker, messages=self.messages, connection=connection, status=self.status

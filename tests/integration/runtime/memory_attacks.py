@@ -19,7 +19,8 @@ import msgpack
 
 from asyncrpc.runtime.calls.admission import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.credit import request_bytes
-from asyncrpc.serde import kinds
+from asyncrpc.serde import kinds, lossless
+from asyncrpc.serde.lossless import BLOCK_BYTES
 from asyncrpc.wire.frames import (
     HEADER,
     HEADER_BYTES,
@@ -34,6 +35,7 @@ from tests.integration.runtime.raw_connections import Stream, hello, prove
 MIB: Final = 1 << 20
 SECRET: Final = "a secret of 32 characters or more"
 CREDIT: Final = FrameKind.CREDIT
+CHUNK_BYTES: Final = 512 << 10
 ANSWER_S: Final = 60.0  # only a failure reaches it
 MODULE: Final = __name__
 
@@ -142,6 +144,7 @@ class RawPeer:
     Attributes:
         incarnation: this life of it.
         granted_bytes: credit that the victim has given for its requests.
+        sent_bytes: in messages.
         first_id: added to the number of each call.
     """
 
@@ -149,7 +152,7 @@ class RawPeer:
         self.reader, self.writer = stream
         self.victim = victim
         self.incarnation = int.from_bytes(os.urandom(8), "little")
-        self.granted_bytes = 0
+        self.granted_bytes = self.sent_bytes = 0
         self.first_id = 0
 
     def send(
@@ -175,11 +178,21 @@ class RawPeer:
             payload_bytes=nbytes,
         )
         self.writer.write(frame + payload)
+        self.sent_bytes += len(frame) + len(payload)
 
     def call(self, name: str, control: bytes, call_id: int = 1, **more: Any) -> None:
         """Write a request for a function of this module."""
         head = [[0, f"{MODULE}:{name}"], None]
         self.send(FrameKind.REQUEST, head, control, call_id, **more)
+
+    async def send_data(self, call_id: int, payload: bytes) -> None:
+        """Write a payload that has been announced."""
+        for at in range(0, len(payload), CHUNK_BYTES):
+            chunk = payload[at : at + CHUNK_BYTES]
+            serial = self.first_id + call_id
+            self.writer.write(data_prefix(serial, at, len(chunk)) + chunk)
+            self.sent_bytes += len(chunk)
+            await self.writer.drain()
 
     async def frame(self) -> tuple[int, int, bytes]:
         """Return kind, call and control part of the next frame."""
@@ -310,22 +323,34 @@ def announced(
     return attack
 
 
-async def bombs(peer: RawPeer) -> None:
-    """Packed zeros: requests that are small until they are unpacked."""
-    import lz4.block  # noqa: PLC0415  (the victim has it, or refuses)
+def bombs(codec: str, times: int, packed: int, plain: int = 0) -> Attack:
+    """Return what sends zeros in blocks, so many of them packed: small until unpacked.
 
-    block = lz4.block.compress(bytes(4 * MIB), store_size=False)
-    packing = [["", "", 8 * MIB, "lz4", [len(block)] * 2]]
-    packed = msgpack.packb(packing)
-    inner = with_table(arguments(extension(kinds.REFERENCE, b"\0")), [[5, 0]])
-    control = struct.pack("<I", len(packed) | kinds.PACKED) + packed + inner
-    payload = block * 2
-    nbytes = request_bytes(control, len(control), [len(payload)])
-    for call_id in range(1, 65):
-        if not await peer.wants(call_id, nbytes):
-            break
-        peer.call("wait", control, call_id, payload=payload)
-    await peer.drain()
+    Each request has credit, if the victim gives it.
+    """
+
+    async def attack(peer: RawPeer) -> None:
+        compressed = lossless.compress(codec, memoryview(bytes(BLOCK_BYTES)), 1, 0)
+        assert compressed is not None
+        block = bytes(compressed[0])
+        payload = bytes(plain * BLOCK_BYTES) + block * packed
+        lengths = [BLOCK_BYTES] * plain + [len(block)] * packed
+        packing = ["", "", (plain + packed) * BLOCK_BYTES, codec, lengths]
+        packings = msgpack.packb([packing])
+        inner = with_table(arguments(extension(kinds.REFERENCE, b"\0")), [[5, 0]])
+        control = struct.pack("<I", len(packings) | kinds.PACKED) + packings + inner
+        nbytes = request_bytes(control, len(control), [len(payload)])
+        for call_id in range(1, times + 1):
+            if not await peer.wants(call_id, nbytes):
+                break
+            if plain:
+                peer.call("wait", control, call_id, announced=len(payload))
+                await peer.send_data(call_id, payload)
+            else:
+                peer.call("wait", control, call_id, payload=payload)
+        await peer.drain()
+
+    return attack
 
 
 async def many_calls(peer: RawPeer) -> None:
@@ -393,10 +418,7 @@ async def long_bytes(peer: RawPeer) -> None:
     if not await peer.wants(1, 2 * nbytes):
         return
     peer.call("size_of", control, 1, announced=nbytes)
-    chunk = bytes(512 << 10)
-    for at in range(0, nbytes, len(chunk)):
-        peer.writer.write(data_prefix(1, at, len(chunk)) + chunk)
-        await peer.writer.drain()
+    await peer.send_data(1, bytes(nbytes))
     await peer.drain()
 
 
@@ -525,7 +547,10 @@ ATTACKS: Final[dict[str, Attack]] = {
     "equal hashes, 50 KiB, 50 calls": content(
         lambda: extension(kinds.SET, array(2500, big_integers(2500))), 50
     ),
-    "bombs": bombs,
+    "bombs, lz4": bombs("lz4", 64, 8),
+    "bombs, zstd": bombs("zstd", 24, 200),
+    "bombs of 1 MiB": bombs("zstd", 1000, 1),
+    "bombs, 16 times": bombs("zstd", 8, 16, 1),
     "notices announced": announced(FrameKind.NOTICE, ["rref", "release"], 4, 1 << 30),
     "notices with payloads announced": announced(
         FrameKind.NOTICE, ["rounds", "up"], 64, 1 << 30

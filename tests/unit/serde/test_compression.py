@@ -14,7 +14,13 @@ from asyncrpc.errors import DecodeError, EncodeError, UsageError
 from asyncrpc.serde import Encoded, Limits, compression_for_answer, compression_named
 from asyncrpc.serde.compression import CODECS, CompressionPlan, is_packed, unreadable
 from asyncrpc.serde.kinds import PACKED
-from asyncrpc.serde.lossless import BLOCK_BYTES, COMPRESS_BYTES_MIN
+from asyncrpc.serde.lossless import (
+    BLOCK_BYTES,
+    COMPRESS_BYTES_MIN,
+    EXPANSION_FREE_BYTES,
+    EXPANSION_MAX,
+    compress,
+)
 from tests.unit.serde.loopback import STRICT, TRUSTED, received, sent_bytes, strict
 
 LOSSLESS = ["lz4", "zstd"]
@@ -78,6 +84,44 @@ def test_each_block_is_compressed_or_not_by_itself(codec: str) -> None:
     assert BLOCK_BYTES < sent_bytes(encoded) < BLOCK_BYTES + BLOCK_BYTES // 50
     assert encoded.bytes_copied == sent_bytes(encoded)
     assert torch.equal(through(value, codec), value)
+
+
+@pytest.mark.parametrize("codec", [*LOSSLESS, "int8+zstd", "bf16+lz4"])
+@pytest.mark.parametrize("parts", [1, 33])
+def test_what_compresses_further_stays_within_the_limit(codec: str, parts: int) -> None:
+    """A sender leaves some blocks as they are, and its receiver takes them."""
+    value = list(torch.zeros(parts, (33 * BLOCK_BYTES // parts) // 4).unbind())
+    value = [one.clone() for one in value]
+    encoded = packed(value, codec)
+    unpacked_bytes = sum(one.nbytes for one in value)
+    least_bytes = (unpacked_bytes - EXPANSION_FREE_BYTES) / EXPANSION_MAX
+    assert least_bytes <= sent_bytes(encoded) < unpacked_bytes / 8
+    for mine, its in zip(value, through(value, codec), strict=True):
+        assert torch.equal(mine, its)
+
+
+@pytest.mark.parametrize("codec", LOSSLESS)
+@pytest.mark.parametrize("plain", [0, 1, 3])
+def test_few_bytes_that_become_many_are_refused(codec: str, plain: int) -> None:
+    zeros = compress(codec, memoryview(bytes(BLOCK_BYTES)), 0, 0)
+    assert zeros is not None
+    block = bytes(zeros[0])
+    expands = EXPANSION_MAX * len(block)
+
+    def message(blocks: int) -> tuple[bytes, list[memoryview]]:
+        data = bytes(plain * BLOCK_BYTES) + blocks * block
+        lengths = [BLOCK_BYTES] * plain + blocks * [len(block)]
+        size_bytes = (plain + blocks) * BLOCK_BYTES
+        inner = STRICT.encode(torch.zeros(size_bytes, dtype=torch.uint8)).control
+        packings = msgpack.packb([["", "", size_bytes, codec, lengths]])
+        header = (PACKED | len(packings)).to_bytes(4, "little")
+        return header + packings + inner, [memoryview(data)]
+
+    spare_bytes = plain * (EXPANSION_MAX - 1) * BLOCK_BYTES + EXPANSION_FREE_BYTES
+    most = spare_bytes // (BLOCK_BYTES - expands)
+    assert not STRICT.decode(*message(most)).any()
+    with pytest.raises(DecodeError, match=f"it may become {EXPANSION_MAX} times"):
+        STRICT.open(*message(most + 1))
 
 
 def test_aliases_stay_aliases_under_every_codec() -> None:

@@ -445,6 +445,7 @@ class LinkParts:
             status=self.status,
             unread=self.messages,
             read_head=self.heads.read,
+            expand=self.credit.expand,
         )
         self.calls = OutboundCalls(
             self,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrpc.errors import MalformedError
+from asyncrpc.errors import MalformedError, OverloadedError
 from asyncrpc.runtime.calls.preparation import UNPACKING_BYTES_MAX
 from asyncrpc.serde import compression_named, is_packed
 from asyncrpc.wire.frames import FrameKind
@@ -136,6 +136,62 @@ def test_without_threads_it_is_unpacked_here(link: LinkParts) -> None:
     link.host.pool.are_closed = True
     take(link, LARGE, box)
     assert len(box.messages) == 1
+
+
+def zeros(link: LinkParts) -> tuple[bytes, list[memoryview], int]:
+    """Return a packed message that becomes far more, and how much more."""
+    compression = compression_named("zstd")
+    assert compression is not None
+    packed = link.host.codec.encode_for(compression, [torch.zeros(LARGE)]).pack()
+    buffers = [memoryview(bytes(one)) for one in packed.buffers]
+    parcel = link.host.codec.open(packed.control, buffers)
+    return packed.control, buffers, parcel.expansion_bytes
+
+
+def test_what_a_request_becomes_is_in_the_account_of_its_peer(link: LinkParts) -> None:
+    control, buffers, expansion = zeros(link)
+    memory, credit, box = link.credit.memory, link.credit, Box()
+    memory.limit_bytes = 3 * expansion
+
+    def take_zeros(call_id: int) -> None:
+        credit.account.window += 4 * LARGE
+        credit.on_arrived(call_id, control, buffers)
+        link.preparation.take(
+            FrameKind.REQUEST,
+            call_id,
+            control,
+            list(buffers),
+            head=pack_head([[4, "m:f"], None]),
+            deliver=box.deliver,
+        )
+
+    for call_id in (1, 2, 3):
+        take_zeros(call_id)
+        assert memory.held_bytes == call_id * expansion  # before it is unpacked
+    take_zeros(4)
+    ((refused, nothing),) = box.messages
+    with pytest.raises(OverloadedError, match=r"LimitOptions\.peer_bytes_max"):
+        link.messages.decode(refused, nothing, {})
+    claim = credit.claim(1, control, buffers)
+    assert claim is not None
+    claim.let_go()
+    assert memory.held_bytes == 2 * expansion
+    credit.on_cancel(2, 0)
+    assert memory.held_bytes == expansion
+    link.status.on_lost("a cable")
+    credit.close()
+    assert memory.held_bytes == 0
+
+
+@pytest.mark.parametrize("kind", [FrameKind.SERVICE, FrameKind.NOTICE])
+def test_messages_to_services_are_never_packed(
+    link: LinkParts, kind: FrameKind
+) -> None:
+    control, buffers, _ = zeros(link)
+    with pytest.raises(MalformedError, match=f"a packed {kind.name}"):
+        link.preparation.take(
+            kind, 0, control, buffers, head=b"", deliver=Box().deliver
+        )
 
 
 def test_one_that_should_not_have_come_ends_the_connection(link: LinkParts) -> None:
