@@ -39,7 +39,7 @@ from asyncrpc.collectives.reductions import Reduction
 from asyncrpc.collectives.tensors import split
 from asyncrpc.collectives.windows import Give, Take, Windows, copy_for
 from asyncrpc.errors import CollectiveError
-from asyncrpc.serde.shared import KEY_BYTES, key_of, storage_over
+from asyncrpc.serde.shared import KEY_BYTES, key_of, seal, storage_over
 
 _ALIGN: Final = 64  # bytes, of what lies side by side in a slot
 _POLL_S: Final = 0.1  # the longest sleep: a lost wake-up costs no more
@@ -510,9 +510,10 @@ def shared_bytes(nbytes: int, name: str) -> torch.Tensor:
     Raises:
         OSError: the system provides no such memory.
     """
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, nbytes)
+        seal(descriptor)
         storage = storage_over(descriptor, os.urandom(KEY_BYTES), nbytes)
     finally:
         os.close(descriptor)

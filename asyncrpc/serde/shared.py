@@ -5,8 +5,11 @@ tensor has it, and it ends with the memory.  The runtime knows which memory a ke
 for in another process (`SharedStorages`).
 
 Storages that are shared together lie in one `MemoryFile`: one descriptor for a whole
-module, where torch takes one for each storage.  A storage that is shared alone is moved
-by torch, whose own queues can then send it as well.
+module, where torch takes one for each storage.  A storage that is shared alone is
+torch's as well, so that its own queues can send it.
+
+All of it is sealed: memory that its sender can shrink would end with SIGBUS whoever
+touches it.
 
 Source: memfd_create(2), mmap(2).
 """
@@ -79,6 +82,10 @@ def share(value: Shareable) -> Shareable:
     Only the worker that shares it can send it on.  It lives as long as another process
     has a tensor over it, also if that process is killed meanwhile; and no longer than
     the process that made it.
+
+    A process that could shrink host memory would end all that use it: this memory is
+    sealed.  What `torch.Tensor.share_memory_` has moved before is not, and is refused
+    by workers under `Policy.STRICT`; share a clone of it.
 
     Args:
         value: a dense tensor (any shape and dtype), or a module, in host memory or on a
@@ -197,15 +204,7 @@ class MemoryFile:
         Raises:
             OSError: the system has none left.
         """
-        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-        descriptor = os.memfd_create("asyncrpc-share", flags)
-        try:
-            os.posix_fallocate(descriptor, 0, nbytes)  # else a lack of memory is SIGBUS
-            fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEALS)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return cls(descriptor)
+        return cls(_sealed_file(nbytes))
 
     def storage(self, start: int, nbytes: int) -> torch.UntypedStorage:
         """Return a storage over a part that begins with a page.
@@ -271,7 +270,8 @@ class MappedFiles:
         storage = self._storages.get((*identity, start))
         if storage is not None and storage.nbytes() == nbytes:
             return storage
-        if not _is_memory_file(descriptor):
+        is_whole = not start and os.fstat(descriptor).st_size == nbytes
+        if is_whole or not is_sealed(descriptor):
             storage = storage_over(descriptor, None, nbytes)
         else:
             file = self._files.get(identity)
@@ -296,16 +296,14 @@ def move_together(storages: Iterable[torch.UntypedStorage]) -> None:
         if one.nbytes() and not one.is_shared()
     }
     moving = list(unshared.values())
-    if len(moving) < 2 or not _shares_files:  # noqa: PLR2004
-        try:
-            for storage in moving:
-                place_of(storage)
-        except OSError as error:
-            # Containers have 64 MiB of /dev/shm; memory without a name needs none.
-            if error.errno != errno.ENOSPC or not _shares_files:
-                raise
-        else:
-            return
+    if not _shares_files:
+        for storage in moving:
+            place_of(storage)
+        return
+    if len(moving) < 2:  # noqa: PLR2004
+        for storage in moving:
+            _move_alone(storage)
+        return
     starts, end = _side_by_side(moving)
     file = MemoryFile.create(end)
     parts = [
@@ -317,6 +315,24 @@ def move_together(storages: Iterable[torch.UntypedStorage]) -> None:
     for part, storage, start in zip(parts, moving, starts, strict=True):
         storage._swap_data_ptr_(part)  # type: ignore[attr-defined]
         setattr(storage, _PLACE, (file, start))
+
+
+def _move_alone(storage: torch.UntypedStorage) -> None:
+    """Move a storage to shared memory that torch can send, too.
+
+    Raises:
+        OSError: the system has no memory or no descriptor left; nothing was moved.
+    """
+    descriptor = _sealed_file(storage.nbytes())
+    try:
+        moved = storage_over(descriptor, None, storage.nbytes())
+    except RuntimeError as error:
+        why = shortage_of(error) or error
+        raise OSError(f"shared memory cannot be mapped: {why}") from error
+    finally:
+        os.close(descriptor)
+    moved.copy_(storage)
+    storage._swap_data_ptr_(moved)  # type: ignore[attr-defined]
 
 
 def _side_by_side(storages: Sequence[torch.UntypedStorage]) -> tuple[list[int], int]:
@@ -374,12 +390,35 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _is_memory_file(descriptor: int) -> bool:
-    """Return whether memory was made by `MemoryFile`, and not by torch."""
+def _sealed_file(nbytes: int) -> int:
+    """Return the descriptor of new memory without a name."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    descriptor = -1
+    try:
+        descriptor = os.memfd_create("asyncrpc-share", flags)
+        os.posix_fallocate(descriptor, 0, nbytes)  # else a lack of memory is SIGBUS
+        seal(descriptor)
+    except OSError as error:
+        if descriptor != -1:
+            os.close(descriptor)
+        why = shortage_of(error) or error
+        raise OSError(error.errno, f"memory cannot be shared: {why}") from error
+    return descriptor
+
+
+def seal(descriptor: int) -> None:
+    """Make sure that no process changes the size of memory any more."""
+    fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEALS)
+
+
+def is_sealed(descriptor: int) -> bool:
+    """Return whether memory can neither shrink nor lack pages when it is touched."""
     if not _shares_files:
         return False
     seals: int = fcntl.fcntl(descriptor, _F_GET_SEALS)
-    return seals & _SEALS == _SEALS
+    # A file of huge pages has them only if there are some left.
+    is_of_pages = os.fstatvfs(descriptor).f_bsize == mmap.PAGESIZE
+    return is_of_pages and seals & _SEALS == _SEALS
 
 
 def users_of(storage: torch.UntypedStorage) -> int:

@@ -107,10 +107,12 @@ class Slab:
         try:
             seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
             real_bytes = os.fstat(descriptor).st_size
+            page_bytes = os.fstatvfs(descriptor).f_bsize  # huge ones may run out
         except OSError as error:
             os.close(descriptor)
             raise MalformedError(f"a descriptor is not of a slab: {error}") from error
-        if seals & _SEALS != _SEALS or real_bytes != size_bytes or not size_bytes:
+        is_sealed = seals & _SEALS == _SEALS and page_bytes == mmap.PAGESIZE
+        if not is_sealed or real_bytes != size_bytes or not size_bytes:
             os.close(descriptor)
             raise MalformedError(
                 f"a slab of {real_bytes} bytes with seals {seals:#x}, but a sealed "

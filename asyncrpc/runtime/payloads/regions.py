@@ -65,9 +65,10 @@ from asyncrpc.runtime.payloads.messages import (
 )
 from asyncrpc.runtime.ports import PeerLink, Pool, Scheduler, ask
 from asyncrpc.runtime.router import Route, answers
-from asyncrpc.serde import Encoded
+from asyncrpc.serde import Encoded, FunctionTable, Policy
 from asyncrpc.serde.shared import (
     MappedFiles,
+    is_sealed,
     mark,
     users_of,
 )
@@ -91,6 +92,7 @@ PASSING_MAX: Final = 16  # at once, of one message
 CONFIRM_TIMEOUT_S: Final = 10.0
 # How often a peer is asked if it lets go meanwhile; a correct peer is asked twice.
 QUESTIONS_MAX: Final = 3
+_STRICT: Final = Policy.STRICT
 
 
 class SharedDevices(Protocol):
@@ -119,9 +121,11 @@ class RegionsHost(Scheduler, Protocol):
 
     Attributes:
         recorder: keeps what memory was taken.
+        functions: what peers may call, by a policy.
     """
 
     recorder: FlightRecorder
+    functions: FunctionTable
 
     @property
     def name(self) -> str:
@@ -480,6 +484,12 @@ class Regions:
         start = asked.start if isinstance(asked, AttachPart) else 0
         descriptor = await self._claim(asked.token)
         try:
+            if not is_sealed(descriptor) and self._host.functions.policy is _STRICT:
+                raise _refused(
+                    "memory was passed whose size can change, and this worker's policy"
+                    " is strict: let asyncrpc.share move it, not torch; share"
+                    " tensor.clone()"
+                )
             if os.fstat(descriptor).st_size < start + nbytes:
                 raise MalformedError(
                     f"shared memory is shorter than {start + nbytes} bytes"

@@ -12,9 +12,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 import asyncrpc
 from asyncrpc import LocalRendezvous, Options, Policy, Worker
+from asyncrpc.errors import EncodeError
 from asyncrpc.testing import Cluster
 from tests.integration.runtime import remote
 
@@ -22,6 +24,11 @@ from tests.integration.runtime import remote
 @asyncrpc.expose
 def exposed(value: object = 1) -> object:
     return value
+
+
+@asyncrpc.expose
+def fill(value: torch.Tensor) -> None:
+    value.fill_(7)
 
 
 @pytest.fixture
@@ -82,3 +89,21 @@ async def test_a_trusting_worker_does_import(bait: ModuleType) -> None:
         del sys.modules["bait_for_imports"]
         assert await a.peer("b").call(bait.run) is None
         assert sys.modules.pop("bait_for_imports", None) is not None
+
+
+@pytest.mark.parametrize("policy", Policy)
+async def test_shared_memory_that_can_shrink_is_refused(policy: Policy) -> None:
+    """Whoever touches it ends with SIGBUS, once its sender has shrunk it."""
+    options = Options(policy=policy)
+    async with Cluster(2, network="uds", options=options) as (a, b):
+        peer = a.peer(b.name)
+        by_torch: Any = torch.ones(3000)
+        by_torch = asyncrpc.share(by_torch.share_memory_())
+        if policy is Policy.TRUSTED:
+            await peer.call(fill, by_torch)
+        else:
+            with pytest.raises(EncodeError, match=r"share tensor\.clone\(\)"):
+                await peer.call(fill, by_torch)
+        clone = asyncrpc.share(by_torch.clone())
+        await peer.call(fill, clone)
+        assert clone[0] == 7

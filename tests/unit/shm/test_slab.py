@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from asyncrpc.errors import MalformedError
+from asyncrpc.serde.shared import seal
 from asyncrpc.shm.machine.pool import HUGE_PAGE_BYTES
 from asyncrpc.shm.slab import Slab
 
@@ -83,7 +84,18 @@ def no_memory_at_all() -> tuple[int, int]:
     return reading, SIZE_BYTES
 
 
-@pytest.mark.parametrize("make", [unsealed, shorter_than_said, no_memory_at_all])
+def of_huge_pages() -> tuple[int, int]:
+    """There may be none: then whoever touches it ends with SIGBUS."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB
+    descriptor = os.memfd_create("x", flags)
+    os.ftruncate(descriptor, HUGE_PAGE_BYTES)
+    seal(descriptor)
+    return descriptor, HUGE_PAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    "make", [unsealed, shorter_than_said, of_huge_pages, no_memory_at_all]
+)
 def test_what_is_no_slab_is_refused_and_closed(make: object) -> None:
     assert callable(make)
     descriptor, size_bytes = make()
