@@ -65,6 +65,8 @@ class Bounds:
         if view.nbytes >= SCANNED_BYTES_MIN:
             self._scanned = values_in(view, self._left)
             self.take(self._scanned)
+        elif _may_be_wide(np.frombuffer(view, np.uint8)):
+            self.take((_WIDE - 1) * view.nbytes // _BYTES_OF_VALUE)
         left = self._left
         hooks = {
             "ext_hook": lift,
@@ -263,16 +265,22 @@ _FIXED_BYTES: Final = _FIXED.tolist()
 _WEIGHTS: Final = np.ones(256, np.int64)
 _WEIGHTS[0x80:0x90] = 1 + CONTAINER + (PAIR - 2) * np.arange(16)
 _WEIGHTS[0x90:0xA0] = 1 + CONTAINER
-_WEIGHT: Final = _WEIGHTS.tolist()
 _LENGTH_BYTES: Final = {  # of those whose length follows
     **dict.fromkeys((0xC4, 0xC7, 0xD9), 1),
     **dict.fromkeys((0xC5, 0xC8, 0xDA, 0xDC, 0xDE), 2),
     **dict.fromkeys((0xC6, 0xC9, 0xDB, 0xDD, 0xDF), 4),
 }
+# Of a message that may have wide texts: one of 31 bytes takes 190.
+_WIDE_WEIGHTS: Final = _WEIGHTS.copy()
+_WIDE_WEIGHTS[0xA8:0xC0] = 2
 _RUN_MIN: Final = 8
 _RUN_MAX: Final = 1 << 16
 _WIDE_FROM: Final = 0xC4  # first bytes of characters that make a text wide: 2, 4 bytes
 _WIDEST_FROM: Final = 0xF0
+_WIDE: Final = 4  # bytes of each character of a text that has one of 4 bytes
+_NOT_WIDEST: Final = bytes(range(_WIDEST_FROM))
+# A longer text would be decoded in one step of more than 20 ms.
+TEXT_BYTES_MAX: Final = 16 << 20
 
 
 def values_in(packed: memoryview, most: int) -> int:
@@ -280,8 +288,13 @@ def values_in(packed: memoryview, most: int) -> int:
 
     Containers count for more than one, and so do long texts; what is not msgpack may
     count as anything.  Values of the same length in a row are counted together.
+
+    Raises:
+        DecodeError: a text is too long.
     """
     data, bytes_end = np.frombuffer(packed, np.uint8), packed.nbytes
+    weights = _WIDE_WEIGHTS if _may_be_wide(data) else _WEIGHTS
+    weight = weights.tolist()
     count = at = last_bytes = in_row = 0
     while at < bytes_end and count <= most:
         first = packed[at]
@@ -293,12 +306,12 @@ def values_in(packed: memoryview, most: int) -> int:
         in_row = in_row + 1 if nbytes == last_bytes else 0
         last_bytes = nbytes
         if in_row < _RUN_MIN:
-            at, count = at + nbytes, count + _WEIGHT[first]
+            at, count = at + nbytes, count + weight[first]
             continue
         firsts = data[at : at + nbytes * _RUN_MAX : nbytes]
         others = _FIXED[firsts] != nbytes
         length = int(others.argmax()) or firsts.size  # the first is of this length
-        at, count = at + nbytes * length, count + int(_WEIGHTS[firsts[:length]].sum())
+        at, count = at + nbytes * length, count + int(weights[firsts[:length]].sum())
         in_row = 0
     return count
 
@@ -315,15 +328,41 @@ def _walk(
         return start - at, 1 + CONTAINER
     stop = start + length
     if first in _TEXTS:
-        widest = int(data[start:stop].max()) if length > _PIECE_BYTES else 0
-        times = 4 if widest >= _WIDEST_FROM else 2 if widest >= _WIDE_FROM else 1
-        return stop - at, 1 + times * length // _BYTES_OF_VALUE
+        return stop - at, 1 + _text_bytes(data[start:stop]) // _BYTES_OF_VALUE
     if first in _BYTES:
         return stop - at, 1 + length // _BYTES_OF_VALUE
     if packed[start : start + 1] == _REFERENCE:  # whose content is a number
         length = length or 1 << max(0, first - _FIXED_EXTENSION)
         return start + 1 + length - at, 1
     return start + 1 - at, CONTAINER + length // _BYTES_OF_VALUE  # its content follows
+
+
+def _may_be_wide(data: npt.NDArray[np.uint8]) -> bool:
+    """Return whether texts may have characters of 4 bytes; numbers look like them."""
+    return bool(data.size and data.max() >= _WIDEST_FROM)
+
+
+def _text_bytes(data: npt.NDArray[np.uint8]) -> int:
+    """Return what the characters of an encoded text take.
+
+    Raises:
+        DecodeError: it is too long.
+    """
+    nbytes = data.size
+    if nbytes > TEXT_BYTES_MAX:
+        raise DecodeError(
+            f"a text of {nbytes} bytes arrived; the limit is {TEXT_BYTES_MAX}: send"
+            " text.encode(), which is sent as bytes, or stream it"
+        )
+    if nbytes > _PIECE_BYTES:
+        widest = int(data.max())
+        return nbytes * (
+            _WIDE if widest >= _WIDEST_FROM else 2 if widest >= _WIDE_FROM else 1
+        )
+    text = data.tobytes()
+    if text.isascii():
+        return nbytes
+    return nbytes * (_WIDE if text.translate(None, _NOT_WIDEST) else 2)
 
 
 _MAPS: Final = frozenset((0xDE, 0xDF))

@@ -478,9 +478,13 @@ async def ended_passes(peer: RawPeer) -> None:
     await many(of_others, 150_000, 1000)(peer)
 
 
-def wide_text(nbytes: int) -> bytes:
-    text = "\U0001f600".encode() * (nbytes // 4)
-    return b"\xda" + struct.pack(">H", len(text)) + text
+WIDE: Final = "\U0001f600".encode()
+
+
+def text(nbytes: int, content: bytes) -> bytes:
+    """Return a text that repeats its content."""
+    content *= nbytes // len(content)
+    return b"\xdb" + struct.pack(">I", len(content)) + content
 
 
 def answered(nbytes: int, announced: int) -> Attack:
@@ -564,7 +568,7 @@ ATTACKS: Final[dict[str, Attack]] = {
     "requests announced": announced(
         FrameKind.REQUEST, [[0, f"{MODULE}:wait"], None], 60, 64 * MIB
     ),
-    "texts, 7 KiB": many(call_with(flat(arguments(wide_text(7600)))), 3000),
+    "texts, 7 KiB": many(call_with(flat(arguments(text(7600, WIDE)))), 3000),
     "payloads, 8 KB": many(
         call_with(
             with_table(
@@ -614,8 +618,20 @@ ATTACKS: Final[dict[str, Attack]] = {
     "calls, and gone": and_gone(many_calls),
     "wrong notices": wrong_notices,
     "bytes, 256 MiB": long_bytes,
-    "text, 60 MiB": content(
-        lambda: b"\xdb" + struct.pack(">I", 60 * MIB) + b"n" * (60 * MIB)
+    "text, 60 MiB": content(lambda: text(60 * MIB, b"n")),
+    "text, 16 MiB": content(lambda: text(16 * MIB, b"n")),
+    "texts, 16 MiB, wide": content(lambda: array(2, 2 * text(16 * MIB, WIDE))),
+    "texts, 60 KB, wide": content(rows(text(60_000, b"n" * 59_996 + WIDE), 60 * MIB)),
+    "texts, 1 KB, wide": content(rows(text(1000, b"n" * 996 + WIDE), 60 * MIB)),
+    "texts, 31 bytes, wide": content(rows(b"\xbf" + b"n" * 27 + WIDE, 60 * MIB)),
+    "texts, 31 bytes, wide, 30 MiB": content(
+        rows(b"\xbf" + b"n" * 27 + WIDE, 30 * MIB)
+    ),
+    "texts, 31 bytes, wide, 100 calls": content(
+        rows(b"\xbf" + b"n" * 27 + WIDE, 2 * MIB - 64), 100
+    ),
+    "texts, 1 KB, wide, 100 calls": content(
+        rows(text(1000, b"n" * 996 + WIDE), 2 * MIB - 64), 100
     ),
     "dates, 60 KiB, 20 calls": content(
         rows(

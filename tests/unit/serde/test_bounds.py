@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import struct
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -17,10 +18,13 @@ from asyncrpc.serde.bounds import (
     CONTAINER,
     COUNTED_BYTES_MIN,
     SCANNED_BYTES_MIN,
+    TEXT_BYTES_MAX,
+    Bounds,
     values_in,
 )
 
 MODULUS: Final = (1 << 61) - 1  # of CPython's hashes of numbers
+VALUE_BYTES: Final = 64
 MANY: Final = 20_000  # equal hashes: 200 million comparisons, if nothing stops them
 
 
@@ -200,6 +204,42 @@ def test_long_texts_count_by_the_memory_that_they_take() -> None:
     narrow = values_in(memoryview(tree_of([text])), 1 << 30)
     assert values_in(memoryview(tree_of([text + "\u0100"])), 1 << 30) > 1.9 * narrow
     assert values_in(memoryview(tree_of([text + "\U0001f600"])), 1 << 30) > 3.9 * narrow
+
+
+@pytest.mark.parametrize("length", [8, 15, 31, 32, 200, 5000, 70_000])
+def test_wide_texts_count_by_the_memory_that_they_take(length: int) -> None:
+    """One character of 4 bytes makes all of its text take as many for each."""
+    text = "n" * (length - 4)
+    many = 2 * SCANNED_BYTES_MIN // length
+    wide = text + "\U0001f600"
+    counted = VALUE_BYTES * values_in(memoryview(tree_of([wide] * many)), 1 << 30)
+    taken = many * (sys.getsizeof(wide) + 8)
+    assert 0.5 * taken < counted < 1.5 * taken
+    ascii_texts = tree_of([text + "1234"] * many)
+    assert VALUE_BYTES * values_in(memoryview(ascii_texts), 1 << 30) < counted
+
+
+@pytest.mark.parametrize("last", ["n", "\U0001f600"])
+def test_shorter_messages_count_texts_that_may_be_wide(last: str) -> None:
+    tree = tree_of(["n" * 1000 + last] * 1000)
+    bounds = Bounds(1 << 21)
+    bounds.unpack(tree, lambda *_: None)
+    taken = 1000 * sys.getsizeof("n" * 1000 + last) if last != "n" else 0
+    assert VALUE_BYTES * (bounds.taken - 1000 - CONTAINER) >= 0.7 * taken
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda text: text,
+        lambda text: [[1, text]],
+        lambda text: ({text: 1}, 2),
+    ],
+)
+def test_a_text_that_would_be_decoded_in_one_long_step_is_refused(value: Any) -> None:
+    assert decode(tree_of(value("n" * TEXT_BYTES_MAX))) is not None
+    with pytest.raises(DecodeError, match=r"send text\.encode\(\)"):
+        decode(tree_of(value("n" * (TEXT_BYTES_MAX + 1))))
 
 
 @pytest.mark.parametrize("nbytes", [100, COUNTED_BYTES_MIN, SCANNED_BYTES_MIN])
