@@ -27,6 +27,7 @@ logger = logging.getLogger("asyncrpc")
 
 OBSERVERS_MAX: Final = 16
 QUESTIONS_MAX: Final = 16  # of one observer at a time
+QUESTION_BYTES_MAX: Final = 64 << 10  # unpacked on the loop, all at once
 
 
 class Observers:
@@ -110,6 +111,11 @@ class _ObserverLink:
         """
         if kind not in FRAMES_OF_OBSERVERS or buffers:
             raise MalformedError(f"an observer sent a {FrameKind(kind).name}")
+        if len(control) > QUESTION_BYTES_MAX:
+            raise MalformedError(
+                f"an observer sent a question of {len(control)} bytes; the limit is"
+                f" {QUESTION_BYTES_MAX}"
+            )
         if kind == FrameKind.CANCEL:
             if call_id in self._answering:
                 self._answering[call_id].cancel()

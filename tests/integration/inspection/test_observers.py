@@ -15,7 +15,7 @@ from asyncrpc.inspection.door import Look, look_beside, names_of
 from asyncrpc.inspection.messages import LookBeside, TakeSnapshot
 from asyncrpc.inspection.observer import Observed, Observer
 from asyncrpc.inspection.records import NoAnswer, Trouble
-from asyncrpc.runtime.links.observers import OBSERVERS_MAX
+from asyncrpc.runtime.links.observers import OBSERVERS_MAX, QUESTION_BYTES_MAX
 from asyncrpc.runtime.membership.messages import AskMembers, FindMember
 from asyncrpc.serde import Policy
 from asyncrpc.wire.frames import FrameKind
@@ -80,8 +80,9 @@ async def test_it_needs_the_secret() -> None:
         (FrameKind.NOTICE, msgpack.packb([])),
         (FrameKind.RESPONSE, msgpack.packb(1)),
         (FrameKind.SERVICE, b"\xc1"),
+        (FrameKind.SERVICE, msgpack.packb([[]] * QUESTION_BYTES_MAX)),
     ],
-    ids=["a call", "a notice", "an answer", "no plain data"],
+    ids=["a call", "a notice", "an answer", "no plain data", "a long question"],
 )
 async def test_anything_else_ends_its_connection_and_nothing_more(
     kind: FrameKind, control: bytes
