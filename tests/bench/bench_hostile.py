@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from tests.integration.runtime.memory_attacks import (
-    ATTACKS,
+from tests.integration.runtime.attacked_worker import (
     MIB,
     honest_call,
     raw_peer,
     victim,
 )
+from tests.integration.runtime.memory_attacks import ATTACKS
 
 
 async def cost(name: str) -> tuple[int, int, float]:

@@ -189,10 +189,19 @@ class Link:
             deferred=self.deferred,
             pickles=connection.peer is None or not connection.peer.strict,
         )
+        self._join_messages()
+        self._join_calls()
+        self._join_requests()
+        self._handlers = self._message_routes()
+        self._frame_handlers = self._frame_routes()
+        connection.stand_in(unreadable)
+
+    def _join_messages(self) -> None:
+        """Make the parts for messages that are not read at once."""
         self.preparation = MessagePreparation(
-            worker,
-            limit=worker.options.limits.inbound_calls_max,
-            connection=connection,
+            self.host,
+            limit=self.host.options.limits.inbound_calls_max,
+            connection=self.connection,
             pending=self.pending,
             status=self.status,
             unread=self.messages,
@@ -200,16 +209,14 @@ class Link:
             expand=self.credit.expand,
         )
         self.long_messages = LongMessages(
-            worker, messages=self.messages, connection=connection, status=self.status
+            self.host,
+            messages=self.messages,
+            connection=self.connection,
+            status=self.status,
         )
         self.messages.discard_apart = functools.partial(
             self.long_messages.take, NO_META, buffers=[], deliver=None
         )
-        self._join_calls()
-        self._join_requests()
-        self._handlers = self._message_routes()
-        self._frame_handlers = self._frame_routes()
-        connection.stand_in(unreadable)
 
     def _join_calls(self) -> None:
         """Make the parts for what this worker asks of the peer."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.runtime.memory_attacks import (
-    ATTACKS,
+from tests.integration.runtime.attacked_worker import (
     MIB,
     honest_call,
     raw_peer,
     victim,
 )
+from tests.integration.runtime.memory_attacks import ATTACKS
 
 PEER_BYTES_MAX = 256 * MIB
 
