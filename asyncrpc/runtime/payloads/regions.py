@@ -454,11 +454,13 @@ class Regions:
     async def _on_attach(
         self, link: PeerLink, asked: AttachRegion | AttachPart
     ) -> None:
+        self._kept.check_part(link)
         await self._attach(asked)
         self._check_shares(link)  # it may have been lost meanwhile
         self._kept.on_asked(link, asked.key)
 
     async def _on_open(self, link: PeerLink, asked: OpenRegion) -> None:
+        self._kept.check_part(link)
         await self._open(asked)
         self._check_shares(link)
         self._kept.on_asked(link, asked.key)

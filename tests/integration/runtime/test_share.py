@@ -494,17 +494,24 @@ async def test_a_result_that_cannot_go_is_the_callers_error() -> None:
             await a.peer("b").call(two_of_one, 10)
 
 
+@pytest.mark.parametrize(
+    ("limit", "refusal"),
+    [
+        ("REGIONS_MAX", "at most 1 shared storages"),
+        ("PEER_REGIONS_MAX", "one peer can share at most 1 storages"),
+    ],
+)
 async def test_a_peer_that_refuses_it_fails_the_call_alone(
-    host: Trio, monkeypatch: pytest.MonkeyPatch
+    host: Trio, limit: str, refusal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, _, _ = host
-    monkeypatch.setattr(machine, "REGIONS_MAX", 1)
+    monkeypatch.setattr(machine, limit, 1)
     first, second = (asyncrpc.share(torch.zeros(5)) for _ in range(2))
     await a.peer("b").call(remote.echo, first)
     a.parts.memory.regions._kept.regions.clear()  # noqa: SLF001  (only b is to be full)
-    with pytest.raises(EncodeError, match="at most 1 shared"):
+    with pytest.raises(EncodeError, match=refusal):
         await a.peer("b").call(remote.echo, second)
-    with pytest.raises(EncodeError, match="at most 1 shared"):
+    with pytest.raises(EncodeError, match=refusal):
         await a.peer("b").call(two_of_one, 10)
     assert await a.peer("b").call(remote.add, 1) == 2
 

@@ -36,6 +36,7 @@ R = TypeVar("R")
 
 # Each region has a descriptor, and many processes are limited to 1,024 descriptors.
 REGIONS_MAX: Final = 4096
+PEER_REGIONS_MAX: Final = REGIONS_MAX // 2
 
 
 class RegionState(enum.Enum):
@@ -171,6 +172,19 @@ class KeptRegions(Generic[P, R]):
                 )
             self.regions[key] = region
         self.used.add(key)
+
+    def check_part(self, peer: P) -> None:
+        """Refuse a further region of a peer that has its part.
+
+        Raises:
+            RejectedError: the peer counts on `PEER_REGIONS_MAX` regions here.
+        """
+        if len(self._at_peers.get(peer, ())) >= PEER_REGIONS_MAX:
+            raise RejectedError(
+                f"one peer can share at most {PEER_REGIONS_MAX} storages with this"
+                " worker at a time",
+                outcome=Outcome.NOT_EXECUTED,
+            )
 
     def find(self, key: bytes) -> R | None:
         """Return a region that a peer refers to; None if this worker lacks it."""

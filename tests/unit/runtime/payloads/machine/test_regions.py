@@ -37,6 +37,17 @@ class TestKeeping:
         assert list(kept.regions) == [ONE]
         assert kept.used == {ONE}
 
+    def test_one_peer_has_its_part(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(regions, "PEER_REGIONS_MAX", 1)
+        kept = kept_of(ONE, TWO)
+        kept.check_part("b")
+        kept.on_asked("b", ONE)
+        with pytest.raises(RejectedError, match="one peer can share at most 1"):
+            kept.check_part("b")
+        kept.check_part("c")
+        kept.on_gone("b", [ONE])
+        kept.check_part("b")
+
     def test_keys_that_peers_make_up_are_not_kept(self) -> None:
         kept = kept_of(ONE)
         assert kept.find(TWO) is None
