@@ -168,8 +168,9 @@ def and_gone(attack: Attack) -> Attack:
 
     async def attack_and_go(peer: RawPeer) -> None:
         await attack(peer)
-        peer.writer.write(b"garbage" * 10)
-        await peer.until(FrameKind.CLOSE, 0)
+        if not peer.writer.is_closing():
+            peer.writer.write(b"garbage" * 10)
+            await peer.until(FrameKind.CLOSE, 0)
 
     return attack_and_go
 
