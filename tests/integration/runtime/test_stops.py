@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 import pytest
 import torch
+from aiohttp import ClientSession, web
 from torch import nn
 
 from asyncrpc import (
@@ -31,6 +32,7 @@ from asyncrpc import (
     Worker,
     current_worker,
     on_loop,
+    serving,
 )
 from asyncrpc.autograd import backward, context
 from asyncrpc.errors import CollectiveError, OptimizerError
@@ -373,3 +375,63 @@ async def test_a_step_with_a_stopped_owner_ends_and_names_it(
                     await step(stopped(cluster, "b"))
                 stages, optimizer = await make()
                 await step(nullcontext())
+
+
+# --- an application ------------------------------------------------------------------
+
+
+async def ask_on(_: web.Request) -> web.Response:
+    return web.Response(text=await current_worker().peer("c").call(name_here))
+
+
+def name_here() -> str:
+    return current_worker().name
+
+
+async def open_application() -> int:
+    """Serve HTTP from this process; return the port."""
+    app = web.Application(middlewares=[serving.middleware()])
+    app[serving.WORKER] = current_worker()
+    app.router.add_get("/", ask_on)
+    runner = _kept["runner"] = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port: int = runner.addresses[0][1]
+    return port
+
+
+async def close_application() -> None:
+    await _kept.pop("runner").cleanup()
+
+
+@pytest.mark.slow
+async def test_an_application_and_what_it_asks_are_stopped(
+    transport: Transport,
+) -> None:
+    """Requests are answered with the reason, or later; the next ones as before."""
+    async with three(transport, OPTIONS) as (cluster, a), ClientSession() as session:
+        port = await a.peer("b").call(open_application)
+
+        async def get() -> tuple[int, str]:
+            async with session.get(f"http://127.0.0.1:{port}/") as response:
+                return response.status, await response.text()
+
+        async def served() -> None:
+            while await get() != (200, "c"):
+                pass
+
+        async with asyncio.timeout(LIMIT_S):
+            await served()
+            with stopped(cluster, "c"):
+                status, text = await get()
+            assert status == 503
+            assert "'c'" in text
+            assert "its process is stopped" in text
+            await served()
+            with stopped(cluster, "b"):
+                request = asyncio.ensure_future(get())
+                await until(lambda: a.counters.workers_lost == 1)
+                assert not request.done()
+            assert (await request)[0] in (200, 503)  # `c` may have lost it, too
+            await served()
+            await a.peer("b").call(close_application)

@@ -1,4 +1,4 @@
-"""The process that hosts the store is killed: the group goes on, and grows.
+"""The process that hosts the store is killed, or stopped: the group goes on, and grows.
 
 Real processes.  Rank 0 hosts the store that the workers met at, and is no other rank in
 anything else.
@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Awaitable
 from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,6 +26,7 @@ from asyncrpc import (
     Worker,
     WorkerInfo,
 )
+from asyncrpc.errors import RendezvousTimeoutError
 from tests.integration.runtime import remote
 from tests.integration.runtime.groups import program
 from tests.ports import free_port
@@ -146,3 +150,34 @@ async def test_a_killed_worker_comes_back_by_the_same_store() -> None:
                 again = group.processes["w2"].pid
                 assert await host.peer(2).call(os.getpid) == again
                 assert await pid_by_way_of(host, "w1", "w2") == again
+
+
+@pytest.mark.slow
+async def test_the_host_of_the_store_is_stopped_and_goes_on() -> None:
+    """The others go on; who wants to come in meanwhile waits, or is told for what."""
+    where = f"tcp://127.0.0.1:{free_port()}"
+    with ExitStack() as stack:
+        group = Group(4, where, stack)
+        for rank in range(3):
+            group.start(f"w{rank}", rank)
+        seat: dict[str, Any] = {"world_size": 4, "rendezvous": where}
+        async with Worker("driver", rank=3, options=OPTIONS, **seat) as driver:
+            changes = driver.members_changed()
+            for rank in range(3):
+                await group.address(f"w{rank}")
+            pid = group.processes["w0"].pid
+            group.processes["w0"].send_signal(signal.SIGSTOP)
+            assert await until(changes, "lost", "w0") == ["lost"]
+            assert await pid_by_way_of(driver, "w2", "w1") == group.processes["w1"].pid
+            group.kill("w2")
+            assert await until(changes, "lost", "w2") == ["lost"]
+            hasty = replace(OPTIONS, rendezvous_timeout_s=1.0)
+            with pytest.raises(RendezvousTimeoutError, match="no answer in time"):
+                async with Worker("w2", rank=2, options=hasty, **seat):
+                    pass
+            group.start("w2", 2)
+            group.processes["w0"].send_signal(signal.SIGCONT)
+            assert await until(changes, "back", "w0") == ["back"]
+            assert await driver.peer(0).call(os.getpid) == pid
+            await group.address("w2")  # it is in
+            assert await pid_by_way_of(driver, "w0", "w2") == group.processes["w2"].pid
