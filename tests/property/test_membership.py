@@ -9,6 +9,7 @@ their successors, all who live know the same, and that is the truth.
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -39,6 +40,7 @@ LIAR = WorkerId("liar", Incarnation((1 << 64) - 1))
 NUMBERS = st.one_of(
     st.integers(0, 9), st.sampled_from([1 << 16, 1 << 40, (1 << 62) - 1])
 )
+LIVES_MAX = 1 << 10  # their numbers are random: a lie names none that is to come
 ROUNDS = 12 * len(NAMES)  # of comparing; far more than any run needs
 
 
@@ -79,7 +81,7 @@ class Members(RuleBasedStateMachine):
     @precondition(lambda self: self.tables)
     @rule(
         data=st.data(),
-        incarnation=st.integers(1, 1 << 64),
+        incarnation=st.integers(LIVES_MAX, 1 << 64),
         generation=NUMBERS,
         version=NUMBERS,
         status=st.sampled_from(Status),
@@ -287,7 +289,7 @@ class Members(RuleBasedStateMachine):
                     self.apply(sender, table.receive(record, 0.0, by=by), name)
                 case Doubt(asked):
                     self.ask(name, asked)
-                case Settle(present, later):
+                case Settle(present, later) if self.runs(present):
                     table = self.tables[present.name]
                     self.apply(present.name, table.receive(later, 0.0), name)
                     self.hear_itself(name, table)
@@ -317,3 +319,17 @@ def test_a_false_verdict_is_refuted_by_way_of_one_who_knows_better() -> None:
     a.receive(b.me, 0.0)
     c.receive(b.me, 0.0)
     assert a.digest == b.digest == c.digest
+
+
+@pytest.mark.parametrize("to", NAMES[1:3])
+def test_who_is_said_to_have_the_life_of_a_newcomer_denies_it(to: str) -> None:
+    """Whoever believes it would refuse the newcomer, whose life it is."""
+    world = Members()
+    world.begin(3)
+    newcomer = life("w3", 4)
+    world.apply("w0", world.tables["w0"].admit(newcomer, 0.0))
+    table = world.tables["w3"] = Membership(Record(newcomer))
+    table.begin(world.tables["w0"].welcome, 0.0)
+    world.tell(to, Record(life("w0", 4), 1), is_linked=False)
+    world.teardown()
+    assert world.tables["w0"].me.generation == 2

@@ -210,7 +210,20 @@ class Doubts:
         if present.name in self._contested or len(self._contested) >= CONTESTS_MAX:
             return  # it is heard again
         self._contested.add(present.name)
-        self._scheduler.start_task(self._contest(present, later))
+        is_linked = self._peers.link_of(present.incarnation) is not None
+        contest = self._contest if is_linked else self._let_deny
+        self._scheduler.start_task(contest(present, later))
+
+    async def _let_deny(self, present: Record, later: Record) -> None:
+        """Tell a worker what others believe of it, over a new link."""
+        try:
+            link = await self._peers.open_link(present.name)
+            if link.peer.incarnation == present.incarnation:
+                _tell(link, later)
+        except (AsyncRpcError, TimeoutError):
+            return  # it has ended meanwhile, and is looked for
+        finally:
+            self._contested.discard(present.name)
 
     async def _contest(self, present: Record, later: Record) -> None:
         try:

@@ -430,3 +430,26 @@ async def test_a_member_keeps_its_name_though_another_answers_to_it(
         assert await ps.peer(1).call(own_rank) == 1
         assert await member.peer("ps").call(add, 1, 1) == 2
         assert not displacement.has_happened
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+async def test_who_is_said_to_have_the_life_of_another_denies_it(
+    *, is_linked: bool
+) -> None:
+    """Whoever has believed it refuses the other one, until the first denies it."""
+    meeting = LocalRendezvous(4)
+    every = [
+        Worker(name, rank=rank, rendezvous=meeting, options=options())
+        for rank, name in enumerate(("ps", "m", "other", "liar"))
+    ]
+    async with started(*every):
+        ps, member, other, liar = every
+        if is_linked:
+            assert await ps.peer("m").call(add, 1, 1) == 2
+        life = other.parts.identity.incarnation
+        await say(liar, ps, record(member, incarnation=life, generation=2))
+        mine: Any = ps.parts.membership.table
+        await until(lambda: mine.get("m").generation > 2)
+        assert mine.get("m").incarnation == member.parts.identity.incarnation
+        for one in (member, other):
+            assert await ps.peer(one.name).call(add, 1, 1) == 2

@@ -183,8 +183,9 @@ class Membership:
         known = self._records.get(record.name)
         # The numbers of lives are random: one is of one worker.
         is_of_another = self.owner_of(record.incarnation) not in ("", record.name)
-        if is_of_another or (is_guest and (known is None or not is_own)):
-            return []
+        is_refused = is_guest and (known is None or not is_own)
+        if is_refused or (is_of_another and record.name != self.me.name):
+            return [] if is_refused or is_own else _denied_by(known, record)
         if record.name == self.me.name:
             return self._on_own_record(record)
         if known is None:
@@ -543,6 +544,16 @@ class Membership:
         self._succeeded[incarnation] = name
         if len(self._succeeded) > TOMBSTONES_MAX:
             del self._succeeded[next(iter(self._succeeded))]
+
+
+def _denied_by(known: Record | None, record: Record) -> list[Effect]:
+    """Let a worker itself deny that it has the life of another.
+
+    Whoever believes it refuses the other one, and may have been told alone.
+    """
+    if known is None or not known.is_placed or record.order < known.order:
+        return []
+    return [Settle(known, record)]
 
 
 def _kind_of(known: Record, record: Record) -> ChangeKind | None:

@@ -137,8 +137,8 @@ class Doubt:
 class Settle:
     """Effect: find out which of two lives of a name answers.
 
-    There is a link to the present life.  It is kept while that life answers, and while
-    the later one does not.
+    A link to the present life is kept while that life answers, and while the later one
+    does not.
     """
 
     present: Record
