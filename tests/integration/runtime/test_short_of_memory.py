@@ -111,12 +111,12 @@ REQUESTS: dict[str, tuple[int, Callable[[], Any]]] = {
     "an array": (40, lambda: np.ones(128 * MIB, np.uint8)),
     "bytes": (40, lambda: bytes(128 * MIB)),
     "a bytearray that has to be copied": (100, lambda: bytearray(64 * MIB)),
-    "a text": (20, lambda: "n" * (60 * MIB)),
-    "a text that has to be copied": (80, lambda: "n" * (60 * MIB)),
-    "a text that becomes wider": (100, lambda: "n" * (40 * MIB) + "\u0100"),
-    "a text and a tensor": (
+    "texts": (20, lambda: ["n" * (15 * MIB)] * 4),
+    "texts that have to be copied": (64, lambda: ["n" * (15 * MIB)] * 4),
+    "texts that become wider": (46, lambda: ["n" * (10 * MIB) + "\u0100"] * 4),
+    "texts and a tensor": (
         20,
-        lambda: ("n" * (60 * MIB), torch.ones(8 * MIB), bytes(1000)),
+        lambda: (["n" * (15 * MIB)] * 4, torch.ones(8 * MIB), bytes(1000)),
     ),
 }
 
