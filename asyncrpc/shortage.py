@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import resource
 from typing import Final
@@ -16,6 +17,11 @@ _NO_SPACE: Final = {
 }
 _TORCH_HAS_NO_MEMORY: Final = ("can't allocate memory", "std::bad_alloc")
 _TORCH_NUMBER: Final = re.compile(r": [^:]+ \((\d+)\)$")  # of its shared memory
+# torch's stores tell the kernel's error in its words alone.
+_WORDS: Final = {
+    os.strerror(number): number
+    for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, *_NO_SPACE)
+}
 # Of these, a listening socket stays readable although it cannot accept.
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -70,5 +76,7 @@ def _number_of(error: BaseException) -> int | None:
         if any(words in text for words in _TORCH_HAS_NO_MEMORY):
             return errno.ENOMEM
         number = _TORCH_NUMBER.search(text)
-        return None if number is None else int(number[1])
+        if number is not None:
+            return int(number[1])
+        return _WORDS.get(text.partition("\n")[0])
     return None

@@ -17,6 +17,8 @@ CASES = [
     (RuntimeError("std::bad_alloc"), "no memory left"),
     (RuntimeError("unable to open file </proc/9>: Too many open files (24)"), "-n`"),
     (RuntimeError("unable to mmap 9 bytes: Cannot allocate memory (12)"), "-v`"),
+    (RuntimeError("Too many open files\nin a stack"), "`ulimit -n`"),
+    (RuntimeError("No space left on device"), "no space is left: free some"),
     (OSError(errno.ENOSPC, "", "/run/x"), "no space is left where '/run/x' is: free"),
     (OSError(errno.EDQUOT, ""), "nothing is left of the user's quota: free some"),
     (OSError(errno.EFBIG, ""), "`ulimit -f`"),

@@ -23,7 +23,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 
 from asyncrpc.clock import Clock
-from asyncrpc.errors import UsageError
+from asyncrpc.errors import RendezvousTimeoutError, UsageError
 from asyncrpc.runtime.members import (
     Member,
     OfferedGroup,
@@ -39,6 +39,7 @@ from asyncrpc.runtime.membership.store_places import (
     TcpPlace,
 )
 from asyncrpc.runtime.threads import Done, outcome_to
+from asyncrpc.shortage import shortage_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -170,6 +171,12 @@ class StoreRendezvous:
                 try:
                     return await self._join_once(member, end_s, timeout_s)
                 except _StoreLostError as error:
+                    short = shortage_of(error)
+                    if short and not self._place.may_come_back:
+                        problem = (
+                            f"the store for the rendezvous cannot be used: {short}"
+                        )
+                        raise RendezvousTimeoutError(problem, missing=()) from error
                     if not self._place.may_come_back or _now_s() >= end_s:
                         raise self._place.lost(timeout_s, str(error)) from error
                     await asyncio.sleep(KNOCK_S)

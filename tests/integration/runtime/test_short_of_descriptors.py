@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import socket
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -28,6 +29,8 @@ from asyncrpc import (
     NetworkOptions,
     Options,
     Worker,
+    observability,
+    serving,
 )
 from asyncrpc.errors import EncodeError
 from asyncrpc.testing import ProcessCluster
@@ -38,6 +41,7 @@ from tests.integration.runtime import short_of_descriptors as short
 from tests.integration.runtime.company import LIMIT_S, PATIENT
 from tests.integration.runtime.groups import until
 from tests.integration.runtime.loops_of_processes import kind_of_loop, processes_on
+from tests.ports import free_port
 
 STRANGERS = 400
 OPTIONS = Options(
@@ -125,11 +129,59 @@ async def start_at_a_port(worker: Worker) -> object:
     return await start(worker, ("tcp://127.0.0.1:0",))
 
 
+async def start_by_store(_: Worker, store: str = "tcp://127.0.0.1:{port}") -> object:
+    network = replace(OPTIONS.network, listen=("tcp://127.0.0.1:0",))
+    options = replace(OPTIONS, network=network, rendezvous_timeout_s=STORE_S)
+    where = store.format(port=PORT)
+    async with Worker(
+        "z", rank=0, world_size=1, rendezvous=where, options=options
+    ) as z:
+        return z.addresses
+
+
+def remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+async def start_by_file(worker: Worker) -> object:
+    path = f"{tempfile.gettempdir()}/{os.urandom(8).hex()}"
+    try:
+        return await start_by_store(worker, f"file://{path}")
+    finally:
+        remove(Path(path))
+
+
+async def serve_metrics(worker: Worker) -> object:
+    async with observability.serve_metrics(worker, port=0) as port:
+        return port
+
+
+async def serve_health(worker: Worker) -> object:
+    async with serving.serve_health(worker, port=0) as port:
+        return port
+
+
 async def share(_: Worker) -> object:
     return asyncrpc.share(torch.ones(1 << 16))
 
 
-NEEDS = {needs.__name__: needs for needs in (dial, start, start_at_a_port, share)}
+NEEDS = {
+    needs.__name__: needs
+    for needs in (
+        dial,
+        start,
+        start_at_a_port,
+        start_by_store,
+        start_by_file,
+        serve_metrics,
+        serve_health,
+        share,
+    )
+}
+# One of the first few descriptors of these goes to a listening socket.
+STORES = [start_by_store, start_by_file]
+STORE_S = 3.0
+PORT = free_port()
 
 
 @asynccontextmanager
@@ -162,6 +214,19 @@ async def test_what_needs_a_descriptor_says_that_none_is_left_and_works_later(
                 assert await worker.peer("b").call(remote.add, 1) == 2
         async with asyncio.timeout(LIMIT_S):
             assert await NEEDS[needs](worker) is not None
+
+
+@pytest.mark.parametrize("left", [1, 3, 5])
+@pytest.mark.parametrize("needs", STORES)
+async def test_a_store_that_no_descriptor_is_left_for_is_named(
+    needs: Callable[[Worker], Awaitable[object]], left: int
+) -> None:
+    nobody = cast("Worker", None)
+    with short.descriptors_left(left), pytest.raises(AsyncRpcError) as caught:
+        await needs(nobody)
+    says_the_cure(caught.value, errno.EMFILE)
+    assert "store" in str(caught.value) or "meeting place" in str(caught.value)
+    assert await needs(nobody)
 
 
 @pytest.mark.parametrize("left", range(12))
