@@ -72,6 +72,7 @@ from asyncrpc.serde.shared import (
     mark,
     users_of,
 )
+from asyncrpc.shortage import shortage_of
 from asyncrpc.trace import FlightRecorder
 from asyncrpc.transport.descriptors import (
     TOKEN_BYTES,
@@ -501,7 +502,7 @@ class Regions:
                 mark(storage, key)
                 self._keep(key, storage)
         except (OSError, RuntimeError) as error:
-            raise _refused(str(error)) from error
+            raise _refused(shortage_of(error) or str(error)) from error
         finally:
             os.close(descriptor)
 

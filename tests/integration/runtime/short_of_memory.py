@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 import asyncrpc
+from tests.integration.runtime.company import LIMIT_S
 
 MIB: Final = 1 << 20
 STACK_BYTES: Final = 64 * MIB  # of threads that are started from `limit_threads` on
@@ -97,3 +98,34 @@ def wait_at_gate() -> str:
 @asyncrpc.on_loop
 def open_gate() -> None:
     _gate.set()
+
+
+# --- what is built on calls ----------------------------------------------------------
+
+
+def make_tensor(nbytes: int) -> torch.Tensor:
+    return torch.ones(nbytes // 4)
+
+
+def twice(value: torch.Tensor) -> torch.Tensor:
+    return value * 2
+
+
+async def fetch(reference: asyncrpc.RRef[torch.Tensor]) -> int:
+    return len(await reference.to_here())
+
+
+async def feed(nbytes: int) -> AsyncIterator[torch.Tensor]:
+    for _ in range(3):
+        yield make_tensor(nbytes)
+
+
+async def consume(name: str, nbytes: int) -> int:
+    peer = asyncrpc.current_worker().peer(name)
+    return sum([len(item) async for item in peer.stream(feed, nbytes)])
+
+
+async def reduce(nbytes: int) -> int:
+    """Take part in a collective of all, in a group of its own."""
+    async with asyncrpc.Group(asyncrpc.current_worker(), timeout_s=LIMIT_S) as group:
+        return len(await group.all_reduce(make_tensor(nbytes)))

@@ -13,18 +13,24 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import asyncrpc
 from asyncrpc import (
+    AsyncRpcError,
     CallError,
     Options,
     Outcome,
     Peer,
     RejectedError,
     RemoteError,
+    RRef,
     Worker,
 )
+from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.errors import DecodeError, EncodeError
-from asyncrpc.testing import ProcessCluster
+from asyncrpc.nn import RemoteModule
+from asyncrpc.testing import ProcessCluster, acting_as
 from tests.integration.runtime import short_of_memory as short
 from tests.integration.runtime.company import LIMIT_S, PATIENT, company, told_by
 from tests.integration.runtime.loops_of_processes import kind_of_loop, processes_on
@@ -178,3 +184,74 @@ async def test_a_call_that_waits_gets_a_thread_once_there_can_be_one(
     assert not held.done()
     await peer.call(short.open_gate)
     assert await held == "through"
+
+
+# --- what is built on calls -----------------------------------------------------------
+
+
+async def unpack(peer: Peer) -> object:
+    """A request becomes longer when it is unpacked."""
+    packing = peer.using(codec="zstd")
+    return await packing.call(short.size, torch.zeros(32 * MIB))
+
+
+async def share(peer: Peer) -> object:
+    value = asyncrpc.share(torch.ones(32 * MIB))
+    try:
+        return await peer.call(short.size, value)
+    except EncodeError as error:
+        if "the two workers share no memory" not in str(error):
+            raise
+    return await peer.call(short.size, value.clone())
+
+
+async def consume(peer: Peer) -> object:
+    return await peer.call(short.consume, "a", 128 * MIB)
+
+
+async def fetch(peer: Peer) -> object:
+    return await peer.call(short.fetch, RRef(torch.ones(32 * MIB)))
+
+
+async def reduce(peer: Peer) -> object:
+    both = short.reduce(128 * MIB), peer.call(short.reduce, 128 * MIB)
+    heard = await asyncio.gather(*both, return_exceptions=True)
+    # The other rank hears that the group is closed.
+    for one in reversed(heard):
+        if isinstance(one, BaseException):
+            raise one
+    return heard[0]
+
+
+async def train(peer: Peer) -> object:
+    async with context() as ctx:
+        inputs = torch.ones(32 * MIB, requires_grad=True)
+        outputs = await peer.call(short.twice, inputs)
+        await backward(ctx, [outputs.sum()])
+        return get_gradients(ctx)[inputs]
+
+
+async def make(peer: Peer) -> object:
+    module = RemoteModule(peer.name, nn.Linear, (6000, 6000))
+    return await module.remote_parameters()
+
+
+KINDS = {
+    kind.__name__: kind for kind in (unpack, share, consume, fetch, reduce, train, make)
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_built_on_calls_names_the_memory_and_works_later(
+    pair: Worker, kind: str
+) -> None:
+    peer = pair.peer("b")
+    with acting_as(pair):
+        async with asyncio.timeout(LIMIT_S):
+            await peer.call(short.limit, 40 * MIB)
+            with pytest.raises((AsyncRpcError, RuntimeError)) as caught:
+                await KINDS[kind](peer)
+            assert "memory" in told_by(caught.value)
+            assert await peer.call(len, "abc") == 3
+            await peer.call(short.lift)
+            assert await KINDS[kind](peer) is not None
