@@ -140,6 +140,60 @@ def test_nothing_that_acts_reads_the_wall_clock() -> None:
     assert readers == set(READS_WALL_CLOCK)
 
 
+# What unpacks bytes, and what bounds how much they become if others have sent them.
+UNPACKS = {
+    "collectives/shared.py": "a note on a board has 16 KiB at most",
+    "compat/rpc/internal.py": "TorchScript, in calls that Policy.STRICT refuses",
+    "compat/rpc/device_maps.py": "of this program, by a file",
+    "cli/runs/entry.py": "a file of this user",
+    "cli/timeline.py": "a profile that the user names",
+    "ddp/elastic.py": "a checkpoint of the program, weights only",
+    "ddp/initial.py": "what the ranks of the program have gathered, in equal lengths",
+    "ddp/optimizers/sharded_state.py": "a checkpoint of the program",
+    "inspection/door.py": "the door of a worker of this user, of a bounded length",
+    "inspection/run_note.py": "a file of this user",
+    "multiprocessing/arguments.py": "from the parent, or for its own child",
+    "multiprocessing/child.py": "from the parent",
+    "multiprocessing/outcome.py": "from our own child",
+    "multiprocessing/packing.py": "from a process of the program",
+    "ray/references.py": "from Ray's own store",
+    "runtime/links/observers.py": "a question has 64 KiB at most",
+    "runtime/members.py": "the record of a worker, in HELLO or at the meeting point",
+    "runtime/membership/offers.py": "the records at the meeting point",
+    "runtime/rounds/messages.py": "no list within the list, and 16 MiB at most",
+    "serde/bounds.py": "counts before it unpacks",
+    "serde/decoding.py": "within `serde.bounds`, if it came from a peer",
+    "serde/lossless.py": "gets the length that a block must have",
+    "serde/pickling.py": "under Policy.TRUSTED alone",
+    "serde/quick.py": "what this worker has packed itself",
+    "serde/quick_reader.py": "control parts of 8 KiB at most; longer ones are counted",
+    "serving/dashboard/access.py": "a sign-in, of a bounded length",
+    "serving/model_host/process.py": "from its own starter",
+    "serving/model_host/slot.py": "a file of this user",
+    "wire/messages.py": "a head has 64 KiB at most",
+}
+UNPACKERS = {
+    *("unpackb", "Unpacker", "Unpickler", "load", "loads"),
+    *("decompress", "literal_eval"),
+}
+PARSERS = {
+    *("msgpack", "json", "pickle", "cloudpickle", "torch", "ast"),
+    *("module", "decompressor"),
+}
+
+
+def test_what_unpacks_bytes_is_known_and_bounded() -> None:
+    unpacking = {
+        name_of(path).removeprefix("asyncrpc/")
+        for path in PACKAGE_FILES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Attribute)
+        and node.attr in UNPACKERS
+        and ast.unparse(node.value).split(".")[-1] in PARSERS
+    }
+    assert unpacking == set(UNPACKS)
+
+
 @pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
 def test_no_tensor_of_ours_follows_the_defaults_of_the_program(path: Path) -> None:
     """`torch.set_default_device` and `set_default_dtype` are for the program's own."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import msgpack
 
@@ -309,16 +309,19 @@ def unpack(pieces: list[bytes], members: int, most_bytes: int) -> Payloads:
     """
     if not pieces:
         return (b"",) * members
+    wanted = f"payloads must be {members} byte strings of at most {most_bytes} bytes"
+
+    def checked(parts: list[Any]) -> tuple[bytes, ...]:
+        """Refuse the first list within the list: it may have millions."""
+        if len(parts) != members or any(type(one) is not bytes for one in parts):
+            raise MalformedError(wanted)
+        return tuple(parts)
+
+    no_others = {"max_map_len": 0, "max_str_len": 0, "max_ext_len": 0}
     try:
-        payloads = msgpack.unpackb(b"".join(pieces), max_array_len=members)
+        payloads = msgpack.unpackb(b"".join(pieces), list_hook=checked, **no_others)
     except (ValueError, msgpack.UnpackException) as error:
         raise MalformedError(f"payloads must be msgpack: {error}") from error
-    if (
-        type(payloads) is not list
-        or len(payloads) != members
-        or not all(type(one) is bytes and len(one) <= most_bytes for one in payloads)
-    ):
-        raise MalformedError(
-            f"payloads must be {members} byte strings of at most {most_bytes} bytes"
-        )
-    return tuple(payloads)
+    if type(payloads) is not tuple or any(len(one) > most_bytes for one in payloads):
+        raise MalformedError(wanted)
+    return payloads

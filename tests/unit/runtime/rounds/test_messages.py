@@ -244,6 +244,9 @@ def test_parts_whose_beginning_is_not_here_are_left_out() -> None:
         msgpack.packb([b"x"] * (SIZE - 1)),
         msgpack.packb([b"x", *["text"] * (SIZE - 1)]),
         msgpack.packb([b""] * (SIZE + 1)),
+        msgpack.packb([[b""] * SIZE] * SIZE),
+        msgpack.packb([[], *[b""] * (SIZE - 1)]),
+        msgpack.packb([{}, *[b""] * (SIZE - 1)]),
         msgpack.packb([bytes(PAYLOAD_BYTES_MAX + 1), *[b""] * (SIZE - 1)]),
     ],
 )
