@@ -33,6 +33,7 @@ from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
 from asyncrpc.runtime.messages import Request
 from asyncrpc.runtime.options import Options
 from asyncrpc.serde import Policy
+from asyncrpc.transport.address import Address
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.handshake import Role
 from asyncrpc.wire.messages import Hello
@@ -126,6 +127,7 @@ class Observer:
             to: an address, or a member that another worker has named.
 
         Raises:
+            UsageError: it is no address.
             ConnectError: nothing answers there, or the worker refuses observers.
             AuthenticationError: the secrets differ.
 
@@ -134,6 +136,7 @@ class Observer:
         """
         member = to
         if isinstance(member, str):
+            Address.parse(member)
             member = Member("", -1, UNKNOWN_INCARNATION, (member,))
         addresses = self._routes.to(member)
         if not addresses:

@@ -68,15 +68,13 @@ class StaticRendezvous:
                 f"worker {member.name!r} is not in the static list; it has: "
                 + ", ".join(repr(name) for name in self.addresses)
             )
-        return [
-            Member(
-                name,
-                rank,
-                UNKNOWN_INCARNATION,
-                (where,) if isinstance(where, str) else tuple(where),
-            )
-            for rank, (name, where) in enumerate(self.addresses.items())
-        ]
+        members = []
+        for rank, (name, where) in enumerate(self.addresses.items()):
+            places = (where,) if isinstance(where, str) else tuple(where)
+            for place in places:
+                Address.parse(place, f"an address of {name!r}")
+            members.append(Member(name, rank, UNKNOWN_INCARNATION, places))
+        return members
 
     async def leave(self, timeout_s: float) -> None:
         """Do nothing: nothing is held."""

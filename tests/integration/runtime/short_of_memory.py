@@ -50,6 +50,8 @@ def make(how: str, nbytes: int) -> Any:
         return np.ones(nbytes, np.uint8)
     if how == "torch":
         return torch.ones(nbytes, dtype=torch.uint8)
+    if how == "texts":
+        return ["n" * (nbytes // 4)] * 4
     return bytes(nbytes) if how == "bytes" else "n" * nbytes
 
 

@@ -343,6 +343,14 @@ async def test_who_is_not_in_the_static_list_is_told_so(tmp_path: Path) -> None:
     assert str(error) == "worker 'x' is not in the static list; it has: 'a'"
 
 
+async def test_what_is_no_address_in_the_static_list_is_named(tmp_path: Path) -> None:
+    where = {"x": f"uds://{tmp_path}/x", "a": "127.0.0.1:7000"}
+    (error,) = await outcomes(Worker("x", rendezvous=where))
+    assert isinstance(error, UsageError)
+    assert "an address of 'a' must be tcp://host:port" in str(error)
+    assert "127.0.0.1:7000" in str(error)
+
+
 async def test_an_address_that_is_anothers_is_found_out(tmp_path: Path) -> None:
     right = {"a": f"uds://{tmp_path}/a", "c": f"uds://{tmp_path}/c"}
     wrong = {"a": right["a"], "b": right["c"]}
