@@ -22,6 +22,7 @@ from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.integration.runtime import misbehaving
 from tests.integration.runtime import wrong_graphs as graphs
 from tests.integration.runtime.company import LIMIT_S, PATIENT, company, work
+from tests.integration.runtime.groups import until
 from tests.integration.runtime.wrong_graphs import RAISING
 
 OPTIONS: Final = Options(drain_timeout_s=2.0, liveness=PATIENT)
@@ -166,7 +167,8 @@ async def test_a_pass_that_failed_leaves_nothing_to_the_collector(where: str) ->
                 kept = await failed(a, where)
                 for _ in range(2):  # word of the end has come, and is taken
                     await a.peer("b").call(len, "")
-                assert [one() for one in kept] == [None] * len(kept)
+                # A thread that has just run a part of it may still hold it.
+                await until(lambda: all(one() is None for one in kept))
             finally:
                 gc.enable()
 
