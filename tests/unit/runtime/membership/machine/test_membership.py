@@ -231,17 +231,6 @@ def test_a_later_life_does_not_count_against_a_link() -> None:
     assert mine.get("b") == record("b")
 
 
-def test_who_is_said_to_have_the_life_of_another_is_told() -> None:
-    mine, of_c = table(record("b"), record("c")), life("c", 1)
-    later = Record(replace(member("b"), incarnation=of_c), 2)
-    assert mine.receive(later, 1.0, by=TELLER) == [Settle(record("b"), later)]
-    assert mine.receive(later, 1.0, by=TELLER, is_guest=True) == []
-    assert mine.receive(later, 1.0, by=WorkerId("b", of_c)) == []
-    nobody = Record(replace(member("d"), incarnation=of_c), 2)
-    assert mine.receive(nobody, 1.0, by=TELLER) == []
-    assert [mine.get(name) for name in "bc"] == [record("b"), record("c")]
-
-
 @pytest.mark.parametrize(
     "heard",
     [record("b", status=LOST), record("b", status=LEFT), record("b", 2, 2)],
