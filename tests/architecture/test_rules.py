@@ -182,7 +182,7 @@ PARSERS = {
 }
 
 
-def test_what_unpacks_bytes_is_known_and_bounded() -> None:
+def test_modules_that_unpack_bytes_are_listed_with_their_bound() -> None:
     unpacking = {
         name_of(path).removeprefix("asyncrpc/")
         for path in PACKAGE_FILES

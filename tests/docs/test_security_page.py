@@ -139,7 +139,7 @@ def test_a_section_of_claims_names_its_tests(page: Path, section: str) -> None:
             assert NOTE.search(claim.text), claim.text
 
 
-def test_what_other_pages_claim_names_its_tests_or_leads_to_the_page() -> None:
+def test_claims_of_other_pages_name_their_tests_or_lead_to_the_page() -> None:
     for page in (one for each in TEACHING for one in Path("docs", each).glob("*.md")):
         for claim in claims_of(page) if page != SECURITY else ():
             if ABOUT.search(claim.text):

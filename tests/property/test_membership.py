@@ -322,7 +322,9 @@ def test_a_false_verdict_is_refuted_by_way_of_one_who_knows_better() -> None:
 
 
 @pytest.mark.parametrize("to", NAMES[1:3])
-def test_who_is_said_to_have_the_life_of_a_newcomer_denies_it(to: str) -> None:
+def test_a_member_that_is_said_to_have_the_life_of_a_newcomer_denies_it(
+    to: str,
+) -> None:
     """Whoever believes it would refuse the newcomer, whose life it is."""
     world = Members()
     world.begin(3)

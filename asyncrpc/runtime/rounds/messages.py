@@ -313,7 +313,7 @@ def unpack(pieces: list[bytes], members: int, most_bytes: int) -> Payloads:
 
     def checked(parts: list[Any]) -> tuple[bytes, ...]:
         """Refuse the first list within the list: it may have millions."""
-        if len(parts) != members or any(type(one) is not bytes for one in parts):
+        if len(parts) != members or any(type(part) is not bytes for part in parts):
             raise MalformedError(wanted)
         return tuple(parts)
 
@@ -322,6 +322,8 @@ def unpack(pieces: list[bytes], members: int, most_bytes: int) -> Payloads:
         payloads = msgpack.unpackb(b"".join(pieces), list_hook=checked, **no_others)
     except (ValueError, msgpack.UnpackException) as error:
         raise MalformedError(f"payloads must be msgpack: {error}") from error
-    if type(payloads) is not tuple or any(len(one) > most_bytes for one in payloads):
+    if type(payloads) is not tuple or any(
+        len(payload) > most_bytes for payload in payloads
+    ):
         raise MalformedError(wanted)
     return payloads

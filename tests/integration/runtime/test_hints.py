@@ -433,7 +433,7 @@ async def test_a_member_keeps_its_name_though_another_answers_to_it(
 
 
 @pytest.mark.parametrize("is_linked", [False, True])
-async def test_who_is_said_to_have_the_life_of_another_denies_it(
+async def test_a_member_that_is_said_to_have_the_life_of_another_denies_it(
     *, is_linked: bool
 ) -> None:
     """Whoever has believed it refuses the other one, until the first denies it."""

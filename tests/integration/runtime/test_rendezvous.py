@@ -343,7 +343,7 @@ async def test_who_is_not_in_the_static_list_is_told_so(tmp_path: Path) -> None:
     assert str(error) == "worker 'x' is not in the static list; it has: 'a'"
 
 
-async def test_what_is_no_address_in_the_static_list_is_named(tmp_path: Path) -> None:
+async def test_a_wrong_address_in_the_static_list_is_named(tmp_path: Path) -> None:
     where = {"x": f"uds://{tmp_path}/x", "a": "127.0.0.1:7000"}
     (error,) = await outcomes(Worker("x", rendezvous=where))
     assert isinstance(error, UsageError)

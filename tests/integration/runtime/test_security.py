@@ -194,7 +194,7 @@ async def test_a_flooded_callee_rejects_and_recovers() -> None:
         assert await a.peer("b").call(remote.add, 1) == 2
 
 
-async def test_one_peer_has_half_of_the_calls_and_others_the_rest() -> None:
+async def test_a_peer_has_half_of_the_calls_and_others_the_rest() -> None:
     options = Options(limits=LimitOptions(inbound_calls_max=1000), drain_timeout_s=0.0)
     cluster = ProcessCluster(["b", "c"], method="forkserver", options=options)
     async with cluster as a:

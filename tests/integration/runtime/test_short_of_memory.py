@@ -244,7 +244,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_is_built_on_calls_names_the_memory_and_works_later(
+async def test_features_built_on_calls_name_the_memory_and_work_later(
     pair: Worker, kind: str
 ) -> None:
     peer = pair.peer("b")

@@ -396,7 +396,7 @@ async def test_a_peer_cannot_fill_the_log(
     assert LINES_AT_ONCE <= max(lines.values()) <= LINES_AT_ONCE + PEERS_MAX + took_s
 
 
-async def test_what_takes_no_payload_refuses_one_before_it_comes(
+async def test_messages_without_a_payload_refuse_one_before_it_comes(
     server: Worker, friend: Worker
 ) -> None:
     for service, kind, method in WITHOUT_PAYLOAD:

@@ -171,7 +171,7 @@ async def test_silent_connections_keep_no_probe_out(
                     assert await reader.read() == b""
 
 
-async def test_what_is_not_http_does_not_fill_the_log(
+async def test_requests_that_are_not_http_do_not_fill_the_log(
     group: Group, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving.serve_health(group.back, port=0, host="127.0.0.1") as port:

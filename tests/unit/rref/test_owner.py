@@ -58,7 +58,7 @@ def test_a_message_never_sent_counts_nothing(table: OwnerTable) -> None:
     assert table.holders(MINE) == {}
 
 
-def test_what_the_dead_held_is_dropped_in_parts(table: OwnerTable) -> None:
+def test_references_of_a_dead_worker_are_dropped_in_parts(table: OwnerTable) -> None:
     held = [RRefId(ME, serial) for serial in range(1, 6)]
     for rref_id in held:
         table.create(rref_id)

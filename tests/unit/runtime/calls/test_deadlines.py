@@ -202,7 +202,9 @@ def test_an_answer_that_came_while_the_process_stood_still_counts(queues: int) -
 
 
 @pytest.mark.parametrize("queues", [1, QUEUES_MAX + 1], ids=["queue", "timer"])
-def test_what_came_is_read_though_the_process_gets_little_time(queues: int) -> None:
+def test_answers_that_came_are_read_though_the_process_gets_little_time(
+    queues: int,
+) -> None:
     """Turns of the loop count: each of them may come late."""
     calls = Calls()
     numbers = [calls.begin(1.0 + number) for number in range(queues)]
