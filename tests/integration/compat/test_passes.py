@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -37,6 +38,16 @@ class Served:
         self.act = ""
         self.seen: list[tuple[bool, str, int]] = []
         self.is_acting = False
+        # Torch's profilers end in the thread that began them, or the process may crash.
+        self._thread = ThreadPoolExecutor(max_workers=1)
+
+    def begin(self, way: AbstractContextManager[Any]) -> Any:
+        """Leave the way before, and enter this one."""
+        return self._thread.submit(self._begin, way).result()
+
+    def _begin(self, way: AbstractContextManager[Any]) -> Any:
+        self.stack.close()
+        return self.stack.enter_context(way)
 
     def callback(self) -> None:
         if self.is_acting:
@@ -104,13 +115,11 @@ def run_all_on_the_loop() -> None:
 
 def begin_way(name: str) -> None:
     warnings.simplefilter("ignore")  # torch's, of old hooks and replaced kernels
-    served.stack.close()
-    served.forward = served.stack.enter_context(WAYS[name](served.callback))
+    served.forward = served.begin(WAYS[name](served.callback))
 
 
 def begin_step(name: str) -> None:
-    served.stack.close()
-    served.stack.enter_context(STEPS[name](served.callback, made[-1]))
+    served.begin(STEPS[name](served.callback, made[-1]))
 
 
 def begin_act(act: str) -> None:
