@@ -34,7 +34,7 @@ from asyncrpc.errors import (
     WorkerLostError,
 )
 from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.runtime.calls.current_task import task_here
+from asyncrpc.runtime.calls.futures import task_here
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.messages import Notice
 from asyncrpc.runtime.ports import PeerLink, ask

@@ -29,8 +29,8 @@ from asyncrpc.ddp.passes import Backward, PassConfig
 from asyncrpc.ddp.recreatable_group import RecreatableGroup
 from asyncrpc.ddp.threads import run_beside
 from asyncrpc.errors import CollectiveError, UsageError
-from asyncrpc.runtime.calls.current_task import task_here
 from asyncrpc.runtime.calls.foreign_futures import when_done
+from asyncrpc.runtime.calls.futures import task_here
 from asyncrpc.serde import text_of, words_of
 from asyncrpc.torch_modes import alone, plain_steps
 

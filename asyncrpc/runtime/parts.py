@@ -55,7 +55,7 @@ from asyncrpc.runtime.rounds.graceful_shutdown import GracefulShutdown
 from asyncrpc.runtime.rounds.service import RoundService
 from asyncrpc.runtime.services import Services
 from asyncrpc.runtime.socket_directory import SocketDirectory
-from asyncrpc.runtime.spinning import spinner_for
+from asyncrpc.runtime.spin import spinner_for
 from asyncrpc.runtime.tasks import Tasks
 from asyncrpc.runtime.threads import ThreadPool, outcome_to
 from asyncrpc.serde import Codec, FunctionTable, Limits

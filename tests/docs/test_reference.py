@@ -15,7 +15,7 @@ import pytest
 from asyncrpc import errors
 from asyncrpc.autograd import contexts
 from asyncrpc.runtime import threads
-from asyncrpc.runtime.calls import function_names, heads
+from asyncrpc.runtime.calls import heads
 from asyncrpc.runtime.options import (
     DeviceOptions,
     LimitOptions,
@@ -173,7 +173,6 @@ def test_sizes_on_the_wire_are_those_of_the_code() -> None:
     ("what", "number"),
     [
         ("functions named on one connection", heads.NAMES_MAX),
-        ("functions named on one connection", function_names.NAMES_MAX),
         ("ended autograd contexts remembered", contexts.ENDED_MAX),
         ("threads of a worker", threads.THREADS_MAX),
         ("path of a Unix socket", uds.PATH_BYTES_MAX),

@@ -20,7 +20,6 @@ from asyncrpc.collectives.group import Group
 from asyncrpc.collectives.service import CollectivesService
 from asyncrpc.collectives.torch_backend.work import CollectiveWork, destroyed
 from asyncrpc.errors import ClosedError, UsageError
-from asyncrpc.runtime.eager import eager_task
 from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.hosting import LoopThread
 from asyncrpc.runtime.members import Member, Rendezvous
@@ -28,6 +27,7 @@ from asyncrpc.runtime.membership.stores import StoreRendezvous
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.parts import Parts
 from asyncrpc.runtime.services import OBSERVATION
+from asyncrpc.runtime.tasks import eager_task
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.transport.address import Address
 

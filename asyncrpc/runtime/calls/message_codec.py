@@ -287,12 +287,10 @@ class MessageCodec:
             self.fetch(encoded)
         if encoded.bytes_copied:
             self._connection.bytes_gathered += encoded.bytes_copied
-        try:
-            return encoded, pins, self._propagate(encoded, meta)
-        except AsyncRpcError:
-            if pins is not None:
-                pins.undo()
-            raise
+        for propagator in self._propagators:
+            if propagator.variable.get() is not None:
+                meta = self._propagate(propagator, encoded, meta, pins)
+        return encoded, pins, meta
 
     def _refer(self, encoded: Encoded, pins: Pins | None) -> None:
         """Make the peer map the memory of a message before it reads the message."""
@@ -337,7 +335,9 @@ class MessageCodec:
         codec += "" if self._pickles else " strict"
         encoded = common.encodings.get(codec)
         if encoded is not None:  # what was gathered is counted where it was done
-            meta = self._propagate(encoded, meta)
+            for propagator in self._propagators:
+                if propagator.variable.get() is not None:
+                    meta = self._propagate(propagator, encoded, meta)
             return replace(encoded, bytes_copied=0), None, meta
         value = list(common.value)
         encoded, pins, meta = self.encode(value, meta, labels, compression)
@@ -346,15 +346,20 @@ class MessageCodec:
         return encoded, pins, meta
 
     def _propagate(
-        self, encoded: Encoded, meta: dict[str, Any] | None
+        self,
+        propagator: Propagator,
+        encoded: Encoded,
+        meta: dict[str, Any] | None,
+        pins: Pins | None = None,
     ) -> dict[str, Any] | None:
-        """Let propagators take part in a message; return its meta."""
-        for propagator in self._propagators:
+        """Let a propagator take part in a message; return its meta."""
+        try:
             part = propagator.outgoing(self._link, encoded)
-            if part is not None:
-                meta = meta or {}
-                meta[propagator.key] = part
-        return meta
+        except AsyncRpcError:
+            if pins is not None:
+                pins.undo()
+            raise
+        return meta if part is None else {**(meta or {}), propagator.key: part}
 
     # --- in --------------------------------------------------------------------------
 

@@ -20,11 +20,10 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.admission import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.common_arguments import CommonArguments
 from asyncrpc.runtime.calls.credit import UNCOUNTED_BUFFERS_MAX, request_bytes
-from asyncrpc.runtime.calls.current_task import task_here
 from asyncrpc.runtime.calls.deadlines import Deadlines
 from asyncrpc.runtime.calls.deferred import PendingBuffers
 from asyncrpc.runtime.calls.ends import CallEnds
-from asyncrpc.runtime.calls.futures import CallFuture, CallLink
+from asyncrpc.runtime.calls.futures import CallFuture, CallLink, task_here
 from asyncrpc.runtime.calls.heads import SentHeads
 from asyncrpc.runtime.calls.machine.calls import PendingCalls
 from asyncrpc.runtime.calls.machine.link import LinkState, LinkStatus
@@ -116,7 +115,7 @@ class OutboundCalls:
         self._encode = messages.encode
         self._open = pending.open
         self._send = connection.send
-        self._head_of = self._heads.known
+        self._numbered = self._heads.numbered
 
     def start(
         self,
@@ -259,12 +258,14 @@ class OutboundCalls:
             self._await_credit(call, target, encoded, deadline, meta)
             return
         try:
+            head = None
+            if not meta and type(target) is str:
+                head = self._numbered.get(target)
             self._send(
                 _REQUEST,
                 call_id,
                 aux=budget_ns,
-                head=self._head_of(target, meta)
-                or self._introduction(target, meta, encoded),
+                head=head or self._head(target, meta, encoded),
                 control=encoded.control,
                 buffers=encoded.buffers,
                 on_sent=None if call.pins is None else call.pins.on_sent,
@@ -315,9 +316,7 @@ class OutboundCalls:
         def send() -> None:
             try:
                 message.aux = self._rest_ns(deadline)
-                message.head = self._head_of(target, meta) or self._introduction(
-                    target, meta, encoded
-                )
+                message.head = self._head(target, meta, encoded)
                 self._connection.submit(message)
             except BaseException as error:  # noqa: BLE001  (it is the call's)
                 outgoing.forget(message)
@@ -435,8 +434,7 @@ class OutboundCalls:
                 stream.call_id,
                 flags=Flags.STREAM,
                 aux=self._rest_ns(deadline),
-                head=self._head_of(target, meta)
-                or self._introduction(target, meta, encoded),
+                head=self._head(target, meta, encoded),
                 control=encoded.control,
                 buffers=encoded.buffers,
                 on_sent=None if stream.pins is None else stream.pins.on_sent,
@@ -544,14 +542,17 @@ class OutboundCalls:
             self._ends.note_lost(call)
             call.fail(self._lost_error(call.function, outcome))
 
-    def _introduction(
+    def _head(
         self, target: str | list[Any] | None, meta: Meta | None, encoded: Encoded
     ) -> bytes:
-        """Return the head of the first request for a function.
+        """Return the head of a request.
 
         Only a request that nothing can overtake gives its function a number: one with
         a deferred payload, or a codec, may come last, or be given up.
         """
+        head = self._heads.known(target, meta)
+        if head:
+            return head
         assert type(target) is str  # all others are known
         return self._heads.introduce(
             target,

@@ -32,8 +32,7 @@ from asyncrpc.runtime.calls.admission import (
     UNWEIGHED_CALLS_MAX,
 )
 from asyncrpc.runtime.calls.credit import LinkCredit
-from asyncrpc.runtime.calls.function_names import name_of_value
-from asyncrpc.runtime.calls.heads import ReceivedHeads
+from asyncrpc.runtime.calls.heads import ReceivedHeads, name_of_value
 from asyncrpc.runtime.calls.inbound import CallHost, InboundCall
 from asyncrpc.runtime.calls.machine.calls import ServedCalls
 from asyncrpc.runtime.calls.message_codec import (

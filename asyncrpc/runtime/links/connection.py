@@ -42,7 +42,14 @@ from asyncrpc.transport.abc import PeerCredentials, Transport
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.flow import WaterMarks
 from asyncrpc.wire.chunks import Arrivals
-from asyncrpc.wire.frames import INLINE_BYTES_MAX, FrameKind, prefix
+from asyncrpc.wire.frames import (
+    HEADER,
+    INLINE_BYTES_MAX,
+    MAGIC,
+    VERSION,
+    FrameKind,
+    prefix,
+)
 from asyncrpc.wire.handshake import Handshake, HandshakeReader, HandshakeState, Role
 from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
@@ -331,7 +338,25 @@ class Connection:
             if on_sent is not None:
                 on_sent()
             return
-        lengths = [buffer.nbytes for buffer in buffers] if buffers else ()
+        if not buffers and type(buffers) is not PendingBuffers:
+            # As `prefix`, in one step less: most messages are such.
+            header = HEADER.pack(
+                MAGIC,
+                VERSION,
+                kind,
+                flags,
+                len(head),
+                len(control),
+                0,
+                aux,
+                call_id,
+                0,
+            )
+            self._write((header + head + control,))
+            if on_sent is not None:
+                on_sent()
+            return
+        lengths = [buffer.nbytes for buffer in buffers]
         total = sum(lengths)
         if total <= INLINE_BYTES_MAX and type(buffers) is not PendingBuffers:
             opening = prefix(
@@ -345,7 +370,7 @@ class Connection:
                 payload_bytes=total,
             )
             if total <= JOINED_BYTES_MAX:
-                self._write((b"".join((opening, *buffers)) if buffers else opening,))
+                self._write((b"".join((opening, *buffers)),))
             else:
                 self._write((opening, *buffers))
             if on_sent is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.calls import streams
 from asyncrpc.runtime.calls.context import effective_deadline
-from asyncrpc.runtime.calls.current_task import task_here
+from asyncrpc.runtime.calls.futures import task_here
 from asyncrpc.runtime.calls.tracing import stream_trace, with_span
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, with_options
 

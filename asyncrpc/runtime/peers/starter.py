@@ -22,10 +22,15 @@ from asyncrpc.errors import (
 )
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
-from asyncrpc.runtime.calls.current_task import task_here, thread_here
 from asyncrpc.runtime.calls.destination import Destination
 from asyncrpc.runtime.calls.ends import CallEnds
-from asyncrpc.runtime.calls.futures import AwaitedCall, CallFuture, call_site
+from asyncrpc.runtime.calls.futures import (
+    AwaitedCall,
+    CallFuture,
+    call_site,
+    task_here,
+    thread_here,
+)
 from asyncrpc.runtime.calls.profiling import show_call
 from asyncrpc.runtime.calls.repeating import is_idempotent, repeat
 from asyncrpc.runtime.calls.tracing import end_unsent, trace_call
@@ -297,7 +302,8 @@ class CallStarter:
         # `begin` looks at the other threads of calls that it is the first to start.
         if not self.is_loop_running() or kind != "async":
             self.loop_guard.check_caller("a call", awaits=awaits)
-        self.lifecycle.check_running()
+        if not self.lifecycle.is_usable:
+            self.lifecycle.check_running()
         call: CallFuture[Any] = (AwaitedCall if awaits else CallFuture)(
             loop=self.loop,
             function=function,
