@@ -11,7 +11,6 @@ import contextvars
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 from asyncrpc.errors import AsyncRpcError, TransportError, UsageError
@@ -35,6 +34,7 @@ from asyncrpc.runtime.links.admission import (
     check_listen_address,
     warn_of_short_secret,
 )
+from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.links.connections import Connections, ConnectionSettings
 from asyncrpc.runtime.links.directory import Directory, DirectorySettings
 from asyncrpc.runtime.links.link import Link
@@ -320,7 +320,7 @@ class Parts:
             ),
             connections=Connections(self.identity, self.loop, settings),
             connectors=self.connectors,
-            make_link=partial(Link, self),
+            make_link=self._make_link,
             peers=self.services,
             sidecar=self.sidecar,
         )
@@ -328,6 +328,9 @@ class Parts:
             directory.routes.own_name = self.name
             directory.routes.gateway = gateway_from(self.rendezvous)
         return directory
+
+    def _make_link(self, peer: WorkerId, connection: Connection) -> Link:
+        return Link(self, self.memory, peer, connection)
 
     def make_codec(self) -> None:
         """Make the codec, once all extensions are there."""

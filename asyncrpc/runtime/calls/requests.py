@@ -7,8 +7,8 @@ sent by the `responder`.  Everything runs on the event loop, and nothing waits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sized
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final
 
 from torch.autograd import profiler
 
@@ -33,7 +33,7 @@ from asyncrpc.runtime.calls.admission import (
 )
 from asyncrpc.runtime.calls.credit import LinkCredit
 from asyncrpc.runtime.calls.heads import ReceivedHeads, name_of_value
-from asyncrpc.runtime.calls.inbound import CallHost, InboundCall
+from asyncrpc.runtime.calls.inbound import InboundCall, Responder
 from asyncrpc.runtime.calls.machine.calls import ServedCalls
 from asyncrpc.runtime.calls.message_codec import (
     CODEC,
@@ -48,25 +48,20 @@ from asyncrpc.runtime.calls.modes import (
     Target,
     mode_of,
 )
+from asyncrpc.runtime.calls.ports import CallConnection, CallHost
 from asyncrpc.runtime.calls.preparation import MessagePreparation
 from asyncrpc.runtime.calls.profiling import show_function
-from asyncrpc.runtime.calls.responder import Responder
 from asyncrpc.runtime.calls.tracing import trace_function
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.extensions import (
-    CallTracer,
-    References,
     RefusedFunction,
-    ThreadState,
 )
 from asyncrpc.runtime.messages import Sender, not_by
 from asyncrpc.runtime.ports import PeerLink
-from asyncrpc.runtime.router import Router
 from asyncrpc.runtime.schema import RecordSchema, kind_of
-from asyncrpc.serde import FunctionTable, text_of
+from asyncrpc.serde import text_of
 from asyncrpc.wire.frames import Flags, Frame, FrameKind
 from asyncrpc.wire.messages import Meta
-from asyncrpc.wire.outgoing import OutgoingState
 
 logger = logging.getLogger("asyncrpc")
 
@@ -77,66 +72,15 @@ _REFERENCE: Final = RecordSchema(RRefId)
 _TEXT: Final = kind_of(str)
 
 
-class AdmitsCalls(Protocol):
-    """Limits the calls that a worker serves at once."""
-
-    def admit(self, of_peer: Sized) -> None:
-        """Accept a call.
-
-        Raises:
-            RejectedError: too many calls, or the worker is shutting down.
-        """
-
-
-class RequestHost(CallHost, Protocol):
-    """The parts of a worker that take requests.
-
-    Attributes:
-        functions: that peers may call.
-        references: resolve targets that are not functions' names; None if there are
-            none.
-        thread_states: the modes under which functions of calls run.
-        tracer: shows them in traces; None: nothing does.
-    """
-
-    functions: FunctionTable
-    references: References | None
-    thread_states: list[ThreadState]
-    tracer: CallTracer | None
-
-    @property
-    def admission(self) -> AdmitsCalls:
-        """Counts the calls that are served."""
-
-    def mode_of_method(self, method: Callable[..., Any]) -> Mode:
-        """Decide where a method of a referenced object runs."""
-
-    @property
-    def router(self) -> Router:
-        """Return the router of messages to this worker's services."""
-
-
-class ReceivesRequests(Protocol):
-    """A connection, as far as requests that are given up go."""
-
-    def drop(
-        self, kind: int, call_id: int, *, bare_only: bool = False
-    ) -> OutgoingState | None:
-        """Give up a message that waits, or if `bare_only` nothing but a value."""
-
-    def forget_transfer(self, kind: int, call_id: int) -> bytes | None:
-        """Do not deliver a message whose payload is arriving; return its control."""
-
-
 class RequestDispatcher:
     """Takes what the peer asks of this worker."""
 
     def __init__(
         self,
         link: PeerLink,
-        host: RequestHost,
+        host: CallHost,
         *,
-        connection: ReceivesRequests,
+        connection: CallConnection,
         served: ServedCalls[InboundCall],
         credit: LinkCredit,
         messages: MessageCodec,

@@ -23,7 +23,6 @@ from asyncrpc.errors import (
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
 from asyncrpc.runtime.calls.destination import Destination
-from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.futures import (
     AwaitedCall,
     CallFuture,
@@ -31,6 +30,7 @@ from asyncrpc.runtime.calls.futures import (
     task_here,
     thread_here,
 )
+from asyncrpc.runtime.calls.outbound import CallEnds
 from asyncrpc.runtime.calls.profiling import show_call
 from asyncrpc.runtime.calls.repeating import is_idempotent, repeat
 from asyncrpc.runtime.calls.tracing import end_unsent, trace_call
