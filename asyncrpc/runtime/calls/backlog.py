@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from asyncrpc.errors import AsyncRpcError, MalformedError
-from asyncrpc.runtime.calls.admission import PeerMemory
+from asyncrpc.runtime.calls.peer_memory import PeerMemory
 
 LARGE_BYTES: Final = 64 << 10  # of an answer; the calls that make such ones may wait
 PEERS: Final = 16  # that may have their whole part of the limit at a time

@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from asyncrpc.runtime.calls.admission import FREE_BYTES_MAX, PeerMemory
 from asyncrpc.runtime.calls.context import current_call_var
 from asyncrpc.runtime.calls.machine.credit import (
     STALLED_AFTER_S,
@@ -27,6 +26,7 @@ from asyncrpc.runtime.calls.machine.credit import (
     Why,
 )
 from asyncrpc.runtime.calls.machine.link import LinkStatus
+from asyncrpc.runtime.calls.peer_memory import FREE_BYTES_MAX, PeerMemory
 from asyncrpc.serde import memory_of
 from asyncrpc.wire.frames import Flags, Frame, FrameKind
 

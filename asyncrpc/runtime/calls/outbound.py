@@ -21,7 +21,6 @@ from asyncrpc.errors import (
     WorkerLostError,
 )
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.calls.admission import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.common_arguments import CommonArguments
 from asyncrpc.runtime.calls.credit import (
     UNCOUNTED_BUFFERS_MAX,
@@ -44,6 +43,7 @@ from asyncrpc.runtime.calls.message_codec import (
     unreadable,
 )
 from asyncrpc.runtime.calls.packing import RequestPacking
+from asyncrpc.runtime.calls.peer_memory import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.ports import (
     CallConnection,
     CallHost,
@@ -681,7 +681,8 @@ class AnswerReceiver:
             self._discard(control, buffers, meta)
             return
         self._end(call_id)
-        call.settle()
+        if call.watch is not None or call.begun is not None or call.destination:
+            call.settle()
         if call.pins is not None:
             call.pins = None
         if meta:
@@ -704,7 +705,8 @@ class AnswerReceiver:
             call.succeed(value)
         else:
             call.destination.deliver(call, value, buffers)
-        self._take_over(loans)
+        if loans is not None:
+            self._take_over(loans)
 
     def on_error(
         self,
@@ -788,7 +790,8 @@ class AnswerReceiver:
             stream.note = meta[NOTE]
         stream.on_item(serial, value, nbytes)
         self._end_if_whole(stream)
-        self._take_over(loans)
+        if loans is not None:
+            self._take_over(loans)
 
     def on_stream_end(self, frame: Frame) -> None:
         """Take the end of a stream, with its number of items.

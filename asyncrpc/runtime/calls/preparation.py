@@ -22,11 +22,11 @@ from asyncrpc.errors import (
     RejectedError,
     RemoteProtocolError,
 )
-from asyncrpc.runtime.calls.admission import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.machine.calls import PendingCalls
 from asyncrpc.runtime.calls.machine.link import LinkStatus
 from asyncrpc.runtime.calls.message_codec import DecodedBuffers
+from asyncrpc.runtime.calls.peer_memory import FREE_BYTES_MAX
 from asyncrpc.runtime.devices.maps import DEVICES, IDENTITY, DeviceMap
 from asyncrpc.serde import (
     DevicePlacement,

@@ -6,9 +6,11 @@ sent by the `responder`.  Everything runs on the event loop, and nothing waits.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sized
+from functools import partial
+from typing import Any, Final, NoReturn
 
 from torch.autograd import profiler
 
@@ -20,21 +22,17 @@ from asyncrpc.errors import (
     DecodeError,
     MalformedError,
     Outcome,
+    OverloadedError,
     RejectedError,
     RemoteProtocolError,
 )
-from asyncrpc.ids import RRefId
+from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.runtime.calls import streams
-from asyncrpc.runtime.calls.admission import (
-    COUNTED,
-    FREE_BYTES_MAX,
-    HEAD_BYTES_MAX,
-    UNWEIGHED_CALLS_MAX,
-)
 from asyncrpc.runtime.calls.credit import LinkCredit
 from asyncrpc.runtime.calls.heads import ReceivedHeads, name_of_value
 from asyncrpc.runtime.calls.inbound import InboundCall, Responder
 from asyncrpc.runtime.calls.machine.calls import ServedCalls
+from asyncrpc.runtime.calls.machine.served_rate import ServedRate
 from asyncrpc.runtime.calls.message_codec import (
     CODEC,
     NO_META,
@@ -48,6 +46,13 @@ from asyncrpc.runtime.calls.modes import (
     Target,
     mode_of,
 )
+from asyncrpc.runtime.calls.peer_memory import (
+    COUNTED,
+    FREE_BYTES_MAX,
+    HEAD_BYTES_MAX,
+    UNWEIGHED_CALLS_MAX,
+    PeerMemory,
+)
 from asyncrpc.runtime.calls.ports import CallConnection, CallHost
 from asyncrpc.runtime.calls.preparation import MessagePreparation
 from asyncrpc.runtime.calls.profiling import show_function
@@ -56,6 +61,7 @@ from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.extensions import (
     RefusedFunction,
 )
+from asyncrpc.runtime.lifecycle import Lifecycle
 from asyncrpc.runtime.messages import Sender, not_by
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.schema import RecordSchema, kind_of
@@ -70,6 +76,112 @@ _STREAM: Final = int(Flags.STREAM)
 _RESPONSE: Final = int(FrameKind.RESPONSE)
 _REFERENCE: Final = RecordSchema(RRefId)
 _TEXT: Final = kind_of(str)
+
+# Of a limit of so many calls or more, one peer has a part: a call takes 3 KB at least.
+SHARED_MIN: Final = 1000
+PEER_PART: Final = 2
+
+
+class CallAdmission:
+    """The calls that one worker serves, counted.
+
+    Attributes:
+        active: how many there are now.
+        refused: how many were refused, ever.
+        ended: how many have ended, ever; also refused ones, which are answered.
+        held_bytes: what all peers together hold besides their calls.
+    """
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        calls_max: int,
+        now_s: Callable[[], float],
+        *,
+        peer_bytes_max: int,
+        services_hold: Callable[[Incarnation], int],
+    ) -> None:
+        """Admit calls up to a limit, until the worker shuts down.
+
+        Args:
+            lifecycle: of the worker.
+            calls_max: how many calls may be served at the same time.
+            now_s: reads the clock; called when a call is refused.
+            peer_bytes_max: of the account of each peer.
+            services_hold: returns how many bytes services keep for a peer.
+        """
+        self.active = self.refused = self.ended = 0
+        self.held_bytes = 0
+        self._rate = ServedRate()
+        self._now_s = now_s
+        self._lifecycle = lifecycle
+        self._calls_max = calls_max
+        self._peer_bytes_max = peer_bytes_max
+        self._services_hold = services_hold
+        # Of a limit that is not small, one peer must not take all.
+        self._peer_calls_max = (
+            calls_max if calls_max < SHARED_MIN else calls_max // PEER_PART
+        )
+        self._idle = asyncio.Event()
+        self._few = 0  # `wait_idle` is woken at so many calls, or fewer
+
+    def open(self, peer: Incarnation, calls: Sized) -> PeerMemory:
+        """Open the account of a peer, whose served calls are `calls`."""
+        services_hold = partial(self._services_hold, peer)
+        return PeerMemory(self, calls, services_hold, self._peer_bytes_max)
+
+    def admit(self, of_peer: Sized) -> None:
+        """Accept a call, or refuse it.
+
+        Args:
+            of_peer: the calls of its peer that are served.
+
+        Raises:
+            OverloadedError: too many calls.
+            RejectedError: the worker is shutting down.
+        """
+        if self._lifecycle.is_draining:
+            self.refused += 1
+            raise RejectedError(
+                "the worker is shutting down", outcome=Outcome.NOT_EXECUTED
+            )
+        if self.active >= self._peer_calls_max:
+            if self.active >= self._calls_max:
+                limit = "its limit (LimitOptions.inbound_calls_max)"
+                self._refuse(f"{self.active} calls, {limit}")
+            if len(of_peer) >= self._peer_calls_max:
+                share = "one peer's share of LimitOptions.inbound_calls_max"
+                self._refuse(f"{len(of_peer)} calls of this peer, {share}")
+
+    def _refuse(self, what: str) -> NoReturn:
+        served = self.ended - self.refused
+        self.refused += 1
+        after_s = self._rate.retry_after_s(served, self.active, self._now_s())
+        raise OverloadedError(
+            f"the worker is serving {what}; try again in {after_s:.3g} s",
+            retry_after_s=after_s,
+        )
+
+    def on_served(self) -> None:
+        """Count a call as ended: it has been answered, or its caller has gone."""
+        self.active -= 1
+        self.ended += 1
+        if self.active <= self._few:
+            self._idle.set()
+
+    async def wait_idle(self, *, but: int = 0) -> None:
+        """Wait until no call is served.
+
+        Args:
+            but: how many calls may still be served: those that wait here themselves.
+
+        Cancellation:
+            Nothing has changed.
+        """
+        self._few = max(self._few, but)
+        while self.active > but:
+            self._idle.clear()
+            await self._idle.wait()  # shutdown and drain have a limit
 
 
 class RequestDispatcher:

@@ -24,7 +24,6 @@ from typing import Final, TypeAlias
 
 from asyncrpc.errors import AsyncRpcError, MalformedError, OverloadedError
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.calls.admission import VALUE_BYTES
 from asyncrpc.runtime.calls.backlog import Backlog
 from asyncrpc.runtime.calls.credit import LinkCredit
 from asyncrpc.runtime.calls.deferred import DeferredMessages
@@ -46,6 +45,7 @@ from asyncrpc.runtime.calls.outbound import (
     CallEnds,
     OutboundCalls,
 )
+from asyncrpc.runtime.calls.peer_memory import VALUE_BYTES
 from asyncrpc.runtime.calls.ports import CallHost
 from asyncrpc.runtime.calls.preparation import MessagePreparation
 from asyncrpc.runtime.calls.requests import RequestDispatcher

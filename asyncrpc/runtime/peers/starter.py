@@ -65,7 +65,13 @@ KNOWN_MAX: Final = 4096  # programs call tens of functions
 
 
 class Directory(Protocol):
-    """Makes links to peers."""
+    """Makes links to peers.
+
+    Attributes:
+        met: returns the entry of a worker that was wanted before, by its name.
+    """
+
+    met: Callable[[str], PeerEntry[Link] | None]
 
     def link_to(self, name: str) -> Link | None:
         """Return the open link to a worker; None without one."""
@@ -130,6 +136,7 @@ class CallStarter:
         self.loop = tasks.loop
         self.is_loop_running = tasks.loop.is_running
         self.directory = directory
+        self._met = directory.met
         self.thread_id = tasks.thread_id
         self.start_task = tasks.start_task
         self.on_loop_thread = tasks.on_loop_thread
@@ -373,7 +380,8 @@ class CallStarter:
             )
             if deadline is not None and deadline.is_lifted:
                 deadline = None
-            link = self.directory.link_to(call.to)
+            entry = self._met(call.to)
+            link = entry.link if entry else self.directory.link_to(call.to)
             if link is not None:
                 if on_link is not None:
                     on_link(link)

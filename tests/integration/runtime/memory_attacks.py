@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgpack
 
-from asyncrpc.runtime.calls.admission import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.credit import request_bytes
+from asyncrpc.runtime.calls.peer_memory import FREE_BYTES_MAX
 from asyncrpc.serde import kinds, lossless
 from asyncrpc.serde.lossless import BLOCK_BYTES
 from asyncrpc.wire.frames import (

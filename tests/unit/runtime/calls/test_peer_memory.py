@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from asyncrpc.errors import Outcome, OverloadedError
-from asyncrpc.runtime.calls.admission import (
+from asyncrpc.runtime.calls.peer_memory import (
     BYTE_BYTES_MAX,
     CALL_BYTES,
     PEERS,
