@@ -49,8 +49,7 @@ from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.payloads.prefaulting import Prefaulting
 from asyncrpc.runtime.payloads.receive_pool import ReceivePool
 from asyncrpc.runtime.payloads.sharing import Sharing
-from asyncrpc.runtime.peers.peer import Peer
-from asyncrpc.runtime.peers.starter import CallStarter
+from asyncrpc.runtime.peers.peer import CallStarter, Peer
 from asyncrpc.runtime.rounds.graceful_shutdown import GracefulShutdown
 from asyncrpc.runtime.rounds.service import RoundService
 from asyncrpc.runtime.services import Services

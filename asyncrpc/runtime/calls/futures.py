@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Without an error where none runs: that takes 0.4 us.
+_loop_of_thread: Final = asyncio._get_running_loop  # noqa: SLF001
+
 LOOK_S: Final = 1.0  # how often a waiting thread checks that its loop is open
 
 
@@ -121,7 +124,8 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         self.device_map: DeviceMap | None = None  # of the arguments
         self.moved: CallStats | None = None  # None: no bytes of buffers
         self.span: CallSpan | None = None  # what a trace shows of it, if one does
-        self.task = ""  # name of the task that made it; see `trace.CallEnded`
+        # Name of the task or thread that made it; see `trace.CallEnded`.
+        self.task = task_here(loop) if _loop_of_thread() is loop else _thread_here()
         self.note: Any = None  # what came beside the answer, if anything did
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -372,7 +376,7 @@ def task_here(loop: asyncio.AbstractEventLoop) -> str:
     return "" if task is None else task.get_name()
 
 
-def thread_here() -> str:
+def _thread_here() -> str:
     """Return the call that this thread serves, or its name; it runs no loop."""
     call = current_call_var.get()
     if call is not None and call.is_running:

@@ -590,16 +590,6 @@ class Responder:
         self._encode = messages.encode
         self._send = connection.send
         self._admission = host.admission
-        self._on_served = host.admission.on_served
-
-    def begin(self, inbound: InboundCall) -> None:
-        """Record that a call is served from now on.
-
-        Raises:
-            MalformedError: the peer uses an id twice.
-        """
-        self._served.begin(inbound.call_id, inbound)
-        self._admission.active += 1
 
     def on_lost(self) -> None:
         """The connection has ended: cancel what runs for the peer, in turns."""
@@ -876,7 +866,11 @@ class Responder:
             inbound.span.end(outcome, items=items if is_stream else None)
         inbound.end()
         self._served.end(inbound.call_id)
-        self._on_served()
+        admission = self._admission
+        admission.active -= 1
+        admission.ended += 1
+        if admission.active <= admission.wakes_at:
+            admission.wake()
 
     def _settle_loans(self, inbound: InboundCall, *, answered: bool) -> list[int]:
         loans, inbound.loans = inbound.loans, None

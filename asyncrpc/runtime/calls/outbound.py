@@ -30,7 +30,7 @@ from asyncrpc.runtime.calls.credit import (
 )
 from asyncrpc.runtime.calls.deadlines import Deadlines
 from asyncrpc.runtime.calls.deferred import PendingBuffers
-from asyncrpc.runtime.calls.futures import CallFuture, CallLink, task_here
+from asyncrpc.runtime.calls.futures import CallFuture, CallLink
 from asyncrpc.runtime.calls.heads import SentHeads
 from asyncrpc.runtime.calls.machine.calls import PendingCalls
 from asyncrpc.runtime.calls.machine.link import LinkState, LinkStatus
@@ -398,11 +398,9 @@ class OutboundCalls:
         return call
 
     def _service_call(self, name: str) -> CallFuture[Any]:
-        call: CallFuture[Any] = CallFuture(
+        return CallFuture(
             loop=self._loop, function=name, to=self._to, began_s=self._now_s()
         )
-        call.task = task_here(self._loop)
-        return call
 
     def tell(self, notice: Notice, *, at_once: bool = False) -> None:
         """Send a message to a part of the peer, with the next one or in the next turn.
@@ -660,7 +658,7 @@ class AnswerReceiver:
         self._arriving.add(call_id)
         return True
 
-    def on_response(
+    def on_response(  # noqa: C901  (of every call: no steps)
         self,
         _flags: int,
         call_id: int,
@@ -701,10 +699,10 @@ class AnswerReceiver:
             call.fail(error)
             return
         self._note(call, OK)
-        if call.destination is None:
-            call.succeed(value)
-        else:
+        if call.destination is not None:
             call.destination.deliver(call, value, buffers)
+        elif not call.done():
+            call.set_result(value)
         if loans is not None:
             self._take_over(loans)
 

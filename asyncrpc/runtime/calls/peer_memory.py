@@ -16,10 +16,13 @@ Large requests have credit (`credit`), which the user's options limit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sized
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from asyncrpc.errors import OverloadedError
 from asyncrpc.serde.bounds import CONTAINER, values_in
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.calls.requests import CallAdmission
 
 # Bytes, as measured.  A value is one as `serde.bounds` counts them.
 CALL_BYTES: Final = 3584
@@ -42,16 +45,6 @@ PEERS: Final = 16  # that may have their whole part at a time
 UNWEIGHED_CALLS_MAX: Final = 32
 WATCHED_BYTES_MIN: Final = 1 << 20
 RETRY_AFTER_S: Final = 1.0
-
-
-class CountsHeld(Protocol):
-    """Counts what all peers of a worker hold.
-
-    Attributes:
-        held_bytes: besides their calls.
-    """
-
-    held_bytes: int
 
 
 class PeerMemory:
@@ -77,7 +70,7 @@ class PeerMemory:
 
     def __init__(
         self,
-        admission: CountsHeld,
+        admission: CallAdmission,
         calls: Sized,
         services_hold: Callable[[], int],
         limit_bytes: int,

@@ -89,6 +89,7 @@ class CallAdmission:
         active: how many there are now.
         refused: how many were refused, ever.
         ended: how many have ended, ever; also refused ones, which are answered.
+        wakes_at: at so many calls, or fewer, `wake` is called.
         held_bytes: what all peers together hold besides their calls.
     """
 
@@ -123,7 +124,7 @@ class CallAdmission:
             calls_max if calls_max < SHARED_MIN else calls_max // PEER_PART
         )
         self._idle = asyncio.Event()
-        self._few = 0  # `wait_idle` is woken at so many calls, or fewer
+        self.wakes_at = 0
 
     def open(self, peer: Incarnation, calls: Sized) -> PeerMemory:
         """Open the account of a peer, whose served calls are `calls`."""
@@ -162,12 +163,9 @@ class CallAdmission:
             retry_after_s=after_s,
         )
 
-    def on_served(self) -> None:
-        """Count a call as ended: it has been answered, or its caller has gone."""
-        self.active -= 1
-        self.ended += 1
-        if self.active <= self._few:
-            self._idle.set()
+    def wake(self) -> None:
+        """Let go on what waits for calls to end."""
+        self._idle.set()
 
     async def wait_idle(self, *, but: int = 0) -> None:
         """Wait until no call is served.
@@ -178,7 +176,7 @@ class CallAdmission:
         Cancellation:
             Nothing has changed.
         """
-        self._few = max(self._few, but)
+        self.wakes_at = max(self.wakes_at, but)
         while self.active > but:
             self._idle.clear()
             await self._idle.wait()  # shutdown and drain have a limit
@@ -229,11 +227,12 @@ class RequestDispatcher:
         self._heads = heads.known
         self._read_head = heads.read
         self._arriving = credit.arriving
+        self._admission = host.admission
         self._admit = host.admission.admit
         self._memory = credit.memory
         self._running = served.running
         self._decode = messages.decode
-        self._begin = responder.begin
+        self._open = served.begin
         self._router = router = host.router
         self._requests, self._notices = router.requests, router.notices
 
@@ -283,7 +282,8 @@ class RequestDispatcher:
                 )
             self._refuse(inbound, target, unreadable(error), control, buffers)
             return
-        self._begin(inbound)
+        self._open(call_id, inbound)  # as `_begin`
+        self._admission.active += 1
         if (
             self._arriving
             or size_bytes > FREE_BYTES_MAX
@@ -306,6 +306,15 @@ class RequestDispatcher:
             self._responder.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
         except BaseException as error:  # noqa: BLE001  (the function's; the caller's)
             self._responder.answer_error(inbound, error)
+
+    def _begin(self, inbound: InboundCall) -> None:
+        """Count a call as served from now on.
+
+        Raises:
+            MalformedError: the peer uses an id twice.
+        """
+        self._open(inbound.call_id, inbound)
+        self._admission.active += 1
 
     def _weigh(self, size_bytes: int, head: bytes, buffers: list[memoryview]) -> int:
         """Return what a message may hold without credit; see `PeerMemory.weigh`.

@@ -274,18 +274,17 @@ class FakeAdmission:
     """Admits all calls, or refuses them."""
 
     def __init__(self) -> None:
-        self.active = self.held_bytes = 0
+        self.active = self.held_bytes = self.ended = 0
+        self.wakes_at = -1
         self.refusal: AsyncRpcError | None = None
 
     def open(self, _peer: Incarnation, calls: Sized) -> PeerMemory:
-        return PeerMemory(self, calls, lambda: 0, LimitOptions().peer_bytes_max)
+        counts: Any = self
+        return PeerMemory(counts, calls, lambda: 0, LimitOptions().peer_bytes_max)
 
     def admit(self, of_peer: Sized) -> None:
         if self.refusal is not None:
             raise self.refusal
-
-    def on_served(self) -> None:
-        self.active -= 1
 
 
 @dataclass
