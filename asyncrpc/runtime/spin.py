@@ -42,6 +42,10 @@ _WEIGHT: Final = 0.125
 # long.
 _COUNTED: Final = 2
 
+# How long it polls at most for an answer: a step of training waits for up to 2 ms, on a
+# slow machine, where each core that is woken takes up to 0.3 ms.
+LIMIT_S: Final = 4e-3
+
 
 class Spin:
     """Decides for one event loop whether it polls."""
@@ -108,11 +112,6 @@ class Spin:
             self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
             return False
         return now_s < self._until_s
-
-
-# How long it polls at most for an answer: a step of training waits for up to 2 ms, on a
-# slow machine, where each core that is woken takes up to 0.3 ms.
-LIMIT_S: Final = 4e-3
 
 
 class Spinner:

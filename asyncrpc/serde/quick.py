@@ -86,6 +86,24 @@ ARGUMENTS: Final = tuple(
 )
 ARGUMENT: Final = ARGUMENTS[1]
 
+UNREAD: Final = object()
+_ITEM_BYTES_MAX: Final = 16  # complex128
+_PLAIN_KINDS: Final = (kinds.ENTRY_TENSOR, kinds.ENTRY_SHARED)
+_PLAIN_FLAGS: Final = (0, kinds.REQUIRES_GRAD)
+_INDICES: Final = {bytes(one.data): at for at, one in enumerate(REFERENCES)}
+_COMMON: Final = {  # with the number of tensors
+    ALONE: (1, ALONE),
+    **{tree: (count, tree) for count, tree in enumerate(ARGUMENTS)},
+}
+_IS_TUPLE_BYTE: Final = kinds.ROOT_IS_TUPLE >> 24
+_ARRAYS: Final = frozenset(  # first bytes of msgpack's arrays
+    bytes((first,)) for first in (*range(0x90, 0xA0), 0xDC, 0xDD)
+)
+_DEPTH_MAX: Final = 4  # of tuples: each level takes a C stack frame of 40 KiB
+_array: Final = np.ndarray
+_from_numpy: Final = torch.from_numpy
+OnGradient = Callable[[torch.Tensor], torch.Tensor]
+
 
 class _ViewTable(bytes):
     """The table of a tensor that is not contiguous, with its length in front.
@@ -529,26 +547,6 @@ def is_bulk(value: Any) -> bool:
         and type(value) is list
         and type(value[0]) not in _TEXT
     )
-
-
-UNREAD: Final = object()
-_ITEM_BYTES_MAX: Final = 16  # complex128
-_PLAIN_KINDS: Final = (kinds.ENTRY_TENSOR, kinds.ENTRY_SHARED)
-_PLAIN_FLAGS: Final = (0, kinds.REQUIRES_GRAD)
-_INDICES: Final = {bytes(one.data): at for at, one in enumerate(REFERENCES)}
-_COMMON: Final = {  # with the number of tensors
-    ALONE: (1, ALONE),
-    **{tree: (count, tree) for count, tree in enumerate(ARGUMENTS)},
-}
-_IS_TUPLE_BYTE: Final = kinds.ROOT_IS_TUPLE >> 24
-_ARRAYS: Final = frozenset(  # first bytes of msgpack's arrays
-    bytes((first,)) for first in (*range(0x90, 0xA0), 0xDC, 0xDD)
-)
-_DEPTH_MAX: Final = 4  # of tuples: each level takes a C stack frame of 40 KiB
-_array: Final = np.ndarray
-_from_numpy: Final = torch.from_numpy
-
-OnGradient = Callable[[torch.Tensor], torch.Tensor]
 
 
 class SharedLocation(NamedTuple):

@@ -1,6 +1,7 @@
 """One call from a peer: from its decoded request to its answer.
 
-How a function runs is decided in `modes`.
+An `InboundCall` runs the function; how, is decided in `modes`.  What the function
+returned or raised goes to the `Responder` of its link, which sends it.
 """
 
 from __future__ import annotations
@@ -76,6 +77,9 @@ _ON_LOOP: Final = Mode.ON_LOOP
 _ASYNC_EXECUTION: Final = Mode.ASYNC_EXECUTION
 
 _TRACE_ALONE: Final = {TRACE}
+
+CANCELLED_AT_ONCE: Final = 256  # calls of a lost peer, of 20 us each
+_RESPONSE: Final = int(FrameKind.RESPONSE)  # an enum's member takes 0.1 us to find
 
 
 class HeldCredit(Protocol):
@@ -501,11 +505,6 @@ def _no_future(result: Any) -> RuntimeError:
         " "
         "return the future itself, or drop the decorator"
     )
-
-
-CANCELLED_AT_ONCE: Final = 256  # calls of a lost peer, of 20 us each
-
-_RESPONSE: Final = int(FrameKind.RESPONSE)  # an enum's member takes 0.1 us to find
 
 
 class ServedEnds:

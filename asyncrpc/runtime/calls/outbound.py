@@ -1,4 +1,4 @@
-"""The calls of this worker to one peer; their answers are taken in `answers`.
+"""The calls of this worker to one peer, and their answers: results, errors, items.
 
 Everything here runs on the event loop, and nothing waits: callers wait for futures.
 """
@@ -80,6 +80,11 @@ _OPEN: Final = LinkState.OPEN
 # How errors name the parts of a request, by whether its function has no name and so is
 # among its arguments.
 _LABELS: Final = (("args", "kwargs"), ("function, args", "kwargs"))
+
+logger = logging.getLogger("asyncrpc")
+_TOKENS: Final = kind_of(list[int])
+_ARRIVING_MAX: Final = 1 << 12
+_LOST = WorkerLostError.__name__
 
 
 class OutboundCalls:
@@ -579,12 +584,6 @@ class OutboundCalls:
         )
 
 
-logger = logging.getLogger("asyncrpc")
-
-_TOKENS: Final = kind_of(list[int])
-_ARRIVING_MAX: Final = 1 << 12
-
-
 def _unreadable_answer(
     raised: BaseException, call: CallFuture[Any] | StreamReceiver
 ) -> AsyncRpcError:
@@ -857,9 +856,6 @@ class AnswerReceiver:
         """Discard an answer whose caller has gone: give back its loans."""
         self._take_back(meta)
         self._messages.give_back(control, buffers)
-
-
-_LOST = WorkerLostError.__name__
 
 
 class CallEnds:

@@ -1,7 +1,7 @@
 """Messages that must be prepared before they are read: unpacked, or put on devices.
 
 Both are done in threads.  For the receiver, such a message arrives a little later, like
-one with a large payload.  The other direction is in `packing` and `responder`: an
+one with a large payload.  The other direction is in `packing` and `inbound`: an
 encoded message is packed in a thread and then sent.
 """
 

@@ -1,7 +1,7 @@
-"""Requests that come in: read, their functions found, and run.
+"""Requests that come in: admitted, read, their functions found, and run.
 
-A request is decoded, its function found, and an `InboundCall` runs it; the answer is
-sent by the `responder`.  Everything runs on the event loop, and nothing waits.
+A request is decoded, its function found, and an `InboundCall` runs it; the `Responder`
+sends the answer.  Everything runs on the event loop, and nothing waits.
 """
 
 from __future__ import annotations

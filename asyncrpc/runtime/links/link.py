@@ -6,9 +6,9 @@ made here, holds no more than it needs, and can be used without a link.
 
     part           what it does                               made in
     calls          calls and messages to the peer             `calls.outbound`
-    answers        what the peer answers                      `calls.answers`
+    answers        what the peer answers                      `calls.outbound`
     requests       what the peer asks                         `calls.requests`
-    responder      what this worker answers                   `calls.responder`
+    responder      what this worker answers                   `calls.inbound`
     messages       values in messages                         `calls.message_codec`
     preparation    messages that are not ready to be read     `calls.preparation`
     long_messages  messages that take long to be read         `calls.long_messages`

@@ -66,6 +66,15 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# Asked in every call, so without a look-up in torch: 90 ns together.  Inference mode
+# turns gradients off, too.
+_grad_is_on = torch.is_grad_enabled
+_any_autocast_is_on = torch._C._is_any_autocast_enabled  # noqa: SLF001
+AT_ONCE: Final = nullcontext()
+# What is called, over and over, and always by the same name.
+_NAMED: Final = frozenset({types.FunctionType, types.BuiltinFunctionType, type})
+KNOWN_MAX: Final = 4096  # programs call tens of functions
+
 
 class Peer:
     """Another worker, by name; from `Worker.peer`.  It holds no connection itself."""
@@ -294,18 +303,6 @@ class Peer:
 
     def __repr__(self) -> str:
         return f"<Peer {self.name!r} of {self._calls.name!r}>"
-
-
-# Asked in every call, so without a look-up in torch: 90 ns together.  Inference mode
-# turns gradients off, too.
-_grad_is_on = torch.is_grad_enabled
-_any_autocast_is_on = torch._C._is_any_autocast_enabled  # noqa: SLF001
-
-AT_ONCE: Final = nullcontext()
-
-# What is called, over and over, and always by the same name.
-_NAMED: Final = frozenset({types.FunctionType, types.BuiltinFunctionType, type})
-KNOWN_MAX: Final = 4096  # programs call tens of functions
 
 
 class Directory(Protocol):
