@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 from asyncrpc.errors import AsyncRpcError, TransportError, UsageError
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.calls.backlog import OutboundBudget
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.calls.credit import InboundCredit
 from asyncrpc.runtime.calls.deadlines import Deadlines
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
 from asyncrpc.runtime.calls.inbound import InboundCall
+from asyncrpc.runtime.calls.peer_memory import OutboundBudget
 from asyncrpc.runtime.calls.requests import CallAdmission
 from asyncrpc.runtime.calls.targets import Targets
 from asyncrpc.runtime.counters import Counters

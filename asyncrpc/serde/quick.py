@@ -24,9 +24,8 @@ import torch
 from asyncrpc.errors import DecodeError, EncodeError, Outcome
 from asyncrpc.serde import kinds
 from asyncrpc.serde.bounds import COUNTED_BYTES_MIN
-from asyncrpc.serde.encoded import Encoded
+from asyncrpc.serde.encoded import Encoded, view_memory
 from asyncrpc.serde.exceptions import words_of
-from asyncrpc.serde.outgoing_buffers import view_memory
 from asyncrpc.serde.shared import KEY_BYTES, SharedStorages, key_of
 from asyncrpc.serde.spans import reach, span_of
 from asyncrpc.serde.tensors import (

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from asyncrpc.runtime.calls.context import current_call_var
+from asyncrpc.runtime.calls.machine.calls import LinkStatus
 from asyncrpc.runtime.calls.machine.credit import (
     STALLED_AFTER_S,
     Account,
@@ -25,7 +26,6 @@ from asyncrpc.runtime.calls.machine.credit import (
     WaitingRequests,
     Why,
 )
-from asyncrpc.runtime.calls.machine.link import LinkStatus
 from asyncrpc.runtime.calls.peer_memory import FREE_BYTES_MAX, PeerMemory
 from asyncrpc.serde import memory_of
 from asyncrpc.wire.frames import Flags, Frame, FrameKind

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from asyncrpc.errors import Outcome, OutMismatchError, UsageError
-from asyncrpc.serde.outgoing_buffers import view_memory
+from asyncrpc.serde.encoded import view_memory
 from asyncrpc.serde.tensors import has_its_memory
 
 if TYPE_CHECKING:

@@ -30,7 +30,6 @@ from asyncrpc.errors import (
     WorkerLostError,
 )
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.calls.backlog import LARGE_BYTES, Backlog
 from asyncrpc.runtime.calls.context import current_call_var, deadline_var
 from asyncrpc.runtime.calls.credit import item_bytes
 from asyncrpc.runtime.calls.deadlines import Watch
@@ -44,6 +43,7 @@ from asyncrpc.runtime.calls.message_codec import (
     unsendable,
 )
 from asyncrpc.runtime.calls.modes import Mode, Target
+from asyncrpc.runtime.calls.peer_memory import LARGE_BYTES, Backlog
 from asyncrpc.runtime.calls.ports import CallConnection, CallHost
 from asyncrpc.runtime.calls.preparation import PACK_HERE_BYTES_MAX
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap

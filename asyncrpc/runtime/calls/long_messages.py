@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncrpc.errors import RejectedError, RemoteProtocolError
-from asyncrpc.runtime.calls.machine.link import LinkStatus
+from asyncrpc.runtime.calls.machine.calls import LinkStatus
 from asyncrpc.runtime.calls.message_codec import DecodedBuffers, MessageCodec
 from asyncrpc.wire.messages import Meta
 

@@ -32,8 +32,7 @@ from asyncrpc.runtime.calls.deadlines import Deadlines
 from asyncrpc.runtime.calls.deferred import PendingBuffers
 from asyncrpc.runtime.calls.futures import CallFuture, CallLink
 from asyncrpc.runtime.calls.heads import SentHeads
-from asyncrpc.runtime.calls.machine.calls import PendingCalls
-from asyncrpc.runtime.calls.machine.link import LinkState, LinkStatus
+from asyncrpc.runtime.calls.machine.calls import LinkState, LinkStatus, PendingCalls
 from asyncrpc.runtime.calls.message_codec import (
     CODEC,
     NO_META,

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from asyncrpc.errors import AsyncRpcError
-    from asyncrpc.runtime.calls.backlog import OutboundBudget
     from asyncrpc.runtime.calls.credit import InboundCredit
     from asyncrpc.runtime.calls.deadlines import Deadlines
     from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
     from asyncrpc.runtime.calls.inbound import InboundCall
     from asyncrpc.runtime.calls.modes import Mode, Target
+    from asyncrpc.runtime.calls.peer_memory import OutboundBudget
     from asyncrpc.runtime.calls.requests import CallAdmission
     from asyncrpc.runtime.calls.unsent import UnsentCalls
     from asyncrpc.runtime.devices.staging import Devices

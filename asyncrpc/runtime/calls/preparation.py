@@ -23,8 +23,7 @@ from asyncrpc.errors import (
     RemoteProtocolError,
 )
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.calls.machine.calls import PendingCalls
-from asyncrpc.runtime.calls.machine.link import LinkStatus
+from asyncrpc.runtime.calls.machine.calls import LinkStatus, PendingCalls
 from asyncrpc.runtime.calls.message_codec import DecodedBuffers
 from asyncrpc.runtime.calls.peer_memory import FREE_BYTES_MAX
 from asyncrpc.runtime.devices.maps import DEVICES, IDENTITY, DeviceMap

@@ -34,10 +34,9 @@ from asyncrpc.runtime.links.hello import HelloSink
 from asyncrpc.runtime.links.reading_turns import ReadingTurns, logged
 from asyncrpc.runtime.links.resumption import Resumption
 from asyncrpc.runtime.payloads.incoming import IncomingPayloads
-from asyncrpc.runtime.payloads.lanes import Lanes
+from asyncrpc.runtime.payloads.lanes import Lanes, PayloadRoute, PayloadRoutes
 from asyncrpc.runtime.payloads.pump import ChunkPump
 from asyncrpc.runtime.payloads.receive_pool import fresh
-from asyncrpc.runtime.payloads.routes import PayloadRoute, PayloadRoutes
 from asyncrpc.transport.abc import PeerCredentials, Transport
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.flow import WaterMarks

@@ -24,14 +24,12 @@ from typing import Final, TypeAlias
 
 from asyncrpc.errors import AsyncRpcError, MalformedError, OverloadedError
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.calls.backlog import Backlog
 from asyncrpc.runtime.calls.credit import LinkCredit
 from asyncrpc.runtime.calls.deferred import DeferredMessages
 from asyncrpc.runtime.calls.heads import ReceivedHeads
 from asyncrpc.runtime.calls.inbound import InboundCall, Responder
 from asyncrpc.runtime.calls.long_messages import LongMessages
-from asyncrpc.runtime.calls.machine.calls import PendingCalls, ServedCalls
-from asyncrpc.runtime.calls.machine.link import LinkStatus
+from asyncrpc.runtime.calls.machine.calls import LinkStatus, PendingCalls, ServedCalls
 from asyncrpc.runtime.calls.message_codec import (
     NO_META,
     SMALL_BYTES_MAX,
@@ -45,7 +43,7 @@ from asyncrpc.runtime.calls.outbound import (
     CallEnds,
     OutboundCalls,
 )
-from asyncrpc.runtime.calls.peer_memory import VALUE_BYTES
+from asyncrpc.runtime.calls.peer_memory import VALUE_BYTES, Backlog
 from asyncrpc.runtime.calls.ports import CallHost
 from asyncrpc.runtime.calls.preparation import MessagePreparation
 from asyncrpc.runtime.calls.requests import RequestDispatcher

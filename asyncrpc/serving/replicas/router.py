@@ -26,7 +26,7 @@ from asyncrpc.errors import (
     WorkerLostError,
 )
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.calls.machine.link import LinkState
+from asyncrpc.runtime.calls.machine.calls import LinkState
 from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
 from asyncrpc.runtime.membership.machine.records import (
     ChangeKind,

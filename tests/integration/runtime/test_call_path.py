@@ -6,6 +6,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
+from typing import Self
 
 import asyncrpc
 from asyncrpc.testing import Cluster
@@ -25,7 +26,7 @@ class Visits:
     def __init__(self) -> None:
         self.files: list[str] = []
 
-    def __enter__(self) -> Visits:
+    def __enter__(self) -> Self:
         sys.setprofile(self)
         return self
 

@@ -13,19 +13,17 @@ from typing import Any, NamedTuple
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import AsyncRpcError, MalformedError, RejectedError
 from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.runtime.calls.backlog import Backlog, OutboundBudget
 from asyncrpc.runtime.calls.credit import InboundCredit, LinkCredit
 from asyncrpc.runtime.calls.deadlines import Deadlines
 from asyncrpc.runtime.calls.deferred import DeferredMessages
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
 from asyncrpc.runtime.calls.heads import ReceivedHeads
 from asyncrpc.runtime.calls.inbound import InboundCall, Responder
-from asyncrpc.runtime.calls.machine.calls import PendingCalls, ServedCalls
-from asyncrpc.runtime.calls.machine.link import LinkStatus
+from asyncrpc.runtime.calls.machine.calls import LinkStatus, PendingCalls, ServedCalls
 from asyncrpc.runtime.calls.message_codec import MessageCodec
 from asyncrpc.runtime.calls.modes import Mode, Target, mode_of
 from asyncrpc.runtime.calls.outbound import AnswerReceiver, CallEnds, OutboundCalls
-from asyncrpc.runtime.calls.peer_memory import PeerMemory
+from asyncrpc.runtime.calls.peer_memory import Backlog, OutboundBudget, PeerMemory
 from asyncrpc.runtime.calls.preparation import MessagePreparation
 from asyncrpc.runtime.calls.requests import RequestDispatcher
 from asyncrpc.runtime.calls.streams import OutboundCall

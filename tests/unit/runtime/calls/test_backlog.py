@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable
 
 from asyncrpc.errors import AsyncRpcError, MalformedError
-from asyncrpc.runtime.calls.backlog import (
+from asyncrpc.runtime.calls.peer_memory import (
     PEERS,
     Backlog,
     OutboundBudget,
+    PeerMemory,
     nobody_waits,
 )
-from asyncrpc.runtime.calls.peer_memory import PeerMemory
 
 PART = 1 << 20
 LIMIT = PEERS * PART

@@ -9,7 +9,7 @@ import pytest
 
 from asyncrpc.errors import AsyncRpcError, DecodeError, MalformedError, RejectedError
 from asyncrpc.runtime.calls.long_messages import LongMessages
-from asyncrpc.runtime.calls.machine.link import LinkStatus
+from asyncrpc.runtime.calls.machine.calls import LinkStatus
 from asyncrpc.runtime.calls.message_codec import (
     NO_META,
     READ_HERE_BYTES_MAX,

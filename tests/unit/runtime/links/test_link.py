@@ -10,7 +10,7 @@ import pytest
 
 from asyncrpc.errors import MalformedError, WorkerLostError
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.calls.machine.link import LinkState
+from asyncrpc.runtime.calls.machine.calls import LinkState
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.wire.frames import HEADER, FrameKind
 from asyncrpc.wire.messages import Hello
