@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgpack
 import pytest
@@ -31,7 +32,7 @@ class Admission:
 
 
 def account(
-    admission: Admission | None = None, calls: int = 0, services_hold: int = 0
+    admission: Any = None, calls: int = 0, services_hold: int = 0
 ) -> PeerMemory:
     served = dict.fromkeys(range(calls))
     return PeerMemory(admission or Admission(), served, lambda: services_hold, LIMIT)
