@@ -37,7 +37,6 @@ FURTHER_MODULES = (
     "asyncrpc.compat.autograd",
     "asyncrpc.compat.nn",
     "asyncrpc.compat.optim",
-    "asyncrpc.compat.profiler_legacy",
     "asyncrpc.compat.profiling",
     "asyncrpc.compat.rpc",
     "asyncrpc.testing.fake_device",

@@ -22,10 +22,6 @@ PINNED_NAMES = [
     if line and not line.startswith("#")
 ]
 
-# Modules that a page may import although they are not public, each with the reason.
-EXCEPTIONS = {
-    "asyncrpc.compat.rpc._testing": "torch's private module, for torch's own suites",
-}
 # An import that is a line of its own, or all of a code span.
 IMPORT = re.compile(
     r"^[ \t]*import (?P<module>asyncrpc[\w.]*)"
@@ -92,15 +88,9 @@ def test_modules_that_the_package_exports_are_public() -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_a_page_imports_public_modules_only(page: Path) -> None:
-    """Add a module to `FURTHER_MODULES` with its pins, or to `EXCEPTIONS`."""
+    """Add a module to `FURTHER_MODULES` with its pins."""
     imported = set(modules_imported_by(page.read_text(encoding="utf-8")))
-    assert imported - {*PUBLIC_MODULES, *EXCEPTIONS} == set()
-
-
-def test_exceptions_are_imported_by_a_page() -> None:
-    texts = (page.read_text(encoding="utf-8") for page in pages())
-    imported = {module for text in texts for module in modules_imported_by(text)}
-    assert imported >= set(EXCEPTIONS)
+    assert imported <= set(PUBLIC_MODULES)
 
 
 def test_imports_are_found_in_every_form() -> None:
