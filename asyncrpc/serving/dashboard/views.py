@@ -43,7 +43,7 @@ from asyncrpc.serving.dashboard.machine import (
     training,
 )
 from asyncrpc.serving.dashboard.machine.answers import listing_of
-from asyncrpc.serving.dashboard.machine.history import GroupHistory
+from asyncrpc.serving.dashboard.machine.overview import GroupHistory
 from asyncrpc.serving.dashboard.machine.paging import Row, page_of
 from asyncrpc.serving.dashboard.machine.query import ViewQuery
 

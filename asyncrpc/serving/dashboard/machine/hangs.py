@@ -23,7 +23,7 @@ from asyncrpc.inspection.machine.wording import (
     words_of,
 )
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
-from asyncrpc.serving.dashboard.machine.numbers import known_age
+from asyncrpc.serving.dashboard.machine.answers import known_age
 
 SENTENCES_MAX: Final = 20
 NODES_MAX: Final = 200

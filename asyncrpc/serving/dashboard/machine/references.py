@@ -7,7 +7,7 @@ from typing import Final
 
 from asyncrpc.inspection.machine.slices import Slices, let_go, parts_of, weighed_parts
 from asyncrpc.inspection.reference_records import ReferenceSeen, ReferencesSeen
-from asyncrpc.serving.dashboard.machine.numbers import known_age
+from asyncrpc.serving.dashboard.machine.answers import known_age
 from asyncrpc.serving.dashboard.machine.paging import Row
 
 KEYS: Final = (

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from asyncrpc.inspection.details import StageStepSeen, TrainingSeen, context_name
 from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices, weighed_parts
-from asyncrpc.serving.dashboard.machine.numbers import known, known_age
+from asyncrpc.serving.dashboard.machine.answers import known, known_age
 from asyncrpc.serving.dashboard.machine.paging import Row
 
 KEYS: Final = (

@@ -18,7 +18,7 @@ from asyncrpc.inspection.records import (
     WorkerSnapshot,
 )
 from asyncrpc.inspection.summaries import WorkerSummary
-from asyncrpc.serving.dashboard.machine.numbers import known, known_age
+from asyncrpc.serving.dashboard.machine.answers import known, known_age
 from asyncrpc.serving.dashboard.machine.overview import row_of, silent_row
 
 ACTORS_MAX: Final = 200  # of tasks, and of threads
