@@ -51,8 +51,9 @@ def dashboard(
 
     Viewers sign in with the group's secret or the token.  Over HTTPS or on localhost,
     the browser sends a token that it makes of what was typed; otherwise it takes only
-    the token.  A program sends the token, as `Authorization: Bearer TOKEN`.  If there is neither secret nor token, only browsers of this host and of the
-    user of this process are let in.
+    the token.  A program sends the token, as `Authorization: Bearer TOKEN`.  If there
+    is neither secret nor token, only browsers of this host and of the user of this
+    process are let in.
 
     Args:
         worker: of this process, on the event loop of the application, running or not
