@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import asyncrpc
-from asyncrpc import LocalRendezvous, UsageError, Worker, serving
+from asyncrpc import LocalRendezvous, UsageError, Worker, functions, serving
 from asyncrpc.ddp import DistributedDataParallel
 from asyncrpc.nn import RemoteModule
 from asyncrpc.optim import DistributedOptimizer
@@ -33,7 +33,7 @@ def note(what: str = "function") -> str:
     return what
 
 
-@asyncrpc.idempotent
+@functions.idempotent
 def note_idempotent() -> None:
     note("idempotent")
 
