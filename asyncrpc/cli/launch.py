@@ -69,7 +69,6 @@ class Command:
 
     Attributes:
         arguments: of the interpreter: a script, or `-m module`, and its arguments.
-        nprocs: how many processes.
         threads: threads in each; None is an equal share of the cores, unless
             OMP_NUM_THREADS is set.
         grace_s: seconds from SIGTERM to SIGKILL; None: enough for a program that saves
@@ -84,10 +83,6 @@ class Command:
 
 async def run_command(command: Command, inherited: Mapping[str, str]) -> int:
     """Run a command in `nprocs` processes until all have ended.
-
-    Args:
-        command: what to run.
-        inherited: the environment that the processes inherit.
 
     Returns:
         The exit code of `asyncrpc run`: 0, or that of the first failure, or 128 plus

@@ -28,7 +28,6 @@ class WaitAges:
         """Prepare; sampling begins with `start`.
 
         Args:
-            loop: whose tasks they are.
             sample_s: seconds between two looks.
         """
         self._loop = loop

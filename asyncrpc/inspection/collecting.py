@@ -54,8 +54,6 @@ class InspectedLink(Protocol):
 
     Attributes:
         peer: the worker at the other end.
-        pending: calls made over the link.
-        served: calls received over the link.
         credit: which pending calls wait for room at the peer.
     """
 
@@ -122,7 +120,6 @@ class SnapshotTaker:
         """Look at a worker.
 
         Args:
-            worker: whose snapshot it is.
             ages: knows how long its tasks have waited.
             is_thorough: whether to find waits that nothing can end.
             blocked_for_s: seconds since its loop last ran; 0 if it runs.
@@ -407,7 +404,6 @@ def snapshot_of(
     """Return a snapshot of a running worker.
 
     Args:
-        worker: its parts.
         ages: knows how long its tasks have waited.
         is_thorough: whether to find waits that nothing can end, which takes longer.
         blocked_for_s: seconds since its loop last ran; 0 if it runs.

@@ -47,8 +47,6 @@ class Look(NamedTuple):
     """What a worker tells through its local socket.
 
     Attributes:
-        snapshot: of the worker.
-        members: the members that it knows.
         collectives: the last ones, and those under way.
     """
 
@@ -61,12 +59,7 @@ _LOOK: Final = RecordSchema(Look)
 
 
 def names_of(incarnation: int, addresses: Iterable[str]) -> list[str]:
-    """Return the names of a worker's local socket: by incarnation, and by address.
-
-    Args:
-        incarnation: of the worker.
-        addresses: where it listens.
-    """
+    """Return the names of a worker's local socket: by incarnation, and by address."""
     by_address = map(_name_by, islice(addresses, ADDRESSES_MAX))
     return [f"asyncrpc-look/{incarnation:016x}", *by_address]
 
@@ -92,7 +85,6 @@ class LocalDoor:
         """Prepare to listen.
 
         Args:
-            worker: whose socket it is.
             take: takes its snapshot, given how long its loop has not run.
             collectives: returns its last collectives.
             members: returns the records of the members that it knows.
@@ -180,7 +172,6 @@ def look_beside(
     """Look at a worker of this host through its local socket; blocks this thread.
 
     Args:
-        names: of the socket.
         timeout_s: seconds that its interpreter has to answer.
     """
     for name in names:

@@ -60,7 +60,6 @@ def history_of(
     """Return the collectives of a running worker.
 
     Args:
-        worker: its parts.
         ended_max: how many ended collectives to return at most; the last ones.
 
     Thread safety: from any thread.

@@ -86,7 +86,6 @@ class InspectedWorker(Inspected, TellingWorker, Protocol):
 
     Attributes:
         sidecar: knows when its loop last ran.
-        options: of the worker.
     """
 
     sidecar: Sidecar
@@ -124,7 +123,6 @@ class InspectionService:
         """Answer for a worker.
 
         Args:
-            worker: the worker that is looked at.
             references: lists the given number of its references, the oldest.
         """
         self._worker = worker

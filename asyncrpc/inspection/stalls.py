@@ -78,7 +78,6 @@ class StallWatch:
         """Prepare the watch.
 
         Args:
-            ports: of the worker.
             ages: knows how long its tasks have waited.
             after_s: seconds that a wait may take.
         """

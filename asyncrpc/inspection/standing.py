@@ -59,12 +59,7 @@ class InnerQuestions(LinkQuestions):
     """Asks over the links of a worker; a `GroupQuestions`."""
 
     def __init__(self, peers: LinkedPeers, secret: bytes | None) -> None:
-        """Ask from within a worker.
-
-        Args:
-            peers: of the worker.
-            secret: of the group.
-        """
+        """Ask from within a worker."""
         super().__init__(peers)
         self.secret = secret
 
@@ -80,7 +75,6 @@ class Round(NamedTuple, Generic[R]):
     """The answers of a group.
 
     Attributes:
-        workers: how many members there are.
         members: the members that were asked, by name.
         told: what `take` made of the answers, by name.
         silent: why the others gave no answer, by name.
@@ -127,7 +121,6 @@ class GroupPoll(Generic[T, R]):
         """Prepare to ask.
 
         Args:
-            questions: carries the questions.
             tasks: owns the tasks of questions that outlast a round.
             question: asks one member of a group of a given size.
             take: turns an answer into what is kept of it.

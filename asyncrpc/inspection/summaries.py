@@ -39,22 +39,16 @@ class WorkerSummary(NamedTuple):
     """One worker at one moment.
 
     Attributes:
-        pid: of its process.
-        host: name of its host.
         running_s: seconds since it was started.
         is_draining: whether its shutdown has begun.
-        rates: how fast it works.
         backward_p50_s: median of its part of backward passes; nan if there were none.
         step_p50_s: median of the optimizer steps that it asked for; nan likewise.
         lag_s: how long one iteration of its loop took just now.
         memory_bytes: of its process, which other workers may share; `UNKNOWN_BYTES`.
         slab_bytes: memory that it shares with peers of its host.
-        references: values that it keeps for references.
         tasks: of its event loop, at the last sample of them.
         calls_made: its calls that are not answered.
-        calls_served: the calls that it serves.
         links: the busiest.
-        links_left_out: how many more there are.
     """
 
     pid: Count

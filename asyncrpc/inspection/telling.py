@@ -65,11 +65,7 @@ _OPTION_CHARACTERS_MAX: Final = 200
 
 
 class TellingWorker(SummarizedWorker, Protocol):
-    """The parts of a worker that tells of itself.
-
-    Attributes:
-        options: of the worker.
-    """
+    """The parts of a worker that tells of itself."""
 
     options: Options
 

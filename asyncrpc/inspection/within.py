@@ -57,11 +57,7 @@ class LinkQuestions:
 
 
 class InnerLook:
-    """One look from within a worker.
-
-    Attributes:
-        own: the snapshot of the worker itself.
-    """
+    """One look from within a worker."""
 
     def __init__(
         self,
@@ -74,9 +70,6 @@ class InnerLook:
         """Prepare to look.
 
         Args:
-            peers: of the worker.
-            own: the snapshot of the worker itself.
-            secret: of the group.
             in_thread: runs a slow job in a thread, so that it does not hold the loop.
         """
         self.own = own

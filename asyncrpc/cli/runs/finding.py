@@ -29,7 +29,6 @@ class GroupEntrance:
     """How a group is entered.
 
     Attributes:
-        options: the secret of the group.
         address: of a worker; empty: that of a worker of the run.
         run: the run whose workers are asked; None: an address is given.
     """

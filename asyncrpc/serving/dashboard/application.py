@@ -48,9 +48,7 @@ class DashboardApplication:
         """Describe the application.
 
         Args:
-            gate: decides on access.
             open_views: returns the views; the same ones each time.
-            close_views: ends the tasks of the views.
             every_s: seconds between two looks.
         """
         self._gate = gate

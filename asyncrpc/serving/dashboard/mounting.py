@@ -102,7 +102,6 @@ def observing_dashboard(
     """Return the application of `dashboard` for an observer.
 
     Args:
-        observer: asks the workers.
         address: of any worker.
         token: as for `dashboard`.
         ticket: signs in one browser, once: the one that opens `#ticket=TICKET`.

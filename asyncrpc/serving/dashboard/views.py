@@ -91,8 +91,6 @@ class ViewContext(NamedTuple):
     """What all views share.
 
     Attributes:
-        questions: carries questions to the group.
-        tasks: owns the tasks of the views.
         every_s: seconds between two looks.
         after_s: seconds after which a wait counts as too long.
     """

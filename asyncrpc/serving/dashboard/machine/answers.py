@@ -35,11 +35,9 @@ def heading_of(
     """Return the heading of an answer.
 
     Args:
-        view: its name.
         taken_at_s: when the look was complete, in seconds since 1970.
         took_s: seconds that it took.
         every_s: seconds between two looks.
-        workers: how many members there are.
         silent: why the others have not answered, by name.
     """
     names = sorted(silent)
@@ -69,8 +67,6 @@ def listing_of(page: RowsPage, query: ViewQuery, left_out: int = 0) -> dict[str,
     """Return the part of an answer for a page of rows.
 
     Args:
-        page: of the rows.
-        query: the query that is answered.
         left_out: how many rows the workers left out.
     """
     return {

@@ -40,7 +40,6 @@ def findings_of(
     """Return the waits that take too long and why, in slices.
 
     Args:
-        snapshots: of the workers that have answered.
         silent: why the others have not answered, by name.
         after_s: seconds that a wait may take.
     """

@@ -37,7 +37,6 @@ class Moment(NamedTuple):
         at_s: when, in seconds since 1970.
         made_per_s: calls that its workers made; None: beyond the range of numbers.
         p99_s: of the calls of the slowest worker; None: there were no calls.
-        memory_bytes: of its processes.
     """
 
     at_s: float
@@ -156,7 +155,6 @@ def matrix_of(
     Args:
         shown: names of the workers of the page.
         links: of the workers that have answered, by name.
-        total: how many workers there are.
     """
     names = list(shown[:MATRIX_MAX])
     cells = []

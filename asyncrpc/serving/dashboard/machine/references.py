@@ -21,9 +21,6 @@ def rows_of(told: Mapping[str, ReferencesSeen]) -> Slices[list[Row]]:
     """Return a row for each value, in slices: by its owner, if that has answered.
 
     If the owner has not answered, the row is made from the holders.
-
-    Args:
-        told: the references of the workers that have answered, by name.
     """
     owned: list[Row] = []
     held: dict[str, list[tuple[str, ReferenceSeen]]] = {}

@@ -34,7 +34,6 @@ class WorkerTold(NamedTuple):
     """The answers of one worker.
 
     Attributes:
-        summary: the worker in a few numbers.
         details: its options, functions and links.
         snapshot: its tasks, threads and calls.
         recent: its last events.
