@@ -20,17 +20,17 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.messages import Notice, Request, message
 from asyncrpc.runtime.schema import (
     Count,
+    Integer,
     Number,
     RecordSchema,
     Signed,
-    integer,
 )
 
 SERVICE: Final = "collectives"
 # Of an elastic group.  Each accusation and each standing costs about 50 bytes for each.
 WORKERS_MAX: Final = 4096
 
-Rank: TypeAlias = Annotated[int, integer(0, 1 << 31, "a rank")]
+Rank: TypeAlias = Annotated[int, Integer(0, 1 << 31, "a rank")]
 
 _DESCRIPTOR: Final = RecordSchema(Descriptor)
 

@@ -161,7 +161,7 @@ class LocalDoor:
     def _told(self) -> bytes:
         snapshot = self._take(blocked_for_s(self._worker.loop, self._ticked_ns()))
         packed: bytes = msgpack.packb(
-            _LOOK.write_value(Look(snapshot, self._members(), self._collectives()))
+            _LOOK.write(Look(snapshot, self._members(), self._collectives()))
         )
         return packed
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import enum
 from typing import Annotated, NamedTuple
 
-from asyncrpc.runtime.schema import EnumName, integer
+from asyncrpc.runtime.schema import EnumName, Integer
 
 UNKNOWN_S = -1.0
 NO_ACTOR = -1
 
-ActorIndex = Annotated[int, integer(NO_ACTOR, 1 << 31, "the index of an actor, or -1")]
+ActorIndex = Annotated[int, Integer(NO_ACTOR, 1 << 31, "the index of an actor, or -1")]
 
 
 class ActorKind(enum.Enum):
@@ -162,7 +162,7 @@ class ServedCall(NamedTuple):
     is_stream: bool
     makes: str = ""
     needs: str = ""
-    holds_bytes: Annotated[int, integer(0, 1 << 62, "a number of bytes")] = 0
+    holds_bytes: Annotated[int, Integer(0, 1 << 62, "a number of bytes")] = 0
 
 
 class WorkerSnapshot(NamedTuple):
@@ -177,7 +177,7 @@ class WorkerSnapshot(NamedTuple):
     """
 
     name: str
-    rank: Annotated[int, integer(-1, 1 << 31, "a rank, or -1")]
+    rank: Annotated[int, Integer(-1, 1 << 31, "a rank, or -1")]
     incarnation: int
     pid: int
     host_id: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Final, NamedTuple
 
 from asyncrpc.inspection.machine.rates import WorkerRates
-from asyncrpc.runtime.schema import Count, integer
+from asyncrpc.runtime.schema import Count, Integer
 
 LINKS_MAX: Final = 64  # of one worker; the busiest
 UNKNOWN_BYTES: Final = -1
@@ -59,7 +59,7 @@ class WorkerSummary(NamedTuple):
     backward_p50_s: float
     step_p50_s: float
     lag_s: float
-    memory_bytes: Annotated[int, integer(-1, 1 << 62, "a number of bytes, or -1")]
+    memory_bytes: Annotated[int, Integer(-1, 1 << 62, "a number of bytes, or -1")]
     slab_bytes: Count
     references: Count
     tasks: Count

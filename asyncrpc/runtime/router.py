@@ -80,15 +80,15 @@ class Route:
 
 def takes(kind: type[N], handler: Callable[[Any, N], None]) -> Route:
     """Return the route of a notice to its handler, which is given link and notice."""
-    read, is_for_guests = kind.record.read_value, Sender.GUEST in kind.by
+    read, is_for_guests = kind.record.read, Sender.GUEST in kind.by
 
     def take(link: PeerLink, value: Any) -> None:
         if not is_for_guests and link.is_guest:
             raise not_by(link.peer.name, Sender.GUEST, kind.name, kind.by)
         try:
             notice = read(value)
-        except UnfitError:
-            raise refusal(link.peer.name, kind, value) from None
+        except UnfitError as error:
+            raise refusal(link.peer.name, kind.name, error) from None
         handler(link, notice)
 
     return Route(
@@ -106,20 +106,16 @@ def answers(
     handler: Callable[[Any, R], Awaitable[Any]],
 ) -> Route:
     """Return the route of a request to its handler, which returns the answer."""
-    read, write = kind.record.read_value, kind.answer.write
+    read, write = kind.record.read, kind.answer.write
     is_for_guests = Sender.GUEST in kind.by
 
     async def reply(link: PeerLink, value: Any) -> Any:
         if not is_for_guests and link.is_guest:
             raise not_by(link.peer.name, Sender.GUEST, kind.name, kind.by)
         try:
-            request = read(value)
-        except UnfitError:
-            raise refusal(link.peer.name, kind, value) from None
-        try:
-            return write(await handler(link, request))
-        except MalformedError as error:
-            raise blamed(link.peer.name, kind.name, error) from error
+            return write(await handler(link, read(value)))
+        except (UnfitError, MalformedError) as error:
+            raise refusal(link.peer.name, kind.name, error) from error
 
     return Route(
         kind.service,
@@ -129,11 +125,6 @@ def answers(
         takes_payload=kind.record.holds_buffers,
         by=kind.by,
     )
-
-
-def blamed(peer: str, name: str, error: MalformedError) -> MalformedError:
-    """Return the error about a message that only its handler found to be invalid."""
-    return MalformedError(f"worker {peer!r} sent an invalid {name!r} message: {error}")
 
 
 class Router:

@@ -46,7 +46,7 @@ from asyncrpc.runtime.members import RELAY, Member
 from asyncrpc.runtime.messages import Notice, message
 from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
 from asyncrpc.runtime.router import takes
-from asyncrpc.runtime.schema import integer
+from asyncrpc.runtime.schema import Integer
 from asyncrpc.transport.splice import Splice
 from asyncrpc.wire.handshake import Role
 from asyncrpc.wire.messages import Hello
@@ -64,7 +64,7 @@ class DialMember(Notice):
 
     guest: str
     member: str
-    rank: Annotated[int, integer(-1, 1 << 31, "a rank, or -1")]
+    rank: Annotated[int, Integer(-1, 1 << 31, "a rank, or -1")]
     incarnation: int
     addresses: tuple[str, ...]
     host_id: str

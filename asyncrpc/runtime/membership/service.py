@@ -80,8 +80,9 @@ from asyncrpc.runtime.membership.ports import (
     MembershipTimes,
     OnPeerLost,
 )
+from asyncrpc.runtime.messages import refusal
 from asyncrpc.runtime.ports import Scheduler
-from asyncrpc.runtime.router import answers, blamed, takes
+from asyncrpc.runtime.router import answers, takes
 from asyncrpc.trace import FlightRecorder
 from asyncrpc.wire.messages import Hello
 
@@ -375,7 +376,7 @@ class MembershipService:
             else:
                 self.take(news.record, news.limit, link)
         if problem is not None:
-            raise blamed(link.peer.name, MemberNews.name, problem)
+            raise refusal(link.peer.name, MemberNews.name, problem)
 
     async def _on_ping(self, link: MemberLink, _: PingMember) -> None:
         """Say that this worker is there."""
