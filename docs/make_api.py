@@ -82,12 +82,15 @@ def parse(module: str) -> ast.Module:
 
 
 def statements(module: str) -> Iterator[ast.stmt]:
-    """Yield the statements of a module, those for type checkers alone as well."""
+    """Yield the statements of a module: those of `with` and of TYPE_CHECKING, too."""
     for node in parse(module).body:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            yield from node.body
-        else:
-            yield node
+        match node:
+            case (
+                ast.With(body=body) | ast.If(test=ast.Name("TYPE_CHECKING"), body=body)
+            ):
+                yield from body
+            case _:
+                yield node
 
 
 def imports(module: str, name: str) -> Iterator[tuple[str, str]]:

@@ -142,7 +142,6 @@ class Substitute(types.ModuleType):
     """A module that has the names of other modules, for reading and for writing.
 
     Args:
-        name: name of the replaced module.
         homes: the modules that it searches, in this order.
         original: torch's module, if it was loaded: what that has imported for itself
             (`rpc.api.Future`, say) is there too.
