@@ -153,12 +153,7 @@ def init_agent(
     if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
         raise TypeError("`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`")
     WorkerInfo(name, rank)  # refuses invalid names
-    own = b"static" if world_size else b"dynamic"
-    if store.compare_set(_KIND, "", own) != own:
-        raise RuntimeError(
-            "RPC group mixes statically and dynamically initialized members which is "
-            "not supported."
-        )
+    _check_group_kind(store, is_static=bool(world_size))
     where: Rendezvous = GrowingRendezvous(store)
     wishes = DeviceWishes.of_options(name, rpc_backend_options)
     if not world_size:
@@ -198,6 +193,16 @@ def init_agent(
     else:
         return agent
     raise RuntimeError(failed)
+
+
+def _check_group_kind(store: Any, *, is_static: bool) -> None:
+    """Raise RuntimeError if the group was begun with the other kind of members."""
+    own = b"static" if is_static else b"dynamic"
+    if store.compare_set(_KIND, "", own) != own:
+        raise RuntimeError(
+            "RPC group mixes statically and dynamically initialized members which is "
+            "not supported."
+        )
 
 
 async def _start(worker: Worker) -> None:
