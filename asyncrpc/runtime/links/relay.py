@@ -136,10 +136,7 @@ class Relay:
         """Prepare.
 
         Args:
-            identity: of the worker.
             scheduler: runs what takes time.
-            peers: the workers it knows.
-            handshakes: makes connections.
             tokens: those that the worker has issued.
         """
         self._identity = identity
@@ -172,8 +169,6 @@ class Relay:
         """Return the HELLO of a guest with what only its gateway knows.
 
         Args:
-            connection: to the guest.
-            hello: of the guest.
             gateway: of the guest; empty: this worker.
         """
         gateway = gateway or self._identity.name
@@ -202,8 +197,6 @@ class Relay:
         """Pass on the connection of a guest to the member that it wants.
 
         Args:
-            connection: of the guest.
-            hello: of the guest.
             token: of the connection of another guest for which this one comes, or 0.
         """
         if token:
