@@ -12,8 +12,9 @@ from asyncrpc.errors import (
     ConnectError,
     TransportError,
 )
+from asyncrpc.inspection.beside import Look, look_beside
 from asyncrpc.inspection.collective_records import CollectiveHistory
-from asyncrpc.inspection.door import Look, look_beside, names_of
+from asyncrpc.inspection.door import names_of
 from asyncrpc.inspection.machine.graph import AwaitGraph, graph_of
 from asyncrpc.inspection.machine.wording import duration
 from asyncrpc.inspection.messages import LookBeside, TakeSnapshot, TellCollectives

@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from asyncrpc.errors import AsyncRpcError
+from asyncrpc.inspection.collecting import LinkedPeers
 from asyncrpc.inspection.group import GroupLook
 from asyncrpc.inspection.machine.asking import AskingPlan
 from asyncrpc.inspection.machine.wording import blocked
 from asyncrpc.inspection.questions import ANSWER_S
 from asyncrpc.inspection.records import NoAnswer, Trouble, WorkerSnapshot
-from asyncrpc.inspection.within import LinkedPeers, LinkQuestions
+from asyncrpc.inspection.within import LinkQuestions
 from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.messages import Request
 

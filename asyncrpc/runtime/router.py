@@ -13,7 +13,7 @@ worker, the message and the part that is invalid, and says what it must be.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from asyncrpc.errors import MalformedError
 from asyncrpc.runtime.messages import (
@@ -30,6 +30,9 @@ from asyncrpc.wire.messages import unpack_head
 
 N = TypeVar("N", bound=Notice)
 R = TypeVar("R", bound=Request[Any])
+
+# Of a service that is loaded later: see `Router.later`.
+LaterRoute: TypeAlias = Callable[[bytes, object, bool], "Route | None"]
 
 # Heads that say more than service and method (a device map) are remembered up to so
 # many, and if they are so short.
@@ -133,12 +136,16 @@ class Router:
     Attributes:
         notices: by the heads that they come with.
         requests: by the heads that they come with.
+        later: of services whose code is not loaded yet: what returns the route of a
+            message, given its head, its method, and whether it is of a request; None:
+            the routes of the service have been added meanwhile.
     """
 
     def __init__(self) -> None:
         """Begin without routes."""
         self.notices: dict[bytes, Route] = {}
         self.requests: dict[bytes, Route] = {}
+        self.later: dict[str, LaterRoute] = {}
         self._known: dict[str, dict[tuple[bool, str], Route]] = {}
 
     def add(self, service: str, routes: Iterable[Route]) -> None:
@@ -168,6 +175,11 @@ class Router:
         if len(record) < 2:  # noqa: PLR2004
             raise MalformedError("a message names no service")
         service, method, *_ = record
+        later = self.later.get(service) if type(service) is str else None
+        if later is not None:
+            route = later(head, method, is_answered)
+            if route is not None:
+                return route
         known = self._known.get(service) if type(service) is str else None
         if known is None:
             problem = f"there is no service {service!r:.80}"

@@ -150,7 +150,7 @@ UNPACKS = {
     "ddp/elastic.py": "a checkpoint of the program, weights only",
     "ddp/initial.py": "what the ranks of the program have gathered, in equal lengths",
     "ddp/optimizers/sharded_state.py": "a checkpoint of the program",
-    "inspection/door.py": "the door of a worker of this user, of a bounded length",
+    "inspection/beside.py": "the door of a worker of this user, of a bounded length",
     "inspection/run_note.py": "a file of this user",
     "multiprocessing/arguments.py": "from the parent, or for its own child",
     "multiprocessing/child.py": "from the parent",

@@ -44,8 +44,8 @@ class RankWorker(Worker):
     @staticmethod
     def _extend(parts: Parts) -> None:
         parts.services.add(CollectivesService(parts))
-        for make in OBSERVATION:
-            parts.services.add(make(parts))
+        for add in OBSERVATION:
+            add(parts)
 
 
 class StoreMeeting(StoreRendezvous):
