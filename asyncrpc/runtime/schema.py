@@ -77,6 +77,8 @@ class Kind:
         shape: as the documentation shows it; empty: the field's name.
     """
 
+    __slots__ = ()
+
     holds_buffers = False
     is_unchanged = True
     low = stop = 0
