@@ -11,6 +11,8 @@ first used.
 
 from typing import TYPE_CHECKING
 
+import torch as _torch  # noqa: F401  (it leaves garbage, which it collects itself)
+
 from asyncrpc.on_demand import names_on_demand, no_collection
 
 with no_collection():
