@@ -99,6 +99,11 @@ def add_services(
     parts.services.add_later(
         "collectives", "asyncrpc.collectives.service", partial(_collectives, parts)
     )
+    parts.services.add_later(
+        "rendezvous",
+        "asyncrpc.collectives.payload_exchange",
+        partial(_rendezvous, parts),
+    )
     _add_observation(parts)
 
 
@@ -126,6 +131,14 @@ def _collectives(parts: Parts) -> Service:
     from asyncrpc.collectives.service import CollectivesService  # noqa: PLC0415
 
     return CollectivesService(parts)
+
+
+def _rendezvous(parts: Parts) -> Service:
+    from asyncrpc.collectives.payload_exchange import (  # noqa: PLC0415
+        RendezvousService,
+    )
+
+    return RendezvousService(parts)
 
 
 def _inspection(parts: Parts) -> Service:

@@ -160,7 +160,6 @@ UNPACKS = {
     "runtime/links/observers.py": "a question has 64 KiB at most",
     "runtime/members.py": "the record of a worker, in HELLO or at the meeting point",
     "runtime/membership/offers.py": "the records at the meeting point",
-    "runtime/rounds/messages.py": "no list within the list, and 16 MiB at most",
     "serde/bounds.py": "counts before it unpacks",
     "serde/decoding.py": "within `serde.bounds`, if it came from a peer",
     "serde/lossless.py": "gets the length that a block must have",

@@ -44,7 +44,7 @@ from tests.integration.runtime.wrong_content import JUNK, examples, spoiled
 
 SERVICES = (
     *("rref", "autograd", "optim", "collectives", "membership", "rounds", "relay"),
-    *("memory", "regions", "inspection"),
+    *("memory", "regions", "inspection", "rendezvous"),
 )
 LIMIT_S = 60.0  # for what would otherwise hang
 _release: asyncio.Event
