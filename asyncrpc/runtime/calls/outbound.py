@@ -846,8 +846,8 @@ class AnswerReceiver:
         if references is None or "l" not in meta:
             return
         try:
-            _TOKENS.explain("the loans that an answer returns", meta["l"])
-            references.take_back(self._peer.incarnation, meta["l"])
+            tokens = _TOKENS.read_as("the loans that an answer returns", meta["l"])
+            references.take_back(self._peer.incarnation, tokens)
         except RemoteProtocolError as error:
             logger.warning("from worker %r: %s", self._peer.name, error)
 

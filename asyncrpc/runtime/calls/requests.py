@@ -354,7 +354,7 @@ class RequestDispatcher:
         if DEVICES in meta:
             DeviceMap.from_wire(meta[DEVICES])
         if CODEC in meta:
-            _TEXT.explain("the codec of a request", meta[CODEC])
+            _TEXT.read_as("the codec of a request", meta[CODEC])
         if "r" in meta:
             self._expect(inbound, meta["r"])
 

@@ -57,9 +57,6 @@ class ReplicaRouter:
     """Knows the replicas, and chooses among them.
 
     Attributes:
-        routing: decides.
-        pattern: of the names of the replicas.
-        worker: the worker that calls them.
         ejections: how often a replica was left out because it failed.
     """
 

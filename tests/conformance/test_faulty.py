@@ -5,8 +5,13 @@ from functools import partial
 import pytest
 
 from asyncrpc.compat import rpc
-from asyncrpc.compat.rpc import _testing, faults
-from asyncrpc.compat.rpc.faults import Faults, MessageType, message_type
+from tests.conformance import faulty
+from tests.conformance.faulty import (
+    Faults,
+    FaultyTensorPipeRpcBackendOptions,
+    MessageType,
+    message_type,
+)
 
 PYTHON, SCRIPT = MessageType.PYTHON_CALL, MessageType.SCRIPT_CALL
 
@@ -47,7 +52,7 @@ def test_a_type_is_held_back_for_its_time() -> None:
 
 
 def test_what_is_counted_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "COUNTED_MAX", 2)
+    monkeypatch.setattr(faulty, "COUNTED_MAX", 2)
     one = Faults(["PYTHON_CALL"], {}, 1)
     assert sends(one, PYTHON, b"a", b"b", b"c", b"c") == [False, False, False, True]
     assert sends(one, PYTHON, b"a") == [False]  # forgotten, so it counts anew
@@ -62,10 +67,10 @@ def test_a_name_that_is_no_type_is_refused_with_those_there_are() -> None:
 # --- the options ---------------------------------------------------------------------
 
 
-def made(**given: object) -> _testing.FaultyTensorPipeRpcBackendOptions:
+def made(**given: object) -> FaultyTensorPipeRpcBackendOptions:
     backend = rpc.backend_registry.BackendType["FAULTY_TENSORPIPE"]
     options = rpc.construct_rpc_backend_options(backend, **given)  # type: ignore[arg-type]
-    assert isinstance(options, _testing.FaultyTensorPipeRpcBackendOptions)
+    assert isinstance(options, FaultyTensorPipeRpcBackendOptions)
     return options
 
 

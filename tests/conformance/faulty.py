@@ -1,4 +1,10 @@
-"""A worker that loses and delays the messages that it sends.
+"""The backend FAULTY_TENSORPIPE, which loses and delays the messages that it sends.
+
+Importing this module registers it.  It stands for torch.distributed.rpc._testing in
+torch's suites of faults, and has no part in the package.
+
+A message is identified by its content: sent again, it counts as the same message.  So a
+program that repeats a lost call gets an answer in the end.
 
 Simulated, for the types of messages that the options name:
 
@@ -22,26 +28,32 @@ until they arrive, unnoticed by the program.  asyncrpc sends its own messages fo
 purposes mostly with calls and answers, and its connections number and resend them: no
 single attempt could be lost.  As in torch, answers are not lost or delayed.  Nor are
 the messages of a shutdown, without which torch's workers hang.
+
+Source: torch.distributed.rpc._testing; torch's FaultyTensorPipeAgent
+(torch/csrc/distributed/rpc/testing), which also counts by the bytes of a message.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import hashlib
 import io
 import pickle
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Final
+from unittest import mock
 
 import torch
 from torch.jit import _builtins
 from torch.utils import _pytree
 
 from asyncrpc.autograd.context import current_context_var
+from asyncrpc.compat.rpc import backend_registry, constants, starting
 from asyncrpc.compat.rpc.agent import Agent
-from asyncrpc.compat.rpc.faults import COUNTED_MAX, Faults, MessageType
+from asyncrpc.compat.rpc.options import TensorPipeRpcBackendOptions
 from asyncrpc.errors import DeadlineExceededError, EncodeError, Outcome
 from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.rref.handle import RRef
@@ -53,6 +65,8 @@ from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.options import UNSET
 from asyncrpc.runtime.parts import Parts
 
+# Messages whose sends are counted: more than any test sends.  The oldest is dropped.
+COUNTED_MAX: Final = 1 << 16
 # The facade's functions for other messages of torch, and those by which all workers
 # agree to shut down.
 _UNTOUCHED: Final = (
@@ -68,17 +82,95 @@ Values = tuple[list[Any], dict[str, Any]]
 OnLink = Callable[[Link], None] | None
 
 
-class FaultyTensorPipeAgent(Agent):
-    """The agent of a worker that loses and delays messages."""
+class MessageType(enum.Enum):
+    """The messages of torch that can be lost or delayed.
+
+    SCRIPT messages run an operator of torch or a TorchScript function, PYTHON messages
+    any other function.  The last four are messages of torch's own protocols.
+    """
+
+    PYTHON_CALL = enum.auto()
+    SCRIPT_CALL = enum.auto()
+    PYTHON_REMOTE_CALL = enum.auto()
+    SCRIPT_REMOTE_CALL = enum.auto()
+    PYTHON_RREF_FETCH_CALL = enum.auto()
+    SCRIPT_RREF_FETCH_CALL = enum.auto()
+    RREF_FORK_REQUEST = enum.auto()
+    RREF_CHILD_ACCEPT = enum.auto()
+    RREF_USER_DELETE = enum.auto()
+    CLEANUP_AUTOGRAD_CONTEXT_REQ = enum.auto()
 
 
-def add_faults(parts: Parts, *, faults: Faults) -> None:
-    """Let a worker that has references lose and delay messages.
+def message_type(name: str) -> MessageType:
+    """Return the type with a name."""
+    if name not in MessageType.__members__:
+        known = ", ".join(MessageType.__members__)
+        raise RuntimeError(
+            f"No mapping to rpc::MessageType exists for {name}; there are {known}"
+        )
+    return MessageType[name]
+
+
+class Faults:
+    """Decides about each message of one worker, and counts the lost ones.
 
     Args:
-        parts: the parts of the worker.
-        faults: decides about each message that starts a call.
+        messages_to_fail: names of types.
+        messages_to_delay: seconds by the name of a type.
+        num_fail_sends: how often a message is lost before it is sent.
+
+    Raises:
+        RuntimeError: a type is unknown, or a number is negative.
     """
+
+    def __init__(
+        self,
+        messages_to_fail: Iterable[str],
+        messages_to_delay: Mapping[str, float],
+        num_fail_sends: int,
+    ) -> None:
+        if num_fail_sends < 0:
+            raise RuntimeError("numFailSends should be non-negative")
+        self._failing = frozenset(map(message_type, messages_to_fail))
+        self._delays_s = {
+            message_type(name): delay_s for name, delay_s in messages_to_delay.items()
+        }
+        for kind, delay_s in self._delays_s.items():
+            if not delay_s >= 0:
+                raise RuntimeError(
+                    f"{kind.name} cannot be delayed by {delay_s} s: use 0 or more"
+                )
+        self._num_fail_sends = num_fail_sends
+        self._lost: dict[tuple[MessageType, bytes], int] = {}
+
+    def is_lost(self, kind: MessageType, outline: Callable[[], bytes]) -> bool:
+        """Return whether a message sent now is lost; if so, count it.
+
+        Args:
+            kind: type of the message.
+            outline: returns the identity of the message.
+        """
+        if kind not in self._failing:
+            return False
+        message = outline()
+        lost = self._lost.get((kind, message), 0)
+        if lost >= self._num_fail_sends:
+            return False
+        self._lost[kind, message] = lost + 1
+        if len(self._lost) > COUNTED_MAX:
+            del self._lost[next(iter(self._lost))]
+        return True
+
+    def delay_s(self, kind: MessageType) -> float:
+        """Return the delay of messages of a type, in seconds."""
+        return self._delays_s.get(kind, 0.0)
+
+
+# --- messages that are lost or late ---------------------------------------------------
+
+
+def add_faults(parts: Parts, faults: Faults) -> None:
+    """Let a worker that has references lose and delay messages."""
     calls = FaultyCalls(faults, parts)
     parts.begin = parts.calls.begin = calls.begin  # type: ignore[method-assign]
 
@@ -299,3 +391,101 @@ def _outline(target: Any, values: Values, meta: Any) -> bytes:
     except Exception:  # noqa: BLE001  (whatever the code of an argument raises)
         written = io.BytesIO(repr((target, made)).encode())
     return hashlib.blake2b(written.getvalue(), digest_size=16).digest()
+
+
+# --- options and backend --------------------------------------------------------------
+
+
+class FaultyTensorPipeRpcBackendOptions(TensorPipeRpcBackendOptions):
+    """Options that also say which messages are lost or delayed.
+
+    Args:
+        messages_to_fail: names of types of messages; see `MessageType`.
+        messages_to_delay: seconds, by the name of a type.
+        num_fail_sends: how often each message is lost before it is sent.
+        **options: options of the backend without faults.
+
+    Raises:
+        TypeError: an argument is of the wrong type.
+        RuntimeError: a type of message is unknown, or a number is negative.
+
+    Source: torch._C._distributed_rpc_testing.FaultyTensorPipeRpcBackendOptions, which
+    checks the names when the agent is made.
+    """
+
+    def __init__(
+        self,
+        *,
+        messages_to_fail: Iterable[str] = (),
+        messages_to_delay: Mapping[str, float] | None = None,
+        num_fail_sends: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if isinstance(messages_to_fail, str) or not isinstance(num_fail_sends, int):
+            raise TypeError(
+                "messages_to_fail must be a list of names, num_fail_sends an int, not "
+                f"{messages_to_fail!r} and {num_fail_sends!r}"
+            )
+        self._messages_to_fail = list(messages_to_fail)
+        self._messages_to_delay = dict(messages_to_delay or {})
+        self._num_fail_sends = num_fail_sends
+        self.faults()
+
+    @property
+    def messages_to_fail(self) -> list[str]:
+        """Names of the types that are lost."""
+        return list(self._messages_to_fail)
+
+    @property
+    def messages_to_delay(self) -> dict[str, float]:
+        """Seconds of delay, by the name of a type."""
+        return dict(self._messages_to_delay)
+
+    @property
+    def num_fail_sends(self) -> int:
+        """How often each message is lost."""
+        return self._num_fail_sends
+
+    def faults(self) -> Faults:
+        """Return the faults for one worker, with nothing counted yet."""
+        return Faults(
+            self._messages_to_fail, self._messages_to_delay, self._num_fail_sends
+        )
+
+
+def _construct_options(
+    rpc_timeout: float,
+    init_method: str,
+    num_worker_threads: int = constants.DEFAULT_NUM_WORKER_THREADS,
+    **options: Any,
+) -> FaultyTensorPipeRpcBackendOptions:
+    return FaultyTensorPipeRpcBackendOptions(
+        rpc_timeout=rpc_timeout,
+        init_method=init_method,
+        num_worker_threads=num_worker_threads,
+        **options,
+    )
+
+
+def _init_backend(
+    store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
+) -> Agent:
+    if not isinstance(rpc_backend_options, FaultyTensorPipeRpcBackendOptions):
+        raise TypeError(
+            "`rpc_backend_options` must be a `FaultyTensorPipeRpcBackendOptions`. "
+            f"{rpc_backend_options}"
+        )
+    add_facade = starting.add_facade
+
+    def add_all(parts: Parts) -> None:
+        add_facade(parts)
+        add_faults(parts, rpc_backend_options.faults())
+
+    with mock.patch.object(starting, "add_facade", add_all):
+        return starting.init_agent(store, name, rank, world_size, rpc_backend_options)
+
+
+backend_registry.register_backend(
+    "FAULTY_TENSORPIPE", _construct_options, _init_backend
+)
