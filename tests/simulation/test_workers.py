@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,6 +80,29 @@ async def delays(network: Network) -> None:
     assert runs == Counter(range(20))
 
 
+async def death_before_the_first_message(network: Network) -> None:
+    """Who dialed and died is missed, though nothing came over its connection.
+
+    In a static group nobody else tells of it.
+    """
+    network.between("a", "c").delay(0.1)
+    options = replace(OPTIONS, membership="static")
+    async with Cluster(3, network=network, options=options) as (a, _, c):
+        dialing = asyncio.create_task(c.parts.link_to("a"))
+        while (link := a.parts.directory.link_of(c.incarnation)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert not link.is_proven
+        network.crash("c")
+        await c.shutdown(drain_timeout_s=0)
+        await asyncio.wait({dialing})
+        dialing.exception()
+        async with asyncio.timeout(60):
+            while "c" in {one.name for one in a.known_members}:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert a.parts.directory.link_of(c.incarnation) is None
+        assert not link.is_proven
+
+
 async def partition_and_heal(network: Network) -> None:
     """A cut that is short costs time; one that lasts ends the link, at both ends.
 
@@ -130,13 +154,16 @@ async def crash(network: Network) -> None:
         await b.shutdown(drain_timeout_s=0)
 
 
+SCENARIOS = [delays, death_before_the_first_message, partition_and_heal, crash]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("scenario", [delays, partition_and_heal, crash])
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_scenario_holds_for_every_seed(scenario: Scenario, seed: int) -> None:
     play(scenario, seed)
 
 
-@pytest.mark.parametrize("scenario", [delays, partition_and_heal, crash])
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_same_seed_is_the_same_run(scenario: Scenario) -> None:
     first = play(scenario, 7)
     assert first

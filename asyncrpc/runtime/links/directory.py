@@ -544,8 +544,12 @@ class Directory(Generic[LinkT]):
         reason = reason or connection.peer_closed or "it closed the connection"
         self._note(link.peer, "ended", reason)
         link.on_lost(reason)
-        # One that was never in use says nothing of the peer, which may hold another.
-        if link.peer.name != self._identity.name and link.is_proven:
+        if link.peer.name == self._identity.name:
+            return
+        if not link.is_proven:  # the peer may hold another, or may have ended
+            if self._group is not None:
+                self._group.on_unused_lost(link.peer)
+        else:
             self._lost[link.peer.incarnation] = None
             if len(self._lost) > LOST_MAX:
                 del self._lost[next(iter(self._lost))]

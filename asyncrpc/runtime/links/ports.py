@@ -294,6 +294,9 @@ class GroupRecords(Protocol):
     async def refresh(self, name: str) -> bool:
         """Ask others whether a worker is elsewhere now."""
 
+    def on_unused_lost(self, peer: WorkerId) -> None:
+        """A connection that the peer had dialed has ended before it was used."""
+
 
 class PeerObserver(Protocol):
     """Is told which peers are lost, and which are back."""

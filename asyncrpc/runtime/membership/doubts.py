@@ -55,6 +55,7 @@ class Doubts:
         compare: Callable[[MemberLink], Awaitable[None]],
         carry_out: Callable[[Iterable[Effect]], None],
         end_former: Callable[[WorkerId], None],
+        on_gone: Callable[[WorkerId], None],
     ) -> None:
         """Prepare.
 
@@ -66,6 +67,7 @@ class Doubts:
             compare: exchanges records with a worker, its own included.
             carry_out: called with the effects of an answer.
             end_former: called with a life that turns out to have ended.
+            on_gone: called with a worker that turns out to be gone.
         """
         self._identity = identity
         self._scheduler = scheduler
@@ -76,6 +78,7 @@ class Doubts:
         self._compare = compare
         self._carry_out = carry_out
         self._end_former = end_former
+        self._on_gone = on_gone
         self._waiting: dict[str, Member] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._contested: set[str] = set()
@@ -186,8 +189,7 @@ class Doubts:
             return
         is_gone = is_refused or member.name in table.hearsay
         if is_gone and self._peers.link_of(member.incarnation) is None:
-            now_s = self._scheduler.loop.time()
-            self._carry_out(table.lose(member.name, member.incarnation, now_s))
+            self._on_gone(WorkerId(member.name, member.incarnation))
 
     async def _ask_gateway(self, guest: Member) -> None:
         """Let the gateway of a guest, which cannot be dialed, tell it what is said."""

@@ -152,6 +152,7 @@ class MembershipService:
             compare=self.comparison.compare,
             carry_out=self.carry_out,
             end_former=self._end_former,
+            on_gone=lambda peer: on_peer_lost(peer, "it does not answer"),
         )
         self.settle = self._doubts.settle
         self._displacement = Displacement(
@@ -390,6 +391,13 @@ class MembershipService:
             record = self.table.get(name)
             if record is not None and record.is_alive:
                 self._doubts.add(record.member)
+
+    def on_unused_lost(self, peer: WorkerId) -> None:
+        """Ask a worker whose connection ended before its first use if it is there."""
+        record = self.table.get(peer.name)
+        is_same = record is not None and record.incarnation == peer.incarnation
+        if record is not None and is_same and record.is_alive:
+            self._doubts.add(record.member)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Tell the others of a loss, unless they know better."""

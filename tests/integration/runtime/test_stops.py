@@ -29,7 +29,9 @@ from asyncrpc import (
     LivenessOptions,
     NetworkOptions,
     Options,
+    Outcome,
     Worker,
+    WorkerLostError,
     current_worker,
     on_loop,
     serving,
@@ -99,8 +101,16 @@ class Watch:
         self.lost: dict[str, int] = {}
 
     async def tell(self, what: Callable[[], object], names: str = "abc") -> None:
+        """Tell some workers; one that was stopped may not be reached the first time."""
         for name in names:
-            await self._peers[name].call(what)
+            async with asyncio.timeout(LIMIT_S):
+                while True:
+                    try:
+                        await self._peers[name].call(what)
+                        break
+                    except WorkerLostError as error:
+                        if error.outcome is not Outcome.NOT_EXECUTED:
+                            raise
 
     async def until(
         self, is_so: Callable[[str, Key], bool], names: str = "abc"

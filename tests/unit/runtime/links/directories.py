@@ -142,6 +142,7 @@ class Host:
         self.lost: list[str] = []
         self.back: list[str] = []
         self.moved_to: dict[str, Member] = {}
+        self.unused_lost: list[str] = []
         self.refuses: dict[str, str] = {}
         self._connector = network.connector(name)
         self._listener: Listener | None = None
@@ -223,6 +224,9 @@ class Host:
         if member is not None:
             self.directory.add([member])
         return member is not None
+
+    def on_unused_lost(self, peer: WorkerId) -> None:
+        self.unused_lost.append(peer.name)
 
     # --- what tests do --------------------------------------------------------------
 

@@ -174,6 +174,7 @@ def test_a_taken_connection_that_its_dialer_never_uses_is_given_up(
         link.send(1)
         await until(lambda: a.arrived("b") == [1])
         assert b.lost == []
+        assert b.unused_lost == ["a"]
         await closed(a, b)
 
     run(main())
