@@ -163,7 +163,7 @@ def _body(choices: Choices) -> bytes:
         return b"[" * (1 + choices.below(256) * 80)
     names = ("proof", "token", "ticket")
     found: dict[str, Any] = {
-        names[choices.below(4)]: TEXTS[choices.below(len(TEXTS))]
+        names[choices.below(len(names))]: TEXTS[choices.below(len(TEXTS))]
         for _ in range(choices.below(4))
     }
     if how == 4:

@@ -296,15 +296,16 @@ async def meet_there(tag: str, members: list[int] | None) -> list[bytes]:
 
 
 async def until_here(tag: str) -> None:
-    await until_all_have_heard([asyncrpc.current_worker()], tag)
+    worker: Any = asyncrpc.current_worker()
+    await until_all_have_heard([worker], tag)
 
 
 @pytest.mark.parametrize("victim", ["b", "d"])
 async def test_a_killed_member_fails_it_for_all(victim: str) -> None:
     """One in the middle of the tree, and a leaf of it."""
     names = ["b", "c", "d"]
-    async with ProcessCluster(names, method="forkserver") as worker:
-        cluster = worker
+    cluster = ProcessCluster(names, method="forkserver")
+    async with cluster as worker:
         living = [name for name in names if name != victim]
         calls = [
             worker.parts.start_call(name, meet_there, ("tag", None)) for name in living

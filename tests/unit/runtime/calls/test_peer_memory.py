@@ -32,10 +32,11 @@ class Admission:
 
 
 def account(
-    admission: Any = None, calls: int = 0, services_hold: int = 0
+    admission: Admission | None = None, calls: int = 0, services_hold: int = 0
 ) -> PeerMemory:
+    counts: Any = admission or Admission()
     served = dict.fromkeys(range(calls))
-    return PeerMemory(admission or Admission(), served, lambda: services_hold, LIMIT)
+    return PeerMemory(counts, served, lambda: services_hold, LIMIT)
 
 
 def test_all_that_a_peer_holds_is_one_sum() -> None:
