@@ -544,12 +544,10 @@ class Directory(Generic[LinkT]):
         reason = reason or connection.peer_closed or "it closed the connection"
         self._note(link.peer, "ended", reason)
         link.on_lost(reason)
-        if link.peer.name == self._identity.name:
-            return
-        if not link.is_proven:  # the peer may hold another, or may have ended
-            if self._group is not None:
-                self._group.on_unused_lost(link.peer)
-        else:
+        is_other = link.peer.name != self._identity.name
+        if is_other and not link.is_proven and self._group is not None:
+            self._group.on_unused_lost(link.peer)  # it may hold another, or be gone
+        elif is_other and link.is_proven:
             self._lost[link.peer.incarnation] = None
             if len(self._lost) > LOST_MAX:
                 del self._lost[next(iter(self._lost))]

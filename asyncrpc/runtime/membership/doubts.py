@@ -98,6 +98,13 @@ class Doubts:
             after_s = self._times.heartbeat_s * phase
             self._timer = self._scheduler.loop.call_later(after_s, self._ask_next)
 
+    def on_unused_lost(self, peer: WorkerId) -> None:
+        """Ask a worker whose connection ended before its first use if it is there."""
+        record = self._table().get(peer.name)
+        is_same = record is not None and record.incarnation == peer.incarnation
+        if record is not None and is_same and record.is_alive:
+            self.add(record.member)
+
     def discard(self, name: str) -> None:
         """There is a link to the worker: nobody need be asked."""
         self._waiting.pop(name, None)

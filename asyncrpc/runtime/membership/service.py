@@ -101,7 +101,7 @@ class MembershipService:
         comparison: repairs lost news.
         on_life: called with the record of each member that has come, after its former
             life has ended.
-        settle: see `Doubts`.
+        settle, on_unused_lost: see `Doubts`.
     """
 
     name = SERVICE
@@ -155,6 +155,7 @@ class MembershipService:
             on_gone=lambda peer: on_peer_lost(peer, "it does not answer"),
         )
         self.settle = self._doubts.settle
+        self.on_unused_lost = self._doubts.on_unused_lost
         self._displacement = Displacement(
             identity,
             scheduler,
@@ -391,13 +392,6 @@ class MembershipService:
             record = self.table.get(name)
             if record is not None and record.is_alive:
                 self._doubts.add(record.member)
-
-    def on_unused_lost(self, peer: WorkerId) -> None:
-        """Ask a worker whose connection ended before its first use if it is there."""
-        record = self.table.get(peer.name)
-        is_same = record is not None and record.incarnation == peer.incarnation
-        if record is not None and is_same and record.is_alive:
-            self._doubts.add(record.member)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Tell the others of a loss, unless they know better."""
