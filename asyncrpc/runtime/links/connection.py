@@ -323,60 +323,22 @@ class Connection:
         """Write a message; never waits.  On a closed connection it is dropped.
 
         Args:
-            kind: its kind.
-            call_id: its call.
-            flags: of the header.
-            aux: of the header.
-            head: routing.
-            control: the value.
+            kind, call_id, flags, aux, head, control: see `wire.frames`.
             buffers: the payload, which must not change until it is written.
             on_sent: called once the message has been handed to the transport whole,
                 or has been dropped.
         """
+        lengths = [buffer.nbytes for buffer in buffers] if buffers else ()
         if self.state is ConnectionState.CLOSED:
-            if on_sent is not None:
-                on_sent()
-            return
-        if not buffers and type(buffers) is not PendingBuffers:
+            pass
+        elif not buffers and type(buffers) is not PendingBuffers:
             # As `prefix`, in one step less: most messages are such.
             header = HEADER.pack(
-                MAGIC,
-                VERSION,
-                kind,
-                flags,
-                len(head),
-                len(control),
-                0,
-                aux,
-                call_id,
-                0,
+                MAGIC, VERSION, kind, flags, len(head), len(control), 0, aux, call_id, 0
             )
             self._write((header + head + control,))
-            if on_sent is not None:
-                on_sent()
-            return
-        lengths = [buffer.nbytes for buffer in buffers]
-        total = sum(lengths)
-        if total <= INLINE_BYTES_MAX and type(buffers) is not PendingBuffers:
-            opening = prefix(
-                kind,
-                call_id,
-                flags=flags,
-                aux=aux,
-                head=head,
-                control=control,
-                lengths=lengths,
-                payload_bytes=total,
-            )
-            if total <= JOINED_BYTES_MAX:
-                self._write((b"".join((opening, *buffers)),))
-            else:
-                self._write((opening, *buffers))
-            if on_sent is not None:
-                on_sent()
-            return
-        self.submit(
-            OutgoingMessage(
+        elif type(buffers) is PendingBuffers or sum(lengths) > INLINE_BYTES_MAX:
+            message = OutgoingMessage(
                 kind,
                 call_id,
                 flags=flags,
@@ -386,7 +348,24 @@ class Connection:
                 buffers=buffers,
                 on_sent=on_sent,
             )
-        )
+            self.submit(message)
+            return
+        else:
+            opening = prefix(
+                kind,
+                call_id,
+                flags=flags,
+                aux=aux,
+                head=head,
+                control=control,
+                lengths=lengths,
+                payload_bytes=sum(lengths),
+            )
+            parts = (opening, *buffers)
+            is_short = sum(lengths) <= JOINED_BYTES_MAX
+            self._write((b"".join(parts),) if is_short else parts)
+        if on_sent is not None:
+            on_sent()
 
     def post(self, parts: Sequence[bytes | memoryview]) -> None:
         """Write a message that is ready in parts, in its turn among the others."""
