@@ -197,7 +197,11 @@ class Doubts:
             self._end_former(WorkerId(member.name, member.incarnation))
             return
         is_gone = is_refused or member.name in table.hearsay
-        if is_gone and self._peers.link_of(member.incarnation) is None:
+        if (
+            is_gone
+            and record.is_alive
+            and self._peers.link_of(member.incarnation) is None
+        ):
             self._on_gone(WorkerId(member.name, member.incarnation))
 
     async def _ask_gateway(self, guest: Member) -> None:
