@@ -190,8 +190,7 @@ class MembershipService:
         self._changes: list[weakref.ref[MemberChanges]] = []
         self._guests_lost_s: dict[str, float] = {}
         self.on_life: Callable[[Record], None] | None = None
-        self._begins_alone = True
-        self._came_late = False
+        self._begins_alone, self._came_late = True, False
 
     # --- life ------------------------------------------------------------------------
 
