@@ -206,8 +206,10 @@ conformance-files: $(STAMP) ## PyTorch's test files of c10d, of a checkout: PYTO
 conformance-ddp: $(STAMP) ## PyTorch's tests of DDP on our DDP; FILTER=hook; without one, its table
 	$(RUN) -m tests.conformance.c10d --ddp $(if $(FILTER),--filter '$(FILTER)',--page)
 
-docs: $(STAMP) ## Make api.md; run every code block and follow every link
-	$(RUN) docs/make_api.py
+docs: $(STAMP) ## Make build/docs from docstrings and tables; run every code block, follow every link
+	rm -rf build/docs
+	$(RUN) docs/make_api.py build/docs/api
+	$(RUN) -m tests.property.machines.drawing build/docs/machines.md
 	$(RUN) docs/make_cli.py
 	$(PYTEST) tests/docs
 

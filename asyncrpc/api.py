@@ -19,18 +19,17 @@ from asyncrpc.autograd import check_context
 from asyncrpc.autograd.context import Context
 from asyncrpc.autograd.modes import ThreadModes
 from asyncrpc.autograd.service import AutogradService
-from asyncrpc.collectives.service import CollectivesService
 from asyncrpc.errors import AlreadyStartedError
 from asyncrpc.ids import WorkerInfo
-from asyncrpc.inspection.references import references_seen
-from asyncrpc.inspection.service import InspectionService
-from asyncrpc.optim.service import OptimizerService
+from asyncrpc.inspection.presence import HostPresence
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.records import RRefRecord
 from asyncrpc.rref.service import RRefService
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.calls.futures import CallFuture, refuse_on_loop
+from asyncrpc.runtime.extensions import Service
 from asyncrpc.runtime.membership.rendezvous import Rendezvous
+from asyncrpc.runtime.messages import LOOKERS
 from asyncrpc.runtime.options import (
     UNSET,
     Options,
@@ -39,8 +38,6 @@ from asyncrpc.runtime.options import (
 from asyncrpc.runtime.parts import Parts
 from asyncrpc.runtime.services import OBSERVATION
 from asyncrpc.runtime.worker import current_worker, workers_left_running
-
-OBSERVATION.append(InspectionService)  # also of the workers of torch's backend
 
 
 class Worker(runtime.Worker):
@@ -82,6 +79,8 @@ def add_services(
 ) -> None:
     """Add references, autograd, the optimizer, collectives and inspection to a worker.
 
+    The last three are loaded when they are first used.
+
     Args:
         parts: of the worker.
         autograd_class: of its autograd; a facade has its own.
@@ -92,14 +91,63 @@ def add_services(
     parts.references = parts.calls.references = references
     parts.propagators.append(autograd)
     parts.calls.thread_states.append(ThreadModes())
-    for service in (
-        references,
-        autograd,
-        OptimizerService(parts.id, autograd, parts, parts.functions),
-        CollectivesService(parts),
-        InspectionService(parts, partial(references_seen, references)),
-    ):
-        parts.services.add(service)
+    parts.services.add(references)
+    parts.services.add(autograd)
+    parts.services.add_later(
+        "optim", "asyncrpc.optim.service", partial(_optimizers, parts, autograd)
+    )
+    parts.services.add_later(
+        "collectives", "asyncrpc.collectives.service", partial(_collectives, parts)
+    )
+    parts.services.add_later(
+        "rendezvous",
+        "asyncrpc.collectives.payload_exchange",
+        partial(_rendezvous, parts),
+    )
+    _add_observation(parts)
+
+
+def _add_observation(parts: Parts) -> None:
+    """Let programs look at a worker."""
+    parts.services.add(HostPresence(parts))
+    parts.services.add_later(
+        "inspection",
+        "asyncrpc.inspection.service",
+        partial(_inspection, parts),
+        by=LOOKERS,
+    )
+
+
+OBSERVATION.append(_add_observation)  # also of the workers of torch's backend
+
+
+def _optimizers(parts: Parts, autograd: AutogradService) -> Service:
+    from asyncrpc.optim.service import OptimizerService  # noqa: PLC0415  (on demand)
+
+    return OptimizerService(parts.id, autograd, parts, parts.functions)
+
+
+def _collectives(parts: Parts) -> Service:
+    from asyncrpc.collectives.service import CollectivesService  # noqa: PLC0415
+
+    return CollectivesService(parts)
+
+
+def _rendezvous(parts: Parts) -> Service:
+    from asyncrpc.collectives.payload_exchange import (  # noqa: PLC0415
+        RendezvousService,
+    )
+
+    return RendezvousService(parts)
+
+
+def _inspection(parts: Parts) -> Service:
+    from asyncrpc.inspection.references import references_seen  # noqa: PLC0415
+    from asyncrpc.inspection.service import InspectionService  # noqa: PLC0415
+
+    if isinstance(parts.references, RRefService):
+        return InspectionService(parts, partial(references_seen, parts.references))
+    return InspectionService(parts)
 
 
 def _backward_from(parts: Parts) -> Callable[..., Any]:

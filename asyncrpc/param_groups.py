@@ -22,11 +22,7 @@ def options_in(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def places_of(sizes: Iterable[int]) -> Iterator[range]:
-    """Yield the places of each group's parameters.
-
-    Args:
-        sizes: how many parameters each group has.
-    """
+    """Yield the places of each group's parameters."""
     place = 0
     for size in sizes:
         yield range(place, place + size)
@@ -42,7 +38,6 @@ def renumbered(
 
     Args:
         groups: the saved groups, of all parameters.
-        sizes: how many parameters each group has.
         number_of: the owner's own numbers, by place.
     """
     return [
@@ -56,10 +51,6 @@ def renumbered(
 
 def check_fits(state: Mapping[str, Any], sizes: Sequence[int]) -> None:
     """Refuse a state that belongs to other parameters.
-
-    Args:
-        state: state of an optimizer.
-        sizes: how many parameters each group has.
 
     Raises:
         UsageError: `state` has other groups, or groups of other sizes.

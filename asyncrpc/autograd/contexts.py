@@ -23,7 +23,6 @@ class Contexts:
 
     Attributes:
         open: the states of contexts that are open here.
-        on_released: called with each that ends.
     """
 
     def __init__(
@@ -35,9 +34,7 @@ class Contexts:
         """Begin without contexts.
 
         Args:
-            me: this worker.
             directory: the links to others, which are told of the end.
-            state_class: of the states.
         """
         self.open: dict[ContextId, ContextState] = {}
         self.on_released: Callable[[ContextId], None] = _do_nothing
@@ -69,7 +66,6 @@ class Contexts:
         """Return a context's state, made if it is new here.
 
         Args:
-            context_id: of the context.
             creator: the worker that opened it; its name may not be known yet.
 
         Raises:
@@ -116,7 +112,6 @@ class Contexts:
         """End a context here, and on every worker that it went on to.
 
         Args:
-            context_id: of the context.
             told_by: the worker that reported the end, and knows it already; 0: the end
                 is known here first.
         """

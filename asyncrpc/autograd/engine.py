@@ -62,7 +62,6 @@ class Keeping:
     """Whether a graph that has run is kept.
 
     Attributes:
-        retain_graph: keep it for another pass.
         create_graph: record the history of its gradients, to be differentiated in turn.
     """
 
@@ -76,7 +75,6 @@ class Flow(PassPart):
 
     Attributes:
         entering: gradients of nodes that will run, by node and number of its input.
-        staged: gradients of parameters.
     """
 
     entering: Entering = field(default_factory=dict)
@@ -93,10 +91,7 @@ class SegmentRun:
     """A segment that will run, with all its inputs.
 
     Attributes:
-        segment: the segment to run.
-        nodes: its nodes.
         entering: gradients, by where they enter.
-        parameters: the parameters among its nodes.
         received: the received tensors among its nodes; their gradients are complete
             afterwards.
         flow: where gradients of parameters go, and gradients that wait.
@@ -216,7 +211,6 @@ def prepare(
     """Gather the inputs of a segment.
 
     Args:
-        segment: the segment to run.
         starts: where its gradients enter; None for a missing gradient.
         region: the part of the graph that takes part.
         flow: gradients on their way through the graph.

@@ -31,8 +31,6 @@ def failed(
 
     Args:
         name: of the worker that began the pass.
-        context_id: of its context.
-        error: the error that ended the pass.
     """
     worker, text, kind = name, words_of(error), type(error)
     told: Any = error

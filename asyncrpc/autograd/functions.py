@@ -52,7 +52,6 @@ class Received:
     """A tensor from another worker, where a pass leaves this one.
 
     Attributes:
-        crossing: its id.
         sender: the worker that waits for its gradient.
         gradient: a gradient from the engine that was not taken yet; or None.
         like: the shape, data type and device of its gradients.
@@ -141,8 +140,6 @@ def received_as(
 
     Args:
         anchor: any tensor that requires a gradient.
-        tensor: the received tensor.
-        received: where the gradient is caught.
     """
     with torch.enable_grad():
         result: torch.Tensor = Recv.apply(anchor, tensor, received)  # type: ignore[no-untyped-call]
@@ -229,7 +226,6 @@ class Region:
 
     Attributes:
         nodes: seen so far.
-        received: the received tensors among them.
         parameters: the leaf tensors among them that gather a gradient here.
     """
 

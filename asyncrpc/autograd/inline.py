@@ -167,10 +167,8 @@ class InlinePolicy:
         """Record how long work of this kind took.
 
         Args:
-            kind: of work.
             cpu_s: processor time of its thread; None for a run on the loop without a
                 measurement.
-            took_s: from its begin to its end.
         """
         pace = self._paces.get(kind)
         if pace is None:

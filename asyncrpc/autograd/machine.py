@@ -40,8 +40,6 @@ class PassReport(NamedTuple):
     """The last report of a worker about its part in a pass.
 
     Attributes:
-        worker: its incarnation.
-        number: counts its reports.
         is_done: whether it has done all the work that it knows of.
         is_sure: whether the step that is to follow cannot raise on it; None: it was not
             asked to vote, or has nothing to vote on.

@@ -52,15 +52,8 @@ class PassParticipant:
         """Prepare to take part.
 
         Args:
-            me: this worker.
-            contexts: the contexts in which passes run.
-            work: runs the local part.
-            ends: ends passes.
-            waits: reports what passes wait for.
-            devices: move gradients to devices.
             receive: gives an arrived gradient a history.
             links: to workers that begin passes.
-            scheduler: runs the requests.
         """
         self._me = me
         self._contexts = contexts

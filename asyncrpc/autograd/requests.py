@@ -53,9 +53,6 @@ class PassRequests:
         """Prepare to ask.
 
         Args:
-            me: this worker.
-            contexts: give numbers to requests.
-            directory: the open links.
             links: opens other links.
             scheduler: opens links in tasks beside the pass.
         """

@@ -44,7 +44,7 @@ from asyncrpc.errors import (
     BackwardTimeoutError,
 )
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
-from asyncrpc.runtime.calls.current_task import task_here
+from asyncrpc.runtime.calls.futures import task_here
 from asyncrpc.torch_modes import with_defaults
 
 

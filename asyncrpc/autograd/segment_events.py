@@ -14,11 +14,7 @@ from asyncrpc.trace.ring import plain
 
 
 class SegmentEvents:
-    """Notes the segments of this worker.
-
-    Attributes:
-        now_s: reads the clock.
-    """
+    """Notes the segments of this worker."""
 
     def __init__(self, recorder: FlightRecorder) -> None:
         self.now_s = recorder.now_s
@@ -37,12 +33,9 @@ class SegmentEvents:
         """Record that a segment has ended.
 
         Args:
-            one: the pass.
-            nodes: of the segment.
             began_s: when all of its gradients were there.
             entered: the sent tensors whose gradients entered.
             left: the received tensors whose gradients left.
-            outcome: how it ended.
         """
         ids = one.ids
         fed_by, feeds = _messages(entered), _messages(left)

@@ -110,6 +110,7 @@ class AutogradService:
 
     name = SERVICE
     key = "a"
+    variable = current_context_var
     state_class: ClassVar[type[ContextState]] = ContextState
 
     def __init__(self, worker: AutogradWorker) -> None:

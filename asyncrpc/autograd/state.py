@@ -37,7 +37,6 @@ class Sent:
 
     Attributes:
         edges: where the gradient of each tensor enters.
-        to: the worker that has them.
         devices: the device of each; None: all are in host memory.
     """
 
@@ -301,13 +300,11 @@ class Pass:
 
     Attributes:
         ids: of the context and of the pass, the same on every worker that takes part.
-        state: of the context.
         root: name of the worker that began it.
         keeping: whether the graph is kept.
         edges: where gradients enter, by crossing: of every sent tensor, and of roots.
         region: the local graph that takes part.
         machine: decides which part of it may run.
-        wave: the work that is under way.
         flow: gradients on their way through the graph.
         began_s: when this worker began to take part, by its clock; 0: not noted yet.
         task: name of the task that began it here; empty if another worker did.

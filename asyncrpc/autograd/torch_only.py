@@ -106,9 +106,7 @@ def runs_torch_only(
     """Return whether the engine calls no user code in these nodes.
 
     Args:
-        nodes: of the graph.
         leaves: the leaf tensors among them.
-        gradients: that enter.
     """
     return (
         _is_engine_torchs()

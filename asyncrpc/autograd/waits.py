@@ -25,7 +25,6 @@ class PassWaits:
         """Return a line for each cause of waiting.
 
         Args:
-            one: the pass.
             path: the workers that ask one another; no worker is asked twice.
         """
         lines = self._waits_here(one)

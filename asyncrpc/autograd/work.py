@@ -51,11 +51,6 @@ class PassWork:
         """Prepare to run.
 
         Args:
-            me: this worker.
-            engine: runs segments of the graph.
-            requests: send gradients on.
-            threads: run the engine.
-            events: record how segments end.
             variables_of: returns the context variables of user code in a pass.
         """
         self._me = me
@@ -71,7 +66,6 @@ class PassWork:
         """Run what is ready; return the answer for the worker that asked.
 
         Args:
-            one: the pass.
             asked_by: the worker that asked; None: this one, which began the pass.
 
         Raises:

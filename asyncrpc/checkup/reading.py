@@ -69,7 +69,6 @@ class Circumstances:
         options: of the worker, completed from the environment.
         loop: its event loop's class; None: it does not run yet.
         is_debug: whether the loop is in debug mode.
-        workers: of the group.
         workers_here: workers of the group on this host.
         is_one_host: whether these are all; None: unknown.
     """
@@ -83,12 +82,7 @@ class Circumstances:
 
 
 def gather(found: Circumstances, environ: Mapping[str, str]) -> ProcessFacts:
-    """Return all facts; blocks this thread for some milliseconds.
-
-    Args:
-        found: what is known of the worker.
-        environ: variables of this process.
-    """
+    """Return all facts; blocks this thread for some milliseconds."""
     cgroups = host_files.read_cgroups()
     return ProcessFacts(
         versions=_versions(),

@@ -7,14 +7,17 @@ when which process is stopped.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO, Final
 
 from asyncrpc.cli.output import LinePrefixer, PrefixingReader, rank_prefix
@@ -63,13 +66,63 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `asyncrpc run`."""
+    parser.description = (
+        "Start N processes of a script on this host.  Each finds RANK, WORLD_SIZE, "
+        "MASTER_ADDR and the rest as under torchrun, and one secret for all.  The "
+        "first failure stops the others, and its exit code is that of asyncrpc run.  "
+        "Meanwhile `asyncrpc status`, `why` and the like find its workers without an "
+        "address."
+    )
+    parser.set_defaults(act=_run)
+    parser.add_argument("--nproc", type=int, default=1, metavar="N", help="how many")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="T",
+        help="threads that torch uses in each (default: an equal share of the cores)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        metavar="S",
+        help="seconds from SIGTERM to SIGKILL, for programs that save in between: see"
+        " asyncrpc.Preemption (default: 1, and 2 after a failure)",
+    )
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="TARGET is a module"
+    )
+    parser.add_argument("target", metavar="TARGET", help="the script")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments"
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    target: str = arguments.target
+    if arguments.nproc < 1:
+        raise UsageError(f"--nproc must be at least 1, not {arguments.nproc}")
+    if arguments.grace is not None and not 0 < arguments.grace < math.inf:
+        raise UsageError(f"--grace must be positive seconds, not {arguments.grace}")
+    if not arguments.module and not Path(target).exists():
+        raise UsageError(f"the file {target!r} does not exist; for a module, use -m")
+    what = ("-m", target) if arguments.module else (target,)
+    command = Command(
+        arguments=(*what, *arguments.arguments),
+        nprocs=arguments.nproc,
+        threads=arguments.threads,
+        grace_s=arguments.grace,
+    )
+    return asyncio.run(run_command(command, os.environ))
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """What to run.
 
     Attributes:
         arguments: of the interpreter: a script, or `-m module`, and its arguments.
-        nprocs: how many processes.
         threads: threads in each; None is an equal share of the cores, unless
             OMP_NUM_THREADS is set.
         grace_s: seconds from SIGTERM to SIGKILL; None: enough for a program that saves
@@ -84,10 +137,6 @@ class Command:
 
 async def run_command(command: Command, inherited: Mapping[str, str]) -> int:
     """Run a command in `nprocs` processes until all have ended.
-
-    Args:
-        command: what to run.
-        inherited: the environment that the processes inherit.
 
     Returns:
         The exit code of `asyncrpc run`: 0, or that of the first failure, or 128 plus

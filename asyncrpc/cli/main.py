@@ -1,35 +1,51 @@
-"""The command line: reads arguments, calls the module that does the work."""
+"""The command line: reads arguments, calls the module that does the work.
+
+Only the module of the chosen command is loaded; `asyncrpc --help` loads none.
+"""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import math
 import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Final
+from functools import partial
+from importlib import import_module
+from typing import Any, Final
 
 import torch
 
 from asyncrpc import __version__
-from asyncrpc.cli.dashboard import add_dashboard
-from asyncrpc.cli.doctor.command import add_doctor
-from asyncrpc.cli.launch import Command, run_command
-from asyncrpc.cli.looking import add_calls, add_stacks, add_status, add_why
-from asyncrpc.cli.manifest.targets import add_manifest
-from asyncrpc.cli.recorded import add_dump
-from asyncrpc.cli.refs import add_refs
-from asyncrpc.cli.runs.command import add_runs
-from asyncrpc.cli.timeline import add_timeline
-from asyncrpc.cli.top import add_top
-from asyncrpc.cli.torch_dump import add_torch_dump
 from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
 from asyncrpc.shortage import shortage_of
 
 DISTRIBUTION: Final = "asyncrpc-torch"
+# By name: its help; a module of this folder, and its function that adds arguments.
+COMMANDS: Final = {
+    "run": ("start N processes of a script", "launch", "add_run"),
+    "runs": ("list the runs that are under way", "runs.command", "add_runs"),
+    "doctor": (
+        "check this host, or a group, and say what to do",
+        "doctor.command",
+        "add_doctor",
+    ),
+    "why": ("say why a group is stuck", "looking", "add_why"),
+    "stacks": ("show what its tasks wait for", "looking", "add_stacks"),
+    "calls": ("list its calls", "looking", "add_calls"),
+    "status": ("list its workers", "looking", "add_status"),
+    "top": ("show how fast its workers work", "top", "add_top"),
+    "dashboard": ("show all of it as a page", "dashboard", "add_dashboard"),
+    "refs": ("list its remote references", "refs", "add_refs"),
+    "timeline": ("write what it did as a timeline", "timeline", "add_timeline"),
+    "dump": ("write all its state into a file", "recorded", "add_dump"),
+    "torch-dump": (
+        "write its collectives for torchfrtrace",
+        "torch_dump",
+        "add_torch_dump",
+    ),
+    "manifest": ("write a scheduler's file", "manifest.targets", "add_manifest"),
+}
 _EXIT_USAGE: Final = 2  # as argparse does
 _EXIT_SHORTAGE: Final = 1
 _EXIT_PIPE: Final = 141  # as a shell reports SIGPIPE
@@ -46,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    arguments = make_parser().parse_args(argv)
+    arguments = make_parser(is_complete=False).parse_args(argv)
     try:
         act: Callable[[argparse.Namespace], int] = arguments.act
         code = act(arguments)
@@ -73,86 +89,49 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    target: str = arguments.target
-    if arguments.nproc < 1:
-        raise UsageError(f"--nproc must be at least 1, not {arguments.nproc}")
-    if arguments.grace is not None and not 0 < arguments.grace < math.inf:
-        raise UsageError(f"--grace must be positive seconds, not {arguments.grace}")
-    if not arguments.module and not Path(target).exists():
-        raise UsageError(f"the file {target!r} does not exist; for a module, use -m")
-    what = ("-m", target) if arguments.module else (target,)
-    command = Command(
-        arguments=(*what, *arguments.arguments),
-        nprocs=arguments.nproc,
-        threads=arguments.threads,
-        grace_s=arguments.grace,
-    )
-    return asyncio.run(run_command(command, os.environ))
+class _CommandParser(argparse.ArgumentParser):
+    """The parser of one command, whose module is loaded when it is chosen."""
+
+    add: Callable[[], None] | None = None  # adds its arguments
+
+    def complete(self) -> None:
+        """Add the arguments of the command, unless that is done."""
+        add, self.add = self.add, None
+        if add is not None:
+            add()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.complete()
+        return super().parse_known_args(args, namespace)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+def make_parser(*, is_complete: bool = True) -> argparse.ArgumentParser:
+    """Return the parser of the command line.
+
+    Args:
+        is_complete: whether the parsers of all commands have their arguments; if not, a
+            command's module is loaded when the command is parsed.
+    """
     parser = argparse.ArgumentParser(
         prog="asyncrpc", description="Asyncio-native RPC for PyTorch."
     )
     parser.add_argument("--version", action="version", version=_version())
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_run(commands.add_parser("run", help="start N processes of a script"))
-    add_runs(commands.add_parser("runs", help="list the runs that are under way"))
-    add_doctor(
-        commands.add_parser(
-            "doctor", help="check this host, or a group, and say what to do"
-        )
+    commands = parser.add_subparsers(
+        dest="command",
+        required=True,
+        metavar="COMMAND",
+        parser_class=_CommandParser,
     )
-    add_why(commands.add_parser("why", help="say why a group is stuck"))
-    add_stacks(commands.add_parser("stacks", help="show what its tasks wait for"))
-    add_calls(commands.add_parser("calls", help="list its calls"))
-    add_status(commands.add_parser("status", help="list its workers"))
-    add_top(commands.add_parser("top", help="show how fast its workers work"))
-    add_dashboard(commands.add_parser("dashboard", help="show all of it as a page"))
-    add_refs(commands.add_parser("refs", help="list its remote references"))
-    add_timeline(
-        commands.add_parser("timeline", help="write what it did as a timeline")
-    )
-    add_dump(commands.add_parser("dump", help="write all its state into a file"))
-    add_torch_dump(
-        commands.add_parser("torch-dump", help="write its collectives for torchfrtrace")
-    )
-    add_manifest(commands.add_parser("manifest", help="write a scheduler's file"))
+    for name, (help_, module, function) in COMMANDS.items():
+        command = commands.add_parser(name, help=help_)
+        command.add = partial(_add_arguments, command, module, function)
+        if is_complete:
+            command.complete()
     return parser
 
 
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Start N processes of a script on this host.  Each finds RANK, WORLD_SIZE, "
-        "MASTER_ADDR and the rest as under torchrun, and one secret for all.  The "
-        "first failure stops the others, and its exit code is that of asyncrpc run.  "
-        "Meanwhile `asyncrpc status`, `why` and the like find its workers without an "
-        "address."
-    )
-    parser.set_defaults(act=_run)
-    parser.add_argument("--nproc", type=int, default=1, metavar="N", help="how many")
-    parser.add_argument(
-        "--threads",
-        type=int,
-        metavar="T",
-        help="threads that torch uses in each (default: an equal share of the cores)",
-    )
-    parser.add_argument(
-        "--grace",
-        type=float,
-        metavar="S",
-        help="seconds from SIGTERM to SIGKILL, for programs that save in between: see"
-        " asyncrpc.Preemption (default: 1, and 2 after a failure)",
-    )
-    parser.add_argument(
-        "-m", dest="module", action="store_true", help="TARGET is a module"
-    )
-    parser.add_argument("target", metavar="TARGET", help="the script")
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments"
-    )
+def _add_arguments(parser: argparse.ArgumentParser, module: str, function: str) -> None:
+    getattr(import_module(f"asyncrpc.cli.{module}"), function)(parser)
 
 
 def _version() -> str:

@@ -29,7 +29,6 @@ def add_observing(parser: argparse.ArgumentParser, look: Look) -> None:
     """Describe the options of all these commands.
 
     Args:
-        parser: of the command.
         look: does the work of the command; returns the exit code.
     """
     add_group(parser)

@@ -42,7 +42,6 @@ class PrefixingReader(asyncio.Protocol):
     """Copies one pipe to one stream of ours, line by line.
 
     Args:
-        prefixer: of this pipe.
         target: where the lines go; shared, as each write consists of whole lines.
         on_end: called once, when the pipe has ended.
     """

@@ -5,5 +5,6 @@ Source: torch.distributed; MPI.
 
 from asyncrpc.collectives.elastic_group import ElasticGroup, join_group
 from asyncrpc.collectives.group import Group
+from asyncrpc.collectives.payload_exchange import rendezvous
 
-__all__ = ["ElasticGroup", "Group", "join_group"]
+__all__ = ["ElasticGroup", "Group", "join_group", "rendezvous"]

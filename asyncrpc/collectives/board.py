@@ -85,21 +85,13 @@ def _part(total: int, parts: int, limit: int) -> int:
 
 
 class Board:
-    """The board, as one rank sees it.
-
-    Attributes:
-        size: number of ranks.
-        slot_bytes: of the slot of a rank.
-        window_bytes: of a window.
-    """
+    """The board, as one rank sees it."""
 
     def __init__(self, memory: torch.Tensor, rank: int, size: int) -> None:
         """Use memory that all ranks share.
 
         Args:
             memory: of `board_bytes(size)` bytes, of dtype uint8, zero at first.
-            rank: of this process.
-            size: number of ranks.
         """
         self.size = size
         self.slot_bytes = slot_bytes(size)
@@ -167,7 +159,6 @@ class Board:
         """Return a window of a rank: uint8, (window_bytes,).
 
         Args:
-            rank: the rank that fills it.
             turn: from 0 to `DEPTH - 1`.
             lane: from 0 to `size - 1`.
         """
@@ -251,9 +242,6 @@ class Board:
 
         Args:
             counter: `GIVEN`, `COMBINED` or `TAKEN`.
-            number: of the collective.
-            pieces: how many.
-            ranks: the ranks to wait for.
             check: raises if the collective has failed.
         """
         if pieces <= 0:  # reached from the beginning

@@ -93,9 +93,7 @@ class ElasticSeries:
     """One elastic group at one worker, generation after generation.
 
     Attributes:
-        name: of the group.
         machine: decides; its callers call `carry_out` afterwards.
-        current: the collectives of the present generation.
     """
 
     def __init__(self, worker: GroupWorker, name: str) -> None:
@@ -111,7 +109,6 @@ class ElasticSeries:
         """Ask for the next view; return it.
 
         Args:
-            application: what the program asks for.
             timeout_s: seconds to wait; None: no limit.
 
         Raises:

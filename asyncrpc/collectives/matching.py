@@ -34,7 +34,7 @@ from asyncrpc.errors import (
     WorkerLostError,
 )
 from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.runtime.calls.current_task import task_here
+from asyncrpc.runtime.calls.futures import task_here
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.messages import Notice
 from asyncrpc.runtime.ports import PeerLink, ask
@@ -62,7 +62,6 @@ class EarlyMessages:
     Attributes:
         sender: this life of the worker.
         takes: take the messages, once the group is made.
-        nbytes: what they take.
     """
 
     sender: Incarnation
@@ -77,7 +76,6 @@ class Matching:
         machine: the machine, which only this object changes.
         label: the description of the group in errors.
         members: names of the workers, by rank; empty before the group is made here.
-        rank: the rank of this worker.
         path: the name of the group, with those of the groups that it is part of.
         is_elastic: whether it is a generation of an elastic group.
         lives: the incarnations of the members, as known when the group was made.
@@ -258,7 +256,6 @@ class Matching:
         """Fail all present and later collectives that need a rank that is gone.
 
         Args:
-            failure: the failure.
             ended: collectives before this number do not need the rank any more.
             tell: whether this rank tells the others.
         """
@@ -362,8 +359,6 @@ class CollectiveRun:
     Attributes:
         matching: the `Matching` of its group.
         operation: the machine's record of it.
-        number: of the collective in its group.
-        head: its header on the board.
         began_s: when it began here.
         task: name of the task that began it.
     """

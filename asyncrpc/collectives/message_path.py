@@ -154,9 +154,6 @@ async def play(
     """Carry out the steps of a schedule.
 
     Args:
-        run: the collective.
-        plan: its schedule at this rank.
-        blocks: the blocks to send.
         into: the blocks that received tensors fill; None: `blocks`.
         by: the reduction, if there is one.
         adopt: keep the received tensors themselves instead of copying their values.

@@ -20,17 +20,17 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.messages import Notice, Request, message
 from asyncrpc.runtime.schema import (
     Count,
+    Integer,
     Number,
     RecordSchema,
     Signed,
-    integer,
 )
 
 SERVICE: Final = "collectives"
 # Of an elastic group.  Each accusation and each standing costs about 50 bytes for each.
 WORKERS_MAX: Final = 4096
 
-Rank: TypeAlias = Annotated[int, integer(0, 1 << 31, "a rank")]
+Rank: TypeAlias = Annotated[int, Integer(0, 1 << 31, "a rank")]
 
 _DESCRIPTOR: Final = RecordSchema(Descriptor)
 
@@ -40,9 +40,6 @@ class TensorBlock(Request[CollectiveFailure | None]):
     """Tensors for another rank; answered when it has taken them, or with a failure.
 
     Attributes:
-        group: number of the group.
-        number: of the collective.
-        rank: of the sender.
         turn: counts the sender's messages to the receiver in this collective.
         descriptor: what the sender believes the collective to be; None: as before.
         tensors: (blocks,), those of a step.
@@ -125,7 +122,6 @@ class MemberStanding(Notice):
     """What the sender knows of an elastic group, and of its next view.
 
     Attributes:
-        group_name: the name of the group.
         generation: of the last view that the sender knows.
         members: of that view, by rank.
         steps: how far the program of each member was.

@@ -77,9 +77,6 @@ class Path(Protocol):
 async def open_path(run: CollectiveRun) -> Path:
     """Agree with all ranks on the path.
 
-    Args:
-        run: the collective in which they agree.
-
     Raises:
         CollectiveError: that collective has failed.
     """

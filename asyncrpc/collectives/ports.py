@@ -39,7 +39,6 @@ class GroupWorker(Scheduler, Protocol):
     """A worker, as far as its groups need it.
 
     Attributes:
-        options: of the worker.
         recorder: keeps how collectives end.
     """
 

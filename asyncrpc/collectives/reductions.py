@@ -26,7 +26,6 @@ class Reduction(NamedTuple):
     """A reduction of one dtype.
 
     Attributes:
-        how: its name.
         combine: puts two pieces together: `combine(a, b, out)`.
         is_array: whether pieces are numpy arrays.
     """
@@ -50,7 +49,6 @@ def reduction_for(how: str, dtype: torch.dtype) -> Reduction:
 
     Args:
         how: `sum`, `avg`, `product`, `min`, `max`, `band`, `bor` or `bxor`.
-        dtype: of the tensors.
 
     Raises:
         UsageError: `how` is not a reduction, or is not defined for the dtype.

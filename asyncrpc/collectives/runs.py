@@ -35,7 +35,6 @@ class CollectiveRuns:
         """Prepare; nothing is sent.
 
         Args:
-            parts: of the worker.
             matching: numbers the collectives, and knows what the other ranks call.
         """
         self.opening: asyncio.Task[Path] | None = None

@@ -51,7 +51,6 @@ class CollectivesService:
     """The groups of one worker; a `runtime.extensions.Service`.
 
     Attributes:
-        worker: this worker.
         elastic: the elastic groups that it is in, or asks to be in.
     """
 
@@ -150,7 +149,6 @@ class CollectivesService:
         """Leave a group: its collectives fail, and messages for it are refused.
 
         Args:
-            matching: the group.
             deed: what this rank does, as in "rank 1 ('b') `deed` a group of 3".
         """
         if self._groups.pop(matching.id, None) is None:

@@ -51,9 +51,7 @@ class Part(NamedTuple):
 
     Attributes:
         at: its place in the rank's slot; -1: it comes through a window.
-        nbytes: of it.
         dtype: its name, without `torch.`.
-        shape: of it.
     """
 
     at: int
@@ -312,7 +310,6 @@ class SharedPath:
         """Give and take tensors: those in slots at once, the others by windows.
 
         Args:
-            run: the collective.
             gives: lane, tensor and takers of each tensor that is given.
             takes: rank, lane and target of each tensor that is taken.
             found: the published parts, by rank and lane.

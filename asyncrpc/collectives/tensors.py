@@ -30,11 +30,6 @@ def check(
 ) -> None:
     """Refuse a tensor that no collective can move.
 
-    Args:
-        tensor: the argument of a user.
-        name: of the argument.
-        is_written: whether the collective writes to it.
-
     Raises:
         UsageError: `tensor` is not a dense tensor, has no memory, has too many
             dimensions, or is written to though it is expanded.
@@ -142,8 +137,6 @@ class RankTensors:
 
     Attributes:
         like: the first tensor that was given.
-        numels: of each.
-        shapes: of each.
     """
 
     def __init__(

@@ -35,7 +35,6 @@ class Give(NamedTuple):
     Attributes:
         lane: the window that it goes through.
         source: flat.
-        takers: ranks that take it.
     """
 
     lane: int
@@ -47,7 +46,6 @@ class Take(NamedTuple):
     """A tensor that another rank gives.
 
     Attributes:
-        rank: the rank that gives it.
         lane: the window that it comes through.
         target: flat, of the same length.
     """
@@ -61,7 +59,6 @@ class Windows:
     """The windows of the board, as one rank uses them.
 
     Attributes:
-        rank: this one.
         others: all but this one.
     """
 
@@ -98,8 +95,6 @@ class Windows:
         """Reduce our share over all ranks, and take what others have reduced.
 
         Args:
-            number: of the collective.
-            by: the reduction.
             shares: flat tensors, one for each rank, of the same lengths at all ranks.
             check: raises if the collective has failed.
             result: where our own reduced share goes; it may be `shares[rank]`.
@@ -163,8 +158,6 @@ class Windows:
         """Reduce flat tensors that every rank sees, in place: each rank its share.
 
         Args:
-            number: of the collective.
-            by: the reduction.
             all_: the tensors of all ranks, of the same length.
             check: raises if the collective has failed.
         """
@@ -209,9 +202,7 @@ class Windows:
         """Give tensors to others, and take theirs.
 
         Args:
-            number: of the collective.
             gives: what this rank gives, each through a lane of its own.
-            takes: what it takes.
             check: raises if the collective has failed.
         """
         board, step = self._board, self._board.window_bytes

@@ -49,15 +49,14 @@ _REMOTE_MODULE: Final = "torch.distributed.nn.api.remote_module"
 # C++ modules: attributes of `torch._C`, which is not a package that imports them.
 _C_RPC: Final = "torch._C._distributed_rpc"
 _C_AUTOGRAD: Final = "torch._C._distributed_autograd"
-_C_TESTING: Final = "torch._C._distributed_rpc_testing"
 # No module of torch stays below these, even if the facade has no such module.
 _PACKAGES: Final = (_RPC, _AUTOGRAD)
 _FACADE_RPC: Final = "asyncrpc.compat.rpc"
 # Names in modules that stay torch's, and their definitions here: a profiler that shows
 # events of callees.
 _PROFILER: Final = "torch.autograd.profiler_legacy"
-_REPLACED: Final[Mapping[tuple[str, str], str]] = {
-    (_PROFILER, "profile"): "asyncrpc.compat.profiler_legacy",
+_REPLACED: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
+    (_PROFILER, "profile"): ("asyncrpc.compat.profiling", "legacy_profile"),
 }
 _NOTHING: Final = object()  # the value of a name that a home lacks
 # Modules that nobody has to be told of: torch's (the third are generated), whose names
@@ -72,7 +71,6 @@ _DEFINING: Final = (
     _REMOTE_MODULE,
     _C_RPC,
     _C_AUTOGRAD,
-    _C_TESTING,
 )
 
 
@@ -144,7 +142,6 @@ class Substitute(types.ModuleType):
     """A module that has the names of other modules, for reading and for writing.
 
     Args:
-        name: name of the replaced module.
         homes: the modules that it searches, in this order.
         original: torch's module, if it was loaded: what that has imported for itself
             (`rpc.api.Future`, say) is there too.
@@ -270,10 +267,10 @@ class SubstituteFinder(MetaPathFinder, Loader):
         """Remove torch's modules from `sys.modules`, and names from others."""
         for name in self._replaced():
             self.displaced[name] = sys.modules.pop(name)
-        for (module, name), home in _REPLACED.items():
+        for (module, name), (home, our_name) in _REPLACED.items():
             theirs = importlib.import_module(module)
             self.replaced[module, name] = getattr(theirs, name)
-            setattr(theirs, name, getattr(importlib.import_module(home), name))
+            setattr(theirs, name, getattr(importlib.import_module(home), our_name))
 
     def fill(self) -> None:
         """Load the substitutes of modules that had been loaded, and set their names.
@@ -347,8 +344,6 @@ def _homes() -> dict[str, list[types.ModuleType]]:
         _C_RPC: [importlib.import_module(f"{_FACADE_RPC}.bindings")],
         _C_AUTOGRAD: [importlib.import_module("asyncrpc.compat.autograd")],
     }
-    if _C_TESTING in sys.modules:
-        homes[_C_TESTING] = [importlib.import_module(f"{_FACADE_RPC}._testing")]
     for leaf in sorted(_below(sys.modules[_RPC]) & _below(rpc)):
         own = importlib.import_module(f"{_FACADE_RPC}.{leaf}")
         homes[f"{_RPC}.{leaf}"] = [own, rpc, lock]

@@ -123,11 +123,7 @@ class JoinedState(ContextState):
 
 
 class ReceivedMessage:
-    """Collects the tensors of a message until all have arrived, and joins them.
-
-    Attributes:
-        joined: called with their node.
-    """
+    """Collects the tensors of a message until all have arrived, and joins them."""
 
     __slots__ = ("_receive", "_tensors", "joined")
 

@@ -24,7 +24,6 @@ class Buckets:
     """Buckets, and where the gradients of their parameters go.
 
     Attributes:
-        numbers: of the parameters in each bucket.
         flats: `(elements,)` of each; None for a sparse gradient, which has no memory.
         views: by number of the parameter, in its shape.
     """

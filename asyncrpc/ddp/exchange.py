@@ -29,8 +29,8 @@ from asyncrpc.ddp.passes import Backward, PassConfig
 from asyncrpc.ddp.recreatable_group import RecreatableGroup
 from asyncrpc.ddp.threads import run_beside
 from asyncrpc.errors import CollectiveError, UsageError
-from asyncrpc.runtime.calls.current_task import task_here
 from asyncrpc.runtime.calls.foreign_futures import when_done
+from asyncrpc.runtime.calls.futures import task_here
 from asyncrpc.serde import text_of, words_of
 from asyncrpc.torch_modes import alone, plain_steps
 
@@ -45,11 +45,9 @@ class Exchange:
 
     Attributes:
         group: the ranks, for this module alone; replaced after a failure.
-        parameters: whose gradients are reduced.
         buffers: of the module; all ranks take them from one rank.  None: they do not.
         hook: reduces a bucket; None: the mean over all ranks.
         join: asks before each pass which ranks have an input; None: all have one.
-        nbytes: of memory for the buckets.
         divides_by_all: the mean is over all ranks, not only those that have an input.
     """
 
@@ -63,7 +61,6 @@ class Exchange:
         """Open a group for the module; nothing is sent.
 
         Args:
-            base: the ranks.
             parameters: see the class.
             buffers: see the class.
             nbytes: see the class.

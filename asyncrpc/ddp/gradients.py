@@ -36,13 +36,7 @@ class GradientOptions(NamedTuple):
 
 
 class ParameterInfo(NamedTuple):
-    """A parameter whose gradient is reduced.
-
-    Attributes:
-        name: in the module.
-        parameter: the parameter itself.
-        is_sparse: whether its gradients are sparse.
-    """
+    """A parameter whose gradient is reduced."""
 
     name: str
     parameter: torch.nn.Parameter
@@ -54,7 +48,6 @@ class Gradients:
 
     Attributes:
         learned: the parameters, by number.
-        numbers: of the parameters in each bucket.
         nbytes: bytes of memory that they need.
         is_ordered: whether the buckets follow the order in which gradients come.
     """

@@ -20,7 +20,6 @@ class ParameterSpec(NamedTuple):
     """The properties of a parameter that decide its bucket.
 
     Attributes:
-        nbytes: of its gradient.
         kind: a dtype and a device; all parameters of a bucket share it.
         is_alone: whether it has a bucket to itself, as for a sparse gradient.
     """

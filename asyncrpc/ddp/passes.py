@@ -50,7 +50,6 @@ class Backward:
     """One backward pass at one rank.
 
     Attributes:
-        buckets: the buckets that it fills.
         readiness: which gradients have come; changed only by the thread of the pass,
             and before it begins.
         terms: the terms on which the ranks have agreed.

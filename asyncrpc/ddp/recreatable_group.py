@@ -107,7 +107,6 @@ def reason_for(what: str, error: BaseException) -> str:
 
     Args:
         what: the activity, as in "failed in `what`".
-        error: the error that it failed with.
     """
     if issubclass(type(error), CollectiveError):
         return ""

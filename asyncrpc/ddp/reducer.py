@@ -98,7 +98,6 @@ class Reducer:
 
         Args:
             roots_of: returns the tensors to begin at; called first in that thread.
-            engine: runs autograd.
 
         Raises:
             UsageError: another pass is running, or a parameter has no gradient.
@@ -184,7 +183,6 @@ class Reducer:
 
         Args:
             tell: called on the loop; ends with `_leave`.
-            *args: its arguments.
         """
         self._gradients.drop()
         self._is_leaving = True
@@ -430,7 +428,6 @@ class Reducer:
         """Take part in a pass of other ranks, with zeros.
 
         Args:
-            terms: of the pass.
             keeps_gradients: leave the reduced gradients here as well.
 
         Raises:

@@ -34,7 +34,6 @@ async def run_beside(
     """Run `job`, which copies so many bytes, in a thread if they are many.
 
     Args:
-        job: the function.
         nbytes: the bytes that it copies.
         threads: see `in_thread`.
 
@@ -53,7 +52,6 @@ async def in_thread(job: Callable[[], T], threads: Threads | None = None) -> T:
     """Run `job` in a thread; when this ends, it has ended.
 
     Args:
-        job: the function.
         threads: threads that may use the devices of the tensors; None: no tensor is on
             a device.
 
@@ -75,7 +73,6 @@ async def to_its_end(
     """Wait for a function in a thread; when this ends, the function has ended.
 
     Args:
-        running: the future of the function.
         on_cancel: called first if this is cancelled.
 
     Raises:

@@ -175,9 +175,7 @@ def _check(parameters: Sequence[torch.Tensor], counts: Sequence[int], of: int) -
     up gradients of different parameters.
 
     Args:
-        parameters: of the optimizer.
         counts: of each, the marks of all ranks.
-        of: how many ranks there are.
 
     Raises:
         UsageError: the gradients cannot be reduced; every rank raises it.

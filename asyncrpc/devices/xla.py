@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from asyncrpc import multiprocessing
+from asyncrpc import collectives, multiprocessing
 from asyncrpc.arguments import check_callable, check_count, check_kind, wrong
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.initial import broadcast
@@ -150,8 +150,8 @@ async def rendezvous(
 ) -> list[bytes]:
     """Wait until all replicas have called this, and return the payloads of all.
 
-    This is `Worker.rendezvous` of the current worker, with torch_xla's arguments.  The
-    devices compute nothing for it.
+    This is `collectives.rendezvous` of the current worker, with torch_xla's arguments.
+    The devices compute nothing for it.
 
     Args:
         tag: the purpose.
@@ -163,7 +163,7 @@ async def rendezvous(
 
     Raises:
         UsageError: `replicas` is not a sequence of ranks.
-        AsyncRpcError: an error of `Worker.rendezvous`.
+        AsyncRpcError: an error of `collectives.rendezvous`.
 
     Cancellation:
         The call also fails for the others.
@@ -173,7 +173,7 @@ async def rendezvous(
     worker = current_worker()
     if not _are_ranks(replicas):
         raise wrong("replicas", "a list or a tuple of ranks of replicas", replicas)
-    return await worker.rendezvous(tag, payload, list(replicas) or None)
+    return await collectives.rendezvous(worker, tag, payload, list(replicas) or None)
 
 
 def _are_ranks(replicas: object) -> bool:

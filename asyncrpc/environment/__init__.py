@@ -5,9 +5,21 @@ into values, each with its origin; `resolve` combines them in a fixed order.  Al
 functions are pure: the mapping is passed in, and nothing else is read.
 """
 
+from typing import TYPE_CHECKING
+
 from asyncrpc.environment.placement import GivenPlace, LaunchPlacement
-from asyncrpc.environment.resolving import READERS, read_all, resolve
 from asyncrpc.environment.values import LaunchValue, Reading, Starts
+from asyncrpc.on_demand import names_on_demand
+
+if TYPE_CHECKING:
+    from asyncrpc.environment.resolving import READERS, read_all, resolve
+else:
+    __getattr__, __dir__ = names_on_demand(
+        __name__,
+        dict.fromkeys(
+            ("READERS", "read_all", "resolve"), "asyncrpc.environment.resolving"
+        ),
+    )
 
 __all__ = [
     "READERS",

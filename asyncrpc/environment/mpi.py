@@ -64,7 +64,6 @@ def read_pmi(
     """Return the values of MPICH's mpirun (hydra), or of another launcher with PMI.
 
     Args:
-        environ: the variables.
         launcher_pid: the process that started all processes of this host.
 
     Raises:

@@ -74,7 +74,6 @@ def resolve(
     """Find the placement of this process.
 
     Args:
-        environ: the variables of the process.
         given: the values given by the program; they take precedence.
         launcher_pid: the process that started all processes of this host, for
             launchers that do not name their run.

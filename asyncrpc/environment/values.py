@@ -49,10 +49,8 @@ class LaunchValue:
     """One value and its origin.
 
     Attributes:
-        field: the fact.
         content: a number, a text or a flag.
         origin: the variable with its text, such as `SLURM_PROCID=3`.
-        launcher: the launcher that sets the variable.
         is_derived: whether it was computed from variables with another meaning.  A
             value that is stated takes precedence over it.
     """
@@ -69,9 +67,7 @@ class Reading:
     """All values of one launcher.
 
     Attributes:
-        launcher: its name.
         starts: what it has started.
-        values: the values for this process.
         hint: what to do if they are not enough; empty if they are.
     """
 

@@ -12,6 +12,7 @@ import weakref
 from typing import Any, Final
 
 SAMPLE_S: Final = 2.0
+LOOKS: Final = 4  # of the watch for stalls, in the time that a wait may take
 SHARE_MAX: Final = 0.002  # of the loop's time; with very many tasks it looks less often
 
 
@@ -28,7 +29,6 @@ class WaitAges:
         """Prepare; sampling begins with `start`.
 
         Args:
-            loop: whose tasks they are.
             sample_s: seconds between two looks.
         """
         self._loop = loop

@@ -36,8 +36,6 @@ class AwaitStep(NamedTuple):
 
     Attributes:
         suspended: the coroutine or generator.
-        code: its code.
-        frame: its frame.
     """
 
     suspended: Any

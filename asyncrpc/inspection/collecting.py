@@ -39,7 +39,8 @@ from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.machine.calls import PendingCalls, ServedCalls
 from asyncrpc.runtime.calls.streams import StreamReceiver
-from asyncrpc.runtime.ports import Identity
+from asyncrpc.runtime.members import Member
+from asyncrpc.runtime.ports import Identity, PeerLink
 from asyncrpc.trace import FlightRecorder
 
 ACTORS_MAX: Final = 2000
@@ -54,8 +55,6 @@ class InspectedLink(Protocol):
 
     Attributes:
         peer: the worker at the other end.
-        pending: calls made over the link.
-        served: calls received over the link.
         credit: which pending calls wait for room at the peer.
     """
 
@@ -87,6 +86,24 @@ class InspectedDirectory(Protocol):
 
     def known_incarnation(self, name: str) -> int | None:
         """Return the incarnation of a worker; None if it is not known."""
+
+
+class LinkedPeers(Protocol):
+    """The workers that one worker knows, and the links to them."""
+
+    @property
+    def links(self) -> Sequence[Any]:
+        """Every open link."""
+
+    @property
+    def members(self) -> list[Member]:
+        """All known workers."""
+
+    def known_incarnation(self, name: str) -> int | None:
+        """Return the incarnation of a worker; None if it is not known."""
+
+    async def open_link(self, to: str) -> PeerLink:
+        """Return the link to a worker, connecting if need be."""
 
 
 class Inspected(Protocol):
@@ -122,7 +139,6 @@ class SnapshotTaker:
         """Look at a worker.
 
         Args:
-            worker: whose snapshot it is.
             ages: knows how long its tasks have waited.
             is_thorough: whether to find waits that nothing can end.
             blocked_for_s: seconds since its loop last ran; 0 if it runs.
@@ -407,7 +423,6 @@ def snapshot_of(
     """Return a snapshot of a running worker.
 
     Args:
-        worker: its parts.
         ages: knows how long its tasks have waited.
         is_thorough: whether to find waits that nothing can end, which takes longer.
         blocked_for_s: seconds since its loop last ran; 0 if it runs.

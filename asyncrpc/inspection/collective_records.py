@@ -16,7 +16,6 @@ class KnownGroup(NamedTuple):
 
     Attributes:
         group_id: the number by which its ranks know it.
-        label: as in errors.
         members: names of the workers, by rank.
         begun: how many collectives this worker has begun in it; `CLOSED`.
     """
@@ -33,7 +32,6 @@ class NotedCollective(NamedTuple):
     Attributes:
         group: the index of its group in `CollectiveHistory.groups`.
         number: of the collective in its group, from 0.
-        operation: name of the operation.
         dtype: of the tensor; empty if ranks may differ.
         shape: of the tensor; None if ranks may differ.
         began_ns: when this worker began it, in nanoseconds since 1970.
@@ -58,9 +56,7 @@ class CollectiveHistory(NamedTuple):
     """The collectives of one worker.
 
     Attributes:
-        name: of the worker.
         rank: of the worker; -1 if it has none.
-        pid: of its process.
         groups: the groups of these collectives, and all other groups open here.
         collectives: in the order in which they began here.
         is_whole: whether all collectives that ever ended here are listed.

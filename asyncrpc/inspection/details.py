@@ -32,8 +32,6 @@ class CallSeen(NamedTuple):
     """A call under way, as one of its ends sees it.
 
     Attributes:
-        key: which one.
-        is_served: whether this is its callee.
         other: name of the worker at the other end.
         function: name of the function; empty if it could not be read.
         for_s: seconds since it was made, or arrived.
@@ -56,7 +54,6 @@ class CallsSeen(NamedTuple):
 
     Attributes:
         calls: the oldest of each link.
-        left_out: how many more there are.
     """
 
     calls: list[CallSeen]
@@ -83,7 +80,6 @@ class PassUnderWay(NamedTuple):
     """A backward pass that has not ended here.
 
     Attributes:
-        context: id of its context.
         root: name of the worker that began it.
         for_s: seconds that this worker has taken part.
     """
@@ -122,13 +118,11 @@ class TrainingSeen(NamedTuple):
         now_s: the time by its clock, which all times here refer to.
         passes_per_s: backward passes in which it took part.
         steps_per_s: optimizer steps that it asked for.
-        collectives_per_s: collectives.
         backward_p50_s: median of its part of backward passes; nan if there were none.
         step_p50_s: median of optimizer steps; nan if there were none.
         passes: ended backward passes, the newest last.
         under_way: backward passes that have not ended.
         steps: of optimizers, the newest last.
-        buckets: of gradients.
         stages: the last step of each pipeline of which it has a stage.
     """
 
@@ -158,24 +152,14 @@ class FunctionRates(NamedTuple):
 
 
 class NamedText(NamedTuple):
-    """A name and a value in words.
-
-    Attributes:
-        name: such as that of an option.
-        text: its value.
-    """
+    """A name and a value in words."""
 
     name: str
     text: str
 
 
 class NamedBytes(NamedTuple):
-    """A kind of memory.
-
-    Attributes:
-        name: of the kind.
-        nbytes: how much there is.
-    """
+    """A kind of memory."""
 
     name: str
     nbytes: Count
@@ -192,7 +176,6 @@ class LinkDetails(NamedTuple):
         in_flight: calls made over it that are not answered.
         calls_served: calls received over it that are not answered.
         calls_per_s: calls over it that ended in the last seconds.
-        bytes_per_s: of their buffers.
         p50_s: median of their time; nan if there were none.
     """
 
@@ -212,12 +195,9 @@ class WorkerDetails(NamedTuple):
 
     Attributes:
         versions: of asyncrpc, torch, Python and the system.
-        addresses: at which it listens.
         options: those that differ from the default.
         functions: that it serves, the most often called first.
-        functions_left_out: how many more there are.
         links: the busiest.
-        links_left_out: how many more there are.
         memory: by kind.
     """
 

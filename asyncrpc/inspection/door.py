@@ -16,57 +16,30 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
+from importlib import import_module
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-import msgpack
-
-from asyncrpc.errors import MalformedError
-from asyncrpc.inspection.collecting import Inspected
-from asyncrpc.inspection.collective_records import CollectiveHistory
-from asyncrpc.inspection.loop_state import blocked_for_s
-from asyncrpc.inspection.records import NoAnswer, Trouble, WorkerSnapshot
-from asyncrpc.runtime.membership.messages import MemberRecord
-from asyncrpc.runtime.schema import RecordSchema
+from asyncrpc.inspection.ages import WaitAges
+from asyncrpc.runtime.services import LOADING_LOCK
 from asyncrpc.shortage import shortage_of
-from asyncrpc.sidecar import pulse
 from asyncrpc.transport.sockets import peer_credentials
+
+if TYPE_CHECKING:
+    from asyncrpc.inspection.telling import InspectedWorker
 
 logger = logging.getLogger("asyncrpc")
 
 is_supported: Final = hasattr(socket, "SO_PEERCRED")
-ANSWER_S: Final = 2.0  # for the interpreter of the other process to answer
+LOAD_AFTER_S: Final = 2.0  # from the start, unless the worker is looked at before
 _CLIENT_S: Final = 5.0  # for the asking process to take the answer
-_BYTES_MAX: Final = 64 << 20
 ADDRESSES_MAX: Final = 16  # of one worker
 _ACCEPT_PAUSE_S: Final = 0.1  # when this process has no descriptor left
 
 
-class Look(NamedTuple):
-    """What a worker tells through its local socket.
-
-    Attributes:
-        snapshot: of the worker.
-        members: the members that it knows.
-        collectives: the last ones, and those under way.
-    """
-
-    snapshot: WorkerSnapshot
-    members: list[MemberRecord]
-    collectives: CollectiveHistory | None
-
-
-_LOOK: Final = RecordSchema(Look)
-
-
 def names_of(incarnation: int, addresses: Iterable[str]) -> list[str]:
-    """Return the names of a worker's local socket: by incarnation, and by address.
-
-    Args:
-        incarnation: of the worker.
-        addresses: where it listens.
-    """
+    """Return the names of a worker's local socket: by incarnation, and by address."""
     by_address = map(_name_by, islice(addresses, ADDRESSES_MAX))
     return [f"asyncrpc-look/{incarnation:016x}", *by_address]
 
@@ -80,29 +53,15 @@ def _name_by(address: str) -> str:
 class LocalDoor:
     """The local socket of one worker."""
 
-    def __init__(
-        self,
-        worker: Inspected,
-        *,
-        take: Callable[[float], WorkerSnapshot],
-        collectives: Callable[[], CollectiveHistory],
-        members: Callable[[], list[Any]],
-        ticked_ns: Callable[[], int | None],
-    ) -> None:
+    def __init__(self, worker: InspectedWorker, ages: WaitAges) -> None:
         """Prepare to listen.
 
         Args:
             worker: whose socket it is.
-            take: takes its snapshot, given how long its loop has not run.
-            collectives: returns its last collectives.
-            members: returns the records of the members that it knows.
-            ticked_ns: returns when its loop last ran, in nanoseconds; None: unknown.
+            ages: knows how long its tasks have waited.
         """
         self._worker = worker
-        self._take = take
-        self._collectives = collectives
-        self._members = members
-        self._ticked_ns = ticked_ns
+        self._ages = ages
         self._listening: list[socket.socket] = []
         self._is_closed = False
 
@@ -144,8 +103,12 @@ class LocalDoor:
         for door in doors:
             poll.register(door.fileno(), select.POLLIN)
         by_number = {door.fileno(): door for door in doors}
+        wait_ms: float | None = 1e3 * LOAD_AFTER_S
         while not self._is_closed:
-            for number, _ in poll.poll():
+            if not (ready := poll.poll(wait_ms)) and wait_ms is not None:
+                _load()
+            wait_ms = None
+            for number, _ in ready:
                 if not self._is_closed:
                     try:
                         self._answer(by_number[number])
@@ -167,63 +130,11 @@ class LocalDoor:
                 asking.sendall(self._told())
 
     def _told(self) -> bytes:
-        snapshot = self._take(blocked_for_s(self._worker.loop, self._ticked_ns()))
-        packed: bytes = msgpack.packb(
-            _LOOK.write_value(Look(snapshot, self._members(), self._collectives()))
-        )
+        packed: bytes = _load().packed_look(self._worker, self._ages)
         return packed
 
 
-def look_beside(
-    names: Sequence[str], *, timeout_s: float = ANSWER_S
-) -> Look | NoAnswer:
-    """Look at a worker of this host through its local socket; blocks this thread.
-
-    Args:
-        names: of the socket.
-        timeout_s: seconds that its interpreter has to answer.
-    """
-    for name in names:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-            door.settimeout(timeout_s)
-            try:
-                door.connect(f"\0{name}")
-            except OSError:
-                continue
-            peer = peer_credentials(door)
-            if peer is None or (os.getuid() not in (peer.uid, 0) and peer.uid):
-                continue  # a process of another user has taken the name
-            try:
-                told = msgpack.unpackb(_all_of(door))
-                look: Look = _LOOK.read_as("a look", told)
-            except (OSError, ValueError, MalformedError):
-                return _no_answer_of(peer.pid)
-            return look
-    return NoAnswer(Trouble.GONE, "no process on this host has its local socket")
-
-
-def _all_of(door: socket.socket) -> bytes:
-    parts, size = [], 0
-    while more := door.recv(1 << 16):
-        parts.append(more)
-        size += len(more)
-        if size > _BYTES_MAX:
-            raise ValueError("too long")
-    return b"".join(parts)
-
-
-def _no_answer_of(pid: int) -> NoAnswer:
-    """Return why a process that has the socket does not answer there."""
-    try:
-        stat = pulse.stat_of(pid)
-    except OSError:
-        return NoAnswer(Trouble.GONE, f"process {pid} has ended")
-    if stat[0] in (b"T", b"t"):
-        return NoAnswer(
-            Trouble.STOPPED, f"process {pid}: `kill -CONT {pid}` resumes it"
-        )
-    state = "uses a processor" if stat[0] == b"R" else "waits in the kernel"
-    return NoAnswer(
-        Trouble.HELD,
-        f"process {pid} {state}; `py-spy dump --native -p {pid}` shows where",
-    )
+def _load() -> Any:
+    """Return the module that packs looks; the first time, this takes a while."""
+    with LOADING_LOCK:
+        return import_module("asyncrpc.inspection.beside")

@@ -22,12 +22,7 @@ from asyncrpc.trace.events import (
 
 
 class NamedTask(NamedTuple):
-    """A task that runs.
-
-    Attributes:
-        name: of the task.
-        coroutine: name of what it runs.
-    """
+    """A task that runs."""
 
     name: str
     coroutine: str

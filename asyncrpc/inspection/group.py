@@ -12,8 +12,9 @@ from asyncrpc.errors import (
     ConnectError,
     TransportError,
 )
+from asyncrpc.inspection.beside import Look, look_beside
 from asyncrpc.inspection.collective_records import CollectiveHistory
-from asyncrpc.inspection.door import Look, look_beside, names_of
+from asyncrpc.inspection.door import names_of
 from asyncrpc.inspection.machine.graph import AwaitGraph, graph_of
 from asyncrpc.inspection.machine.wording import duration
 from asyncrpc.inspection.messages import LookBeside, TakeSnapshot, TellCollectives
@@ -128,7 +129,6 @@ async def view_of(
     """Look at the group of the worker at an address.
 
     Args:
-        observer: makes the connections.
         address: of any member.
         names: of the workers to look at; empty: all.
         is_thorough: whether each worker also finds waits that nothing can end.
@@ -166,9 +166,7 @@ async def ask_all(
     """Ask each worker of a group something that only its event loop can answer.
 
     Args:
-        observer: makes the connections.
         address: of any member.
-        ask: asks one worker.
         names: of the workers to ask; empty: all.
 
     Raises:
@@ -247,7 +245,6 @@ class GroupLook:
         """Prepare to look.
 
         Args:
-            asks: asks the workers.
             secret: of the group, for the sidecars of workers that do not answer.
             is_thorough: whether each worker also finds waits that nothing can end.
             with_collectives: whether to ask for collectives as well.
@@ -318,7 +315,6 @@ class GroupLook:
 
         Args:
             silent: what is known of these members, by name.
-            answered: names of members that did answer.
         """
         self.silent.update(silent)
         self._answered.update(dict.fromkeys(answered))

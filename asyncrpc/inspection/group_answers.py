@@ -39,7 +39,6 @@ async def events_of(
     """Ask the workers of a group for their last events.
 
     Args:
-        observer: makes the connections.
         address: of any member.
         names: of the workers to ask; empty: all.
         kinds: of events, as fields of `RecentEvents`; empty: all.
@@ -106,7 +105,6 @@ class WorkerCheckup(NamedTuple):
     """The checkup of a worker, and how its wall clock differs from ours.
 
     Attributes:
-        findings: of each check.
         ahead_s: by how much its wall clock is ahead of that of this host.
         error_s: by how much that may be wrong; 0: the worker is on this host.
     """
@@ -124,7 +122,6 @@ def wall_ahead_s(
     Args:
         seen: the checkup of the worker, with both of its clocks.
         offset_s: to add to its clock to get ours.
-        wall_s: our wall clock.
         clock_s: our clock at the same moment.
     """
     ours_s = wall_s - (clock_s - (seen.clock_s + offset_s))  # when theirs was read

@@ -6,12 +6,11 @@ Like a snapshot, it may be taken in any thread, and does not need the event loop
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 from asyncrpc.clock import NS_PER_S, wall_ns
 from asyncrpc.collectives.matching import CollectiveRun
-from asyncrpc.collectives.messages import SERVICE as COLLECTIVES
 from asyncrpc.collectives.service import CollectivesService
 from asyncrpc.inspection.awaits import AwaitStep, chain_of
 from asyncrpc.inspection.collective_records import (
@@ -50,8 +49,9 @@ class CollectiveWorker(Protocol):
     def identity(self) -> Identity:
         """Who the worker is."""
 
-    def service(self, name: str, /) -> Service:
-        """Return a service of the worker."""
+    @property
+    def services(self) -> Iterable[Service]:
+        """Return the services of the worker, as far as they are loaded."""
 
 
 def history_of(
@@ -60,7 +60,6 @@ def history_of(
     """Return the collectives of a running worker.
 
     Args:
-        worker: its parts.
         ended_max: how many ended collectives to return at most; the last ones.
 
     Thread safety: from any thread.
@@ -80,9 +79,12 @@ class _HistoryTaker:
 
     def take(self, ended_max: int) -> CollectiveHistory:
         """Return the history."""
-        service = self._worker.service(COLLECTIVES)
-        assert isinstance(service, CollectivesService)
-        open_groups = service.groups
+        open_groups = [
+            group
+            for service in self._worker.services
+            if isinstance(service, CollectivesService)
+            for group in service.groups
+        ]
         for one in open_groups:
             begun = one.machine.operations.begun
             self._add(KnownGroup(one.id, one.label, tuple(one.members), begun))

@@ -48,13 +48,7 @@ _HELD: Final = frozenset({WaitKind.LOCK, WaitKind.SEMAPHORE})
 
 
 class SeenTask(NamedTuple):
-    """A task that is looked at.
-
-    Attributes:
-        task: the task itself.
-        chain: its awaits.
-        found: what it waits for.
-    """
+    """A task that is looked at."""
 
     task: asyncio.Task[Any]
     chain: Chain
@@ -81,8 +75,6 @@ class LoopTasks:
         """Look at the tasks of a loop.
 
         Args:
-            loop: whose tasks they are.
-            ages: knows how long they have waited.
             is_thorough: whether to find waits that nothing can end.
             others: other looks that are still kept.
         """
@@ -248,8 +240,6 @@ def tasks_of(
     """Return what the tasks of a loop wait for.
 
     Args:
-        loop: whose tasks they are.
-        ages: knows how long they have waited.
         is_thorough: whether to find waits that nothing can end.
 
     Thread safety: from any thread.

@@ -64,11 +64,7 @@ class ListCalls(Request[CallsSeen]):
 
 @message(SERVICE, "training", about="the receiver", by=LOOKERS)
 class TellTraining(Request[TrainingSeen]):
-    """Ask for the receiver's passes, optimizer steps, buckets and stages.
-
-    Attributes:
-        newest_max: how many passes and steps.
-    """
+    """Ask for the receiver's passes, optimizer steps, buckets and stages."""
 
     newest_max: int
 
@@ -80,23 +76,14 @@ class TellDetails(Request[WorkerDetails]):
 
 @message(SERVICE, "last_collectives", about="the receiver", by=LOOKERS)
 class TellLastCollectives(Request[CollectiveHistory]):
-    """Ask for the receiver's open collectives, and the last ones that have ended.
-
-    Attributes:
-        ended_max: how many that have ended.
-    """
+    """Ask for the receiver's open collectives, and the last ones that have ended."""
 
     ended_max: int
 
 
 @message(SERVICE, "beside", about="a worker on the host of the receiver", by=LOOKERS)
 class LookBeside(Request[SeenBeside]):
-    """Ask for a look at a worker of the receiver's host whose loop is blocked.
-
-    Attributes:
-        incarnation: of that worker.
-        addresses: where it listens.
-    """
+    """Ask for a look at a worker of the receiver's host whose loop is blocked."""
 
     incarnation: int
     addresses: list[str]
@@ -135,7 +122,6 @@ class CheckupSeen(NamedTuple):
     """What a worker finds of its own process and host.
 
     Attributes:
-        findings: of each check.
         clock_s: its clock, as `ReadClock` returns it.
         wall_ns: nanoseconds since 1970 by its wall clock, at the same moment.
     """

@@ -29,8 +29,6 @@ class Neighbours:
         """Find them.
 
         Args:
-            loop: of the worker.
-            incarnation: of the worker.
             incarnation_of: that of another worker, by its name, if it is known there.
         """
         parts = [getattr(one, "parts", None) for one in known_workers()]

@@ -174,7 +174,6 @@ class Observed:
 
     Attributes:
         hello: its greeting, with its name.
-        connection: to the worker.
     """
 
     def __init__(self, connection: Connection, hello: Hello) -> None:

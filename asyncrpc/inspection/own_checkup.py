@@ -26,12 +26,7 @@ class CheckedWorker(Inspected, Protocol):
 
 
 def circumstances_of(worker: CheckedWorker, records: Iterable[Record]) -> Circumstances:
-    """Return what is known of a worker; called on its loop.
-
-    Args:
-        worker: the worker that is checked.
-        records: of the members that it knows.
-    """
+    """Return what is known of a worker; called on its loop."""
     hosts = [one.member.host_id for one in records if one.is_alive]
     return Circumstances(
         worker.options,

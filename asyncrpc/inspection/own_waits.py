@@ -159,7 +159,7 @@ def works_for(one: Pass, steps: Sequence[AwaitStep]) -> bool:
 OWN_WAITS: Final[Mapping[CodeType, Recognize]] = {
     StreamReceiver.take.__code__: _item,
     StreamProducer.wait.__code__: _credit,
-    RoundParticipant.gather.__code__: _round,
+    RoundParticipant.come.__code__: _round,
     GracefulShutdown.wait.__code__: _ending,
     StoreRendezvous.join.__code__: _at_store,
     LocalRendezvous.join.__code__: _at_start,

@@ -32,7 +32,6 @@ class ObserverQuestions:
         """Describe the group.
 
         Args:
-            observer: makes the connections.
             address: of any member.
         """
         self._observer = observer

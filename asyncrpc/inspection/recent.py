@@ -29,7 +29,6 @@ def recent_events(
     """Return what a worker remembers.
 
     Args:
-        recorder: of the worker.
         loop: of the worker, whose tasks are named.
         kinds: fields of `RecentEvents`; empty: all.
         newest_max: events of each kind, the newest; calls that look at the worker are

@@ -16,7 +16,6 @@ class Recognized(NamedTuple):
     """What is waited for.
 
     Attributes:
-        kind: of what.
         what: the same in words; empty: as its kind says.
         subject: the object that is waited for; None if there is none to look for.
         tasks: the tasks that are waited for, all of them.

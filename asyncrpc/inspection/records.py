@@ -10,12 +10,12 @@ from __future__ import annotations
 import enum
 from typing import Annotated, NamedTuple
 
-from asyncrpc.runtime.schema import EnumName, integer
+from asyncrpc.runtime.schema import EnumName, Integer
 
 UNKNOWN_S = -1.0
 NO_ACTOR = -1
 
-ActorIndex = Annotated[int, integer(NO_ACTOR, 1 << 31, "the index of an actor, or -1")]
+ActorIndex = Annotated[int, Integer(NO_ACTOR, 1 << 31, "the index of an actor, or -1")]
 
 
 class ActorKind(enum.Enum):
@@ -56,13 +56,7 @@ class WaitKind(enum.Enum):
 
 
 class StackFrame(NamedTuple):
-    """One line of a stack.
-
-    Attributes:
-        function: its qualified name.
-        file: of its source.
-        line: of its source.
-    """
+    """One line of a stack."""
 
     function: str
     file: str
@@ -75,7 +69,6 @@ class CallKey(NamedTuple):
     Attributes:
         caller: incarnation of the worker that made it.
         callee: incarnation of the worker that serves it; 0 while it is not connected.
-        call_id: of the connection between them.
     """
 
     caller: int
@@ -87,7 +80,6 @@ class Wait(NamedTuple):
     """What a task or thread waits for.
 
     Attributes:
-        kind: of what.
         what: the same in words, as in "Lock `table`".
         for_s: seconds that it has waited; `UNKNOWN_S`.
         actors: the tasks and threads of this worker that could end the wait: for
@@ -118,12 +110,10 @@ class Actor(NamedTuple):
     """A task or a thread.
 
     Attributes:
-        kind: which.
         name: of the task or thread.
         function: the innermost function of the program in it, for people.
         frames: its stack, the outermost first; without asyncrpc's own frames if it has
             frames of the program.
-        wait: what it waits for.
         is_internal: whether it belongs to asyncrpc and runs no code of the program.
         does: labels of what it does for others, such as its part of a backward pass.
     """
@@ -141,9 +131,6 @@ class OutgoingCall(NamedTuple):
     """A call that this worker has made and that is not yet answered.
 
     Attributes:
-        key: which one.
-        to: name of the callee.
-        function: name of the function.
         for_s: seconds since it was made.
     """
 
@@ -157,7 +144,6 @@ class ServedCall(NamedTuple):
     """A call that this worker serves.
 
     Attributes:
-        key: which one.
         caller: name of the worker that made it.
         function: name of the function; empty if it could not be read.
         for_s: seconds since it arrived.
@@ -176,28 +162,22 @@ class ServedCall(NamedTuple):
     is_stream: bool
     makes: str = ""
     needs: str = ""
-    holds_bytes: Annotated[int, integer(0, 1 << 62, "a number of bytes")] = 0
+    holds_bytes: Annotated[int, Integer(0, 1 << 62, "a number of bytes")] = 0
 
 
 class WorkerSnapshot(NamedTuple):
     """One worker at one moment.
 
     Attributes:
-        name: of the worker.
         rank: of the worker; -1 if it has none.
-        incarnation: of the worker.
-        pid: of its process.
-        host_id: of its host.
         blocked_for_s: seconds since its event loop last ran; 0 if it runs.
         loop_actor: the thread of its event loop; -1 if it is not listed.
-        actors: its tasks and threads.
         made: its calls that are not yet answered.
-        served: the calls that it serves.
         left_out: how many actors and calls are not listed.
     """
 
     name: str
-    rank: Annotated[int, integer(-1, 1 << 31, "a rank, or -1")]
+    rank: Annotated[int, Integer(-1, 1 << 31, "a rank, or -1")]
     incarnation: int
     pid: int
     host_id: str
@@ -220,12 +200,7 @@ class Trouble(enum.Enum):
 
 
 class NoAnswer(NamedTuple):
-    """What is known of a worker that did not answer.
-
-    Attributes:
-        trouble: why.
-        words: details.
-    """
+    """What is known of a worker that did not answer."""
 
     trouble: Annotated[Trouble, EnumName(Trouble)]
     words: str

@@ -11,10 +11,8 @@ class ReferenceSeen(NamedTuple):
     """One reference, as the owner of its value or a holder sees it.
 
     Attributes:
-        rref_id: of the value.
         owner: name of the worker that has the value.
         creator: name of the worker that made the reference.
-        is_owner: whether the owner tells this.
         state: as in `RRefRecord`.
         type_name: of the value; empty while it is being made, and from a holder.
         holders: names of the workers that hold it, if the owner tells this.
@@ -40,7 +38,6 @@ class ReferencesSeen(NamedTuple):
 
     Attributes:
         references: the oldest.
-        left_out: how many more there are.
     """
 
     references: list[ReferenceSeen]

@@ -36,12 +36,8 @@ class RunNote(NamedTuple):
     """The note of one worker.
 
     Attributes:
-        name: of the worker.
         rank: of the worker; -1: no rank.
-        pid: of its process.
         started: when the process started, in the kernel's ticks since boot; 0: unknown.
-        incarnation: of the worker.
-        addresses: where it listens.
     """
 
     name: str
@@ -133,7 +129,6 @@ class RunNoteFile:
         """Prepare the file.
 
         Args:
-            identity: of the worker.
             entry: the directory of its run or model; None: it belongs to none.
         """
         self._identity = identity

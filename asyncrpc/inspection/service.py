@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import math
-import threading
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from asyncrpc.ids import WorkerId
-from asyncrpc.inspection.ages import SAMPLE_S, WaitAges
-from asyncrpc.inspection.collecting import Inspected, snapshot_of
+from asyncrpc.inspection.beside import look_beside
+from asyncrpc.inspection.collecting import snapshot_of
 from asyncrpc.inspection.collective_records import CollectiveHistory
 from asyncrpc.inspection.details import (
     CALLS_MAX,
@@ -19,12 +16,7 @@ from asyncrpc.inspection.details import (
     TrainingSeen,
     WorkerDetails,
 )
-from asyncrpc.inspection.door import (
-    LocalDoor,
-    is_supported,
-    look_beside,
-    names_of,
-)
+from asyncrpc.inspection.door import names_of
 from asyncrpc.inspection.events import RecentEvents
 from asyncrpc.inspection.group import GroupView
 from asyncrpc.inspection.histories import history_of
@@ -46,34 +38,25 @@ from asyncrpc.inspection.messages import (
     TellTraining,
 )
 from asyncrpc.inspection.own_checkup import circumstances_of, own_checkup
+from asyncrpc.inspection.presence import PRESENCE, HostPresence
 from asyncrpc.inspection.recent import recent_events
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
 from asyncrpc.inspection.reference_records import ReferencesSeen
-from asyncrpc.inspection.run_note import RunNoteFile, entry_in
-from asyncrpc.inspection.stalls import LOOKS, StallWatch
 from asyncrpc.inspection.summaries import WorkerSummary
 from asyncrpc.inspection.summarizing import summary_of
 from asyncrpc.inspection.telling import (
-    TellingWorker,
+    InspectedWorker,
     calls_of,
     details_of,
     training_of,
 )
-from asyncrpc.inspection.within import InnerLook, LinkedPeers
-from asyncrpc.runtime.extensions import Service
-from asyncrpc.runtime.links.sidecar import Sidecar
-from asyncrpc.runtime.membership.service import MembershipService
-from asyncrpc.runtime.options import Options
+from asyncrpc.inspection.within import inner_look
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import Route, answers
-from asyncrpc.runtime.threads import outcome_to
+from asyncrpc.runtime.threads import in_new_thread
 from asyncrpc.trace import RECENT_MAX
 
-T = TypeVar("T")
-
 REFERENCES_MAX: Final = 2000  # listed at a time: the loop makes the list
-# Collectives in a look through the local socket, which always tells them.
-ENDED_AT_DOOR_MAX: Final = 200
 
 
 def no_references(_oldest_max: int) -> ReferencesSeen:
@@ -81,38 +64,8 @@ def no_references(_oldest_max: int) -> ReferencesSeen:
     return ReferencesSeen([], 0)
 
 
-class InspectedWorker(Inspected, TellingWorker, Protocol):
-    """The parts of a worker that the inspection reads.
-
-    Attributes:
-        sidecar: knows when its loop last ran.
-        options: of the worker.
-    """
-
-    sidecar: Sidecar
-    options: Options
-
-    @property
-    def membership(self) -> MembershipService:
-        """Return the service that knows the members."""
-
-    def service(self, name: str, /) -> Service:
-        """Return a service of the worker."""
-
-    @property
-    def directory(self) -> LinkedPeers:
-        """Return the links of the worker."""
-
-    def start_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run a coroutine as a task that ends with the worker."""
-
-
 class InspectionService:
-    """Answers what is asked about one worker; a `Service`.
-
-    Attributes:
-        stalls: logs by itself why the worker is stuck; None if not asked for.
-    """
+    """Answers what is asked about one worker; a `Service`."""
 
     name = SERVICE
 
@@ -124,22 +77,13 @@ class InspectionService:
         """Answer for a worker.
 
         Args:
-            worker: the worker that is looked at.
             references: lists the given number of its references, the oldest.
         """
+        presence = worker.service(PRESENCE)
+        assert isinstance(presence, HostPresence)
         self._worker = worker
         self._references = references
-        self._ages: WaitAges | None = None
-        self._since_s = worker.recorder.now_s()
-        self.stalls: StallWatch | None = None
-        self._note = RunNoteFile(worker.identity, entry_in())
-        self._door = LocalDoor(
-            worker,
-            take=self._take,
-            collectives=lambda: history_of(worker, ended_max=ENDED_AT_DOOR_MAX),
-            members=self._members,
-            ticked_ns=lambda: worker.sidecar.ticked_ns,
-        )
+        self._presence = presence
 
     @property
     def routes(self) -> Iterable[Route]:
@@ -159,34 +103,13 @@ class InspectionService:
             answers(TakeCheckup, self._on_checkup),
         )
 
-    def _take(
-        self, blocked_for_s: float = 0.0, *, is_thorough: bool = True
-    ) -> WorkerSnapshot:
-        ages = self._ages or WaitAges(self._worker.loop)
+    def _take(self, *, is_thorough: bool = True) -> WorkerSnapshot:
         return snapshot_of(
-            self._worker, ages, is_thorough=is_thorough, blocked_for_s=blocked_for_s
+            self._worker,
+            self._presence.ages,
+            is_thorough=is_thorough,
+            blocked_for_s=0.0,
         )
-
-    def _members(self) -> list[Any]:
-        return self._worker.membership.table.records
-
-    def on_listening(self, addresses: Sequence[str]) -> None:
-        """Let observers on this host find the worker, and watch for stalls."""
-        self._since_s = self._worker.recorder.now_s()
-        after_s = self._worker.options.stall_after_s
-        sample_s = SAMPLE_S if after_s is None else min(SAMPLE_S, after_s / LOOKS)
-        self._ages = WaitAges(self._worker.loop, sample_s=sample_s)
-        self._ages.start()
-        if is_supported:
-            self._door.open(addresses)
-        if self._note.is_wanted:
-            self._worker.start_task(
-                _in_thread(self._worker.loop, lambda: self._note.write(addresses))
-            )
-        if after_s is not None and after_s < math.inf:
-            ports = _WatchedWorker(self._worker, self._take)
-            self.stalls = StallWatch(ports, self._ages, after_s)
-            self.stalls.start()
 
     async def look(self) -> GroupView:
         """Look at all workers that this one knows.
@@ -194,18 +117,18 @@ class InspectionService:
         Cancellation:
             The workers that have been asked are told to stop.
         """
-        look = await _inner_look(self._worker, self._take)
+        look = await inner_look(self._worker, self._presence.ages)
         return await look.at_all()
 
     async def _on_snapshot(self, _: PeerLink, asked: TakeSnapshot) -> WorkerSnapshot:
-        return await _in_thread(
+        return await in_new_thread(
             self._worker.loop, lambda: self._take(is_thorough=asked.is_thorough)
         )
 
     async def _on_collectives(
         self, _: PeerLink, __: TellCollectives
     ) -> CollectiveHistory:
-        return await _in_thread(self._worker.loop, lambda: history_of(self._worker))
+        return await in_new_thread(self._worker.loop, lambda: history_of(self._worker))
 
     async def _on_summary(self, _: PeerLink, __: TellSummary) -> WorkerSummary:
         now_s = self._worker.recorder.now_s
@@ -213,9 +136,9 @@ class InspectionService:
         await asyncio.sleep(0)  # one turn of the loop
         return summary_of(
             self._worker,
-            running_s=now_s() - self._since_s,
+            running_s=now_s() - self._presence.since_s,
             lag_s=now_s() - asked_s,
-            tasks=0 if self._ages is None else self._ages.tasks,
+            tasks=self._presence.ages.tasks,
         )
 
     async def _on_calls(self, _: PeerLink, asked: ListCalls) -> CallsSeen:
@@ -231,13 +154,13 @@ class InspectionService:
         self, _: PeerLink, asked: TellLastCollectives
     ) -> CollectiveHistory:
         ended_max = min(asked.ended_max, RECENT_MAX)
-        return await _in_thread(
+        return await in_new_thread(
             self._worker.loop, lambda: history_of(self._worker, ended_max=ended_max)
         )
 
     async def _on_beside(self, _: PeerLink, asked: LookBeside) -> SeenBeside:
         names = names_of(asked.incarnation, asked.addresses)
-        found = await _in_thread(self._worker.loop, lambda: look_beside(names))
+        found = await in_new_thread(self._worker.loop, lambda: look_beside(names))
         if isinstance(found, NoAnswer):
             return SeenBeside(None, found, None)
         return SeenBeside(found.snapshot, None, found.collectives)
@@ -247,7 +170,7 @@ class InspectionService:
 
     async def _on_events(self, _: PeerLink, asked: TakeEvents) -> RecentEvents:
         recorder, loop = self._worker.recorder, self._worker.loop
-        return await _in_thread(
+        return await in_new_thread(
             loop,
             lambda: recent_events(recorder, loop, asked.kinds, asked.newest_max),
         )
@@ -258,8 +181,8 @@ class InspectionService:
         return self._references(min(asked.oldest_max, REFERENCES_MAX))
 
     async def _on_checkup(self, _: PeerLink, _asked: TakeCheckup) -> CheckupSeen:
-        found = circumstances_of(self._worker, self._members())
-        return await _in_thread(
+        found = circumstances_of(self._worker, self._worker.membership.table.records)
+        return await in_new_thread(
             self._worker.loop, lambda: own_checkup(found, self._worker.recorder)
         )
 
@@ -267,76 +190,4 @@ class InspectionService:
         """Do nothing: the service keeps no state of peers."""
 
     async def close(self) -> None:
-        """Close the local socket, and stop looking at tasks."""
-        if self.stalls is not None:
-            self.stalls.close()
-        self._door.close()
-        if self._ages is not None:
-            self._ages.stop()
-        if self._note.is_wanted:
-            await _in_thread(self._worker.loop, self._note.remove)
-
-
-class _WatchedWorker:
-    """A worker as the watch for stalls sees it; a `StallPorts`."""
-
-    def __init__(
-        self, worker: InspectedWorker, take: Callable[..., WorkerSnapshot]
-    ) -> None:
-        self._worker = worker
-        self.take = take
-        self.name = worker.identity.name
-        self.loop = worker.loop
-        self.start_task = worker.start_task
-
-    @property
-    def ticked_ns(self) -> int | None:
-        """See `StallPorts`, as for all members of this class."""
-        return self._worker.sidecar.ticked_ns
-
-    def long_calls(self, after_s: float) -> set[Hashable]:
-        before_s = self.loop.time() - after_s
-        return {
-            (direction, link.peer.incarnation, one.call_id)
-            for link in self._worker.directory.links
-            for direction, calls in (("made", link.pending), ("served", link.served))
-            for one in calls
-            if 0 < one.began_s <= before_s
-        }
-
-    async def look_along(self, after_s: float) -> GroupView:
-        look = await _inner_look(self._worker, self.take)
-        return await look.along(after_s)
-
-    async def in_thread(self, job: Callable[[], T]) -> T:
-        return await _in_thread(self.loop, job)
-
-
-async def _inner_look(
-    worker: InspectedWorker, take: Callable[..., WorkerSnapshot]
-) -> InnerLook:
-    own = await _in_thread(worker.loop, take)
-    return InnerLook(
-        worker.directory,
-        own,
-        secret=worker.options.secret_bytes,
-        in_thread=lambda job: _in_thread(worker.loop, job),
-    )
-
-
-async def _in_thread(loop: asyncio.AbstractEventLoop, job: Callable[[], T]) -> T:
-    """Run a job in a new thread: all threads of the pools may be in use."""
-    done: asyncio.Future[T] = loop.create_future()
-    finish = outcome_to(done)
-
-    def run() -> None:
-        result, problem = None, None
-        try:
-            result = job()
-        except Exception as error:  # noqa: BLE001  (raised in the awaiting task)
-            problem = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(finish, result, problem)
-
-    threading.Thread(target=run, name="asyncrpc-look", daemon=True).start()
-    return await done
+        """Do nothing: nothing is held."""

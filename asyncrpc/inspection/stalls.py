@@ -15,21 +15,25 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from asyncrpc.clock import now_s
-from asyncrpc.inspection.ages import WaitAges
+from asyncrpc.inspection.ages import LOOKS, WaitAges
+from asyncrpc.inspection.collecting import snapshot_of
 from asyncrpc.inspection.group import GroupView
 from asyncrpc.inspection.loop_state import blocked_for_s, silent_for_s
 from asyncrpc.inspection.machine.graph import AwaitGraph, find_hangs, graph_of
 from asyncrpc.inspection.machine.said import SaidHangs
 from asyncrpc.inspection.machine.wording import blocked, sentence
 from asyncrpc.inspection.records import WorkerSnapshot
-from asyncrpc.inspection.within import graph_of_seen
+from asyncrpc.inspection.telling import InspectedWorker
+from asyncrpc.inspection.within import graph_of_seen, inner_look
+from asyncrpc.runtime.threads import in_new_thread
 
 logger = logging.getLogger("asyncrpc")
 
-LOOKS: Final = 4  # in the time that a wait may take
+T = TypeVar("T")
+
 PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 5.0
 SHARE_MAX: Final = 0.02  # of the time that looks at this worker may take
@@ -78,7 +82,6 @@ class StallWatch:
         """Prepare the watch.
 
         Args:
-            ports: of the worker.
             ages: knows how long its tasks have waited.
             after_s: seconds that a wait may take.
         """
@@ -204,3 +207,56 @@ class StallWatch:
         found = find_hangs(graph, after_s=self._after_s)
         for one in self._said.news(graph, found)[:SAID_MAX]:
             logger.warning("worker %r is stuck: %s", self._name, sentence(graph, one))
+
+
+class _WatchedWorker:
+    """A worker as the watch for stalls sees it; a `StallPorts`."""
+
+    def __init__(self, worker: InspectedWorker, ages: WaitAges) -> None:
+        self._worker = worker
+        self._ages = ages
+        self.name = worker.identity.name
+        self.loop = worker.loop
+        self.start_task = worker.start_task
+
+    @property
+    def ticked_ns(self) -> int | None:
+        """See `StallPorts`, as for all members of this class."""
+        return self._worker.sidecar.ticked_ns
+
+    def take(self, blocked_s: float = 0.0, *, is_thorough: bool) -> WorkerSnapshot:
+        return snapshot_of(
+            *(self._worker, self._ages),
+            is_thorough=is_thorough,
+            blocked_for_s=blocked_s,
+        )
+
+    def long_calls(self, after_s: float) -> set[Hashable]:
+        before_s = self.loop.time() - after_s
+        return {
+            (direction, link.peer.incarnation, call.call_id)
+            for link in self._worker.directory.links
+            for direction, calls in (("made", link.pending), ("served", link.served))
+            for call in calls
+            if 0 < call.began_s <= before_s
+        }
+
+    async def look_along(self, after_s: float) -> GroupView:
+        look = await inner_look(self._worker, self._ages)
+        return await look.along(after_s)
+
+    async def in_thread(self, job: Callable[[], T]) -> T:
+        return await in_new_thread(self.loop, job)
+
+
+def watch(worker: InspectedWorker, ages: WaitAges, after_s: float) -> StallWatch:
+    """Watch a worker from now on.
+
+    Args:
+        worker: the worker.
+        ages: knows how long its tasks have waited.
+        after_s: seconds that a wait may take.
+    """
+    stalls = StallWatch(_WatchedWorker(worker, ages), ages, after_s)
+    stalls.start()
+    return stalls

@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from asyncrpc.errors import AsyncRpcError
+from asyncrpc.inspection.collecting import LinkedPeers
 from asyncrpc.inspection.group import GroupLook
 from asyncrpc.inspection.machine.asking import AskingPlan
 from asyncrpc.inspection.machine.wording import blocked
 from asyncrpc.inspection.questions import ANSWER_S
 from asyncrpc.inspection.records import NoAnswer, Trouble, WorkerSnapshot
-from asyncrpc.inspection.within import LinkedPeers, LinkQuestions
+from asyncrpc.inspection.within import LinkQuestions
 from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.messages import Request
 
@@ -59,12 +60,7 @@ class InnerQuestions(LinkQuestions):
     """Asks over the links of a worker; a `GroupQuestions`."""
 
     def __init__(self, peers: LinkedPeers, secret: bytes | None) -> None:
-        """Ask from within a worker.
-
-        Args:
-            peers: of the worker.
-            secret: of the group.
-        """
+        """Ask from within a worker."""
         super().__init__(peers)
         self.secret = secret
 
@@ -80,7 +76,6 @@ class Round(NamedTuple, Generic[R]):
     """The answers of a group.
 
     Attributes:
-        workers: how many members there are.
         members: the members that were asked, by name.
         told: what `take` made of the answers, by name.
         silent: why the others gave no answer, by name.
@@ -127,7 +122,6 @@ class GroupPoll(Generic[T, R]):
         """Prepare to ask.
 
         Args:
-            questions: carries the questions.
             tasks: owns the tasks of questions that outlast a round.
             question: asks one member of a group of a given size.
             take: turns an answer into what is kept of it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Final, NamedTuple
 
 from asyncrpc.inspection.machine.rates import WorkerRates
-from asyncrpc.runtime.schema import Count, integer
+from asyncrpc.runtime.schema import Count, Integer
 
 LINKS_MAX: Final = 64  # of one worker; the busiest
 UNKNOWN_BYTES: Final = -1
@@ -39,22 +39,16 @@ class WorkerSummary(NamedTuple):
     """One worker at one moment.
 
     Attributes:
-        pid: of its process.
-        host: name of its host.
         running_s: seconds since it was started.
         is_draining: whether its shutdown has begun.
-        rates: how fast it works.
         backward_p50_s: median of its part of backward passes; nan if there were none.
         step_p50_s: median of the optimizer steps that it asked for; nan likewise.
         lag_s: how long one iteration of its loop took just now.
         memory_bytes: of its process, which other workers may share; `UNKNOWN_BYTES`.
         slab_bytes: memory that it shares with peers of its host.
-        references: values that it keeps for references.
         tasks: of its event loop, at the last sample of them.
         calls_made: its calls that are not answered.
-        calls_served: the calls that it serves.
         links: the busiest.
-        links_left_out: how many more there are.
     """
 
     pid: Count
@@ -65,7 +59,7 @@ class WorkerSummary(NamedTuple):
     backward_p50_s: float
     step_p50_s: float
     lag_s: float
-    memory_bytes: Annotated[int, integer(-1, 1 << 62, "a number of bytes, or -1")]
+    memory_bytes: Annotated[int, Integer(-1, 1 << 62, "a number of bytes, or -1")]
     slab_bytes: Count
     references: Count
     tasks: Count

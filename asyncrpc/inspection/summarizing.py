@@ -33,11 +33,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class SharedBytes(Protocol):
-    """The memory that a worker shares with peers.
-
-    Attributes:
-        own_bytes: of its slabs.
-    """
+    """The memory that a worker shares with peers."""
 
     @property
     def own_bytes(self) -> int:
@@ -84,10 +80,8 @@ def summary_of(
     """Return the summary of a worker; called on its loop.
 
     Args:
-        worker: its parts.
         running_s: seconds since it was started.
         lag_s: how long one iteration of its loop took.
-        tasks: how many tasks its loop has.
     """
     recent = newest_events(worker.recorder)
     links = worker.directory.links

@@ -6,17 +6,19 @@ millisecond.
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 
 from asyncrpc.errors import MalformedError
+from asyncrpc.inspection.collecting import Inspected, LinkedPeers
 from asyncrpc.inspection.details import (
     BUCKETS_MAX,
     FUNCTIONS_MAX,
@@ -57,19 +59,19 @@ from asyncrpc.inspection.summarizing import (
 )
 from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.extensions import Service
+from asyncrpc.runtime.links.sidecar import Sidecar
+from asyncrpc.runtime.membership.service import MembershipService
 from asyncrpc.runtime.options import Options
 from asyncrpc.trace import BucketReduced, StageStep
+
+T = TypeVar("T")
 
 _SECRETS: Final = frozenset({"secret", "secret_file", "token", "tls"})
 _OPTION_CHARACTERS_MAX: Final = 200
 
 
 class TellingWorker(SummarizedWorker, Protocol):
-    """The parts of a worker that tells of itself.
-
-    Attributes:
-        options: of the worker.
-    """
+    """The parts of a worker that tells of itself."""
 
     options: Options
 
@@ -83,6 +85,33 @@ class TellingWorker(SummarizedWorker, Protocol):
     @property
     def listening(self) -> tuple[str, ...]:
         """Return the addresses at which the worker listens."""
+
+
+class InspectedWorker(Inspected, TellingWorker, Protocol):
+    """The parts of a worker that the inspection reads.
+
+    Attributes:
+        sidecar: knows when its loop last ran.
+        options: of the worker.
+    """
+
+    sidecar: Sidecar
+    options: Options
+
+    @property
+    def membership(self) -> MembershipService:
+        """Return the service that knows the members."""
+
+    @property
+    def services(self) -> Iterable[Service]:
+        """Return the services of the worker, as far as they are loaded."""
+
+    @property
+    def directory(self) -> LinkedPeers:
+        """Return the links of the worker."""
+
+    def start_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run a coroutine as a task that ends with the worker."""
 
 
 # --- calls ---------------------------------------------------------------------------

@@ -40,19 +40,11 @@ class ThreadStack:
     """One thread at one moment.
 
     Attributes:
-        ident: of the thread.
-        name: of the thread.
         frames: of its stack, the innermost first.
     """
 
     def __init__(self, ident: int, name: str, innermost: FrameType) -> None:
-        """Take down a stack.
-
-        Args:
-            ident: of the thread.
-            name: of the thread.
-            innermost: frame that it runs.
-        """
+        """Take down a stack."""
         self.ident = ident
         self.name = name
         self.frames = tuple(_outwards(innermost))

@@ -75,7 +75,6 @@ def global_ranks(
 
     Args:
         known: ranks of workers, by name; -1: no rank.
-        histories: of the workers that are dumped.
 
     Returns:
         Ranks by name.  Workers without a rank are left out if they are in no group.

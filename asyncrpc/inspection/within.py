@@ -7,39 +7,25 @@ the callers of what is served here; it looks at all workers only on request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Any, Final, TypeVar
 
+from asyncrpc.inspection.ages import WaitAges
+from asyncrpc.inspection.collecting import LinkedPeers, snapshot_of
 from asyncrpc.inspection.group import GroupLook, GroupView
 from asyncrpc.inspection.machine.graph import AwaitGraph, Node, graph_of
 from asyncrpc.inspection.records import NO_ACTOR, Actor, WorkerSnapshot
+from asyncrpc.inspection.telling import InspectedWorker
 from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.messages import Request
-from asyncrpc.runtime.ports import PeerLink, ask
+from asyncrpc.runtime.ports import ask
+from asyncrpc.runtime.threads import in_new_thread
 
 T = TypeVar("T")
 
 WORKERS_MAX: Final = 64  # looked at, besides the worker itself
 STEPS_MAX: Final = 16  # from worker to worker
 LOOK_S: Final = 20.0  # for the whole look
-
-
-class LinkedPeers(Protocol):
-    """The workers that one worker knows, and the links to them."""
-
-    @property
-    def links(self) -> Sequence[Any]:
-        """Every open link."""
-
-    @property
-    def members(self) -> list[Member]:
-        """All known workers."""
-
-    def known_incarnation(self, name: str) -> int | None:
-        """Return the incarnation of a worker; None if it is not known."""
-
-    async def open_link(self, to: str) -> PeerLink:
-        """Return the link to a worker, connecting if need be."""
 
 
 class LinkQuestions:
@@ -57,11 +43,7 @@ class LinkQuestions:
 
 
 class InnerLook:
-    """One look from within a worker.
-
-    Attributes:
-        own: the snapshot of the worker itself.
-    """
+    """One look from within a worker."""
 
     def __init__(
         self,
@@ -74,9 +56,6 @@ class InnerLook:
         """Prepare to look.
 
         Args:
-            peers: of the worker.
-            own: the snapshot of the worker itself.
-            secret: of the group.
             in_thread: runs a slow job in a thread, so that it does not hold the loop.
         """
         self.own = own
@@ -152,3 +131,18 @@ def _waiting_for(actor: Actor, seen: Collection[str]) -> Actor:
         return actor
     members = tuple(name for name in actor.wait.members if name in seen)
     return actor._replace(wait=actor.wait._replace(members=members))
+
+
+async def inner_look(worker: InspectedWorker, ages: WaitAges) -> InnerLook:
+    """Begin a look at the group from within a worker."""
+
+    def take() -> WorkerSnapshot:
+        return snapshot_of(worker, ages, is_thorough=True, blocked_for_s=0.0)
+
+    own = await in_new_thread(worker.loop, take)
+    return InnerLook(
+        worker.directory,
+        own,
+        secret=worker.options.secret_bytes,
+        in_thread=lambda job: in_new_thread(worker.loop, job),
+    )

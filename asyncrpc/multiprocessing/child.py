@@ -46,7 +46,6 @@ class ChildSpec:
     """The specification of a process, given at its start.
 
     Attributes:
-        rank: index of the process.
         environment: variables to set, over those that it inherits.
         threads: how many torch may use in it.
         bound_to_thread: the parent's main thread started the process, so the kernel can
@@ -61,11 +60,7 @@ class ChildSpec:
 
 @dataclass(frozen=True, slots=True)
 class FunctionReturned:
-    """Report: the function returned.
-
-    Attributes:
-        value: the pickled result.
-    """
+    """Report: the function returned."""
 
     value: bytes
 
@@ -76,9 +71,7 @@ class Raised:
 
     Attributes:
         raised_at_s: when, in seconds of the host's monotonic clock.
-        summary: the exception in one line.
         traceback: its formatted traceback, with its causes.
-        exit_code: the exit code of the process.
         error: the pickled exception, if it survives a round trip; else None.
     """
 

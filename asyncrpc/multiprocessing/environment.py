@@ -40,7 +40,6 @@ def process_environment(
 
     Args:
         rank: index of the process; all of them are on this host.
-        nprocs: the number of processes.
         secret: the cluster's secret.
         store_port: the port on loopback at which the parent serves the rendezvous
             store; None if it does not.
@@ -82,7 +81,6 @@ def threads_each(
     every process would start as many as there are cores.
 
     Args:
-        nprocs: the number of processes.
         requested: the number of threads in each; None: an equal share of the cores.
         name: of that argument, for the error.
 

@@ -21,7 +21,6 @@ class Child:
     """A started process, as the parent sees it.
 
     Attributes:
-        rank: its index.
         process: the process; None once it has ended, and is done with.
         is_daemon: whether it is stopped when the program ends.
         reports: the pipe on which its reports arrive; None after the last.

@@ -51,7 +51,6 @@ class Failed:
     """Event: the function of `rank` raised.
 
     Attributes:
-        rank: index of the process.
         raised_at_s: when, by the clock of the host, read in that process.
         at_s: when it was seen here.
     """

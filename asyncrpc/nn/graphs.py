@@ -66,7 +66,6 @@ def backward(
     The caller holds the lock over `.grad` of this worker's parameters.
 
     Args:
-        roots: tensors that require a gradient.
         gradients: of their shapes; a root without a gradient takes no part.
         sums: gradients so far, by leaf tensor.
 

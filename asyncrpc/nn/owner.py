@@ -159,11 +159,6 @@ async def run_method(  # noqa: PLR0917  (travels in a call)
     """Run a plain method of a module on a device: values go there first, and back.
 
     Args:
-        rref: to the module.
-        device: the device that it is on.
-        name: of the method.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
         stays: leave the result on the device: the caller has a device map for it.
 
     Raises:

@@ -40,7 +40,6 @@ class PipelineStep:
         Args:
             stages: in order.
             number: unique among the steps of the pipeline.
-            inputs: of the micro-batches.
             targets: of the micro-batches, if this is a training.
         """
         self._stages = [stage.rpc_async() for stage in stages]

@@ -53,7 +53,6 @@ class StagePosition:
 
     Attributes:
         index: from 0.
-        stages: the number of stages.
     """
 
     index: int
@@ -289,8 +288,6 @@ def simulate(
     """Return the spans of each stage, if values took no time to travel.
 
     Args:
-        schedule: of a training.
-        stages: the number of stages.
         chunks: the number of micro-batches.
         seconds: returns the duration of an action at a stage.
     """

@@ -60,7 +60,6 @@ class Stage:
         """Use a module of this worker.
 
         Args:
-            module: a reference to it.
             device: the device that it is on; empty: that of its first parameter.
             place: index of this stage, and the number of stages.
             following: the next stage; None for the last.
@@ -115,9 +114,6 @@ class Stage:
         """Take the input of a micro-batch; return when its computation has begun.
 
         Args:
-            step: its number.
-            chunk: number of the micro-batch.
-            value: the input.
             needs: for each tensor in it, whether its gradient is wanted.
         """
         run = await self._run_of(step)

@@ -61,8 +61,6 @@ class StepPlan:
     """The plan of a step.
 
     Attributes:
-        number: of the step.
-        schedule: its name.
         chunks: the number of micro-batches.
         with_graph: whether operations are recorded.
         loss_fn: at the last stage of a training: of output and target.

@@ -40,11 +40,8 @@ class MetricDefinition:
 
     Attributes:
         name: in Prometheus' form, with `_total` or `_info` at the end of such a metric.
-        kind: how to interpret it.
-        text: its description.
         labels: names of the labels whose values differ between series.
         unit: of the figures: "seconds", "bytes", or empty.
-        bounds: of the buckets of a histogram.
         constant: labels that all series have, with their values.
     """
 

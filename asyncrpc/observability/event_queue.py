@@ -30,7 +30,6 @@ class EventQueue:
         """Begin empty.
 
         Args:
-            fold: takes events into the figures.
             lock: held while folding or reading; several queues may share it.
         """
         self._fold = fold

@@ -41,7 +41,6 @@ class SeriesSnapshot:
     """One series of a metric at one moment.
 
     Attributes:
-        values: of the labels.
         counts: of a histogram: how many values were at most each bound; else empty.
         total: sum of the values of a histogram; else the figure.
     """

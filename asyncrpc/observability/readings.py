@@ -25,8 +25,6 @@ class MetricReading(NamedTuple):
     """A figure at one moment.
 
     Attributes:
-        metric: the metric of the figure.
-        values: of the labels.
         figure: in the unit of the metric.
     """
 

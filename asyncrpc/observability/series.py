@@ -20,11 +20,7 @@ F = TypeVar("F")
 
 
 class Total:
-    """A count that only grows.
-
-    Attributes:
-        value: the count.
-    """
+    """A count that only grows."""
 
     __slots__ = ("value",)
 

@@ -141,7 +141,6 @@ class CallTracer:
         """Prepare to make spans.
 
         Args:
-            name: of the worker.
             provider: makes tracers; None: the global one.
         """
         self._name = name
@@ -160,9 +159,6 @@ class CallTracer:
         """Show a call, or a stream, from now on, at its caller.
 
         Args:
-            function: its name.
-            to: name of the callee.
-            attempt_of: the call of which this is an attempt.
             is_repeated: whether the call may have several attempts.
         """
         parent = None
@@ -182,8 +178,6 @@ class CallTracer:
         """Show a call, or a stream, at its callee, and make it the current one.
 
         Args:
-            function: its name.
-            caller: name of the caller.
             meta: the trace context that came with the request, unchecked, or None.
             waited_s: seconds since the request arrived.
         """
@@ -199,11 +193,7 @@ class CallTracer:
         return CallSpan(span)
 
     def generation(self, name: str) -> CallSpan:
-        """Make a span for items that are generated here, below the current span.
-
-        Args:
-            name: of the generator.
-        """
+        """Make a span for items that are generated here, below the current span."""
         about = {"asyncrpc.worker": self._name}
         return CallSpan(self._start(name, SpanKind.INTERNAL, about, None))
 
@@ -222,7 +212,6 @@ class CallTracer:
         of them.
 
         Args:
-            function: its name.
             members: the result of `here` for each request.
         """
         links = [Link(member) for member in members if member is not None]
@@ -238,9 +227,7 @@ class CallTracer:
         """Make a span for a request to a web application, unless it has one already.
 
         Args:
-            method: of HTTP.
             route: the pattern that its path matches; empty if it matches none.
-            path: as the client sent it.
             parent: its headers `traceparent` and `tracestate`, unchecked.
         """
         if self.here() is not None:
@@ -294,7 +281,6 @@ def _current(
     """Make a span the current one, and end it with the block.
 
     Args:
-        span: becomes the current one.
         has_failed: returns whether the span has failed, if the block raises.
     """
     token = contexts.attach(trace.set_span_in_context(span))

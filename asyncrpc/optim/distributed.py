@@ -43,7 +43,7 @@ from asyncrpc.optim.groups import Parameters, group_of, groups_of, owners_of
 from asyncrpc.optim.owners import Owners
 from asyncrpc.optim.per_owner import PerOwnerOptimizer
 from asyncrpc.optim.step import Closure, StepOptions, StepResult
-from asyncrpc.runtime.calls.current_task import task_here
+from asyncrpc.runtime.calls.futures import task_here
 from asyncrpc.runtime.options import UNSET
 from asyncrpc.runtime.worker import current_worker
 from asyncrpc.trace import OK, outcome_of

@@ -57,7 +57,6 @@ class LocalParameters:
 
     Attributes:
         listed: the parameters, group by group.
-        keys: the keys of the parameters.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor], lock: GradientLock) -> None:
@@ -136,8 +135,6 @@ class LocalOptimizer(LocalParameters):
         """Step with these gradients times `scale`; the gradients do not change.
 
         Args:
-            gradients: of each parameter.
-            scale: the factor of each gradient.
             differing: options to set before.
             allow_stale: hide the change from graphs that hold the parameters, so that
                 their backward passes are not refused.

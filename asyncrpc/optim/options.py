@@ -21,7 +21,6 @@ class GroupChange(NamedTuple):
     """The options of one group that differ from what an owner knows.
 
     Attributes:
-        group: its index.
         options: the options that differ, no others.
     """
 

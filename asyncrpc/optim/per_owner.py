@@ -133,8 +133,6 @@ class PerOwnerOptimizer:
         """Run a backward pass, and take a step, which may go with it.
 
         Args:
-            context_id: of the pass.
-            how: the step is taken.
             run_pass: runs the pass with a step, or with votes on one; or with neither.
         """
         owner = self._owners.only_one_elsewhere
@@ -216,9 +214,6 @@ class PerOwnerOptimizer:
         """Step on several owners.
 
         Args:
-            context_id: whose gradients are applied.
-            how: the step is taken.
-            now: the options.
             have_voted: owners that have voted already: whether each is sure.  Nobody
                 needs the norm then.
         """

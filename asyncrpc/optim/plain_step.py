@@ -75,7 +75,6 @@ def steps_torch_only(optimizer: Any, gradients: Iterable[Any]) -> bool:
     """Return whether a step calls torch's own code only, now.
 
     Args:
-        optimizer: to step.
         gradients: of its parameters; None for a missing gradient.
     """
     kind = type(optimizer)

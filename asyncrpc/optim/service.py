@@ -236,9 +236,9 @@ class OptimizerService:
             MalformedError: the content is not that of a `TakeStep`.
         """
         try:
-            step = m.TakeStep.record.read_value(content)
-        except UnfitError:
-            raise refusal(maker.name, m.TakeStep, content) from None
+            step = m.TakeStep.record.read(content)
+        except UnfitError as error:
+            raise refusal(maker.name, m.TakeStep.name, error) from None
         key = (maker.incarnation, step.serial)
         self._failed.pop(key, None)
         try:

@@ -27,7 +27,6 @@ def joined(
     """Return one state, in the form of torch's optimizer over all parameters.
 
     Args:
-        groups: of the references.
         states: of the owners' optimizers.
         options: of each group, which win over the owners'.
 

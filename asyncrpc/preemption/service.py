@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from asyncrpc.arguments import check_above, check_flags, check_kind, listed, wrong
+from asyncrpc.collectives import rendezvous
 from asyncrpc.errors import AsyncRpcError, CallError, NotStartedError, UsageError
 from asyncrpc.preemption.machine.preempting import (
     Preempting,
@@ -340,7 +341,7 @@ class Preemption:
         own = str(machine.steps_begun).encode()
         timeout_s = max(wakes_at_s - self._loop.time(), 0.0)
         try:
-            all_steps = await worker.rendezvous(_TAG, own, timeout_s=timeout_s)
+            all_steps = await rendezvous(worker, _TAG, own, timeout_s=timeout_s)
         except (AsyncRpcError, TimeoutError) as error:
             logger.warning(
                 "worker %r ends without an agreement on the last step: %s",

@@ -33,8 +33,6 @@ class WorkerOrder:
     """The data that an actor needs to start its worker.
 
     Attributes:
-        name: of the worker.
-        rank: of the worker.
         world_size: number of workers in the gang.
         contact: addresses of the driver's worker, which admits the worker.
         options: of the worker, without a secret.

@@ -45,7 +45,6 @@ class GangPlan:
 
     Attributes:
         orders: for each worker, by rank.
-        bundles: the reserved resources.
         runtime_env: of the actors, as Ray takes it; None: that of the driver.
         start_timeout_s: seconds that a worker may take to start, placement included.
         drain_timeout_s: seconds that calls in flight have when the gang ends.
@@ -83,11 +82,8 @@ class Conductor:
 
     Attributes:
         plan: the parts that do not change.
-        machine: decides.
-        announcer: tells the program.
         presence: which workers the driver's worker takes to be alive.
         tasks: the group of all tasks.
-        failure: why the gang failed.
         lives: the present lives, by rank.
     """
 

@@ -26,8 +26,6 @@ class TensorBytes:
 
     Attributes:
         content: its elements, one after the other.
-        dtype: of the tensor.
-        shape: of the tensor.
     """
 
     content: Bytes

@@ -46,12 +46,10 @@ class ReferenceCodec:
         """Prepare to encode and decode.
 
         Args:
-            me: this worker.
             tables: count the references in messages.
             handles: make handles of references that arrive.
             shared: the state that the handles of each value share.
             values: of this worker, also those that are still to be made.
-            names: of owners.
             meet: called with the link of each message.
         """
         self.lifted = 0

@@ -25,11 +25,7 @@ T = TypeVar("T")
 
 
 class HandleService(Protocol):
-    """What a handle asks of its worker's references.
-
-    Attributes:
-        worker: the worker that has the handle.
-    """
+    """What a handle asks of its worker's references."""
 
     worker: Any  # for the layers above, which start calls on it
 

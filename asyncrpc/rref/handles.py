@@ -45,10 +45,6 @@ class Handles:
         """Prepare to make handles; called on the loop's thread.
 
         Args:
-            service: what handles ask.
-            me: this worker.
-            loop: applies the notes.
-            tables: count the handles.
             shared: what the handles of each value share.
             on_applied: called after notes that were queued have been applied.
             random_bytes: returns so many unpredictable bytes.

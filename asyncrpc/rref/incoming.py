@@ -48,12 +48,9 @@ class IncomingNotices:
         """Prepare to take messages.
 
         Args:
-            tables: the machines that get them.
-            names: of the workers.
             notices: to workers; those to a lost one are dropped.
             shared: state of handles; that of a lost worker's values fails.
             settle: applies what handles have queued.
-            call_soon: of the loop.
         """
         heard = self._heard
         self.routes = (

@@ -49,8 +49,6 @@ class Notices:
         """Prepare to send.
 
         Args:
-            scheduler: of the sender.
-            directory: the open links.
             links: opens the others.
             name_of: the name of a worker, empty if it is not known.
             on_unreachable: called with a worker that could not be reached, and why.

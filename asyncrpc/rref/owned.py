@@ -25,7 +25,7 @@ from asyncrpc.runtime.calls.futures import is_done_within, refuse_on_loop
 from asyncrpc.runtime.calls.modes import MODE_ATTRIBUTE, Mode
 from asyncrpc.runtime.extensions import RefusedFunction
 from asyncrpc.runtime.ports import PeerLink
-from asyncrpc.runtime.schema import Leaf, RecordSchema, Spread
+from asyncrpc.runtime.schema import Passing, RecordSchema, Spread
 
 
 class MethodTarget(NamedTuple):
@@ -37,7 +37,7 @@ class MethodTarget(NamedTuple):
         method: its name; empty: the value itself.
     """
 
-    mark: Annotated[str, Leaf("{v} == '='", "'='")]
+    mark: Annotated[str, Passing(lambda value: value == "=", "'='")]
     rref_id: Spread[RRefId]
     method: str
 

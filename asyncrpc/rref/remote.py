@@ -56,15 +56,8 @@ class RemoteValues:
         """Prepare to call.
 
         Args:
-            me: this worker.
-            calls: how calls begin.
-            directory: of owners.
             owned: says whether this worker can have more values.
-            tables: count what calls make.
-            handles: make the handles of the values.
             shared: what the handles of each value share.
-            values: of this worker.
-            names: of owners.
             timeout_s: for a value of this worker that is still being made; None is no
                 limit.
         """
@@ -179,10 +172,6 @@ class RemoteValues:
         """Start a call whose result stays on the callee; return the handle at once.
 
         Args:
-            to: name of the callee.
-            target: names what it runs.
-            values: arguments and keyword arguments.
-            options: of the call.
             keep: the reference whose method makes the value, if one does.
 
         Raises:
@@ -267,7 +256,6 @@ class RemoteValues:
         """Record the link of the call that makes a value: its peer is the owner.
 
         Args:
-            shared: of the value.
             of: the reference whose method makes it, if one does.
             link: to the worker that is to make it.
 

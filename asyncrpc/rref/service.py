@@ -45,7 +45,6 @@ class ReferenceWorker(Scheduler, Calls, Links, Protocol):
     """A worker, as far as its references need it.
 
     Attributes:
-        options: of the worker.
         recorder: keeps what becomes of values.
         random_bytes: returns so many unpredictable bytes.
     """
@@ -81,10 +80,7 @@ class RRefService:
     """A `runtime.extensions.References` and `Service`.
 
     Attributes:
-        worker: the worker of the references.
         backward_from: runs a backward pass from a referenced tensor; set by autograd.
-        handles: makes the handles.
-        values: of this worker.
         shared: the state that the handles of each value share.
         user: the machine for references to others' values.
         names: of the workers that references come from.
@@ -95,11 +91,7 @@ class RRefService:
     handled: tuple[type, ...] = (RRef,)
 
     def __init__(self, worker: ReferenceWorker) -> None:
-        """Make and join the parts; called on the worker's loop.
-
-        Args:
-            worker: gives each part what it needs.
-        """
+        """Make and join the parts; called on the worker's loop."""
         me, loop, options = worker.id, worker.loop, worker.options
         directory = worker.directory
         self.worker = worker

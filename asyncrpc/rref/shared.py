@@ -17,9 +17,6 @@ class Shared:
     """The state that all handles of this worker to one value share.
 
     Attributes:
-        rref_id: of the value.
-        owner: the worker that has it.
-        is_here: whether that is this worker.
         error: why the value is no longer available.
         is_apart: whether the tables count these handles no more, which are lost.
         made_s: when the first of them was made, on the loop's clock.

@@ -29,7 +29,6 @@ class Tables:
     """Which worker holds which value: the owner's table, the user's, and their effects.
 
     Attributes:
-        owner: of the values that are here.
         user: of the values of others that are held here.
     """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -146,9 +147,15 @@ class References(Protocol):
 
 
 class Propagator(Protocol):
-    """State that travels with every call: an autograd context, a trace."""
+    """State that travels with every call: an autograd context, a trace.
 
-    key: str  # of its part of a message's meta; one or two letters
+    Attributes:
+        key: of its part of a message's meta; one or two letters.
+        variable: holds the state; where it is None, `outgoing` is not called.
+    """
+
+    key: str
+    variable: ContextVar[Any]
 
     def outgoing(self, link: PeerLink, encoded: Encoded) -> Any:
         """Return the metadata for a message, None for nothing.

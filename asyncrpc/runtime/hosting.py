@@ -29,7 +29,6 @@ class LoopThread:
         """Begin.
 
         Args:
-            name: of the thread.
             stops_at_exit: whether `stop` is registered at `atexit`; else its owner
                 calls it there: an interpreter that ends while a thread is inside of
                 uvloop crashes.

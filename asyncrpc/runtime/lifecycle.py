@@ -62,7 +62,6 @@ class Lifecycle:
     """The state of one worker, and the errors about it.
 
     Attributes:
-        state: where it is now.
         is_usable: whether it may make calls; functions in flight may, while it drains.
         is_draining: whether shutdown has begun.
     """

@@ -13,7 +13,6 @@ class LoopGuard:
     """Refuses a worker outside its own event loop.
 
     Attributes:
-        lifecycle: of the worker.
         loop: the event loop that the worker was started on; None before.
     """
 

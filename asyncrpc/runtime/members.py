@@ -22,7 +22,6 @@ class Member:
     """What is known of a worker before a connection to it is open.
 
     Attributes:
-        name: of the worker.
         rank: of the worker; -1 if it has no rank.
         incarnation: 0 until it is known.
         addresses: where it can be reached, best first.

@@ -33,7 +33,7 @@ from typing import (
 )
 
 from asyncrpc.errors import MalformedError, Outcome, RejectedError
-from asyncrpc.runtime.schema import Answer, RecordSchema, UnfitError
+from asyncrpc.runtime.schema import Kind, RecordSchema, kind_of
 from asyncrpc.wire.messages import pack_head
 
 A = TypeVar("A")
@@ -89,7 +89,7 @@ class Message:
 
     def pack(self) -> list[Any]:
         """Return the content as it travels."""
-        content: list[Any] = self.record.write_value(self)
+        content: list[Any] = self.record.write(self)
         return content
 
 
@@ -115,7 +115,7 @@ class Request(Message, Generic[A]):
 
     __slots__ = ()
 
-    answer: ClassVar[Answer]
+    answer: ClassVar[Kind]
 
     @classmethod
     def read_answer(cls, peer: str, value: Any) -> A:
@@ -128,13 +128,8 @@ class Request(Message, Generic[A]):
         Raises:
             MalformedError: `value` is not such an answer.
         """
-        try:
-            answer: A = cls.answer.read(value)
-        except UnfitError:
-            cls.answer.kind.explain(
-                f"the answer of worker {peer!r} to {cls.name!r}", value
-            )
-            raise
+        name = f"the answer of worker {peer!r} to {cls.name!r}"
+        answer: A = cls.answer.read_as(name, value)
         return answer
 
 
@@ -167,11 +162,10 @@ def message(
         if issubclass(made, Notice):
             made.may_wait_s = may_wait_s
         made.record = RecordSchema(made)
-        made.labels = tuple(name for name, _ in made.record.places)
-        made.pack = made.record.write_value  # type: ignore[assignment, method-assign]
+        made.labels = made.record.labels
         for base in made.__dict__.get("__orig_bases__", ()):
             if get_origin(base) is Request:
-                made.answer = Answer(*get_args(base))  # type: ignore[attr-defined]
+                made.answer = kind_of(*get_args(base))  # type: ignore[attr-defined]
         return made
 
     return declare
@@ -186,14 +180,7 @@ def not_by(peer: str, sender: Sender, name: str, by: Sender) -> RejectedError:
     )
 
 
-def refusal(peer: str, kind: type[Message], value: Any) -> MalformedError:
+def refusal(peer: str, name: str, problem: Exception) -> MalformedError:
     """Return the error about a message with invalid content."""
-    try:
-        kind.record.explain("", value)
-    except MalformedError as error:
-        problem = str(error)
-    else:
-        problem = "it cannot be read"
-    return MalformedError(
-        f"worker {peer!r} sent an invalid {kind.name!r} message: {problem}"
-    )
+    words = f"worker {peer!r} sent an invalid {name!r} message: {problem}"
+    return MalformedError(words)

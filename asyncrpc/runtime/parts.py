@@ -11,18 +11,17 @@ import contextvars
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 from asyncrpc.errors import AsyncRpcError, TransportError, UsageError
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.calls.admission import CallAdmission
-from asyncrpc.runtime.calls.backlog import OutboundBudget
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.calls.credit import InboundCredit
 from asyncrpc.runtime.calls.deadlines import Deadlines
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
 from asyncrpc.runtime.calls.inbound import InboundCall
+from asyncrpc.runtime.calls.peer_memory import OutboundBudget
+from asyncrpc.runtime.calls.requests import CallAdmission
 from asyncrpc.runtime.calls.targets import Targets
 from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.devices.backends import DeviceLockHooks, backend_of
@@ -35,6 +34,7 @@ from asyncrpc.runtime.links.admission import (
     check_listen_address,
     warn_of_short_secret,
 )
+from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.links.connections import Connections, ConnectionSettings
 from asyncrpc.runtime.links.directory import Directory, DirectorySettings
 from asyncrpc.runtime.links.link import Link
@@ -49,13 +49,12 @@ from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.payloads.prefaulting import Prefaulting
 from asyncrpc.runtime.payloads.receive_pool import ReceivePool
 from asyncrpc.runtime.payloads.sharing import Sharing
-from asyncrpc.runtime.peers.peer import Peer
-from asyncrpc.runtime.peers.starter import CallStarter
+from asyncrpc.runtime.peers.peer import CallStarter, Peer
 from asyncrpc.runtime.rounds.graceful_shutdown import GracefulShutdown
 from asyncrpc.runtime.rounds.service import RoundService
 from asyncrpc.runtime.services import Services
 from asyncrpc.runtime.socket_directory import SocketDirectory
-from asyncrpc.runtime.spinning import spinner_for
+from asyncrpc.runtime.spin import spinner_for
 from asyncrpc.runtime.tasks import Tasks
 from asyncrpc.runtime.threads import ThreadPool, outcome_to
 from asyncrpc.serde import Codec, FunctionTable, Limits
@@ -320,7 +319,7 @@ class Parts:
             ),
             connections=Connections(self.identity, self.loop, settings),
             connectors=self.connectors,
-            make_link=partial(Link, self),
+            make_link=self._make_link,
             peers=self.services,
             sidecar=self.sidecar,
         )
@@ -328,6 +327,9 @@ class Parts:
             directory.routes.own_name = self.name
             directory.routes.gateway = gateway_from(self.rendezvous)
         return directory
+
+    def _make_link(self, peer: WorkerId, connection: Connection) -> Link:
+        return Link(self, self.memory, peer, connection)
 
     def make_codec(self) -> None:
         """Make the codec, once all extensions are there."""

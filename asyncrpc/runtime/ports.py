@@ -115,7 +115,6 @@ class PeerLink(Protocol):
         """Send a message that is not answered.
 
         Args:
-            notice: the message.
             at_once: it goes now, not with the next one or in the loop's next turn.
         """
 

@@ -13,7 +13,7 @@ worker, the message and the part that is invalid, and says what it must be.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from asyncrpc.errors import MalformedError
 from asyncrpc.runtime.messages import (
@@ -30,6 +30,9 @@ from asyncrpc.wire.messages import unpack_head
 
 N = TypeVar("N", bound=Notice)
 R = TypeVar("R", bound=Request[Any])
+
+# Of a service that is loaded later: see `Router.later`.
+LaterRoute: TypeAlias = Callable[[bytes, object, bool], "Route | None"]
 
 # Heads that say more than service and method (a device map) are remembered up to so
 # many, and if they are so short.
@@ -80,15 +83,15 @@ class Route:
 
 def takes(kind: type[N], handler: Callable[[Any, N], None]) -> Route:
     """Return the route of a notice to its handler, which is given link and notice."""
-    read, is_for_guests = kind.record.read_value, Sender.GUEST in kind.by
+    read, is_for_guests = kind.record.read, Sender.GUEST in kind.by
 
     def take(link: PeerLink, value: Any) -> None:
         if not is_for_guests and link.is_guest:
             raise not_by(link.peer.name, Sender.GUEST, kind.name, kind.by)
         try:
             notice = read(value)
-        except UnfitError:
-            raise refusal(link.peer.name, kind, value) from None
+        except UnfitError as error:
+            raise refusal(link.peer.name, kind.name, error) from None
         handler(link, notice)
 
     return Route(
@@ -106,20 +109,16 @@ def answers(
     handler: Callable[[Any, R], Awaitable[Any]],
 ) -> Route:
     """Return the route of a request to its handler, which returns the answer."""
-    read, write = kind.record.read_value, kind.answer.write
+    read, write = kind.record.read, kind.answer.write
     is_for_guests = Sender.GUEST in kind.by
 
     async def reply(link: PeerLink, value: Any) -> Any:
         if not is_for_guests and link.is_guest:
             raise not_by(link.peer.name, Sender.GUEST, kind.name, kind.by)
         try:
-            request = read(value)
-        except UnfitError:
-            raise refusal(link.peer.name, kind, value) from None
-        try:
-            return write(await handler(link, request))
-        except MalformedError as error:
-            raise blamed(link.peer.name, kind.name, error) from error
+            return write(await handler(link, read(value)))
+        except (UnfitError, MalformedError) as error:
+            raise refusal(link.peer.name, kind.name, error) from error
 
     return Route(
         kind.service,
@@ -131,23 +130,22 @@ def answers(
     )
 
 
-def blamed(peer: str, name: str, error: MalformedError) -> MalformedError:
-    """Return the error about a message that only its handler found to be invalid."""
-    return MalformedError(f"worker {peer!r} sent an invalid {name!r} message: {error}")
-
-
 class Router:
     """The routes of one worker.
 
     Attributes:
         notices: by the heads that they come with.
         requests: by the heads that they come with.
+        later: of services whose code is not loaded yet: what returns the route of a
+            message, given its head, its method, and whether it is of a request; None:
+            the routes of the service have been added meanwhile.
     """
 
     def __init__(self) -> None:
         """Begin without routes."""
         self.notices: dict[bytes, Route] = {}
         self.requests: dict[bytes, Route] = {}
+        self.later: dict[str, LaterRoute] = {}
         self._known: dict[str, dict[tuple[bool, str], Route]] = {}
 
     def add(self, service: str, routes: Iterable[Route]) -> None:
@@ -177,6 +175,11 @@ class Router:
         if len(record) < 2:  # noqa: PLR2004
             raise MalformedError("a message names no service")
         service, method, *_ = record
+        later = self.later.get(service) if type(service) is str else None
+        if later is not None:
+            route = later(head, method, is_answered)
+            if route is not None:
+                return route
         known = self._known.get(service) if type(service) is str else None
         if known is None:
             problem = f"there is no service {service!r:.80}"

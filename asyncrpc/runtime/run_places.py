@@ -28,7 +28,6 @@ class RunPlace(NamedTuple):
     """A directory that may hold run directories.
 
     Attributes:
-        path: of it.
         origin: the source of the path, for errors.
     """
 
@@ -47,8 +46,6 @@ def places(environ: Mapping[str, str], user: int, temporary: Path) -> list[RunPl
 
     Args:
         environ: may name a place.
-        user: whose runs.
-        temporary: the directory for temporary files.
     """
     named = environ.get(DIRECTORY_VARIABLE)
     if named:
@@ -68,7 +65,6 @@ def problem_of_directory(found: os.stat_result, user: int) -> str | None:
 
     Args:
         found: its status; of a link, that of the link itself.
-        user: whose runs.
     """
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode):

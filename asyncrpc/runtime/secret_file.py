@@ -56,12 +56,7 @@ def read_secret(path: str, what: str) -> bytes:
 
 
 def problem_of(found: os.stat_result, user: int) -> str | None:
-    """Return why a file cannot hold a secret; None: it can.
-
-    Args:
-        found: the status of the open file.
-        user: the effective user of this process.
-    """
+    """Return why a file cannot hold a secret; None: it can."""
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISREG(found.st_mode):
         return "must be a regular file"

@@ -23,11 +23,7 @@ SWEPT_MAX: Final = 1000  # directories looked at; the next sweep looks at the ot
 
 
 class SocketDirectory:
-    """A directory that only this user may enter; removed with the worker.
-
-    Attributes:
-        path: where it is.
-    """
+    """A directory that only this user may enter; removed with the worker."""
 
     def __init__(self) -> None:
         """Make it, and remove those of workers that died.

@@ -11,12 +11,21 @@ core.  So the loop polls after it has written something, and only as long as tha
     should be 2 us apart are `STOLEN_S` apart, another process that computes ran in
     between.
 
-Time comes in from outside, in seconds.
+`Spin` decides, and time comes in from outside, in seconds.  `Spinner` polls: one
+callback calls itself again, so the loop looks at its sockets and never sleeps, and
+everything else on it has its turn in between.  While a function runs in a thread of
+this worker there is no polling: the thread needs the interpreter's lock again and
+again, and the loop would mostly have it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 from typing import Final
+
+from asyncrpc.clock import now_s
+from asyncrpc.runtime.threads import ThreadPool
 
 # Less than a process that computes keeps a core for, which is some 3 ms, and more than
 # torch's threads and a host that runs other machines beside this one do.
@@ -32,6 +41,10 @@ _WEIGHT: Final = 0.125
 # Waits are not counted beyond so many limits: one long pause must not be remembered for
 # long.
 _COUNTED: Final = 2
+
+# How long it polls at most for an answer: a step of training waits for up to 2 ms, on a
+# slow machine, where each core that is woken takes up to 0.3 ms.
+LIMIT_S: Final = 4e-3
 
 
 class Spin:
@@ -99,3 +112,59 @@ class Spin:
             self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
             return False
         return now_s < self._until_s
+
+
+class Spinner:
+    """Polls for one worker; made only if its options want it."""
+
+    __slots__ = ("_host_pool", "_loop", "_pool", "_running", "_spin")
+
+    def __init__(
+        self,
+        spin: Spin,
+        loop: asyncio.AbstractEventLoop,
+        pool: ThreadPool,
+        host_pool: ThreadPool,
+    ) -> None:
+        self._spin = spin
+        self._loop = loop
+        self._pool = pool
+        self._host_pool = host_pool
+        self._running = False
+
+    def wait(self, *, is_for_answer: bool) -> None:
+        """Something is awaited from now on: poll for it, if that pays."""
+        if self._pool.unfinished or self._host_pool.unfinished:
+            return
+        polls = self._spin.on_wait(now_s(), is_for_answer=is_for_answer)
+        if polls and not self._running:
+            self._running = True
+            self._loop.call_soon(self._look)
+
+    def read(self) -> None:
+        """Something has come."""
+        self._spin.on_read(now_s())
+
+    def _look(self) -> None:
+        is_busy = self._pool.unfinished or self._host_pool.unfinished
+        if self._spin.on_look(now_s()) and not is_busy:
+            # The thread or the peer that is to answer may wait for this very core:
+            # without this, two pollers on one core answer each other after 8 ms.
+            os.sched_yield()
+            self._loop.call_soon(self._look)
+        else:
+            self._running = False
+
+
+def spinner_for(
+    spin: str | float,
+    loop: asyncio.AbstractEventLoop,
+    pool: ThreadPool,
+    host_pool: ThreadPool,
+) -> Spinner | None:
+    """Return what polls as `NetworkOptions.spin` says, or None."""
+    if spin in {"off", 0} or os.cpu_count() == 1:
+        return None  # on a single core the peer could not answer while we poll
+    if spin == "adaptive":
+        return Spinner(Spin(LIMIT_S, adaptive=True), loop, pool, host_pool)
+    return Spinner(Spin(float(spin), adaptive=False), loop, pool, host_pool)

@@ -24,13 +24,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from queue import Empty, SimpleQueue
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 from asyncrpc.errors import ClosedError, Outcome, RejectedError
 from asyncrpc.torch_modes import drop_modes
 
 logger = logging.getLogger("asyncrpc")
 
+T = TypeVar("T")
 Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
 
@@ -93,6 +94,24 @@ def outcome_to(future: asyncio.Future[Any]) -> Done:
             future.set_result(result)
 
     return finish
+
+
+async def in_new_thread(loop: asyncio.AbstractEventLoop, job: Callable[[], T]) -> T:
+    """Run a job in a thread of its own: all threads of the pools may be in use."""
+    done: asyncio.Future[T] = loop.create_future()
+    finish = outcome_to(done)
+
+    def run() -> None:
+        result, problem = None, None
+        try:
+            result = job()
+        except Exception as error:  # noqa: BLE001  (raised in the awaiting task)
+            problem = error
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(finish, result, problem)
+
+    threading.Thread(target=run, name="asyncrpc-look", daemon=True).start()
+    return await done
 
 
 def settable(error: BaseException) -> BaseException:

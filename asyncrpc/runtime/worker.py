@@ -479,7 +479,8 @@ class Worker:
         """Wait until every worker of the group has reached this barrier.
 
         The n-th call on one worker meets the n-th call on every other worker, so all
-        workers must call it equally often.  It is a `rendezvous` without payloads.
+        workers must call it equally often.  `asyncrpc.collectives.rendezvous` also has
+        tags, payloads, and only some of the workers as members.
 
         If a barrier fails, it fails at once on every worker that has not passed it,
         including later arrivals.  After that, the live workers can use the next one.
@@ -501,71 +502,6 @@ class Worker:
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, at_least=0)
         await self.parts.rounds.barrier(timeout_s)
-
-    async def rendezvous(
-        self,
-        tag: str,
-        payload: bytes = b"",
-        replicas: Sequence[int] | None = None,
-        timeout_s: float | None = None,
-    ) -> list[bytes]:
-        """Wait until all members have reached it, and return the payloads of all.
-
-        Payloads go up a binary tree of the members; then the payloads of all go down
-        it.  With n members no member is more than log2(n) steps from the root, and each
-        exchanges messages with at most three others.  No device, graph or store takes
-        part.
-
-        The n-th call with a tag and replicas on one member meets the n-th call with the
-        same tag and replicas on the others.  Calls with another tag or other replicas
-        are independent.  Concurrent calls of one worker with the same tag and replicas
-        take turns.  If members use one tag with several sets of replicas, they must use
-        the sets in the same order.
-
-        If a rendezvous fails, it fails at once on every member that has not passed it,
-        including later arrivals.  After that, the live members can use the next one.
-
-        Args:
-            tag: names the rendezvous; at most 1,024 characters.
-            payload: the bytes of this worker: at most 1 MiB, and at most 16 MiB divided
-                by the number of members.
-            replicas: ranks of the members; None: every rank of the group.  All members
-                must pass the same ranks in the same order.
-            timeout_s: seconds to wait; None: no limit.
-
-        Returns:
-            The payload of each member, in the order of `replicas`, or of their ranks.
-
-        Raises:
-            UsageError: an argument is of another kind; the group has no ranks; one of
-                `replicas` is not a rank of the group, or is repeated; this worker is
-                not among `replicas`.  In these cases the call does not count.  Or the
-                payload is too long: then the rendezvous fails on all members.
-            BarrierTimeoutError: `timeout_s` passed here; `missing` names the members
-                that did not reach it.  It is a TimeoutError.
-            BarrierBrokenError: another member gave it up; or two members wait for each
-                other in two rendezvous, because one passed other replicas.
-            WorkerLostError: a member is gone; `to` names it.
-            NotStartedError: this worker does not run.
-
-        Cancellation:
-            The rendezvous fails on the other members as well, unless it has been passed
-            already.
-
-        Example:
-            >>> names = await worker.rendezvous("saved", worker.name.encode())
-
-        Source: torch_xla's `xm.rendezvous`.  There all replicas must take part, and
-        payloads become part of the graph; older versions sent them through one server.
-        """
-        self.parts.check_on_loop("Worker.rendezvous")
-        check_kind("tag", tag, str, "a string")
-        check_kind("payload", payload, bytes, "bytes")
-        if replicas is not None:
-            check_kind("replicas", replicas, Sequence, "a list of ranks, or None")
-        if timeout_s is not None:
-            check_seconds("timeout_s", timeout_s, at_least=0)
-        return await self.parts.rounds.rendezvous(tag, payload, replicas, timeout_s)
 
     def subscribe(
         self, *kinds: type[E], items_max: int = ITEMS_MAX, with_recent: bool = False

@@ -28,7 +28,7 @@ from asyncrpc.serde.exceptions import (
 from asyncrpc.serde.functions import FunctionTable, describe_callable, expose
 from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.policy import Limits, Policy
-from asyncrpc.serde.quick_reader import UNREAD
+from asyncrpc.serde.quick import UNREAD
 from asyncrpc.serde.shared import SharedStorages, share
 from asyncrpc.serde.staging import (
     DevicePlacement,

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.lib import format as npy
 
 from asyncrpc.errors import DecodeError
+from asyncrpc.serde.encoded import OutgoingBuffers
 from asyncrpc.serde.kinds import ENTRY_ARRAY, NO_BUFFER
-from asyncrpc.serde.outgoing_buffers import OutgoingBuffers
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

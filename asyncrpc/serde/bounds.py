@@ -398,7 +398,6 @@ def filled(table: _Table, values: Sequence[Any], key: Callable[[Any], Any]) -> _
     Args:
         table: empty.
         values: its pairs or elements.
-        key: returns the key of one of them.
 
     Raises:
         DecodeError: the keys collide, so that the time would grow with their square.

@@ -26,10 +26,10 @@ from asyncrpc.serde import kinds, layouts, pickling
 from asyncrpc.serde.arrays import write_array
 from asyncrpc.serde.copies import Stager
 from asyncrpc.serde.dismantling import dismantle
+from asyncrpc.serde.encoded import OutgoingBuffers
 from asyncrpc.serde.functions import NAMED_TYPES, FunctionTable, is_bound
 from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.naming import find_method
-from asyncrpc.serde.outgoing_buffers import OutgoingBuffers
 from asyncrpc.serde.plain import RECIPES, Recipe, is_plain
 from asyncrpc.serde.policy import Limits
 from asyncrpc.serde.quick import INLINE_BYTES_MAX, REFERENCES, is_bulk

@@ -66,10 +66,8 @@ def describe_exception(
     """Describe an exception for its way to the caller; encode the result.
 
     Args:
-        error: what the function raised.
         codec: says which values can be sent; others, and values that are too large, are
             left out, and a note says so.
-        worker: name of this worker.
         pid: process id of this worker.
     """
     return _Describer(codec, worker, pid).describe(error, depth=0)
@@ -83,7 +81,6 @@ def undescribed(
     Args:
         raised: name of the class of the function's exception.
         problem: why `describe_exception` failed.
-        worker: name of this worker.
         pid: process id of this worker.
     """
     why = type(problem).__name__[:100]

@@ -54,8 +54,6 @@ def compress(
     A block that is not shorter is sent uncompressed, at its full length.
 
     Args:
-        name: of the codec.
-        data: what to compress.
         unpacked_bytes: what `data` becomes in the end: more if it has been cast.
         free_bytes: by so many the blocks may become more than `EXPANSION_MAX` times
             as long; beyond that some of them are sent uncompressed.
@@ -88,7 +86,6 @@ def decompress(
     """Return the bytes that `compress` was given, writable.
 
     Args:
-        name: of the codec.
         data: compressed blocks; not trusted.
         lengths: of the blocks; checked by `check_lengths`.
         size: number of bytes to return.

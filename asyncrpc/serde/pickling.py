@@ -18,9 +18,9 @@ from typing import Any, Final
 import numpy as np
 
 from asyncrpc.errors import DecodeError
+from asyncrpc.serde.encoded import OutgoingBuffers
 from asyncrpc.serde.exceptions import words_of
 from asyncrpc.serde.naming import resolve_global
-from asyncrpc.serde.outgoing_buffers import OutgoingBuffers
 from asyncrpc.serde.reducing import Reducer, Reducers, reference
 from asyncrpc.serde.unsendable import Unsendable
 

@@ -60,7 +60,6 @@ class Cast:
     """A way to write the elements of a tensor in fewer bits.
 
     Attributes:
-        shrinks: dtypes that it casts.
         leaves: dtypes that are as small already; they are sent unchanged.
         narrow: turns a one-dimensional tensor into bytes; raises `LossyValueError`.
         widen: fills a tensor from such bytes.

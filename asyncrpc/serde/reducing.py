@@ -291,7 +291,6 @@ def loaded(saved: bytes, shared: Mapping[str, torch.Tensor] = _NONE_SHARED) -> A
     """Return a copy of the module that `_saved` was given.
 
     Args:
-        saved: its code and state.
         shared: parameters and buffers whose memory it shares; the others are its own.
     """
     module: Any = torch.jit.load(io.BytesIO(saved))  # type: ignore[no-untyped-call]

@@ -52,7 +52,6 @@ class SmallTensors:
         """Begin with none.
 
         Args:
-            encoder: writes the entries.
             refer: returns what stands in a pickle for an entry.
         """
         self._encoder = encoder

@@ -79,9 +79,6 @@ class DevicePlacement:
         """Read the table of a message that `is_staged`; trust nothing.
 
         Args:
-            control: of the message.
-            buffers: of the message.
-            limits: of the message.
             device_of: returns the device, which may be `"cpu"`, for a tensor that came
                 from a device.
 

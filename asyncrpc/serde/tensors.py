@@ -24,6 +24,7 @@ import torch
 
 from asyncrpc.errors import DecodeError
 from asyncrpc.serde.copies import Stager
+from asyncrpc.serde.encoded import OutgoingBuffers, view_memory
 from asyncrpc.serde.kinds import (
     CONJUGATE,
     ENTRY_SHARED,
@@ -32,7 +33,6 @@ from asyncrpc.serde.kinds import (
     NEGATIVE,
     NO_BUFFER,
 )
-from asyncrpc.serde.outgoing_buffers import OutgoingBuffers, view_memory
 from asyncrpc.serde.spans import Span, clusters, reach, span_of
 from asyncrpc.serde.unsendable import Unsendable
 

@@ -17,7 +17,6 @@ class Unsendable(Exception):  # noqa: N818 - never leaves serde
     """A value cannot be sent.
 
     Attributes:
-        value: the value.
         problem: what is wrong with it and what to do.
     """
 

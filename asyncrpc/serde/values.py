@@ -16,11 +16,9 @@ from asyncrpc.errors import (
     CallError,
     DecodeError,
     EncodeError,
-    Outcome,
     RejectedError,
 )
 from asyncrpc.serde import compression as packing
-from asyncrpc.serde.bounds import COUNTED_BYTES_MIN
 from asyncrpc.serde.compression import Compression, PackedMessage
 from asyncrpc.serde.copies import HostStager, Stager
 from asyncrpc.serde.decoding import Decoder, OnGradient
@@ -30,8 +28,7 @@ from asyncrpc.serde.exceptions import words_of
 from asyncrpc.serde.functions import FunctionTable
 from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.policy import Limits, Policy
-from asyncrpc.serde.quick import QuickWriter
-from asyncrpc.serde.quick_reader import UNREAD, QuickReader
+from asyncrpc.serde.quick import QuickReader, QuickWriter, unencodable
 from asyncrpc.serde.shared import SharedStorages
 from asyncrpc.serde.unsendable import (
     TooDeep,
@@ -93,11 +90,14 @@ class Codec:
         self.hooks = hooks
         self.limits = limits
         self.stager: Stager = HostStager() if stager is None else stager
-        self.shared: SharedStorages | None = None
-        self._writer = QuickWriter(
-            pickles=functions.policy is Policy.TRUSTED, objects_max=limits.objects_max
+        writer = self._writer = QuickWriter(
+            pickles=functions.policy is Policy.TRUSTED,
+            objects_max=limits.objects_max,
+            control_bytes_max=limits.control_bytes_max,
         )
-        self._reader = QuickReader(objects_max=limits.objects_max)
+        reader = self._reader = QuickReader(objects_max=limits.objects_max)
+        # As attributes: most values of every call take no step more to get there.
+        self.encode_quickly, self.decode_quickly = writer.write, reader.read
 
     def encode(
         self, value: Any, *, labels: Sequence[str] = (), pickles: bool = True
@@ -237,10 +237,10 @@ class Codec:
         except BaseException as error:  # the values' own code runs here
             where = self._first_unsendable(value, labels) or "value"
             problem = f"{where}: {words_of(error)}"
-            raise _unencodable(problem) from error
+            raise unencodable(problem) from error
         # Outside the handler: the error there holds the value; it would be __context__.
         try:
-            raise _unencodable(refused) from cause
+            raise unencodable(refused) from cause
         finally:
             del cause  # its traceback refers to this frame: a cycle
 
@@ -266,37 +266,14 @@ class Codec:
             return self.encode_slowly(value, pickles=False).control
         return control
 
-    def encode_quickly(self, value: Any) -> Encoded | None:
-        """Encode a value that needs neither hooks nor an encoder's state, else None.
+    @property
+    def shared(self) -> SharedStorages | None:
+        """Return the storages in shared memory that messages may refer to."""
+        return self._reader.shared
 
-        Such a value holds no reference.
-
-        Raises:
-            EncodeError: another thread changes the value while it is read.
-        """
-        try:
-            encoded = self._writer.write(value)
-        except Exception as error:  # another thread writes to it
-            raise _unencodable(words_of(error)) from error
-        if encoded is None or len(encoded.control) > self.limits.control_bytes_max:
-            return None
-        return encoded
-
-    def decode_quickly(
-        self,
-        control: bytes,
-        buffers: Sequence[memoryview],
-        on_gradient: OnGradient | None = None,
-    ) -> Any:
-        """Decode a value as `encode_quickly` makes them; `UNREAD` for all others.
-
-        A malformed message is `UNREAD` too: `decode` says what is wrong with it.  So is
-        one that is long enough to do harm, which `decode` counts.  If the result is
-        `UNREAD`, `on_gradient` has not been called.
-        """
-        if len(control) > COUNTED_BYTES_MIN:
-            return UNREAD
-        return self._reader.read(control, buffers, self.shared, on_gradient)
+    @shared.setter
+    def shared(self, storages: SharedStorages | None) -> None:
+        self._reader.shared = storages
 
     @with_defaults
     def decode(
@@ -420,7 +397,7 @@ class _DryHooks:
         """Refuse a value, unless it belongs to a call, which counts references."""
         if self._takes_references:
             return
-        raise _unencodable(f"a {type(value).__qualname__} outside of a call")
+        raise unencodable(f"a {type(value).__qualname__} outside of a call")
 
     def lift(self, tree: Any) -> None:
         """Never called: what these hooks encode is never decoded."""
@@ -483,8 +460,4 @@ def _loss_of(
 
 
 def _at_its_path(error: Unsendable, root: Any, labels: Sequence[str]) -> EncodeError:
-    return _unencodable(f"{path_to(root, error.value, labels)}: {error.problem}")
-
-
-def _unencodable(problem: str) -> EncodeError:
-    return EncodeError(f"cannot be sent: {problem}", outcome=Outcome.NOT_EXECUTED)
+    return unencodable(f"{path_to(root, error.value, labels)}: {error.problem}")

@@ -66,9 +66,6 @@ class ShownTable(NamedTuple):
     """A table of the page.
 
     Attributes:
-        title: above it.
-        heading: of its columns.
-        rows: of cells.
         nothing: text if there are no rows.
     """
 

@@ -104,7 +104,6 @@ class EventSender:
 
         Args:
             channel: takes the bytes.
-            options: of the response.
         """
         self.has_begun = False
         self._channel = channel
@@ -227,7 +226,6 @@ def source_of(
 
     Args:
         stream: the items, or the function.
-        given: to the function.
         response: name of what was called, in errors.
 
     Raises:

@@ -47,11 +47,7 @@ class _ResponseLimit(Deadline):
 
 
 class RequestDeadline:
-    """The time at which a handler is cancelled.
-
-    Attributes:
-        limit: the deadline.
-    """
+    """The time at which a handler is cancelled."""
 
     def __init__(self, limit: Deadline) -> None:
         """Prepare; `cutting_off` starts the timer.

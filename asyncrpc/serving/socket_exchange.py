@@ -56,12 +56,7 @@ class SocketChannel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SocketClosure:
-    """How the server closes a websocket.
-
-    Attributes:
-        code: of the close frame.
-        reason: of the close frame.
-    """
+    """How the server closes a websocket."""
 
     code: int = NORMAL_CLOSURE
     reason: str = ""
@@ -132,9 +127,7 @@ async def run_exchange(
     """Answer the messages of a client by a stream, to its end.
 
     Args:
-        channel: to the client.
         source: items, or a function of the messages that returns them.
-        encode: makes messages of items.
         messages_max: messages of the client that may wait.
 
     Returns:

@@ -66,12 +66,9 @@ class Ends:
     """What another process needs to open a channel.
 
     Attributes:
-        memory: descriptor of the memfd.
         items: of the eventfd that is readable while there are items.
         room: of the eventfd that hints at room.
         passage: of the two sockets.
-        limit_bytes: of the memory in use.
-        items_max: of the ring.
     """
 
     memory: int
@@ -112,7 +109,6 @@ class Taken:
     """An item that this process has taken.
 
     Attributes:
-        holds: of its blocks.
         body: its bytes; may be a view of a block that is held.
         descriptors: those that came with it; the receiver closes them.
         makes_room: whether another process waits for room.
@@ -132,8 +128,6 @@ class Channel:
 
     Attributes:
         ends: to pass to other processes.
-        layout: of the memory.
-        slab: the memory.
     """
 
     def __init__(self, ends: Ends) -> None:

@@ -30,9 +30,6 @@ class RobustMutex:
 
     Thread safety:
         Any thread of any process that maps the memory; not recursive.
-
-    Attributes:
-        release: releases it.
     """
 
     __slots__ = ("_address", "release")

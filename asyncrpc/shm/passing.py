@@ -78,9 +78,6 @@ class DescriptorPassage:
     def take_rest(self, count: int) -> list[int]:
         """Drop the message that was peeked at, and take the others of its tag.
 
-        Args:
-            count: how many descriptors the tag has.
-
         Raises:
             OSError: this process can open no more descriptors; these are lost.
         """

@@ -23,7 +23,7 @@ import weakref
 from typing import Final
 
 from asyncrpc.errors import MalformedError
-from asyncrpc.serde.outgoing_buffers import view_memory
+from asyncrpc.serde.encoded import view_memory
 from asyncrpc.shm.machine.pool import HUGE_PAGE_BYTES
 
 # Not named by every Python that we support.

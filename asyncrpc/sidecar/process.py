@@ -60,8 +60,6 @@ class Door:
 
     Attributes:
         name: the abstract name at which its port is given away.
-        sock: the socket.
-        is_looked_at: whether it is polled.
         looks_at_s: when it is polled again.
         has_waited: whether a connection has waited there for `PATIENCE_S`.
     """
@@ -95,11 +93,9 @@ class SidecarServer:
 
         Args:
             memory: descriptor of the worker's pulse.
-            process: descriptor of its process.
             worker: descriptor of the pair of sockets that leads to it.
             listening: the abstract names of ports, and descriptors of the worker's
                 sockets that listen there.
-            key: of the queries.
         """
         found = pulse.read(memory)
         assert found is not None  # the worker has written it before we were started

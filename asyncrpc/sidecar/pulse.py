@@ -42,7 +42,6 @@ class Pulse:
         pid: of the worker's process.
         started: when it was started, in the kernel's ticks since boot; a later process
             of the same id differs in it.
-        incarnation: of the worker.
         namespace: inode of the pid namespace in which `pid` counts.
         ticked_ns: when the loop last wrote it: nanoseconds of CLOCK_MONOTONIC.
     """
@@ -156,7 +155,6 @@ def state_of(pid: int, started: int | None) -> int:
     """Return a process's state: GONE, STOPPED, or BUSY if it can run.
 
     Args:
-        pid: of the process.
         started: when it was started; None: whichever has the id is meant.
     """
     try:

@@ -31,9 +31,7 @@ class SuspendedLine:
     """A line in a suspended function.
 
     Attributes:
-        function: its qualified name.
         file: whole path.
-        line: number of the line.
         owner: its `self`, if it is a method.
     """
 

@@ -315,7 +315,6 @@ class Network:
         The tasks that ran there are the test's to cancel.
 
         Args:
-            host: its name.
             silent: the machine is gone, not only the process: no peer is told, and
                 bytes sent to it stay unacknowledged until `BROKEN_AFTER_S`.
         """

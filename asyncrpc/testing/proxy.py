@@ -53,7 +53,6 @@ class Cut:
     """A planned cut; see `Proxy.cut_after`.
 
     Attributes:
-        way: which direction is counted.
         frames: how many more must end.
         nbytes: how many bytes pass after that.
         reset: whether both ends see a reset; else they see the stream end.
@@ -77,7 +76,6 @@ class Cut:
         Args:
             passage: the connection the chunk is on.
             ends: offsets in the chunk at which frames end.
-            size: of the chunk.
         """
         if self.passage not in (None, passage):
             return None

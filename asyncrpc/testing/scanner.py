@@ -134,11 +134,7 @@ class FrameScanner:
 
 
 class Conversation:
-    """Both directions of one connection, and the connection that it resumes.
-
-    Attributes:
-        scanners: one for each direction.
-    """
+    """Both directions of one connection, and the connection that it resumes."""
 
     def __init__(self, sessions: dict[int, Conversation]) -> None:
         """Begin a connection.
@@ -183,10 +179,7 @@ def body_bytes(kind: int, flags: int, lead: int, count: int, payload: int) -> in
     """Return how many bytes follow a header.
 
     Args:
-        kind: of the frame.
-        flags: of the frame.
         lead: bytes of head and control part.
-        count: of buffers.
         payload: bytes of the payload, wherever they are sent.
     """
     if kind == FrameKind.DATA:

@@ -39,11 +39,7 @@ def keep_all() -> bool:
 
 
 class SocketAcceptor:
-    """Accepts connections at listening sockets, which it owns.
-
-    Attributes:
-        sockets: those that listen.
-    """
+    """Accepts connections at listening sockets, which it owns."""
 
     def __init__(
         self,

@@ -83,7 +83,6 @@ class Address:
         """Read an address.
 
         Args:
-            text: the address.
             what: the name of the address in errors.
 
         Raises:

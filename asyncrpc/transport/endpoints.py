@@ -38,7 +38,6 @@ class Endpoint:
 
     Attributes:
         host: the address in digits; of link-local IPv6, with its scope.
-        port: of it.
     """
 
     host: str
@@ -66,7 +65,6 @@ class Resolver:
 
         Args:
             host: a name, or an address in digits, which is not looked up.
-            port: of the endpoints.
 
         Raises:
             OSError: the name does not resolve.

@@ -42,9 +42,7 @@ class Handover:
         """Make the pair.
 
         Args:
-            loop: of the worker.
             adopt: makes a connection of an accepted socket, which it then owns.
-            start_task: runs it.
         """
         self._loop = loop
         self._adopt = adopt

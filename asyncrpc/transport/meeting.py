@@ -35,7 +35,6 @@ class Found:
 
     Attributes:
         endpoints: all of them.
-        local: the endpoints of this host.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -53,7 +52,6 @@ class MeetingAddress:
 
     Attributes:
         host: a name, or an address in digits.
-        port: of it.
         resolver: looks the name up, every time anew.
     """
 

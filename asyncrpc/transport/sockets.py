@@ -399,7 +399,6 @@ class StreamListener(Listener):
         Args:
             addresses: at which peers can try, best first.
             sockets: that listen; they are closed with the listener.
-            make: makes the protocol of a connection.
             make_room: see `SocketAcceptor`.
         """
         self._addresses = addresses

@@ -24,8 +24,6 @@ class Splice:
         """Join them.
 
         Args:
-            one: an open transport.
-            other: another open transport.
             on_end: called once when the first of the two has ended.
         """
         self._on_end: Callable[[Splice], None] | None = on_end

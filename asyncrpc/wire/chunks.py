@@ -58,8 +58,6 @@ class OutgoingTransfer:
     """The rest of the payload of one message.
 
     Attributes:
-        message: the message of the payload.
-        serial: the serial of the transfer.
         total: bytes of the payload.
         offset: bytes that have been taken.
     """
@@ -133,7 +131,6 @@ class ChunkScheduler:
         The frames must be sent in the order of these calls, which the serials count.
 
         Args:
-            message: the message.
             over_lanes: whether no chunk of it will be sent over lane 0.
         """
         self._serial += 1
@@ -180,7 +177,6 @@ class Arrival:
     """A message whose payload is arriving.
 
     Attributes:
-        serial: the serial of the transfer.
         message: the message without its buffers.
         buffers: the memory for the payload; empty once the message is not wanted any
             more, because the memory may then be reused.
@@ -360,7 +356,6 @@ class Arrivals:
         then the transfer is forgotten.
 
         Args:
-            serial: the serial of the transfer.
             sent_bytes: how many of its bytes the peer has sent.
 
         Returns:

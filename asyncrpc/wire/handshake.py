@@ -76,8 +76,6 @@ class Handshake:
     """One end of the handshake.
 
     Attributes:
-        role: whether this end dialed.
-        state: the state of the handshake.
         binding: the name of the channel, equal at both ends; empty without TLS.  May
             be set until the first record has been received.
         ticket: names the token that is used in place of the secret; empty without a
@@ -99,7 +97,6 @@ class Handshake:
         """Prepare one end.
 
         Args:
-            role: whether this end dialed.
             secret: the cluster's secret; None where the transport vouches for the peer.
             nonce: `NONCE_BYTES` fresh random bytes.
             binding: the name of the channel, equal at both ends; empty without TLS.
@@ -331,7 +328,6 @@ class HandshakeReader:
         """Prepare to read.
 
         Args:
-            handshake: takes the records.
             on_record: called when a record has been taken, with the answer to send.
         """
         self._handshake = handshake

@@ -88,15 +88,9 @@ class OutgoingMessage:
     """A message that is not written at once.
 
     Attributes:
-        kind: the kind of the frame.
-        call_id: the call of the frame.
-        flags: the flags of the header.
         aux: the `aux` of the header.
-        head: routing.
-        control: the value.
         buffers: the payload; it must not change until the message is sent or dropped.
         on_sent: called once, when the message is sent or dropped.
-        state: the state of the message.
     """
 
     __slots__ = (
@@ -187,7 +181,6 @@ class OutgoingMessages:
 
         Args:
             message: the message, which may have been waiting already.
-            event: the event that makes it wait.
             take_back: called if the message is dropped.  It makes the holder of the
                 message forget it, and tells the peer if the peer has heard of it.
         """
@@ -204,8 +197,6 @@ class OutgoingMessages:
         """Give up the messages of one kind and call that wait.
 
         Args:
-            kind: the kind of the messages.
-            call_id: the call of the messages.
             bare_only: whether to keep messages that hold more than a value.
 
         Returns:

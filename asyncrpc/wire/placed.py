@@ -53,12 +53,8 @@ def placed_prefix(
     """Return a PLACED frame up to the beginning of its payload.
 
     Args:
-        kind: the kind of the frame.
-        call_id: the call of the frame.
         flags: the flags of the header, without PLACED.
         aux: the `aux` of the header.
-        head: routing.
-        control: the value.
         entries: one row per buffer; buffers outside of slabs follow as the payload.
     """
     table: list[int] = []

@@ -158,9 +158,7 @@ class FrameReader:
         """Make a reader.
 
         Args:
-            sink: gets the messages.
             allocate: returns the buffers that payloads land in.
-            limits: the limits of a message.
         """
         self.sink = sink
         self.arrivals = Arrivals(self._deliver_arrived)

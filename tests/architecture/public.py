@@ -4,44 +4,20 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import types
 from collections.abc import Iterator
 from typing import Any
 
-# Public modules, each with its `__all__`, that docs/reference/api.md describes.
-MODULES = (
-    "asyncrpc",
-    "asyncrpc.autograd",
-    "asyncrpc.collectives",
-    "asyncrpc.ddp",
-    "asyncrpc.devices",
-    "asyncrpc.devices.xla",
-    "asyncrpc.errors",
-    "asyncrpc.functions",
-    "asyncrpc.inspection",
-    "asyncrpc.multiprocessing",
-    "asyncrpc.nn",
-    "asyncrpc.observability",
-    "asyncrpc.optim",
-    "asyncrpc.ray",
-    "asyncrpc.serving",
-    "asyncrpc.serving.asgi",
-    "asyncrpc.testing",
-    "asyncrpc.trace",
-)
-# Public modules that api.md does not describe: their names are torch's, or a how-to
-# page describes them.
-FURTHER_MODULES = (
-    "asyncrpc.collectives.torch_backend",
-    "asyncrpc.compat",
-    "asyncrpc.compat.autograd",
-    "asyncrpc.compat.nn",
-    "asyncrpc.compat.optim",
-    "asyncrpc.compat.profiler_legacy",
-    "asyncrpc.compat.profiling",
-    "asyncrpc.compat.rpc",
-    "asyncrpc.testing.fake_device",
-)
+from tests.architecture.sources import REPOSITORY
+
+API = REPOSITORY / "docs" / "reference" / "api.md"
+_ROW = re.compile(r"^\| \[`([\w.]+)`\]", re.MULTILINE)
+_DESCRIBED, _, _FURTHER = API.read_text(encoding="utf-8").partition("\n## ")
+# Public modules, each with its `__all__`: those that have a page made of docstrings,
+# and those whose names are torch's, or are described by a how-to page.
+MODULES = tuple(_ROW.findall(_DESCRIBED))
+FURTHER_MODULES = tuple(_ROW.findall(_FURTHER))
 
 
 def exported() -> Iterator[tuple[str, Any]]:

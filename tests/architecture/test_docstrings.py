@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,23 @@ def test_a_public_coroutine_says_what_it_raises_and_how_it_is_cancelled(
     docstring = (inspect.getdoc(coroutine) or "") + class_docstring(name)
     missing = [one for one in ("Raises:", "Cancellation:") if one not in docstring]
     assert missing == [], name
+
+
+def undescribed(public: Any) -> Iterator[str]:
+    """Yield the parameters that a list of arguments leaves out."""
+    function = vars(public).get("__init__") if inspect.isclass(public) else public
+    _, heading, arguments = (inspect.getdoc(function) or "").partition("\nArgs:\n")
+    if heading and inspect.isfunction(function):
+        names = re.findall(r"^ {4}\*{0,2}(\w+(?:, \w+)*):", arguments, re.MULTILINE)
+        described = {name for line in names for name in line.split(", ")}
+        for name in inspect.signature(function).parameters:
+            if name not in described and name not in {"self", "cls"}:
+                yield name
+
+
+@pytest.mark.parametrize(("name", "public"), OBJECTS, ids=[name for name, _ in OBJECTS])
+def test_public_arguments_are_described_all_or_none(name: str, public: Any) -> None:
+    assert list(undescribed(public)) == []
 
 
 @pytest.mark.parametrize(("name", "public"), OBJECTS, ids=[name for name, _ in OBJECTS])

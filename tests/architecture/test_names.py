@@ -19,7 +19,6 @@ TWINS = {
     "RRef",
     "RemoteModule",  # and `_RemoteModule`, which programs know from torch, too
     "Worker",
-    "profile",  # torch has two profilers of this name
 }
 # The class that several protocols are views of, where it has another name than they.
 VIEWED = {

@@ -55,8 +55,22 @@ def tree_of(module: str) -> ast.Module:
 
 
 def imports_of(module: str) -> set[str]:
+    """Return what a module imports, but for the types that it names.
+
+    A type is named where it is used, so that a reader gets to the class; the order of
+    the packages holds for types, too, and import-linter checks it.
+    """
     found = set()
-    for node in ast.walk(tree_of(module)):
+    tree = tree_of(module)
+    types = {
+        part
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for part in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in types:
+            continue
         match node:
             case ast.ImportFrom(module=str(base), names=names, level=0):
                 for alias in names:

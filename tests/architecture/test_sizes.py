@@ -1,7 +1,8 @@
 """Files and functions stay small enough to be read at once.
 
-The house aims at 400 lines a file and a screen a function; beyond the limits here, a
-noun is missing.
+The house aims at 400 lines a file and a screen a function.  A file may be longer where
+one question is answered in it: to follow a call through many small ones takes more time
+than to read on (ADR 43).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.architecture.sources import (
     python_files,
 )
 
-FILE_LINES_MAX = 600
+FILE_LINES_MAX = 1000
 FUNCTION_LINES_MAX = 60
 FUNCTION_LINES_MEDIAN_MAX = 8
 FUNCTION_LINES_P90_MAX = 25

@@ -40,7 +40,7 @@ from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.messages import Request
 from asyncrpc.runtime.tasks import Tasks
 from asyncrpc.serving.dashboard.look import in_slices
-from asyncrpc.serving.dashboard.machine.encoding import encoded
+from asyncrpc.serving.dashboard.machine.answers import encoded
 from asyncrpc.serving.dashboard.machine.query import PER_PAGE_MAX, read_query
 from asyncrpc.serving.dashboard.mounting import views_by_name
 from asyncrpc.serving.dashboard.views import ViewContext

@@ -21,7 +21,7 @@ from typing import Final
 import torch
 
 from asyncrpc.clock import now_s
-from asyncrpc.serde.outgoing_buffers import view_memory
+from asyncrpc.serde.encoded import view_memory
 from asyncrpc.shm.slab import Slab
 
 SIZES_BYTES: Final = [

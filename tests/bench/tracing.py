@@ -77,7 +77,7 @@ class Probe(NamedTuple):
 _CODEC: Final = ("asyncrpc.runtime.calls.message_codec", "MessageCodec")
 _SOCKET: Final = ("asyncrpc.transport.sockets", "SocketTransport")
 _CONNECTION: Final = ("asyncrpc.runtime.links.connection", "Connection")
-_ANSWERS: Final = ("asyncrpc.runtime.calls.answers", "AnswerReceiver")
+_ANSWERS: Final = ("asyncrpc.runtime.calls.outbound", "AnswerReceiver")
 _REQUESTS: Final = ("asyncrpc.runtime.calls.requests", "RequestDispatcher")
 _FUTURE: Final = ("asyncrpc.runtime.calls.futures", "CallFuture")
 

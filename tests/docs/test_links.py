@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,13 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         names = [link.partition("#")[0] for link in links_of(page.read_text("utf-8"))]
         todo += [page.parent / name for name in names if name and "://" not in name]
     assert {page.resolve() for page in PAGES} - reached == set()
+
+
+def test_the_index_lists_every_decision_by_its_number() -> None:
+    index = (REPOSITORY / "docs" / "index.md").read_text("utf-8")
+    rows = re.findall(r"^- \[(\d+)\. .*\]\(adr/(.*)\)$", index, re.MULTILINE)
+    decisions = sorted((REPOSITORY / "docs" / "adr").iterdir())
+    assert rows == [(str(int(path.name[:4])), path.name) for path in decisions]
 
 
 def test_a_link_to_nothing_is_found(tmp_path: Path) -> None:

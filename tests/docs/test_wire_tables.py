@@ -162,7 +162,7 @@ def test_the_page_says_what_answers(key: tuple[str, str, str]) -> None:
     """What has no parts may be told in words."""
     kind = MESSAGES[key]
     assert issubclass(kind, Request)
-    shape, told = kind.answer.kind.shape, PAGE_ROWS[key].answer
+    shape, told = kind.answer.shape, PAGE_ROWS[key].answer
     if "[" in shape or told:
         assert is_same(parsed(told), parsed(shape)), (
             f"the page: {told}; the record: {shape}"

@@ -46,7 +46,7 @@ NAMES: Final = (
 TEXTS: Final = (
     *("", "0", "1", "-1", "1e9", "9" * 400, "٣", "nan", "up", "down", "name", "calls"),
     *("w0", "\0", "\ud800", "é", "a" * 5000, "%", "&=", "<script>", "'", "\r\nX: y"),
-    *("nonce", "proof", "token", "ticket", TOKEN[:-1], "null", "127.0.0.1"),
+    *("proof", "token", "ticket", TOKEN[:-1], "null", "127.0.0.1"),
 )
 HEADERS: Final = (
     *("Host", "Authorization", "Cookie", "Content-Type", "Accept", "Origin", "Range"),
@@ -161,9 +161,9 @@ def _body(choices: Choices) -> bytes:
         return choices.take(40)
     if how == 2:
         return b"[" * (1 + choices.below(256) * 80)
-    names = ("nonce", "proof", "token", "ticket")
+    names = ("proof", "token", "ticket")
     found: dict[str, Any] = {
-        names[choices.below(4)]: TEXTS[choices.below(len(TEXTS))]
+        names[choices.below(len(names))]: TEXTS[choices.below(len(TEXTS))]
         for _ in range(choices.below(4))
     }
     if how == 4:

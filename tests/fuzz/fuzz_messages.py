@@ -376,7 +376,7 @@ class Session:
             service, method, *_ = msgpack.unpackb(head)
             asked = MESSAGES.get((service, "SERVICE", method))
             if asked is not None and issubclass(asked, Request):
-                answer = self.liar.value(asked.answer.kind)
+                answer = self.liar.value(asked.answer)
                 return _encoded(self.liar.spoiled(answer))
         return self._value()
 

@@ -30,7 +30,7 @@ from asyncrpc.serde import (
     compression_named,
 )
 from asyncrpc.serde.exceptions import describe_exception, rebuild_exception
-from asyncrpc.serde.quick_reader import UNREAD
+from asyncrpc.serde.quick import UNREAD
 from tests.fuzz.auditing import watched
 from tests.fuzz.choices import Choices
 

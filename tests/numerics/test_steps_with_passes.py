@@ -57,6 +57,7 @@ def count_messages(group: Group) -> Counter[str]:
     counts: Counter[str] = Counter()
     for worker in group.workers[1:]:
         for service in ("autograd", "optim"):
+            worker.parts.service(service)  # which loads it
             for route in routes_of(worker.parts.router, service):
                 _count(route, counts)
     return counts

@@ -27,26 +27,20 @@ LIMIT_S: Final = 600.0
 
 # By module: what is wrong in it.
 MUTANTS: Final[dict[str, tuple[Guard, ...]]] = {
-    "numbers": (
+    "answers": (
         Guard(
             "nan-is-known", "value if math.isfinite(value) else", "value if True else"
         ),
         Guard("no-age-below-zero", " and value >= 0 else None", " else None"),
-    ),
-    "history": (
-        Guard("a-clock-set-back", "self._moments.pop()", "break"),
-        Guard("too-old", "moment.at_s - HISTORY_S", "moment.at_s - 2 * HISTORY_S"),
-    ),
-    "answers": (
         Guard("left-out", "max(0, len(names) - SILENT_MAX)", "0"),
         Guard("order", '"up" if query.is_up', '"up" if not query.is_up'),
-    ),
-    "encoding": (
         Guard("all-at-once", "if done >= VALUES_MAX", "if False"),
         Guard("no-nan", "allow_nan=False", "allow_nan=True"),
         Guard("no-comma", 'before = ", "\n        yield "}"', 'yield "}"'),
     ),
     "overview": (
+        Guard("a-clock-set-back", "self._moments.pop()", "break"),
+        Guard("too-old", "moment.at_s - HISTORY_S", "moment.at_s - 2 * HISTORY_S"),
         Guard("memory-counts-twice", 'row["host"], row["pid"]]', 'row["worker"], 0]'),
         Guard("busy", "told.lag_s >= BUSY_S", "told.lag_s > BUSY_S"),
         Guard("matrix-of-all", "shown[:MATRIX_MAX]", "shown"),
@@ -93,7 +87,12 @@ MUTANTS: Final[dict[str, tuple[Guard, ...]]] = {
         Guard("order-of-another", "is_other or not is_up", "not is_up"),
     ),
     "sessions": (
-        Guard("a-nonce-twice", "or body in self._used", ""),
+        Guard(
+            "a-ticket-twice",
+            "_ticket = None\n        return",
+            "_ticket\n        return",
+        ),
+        Guard("secret-is-sent", "token_of(key).encode() for", "key for"),
         Guard("no-end", "if used_s < now_s - SESSION_S:", "if False:"),
         Guard("attempts", "< FAILURES_MAX:", "<= FAILURES_MAX:"),
     ),

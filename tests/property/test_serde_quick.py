@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from asyncrpc.errors import DecodeError
 from asyncrpc.serde import UNREAD, Codec, Encoded, FunctionTable, Policy
-from asyncrpc.serde.quick import QuickWriter
-from asyncrpc.serde.quick_reader import QuickReader
+from asyncrpc.serde.quick import QuickReader, QuickWriter
 
 CODEC = Codec(FunctionTable(Policy.TRUSTED))
 
@@ -104,7 +103,7 @@ values = st.one_of(
 
 
 def long_way(value: Any) -> Encoded:
-    with mock.patch.object(Codec, "encode_quickly", return_value=None):
+    with mock.patch.object(CODEC, "encode_quickly", return_value=None):
         return CODEC.encode(value)
 
 
@@ -142,7 +141,7 @@ def test_what_is_read_quickly_is_what_the_long_way_reads(
     if quick is UNREAD:
         assert not seen[0]
         return
-    with mock.patch.object(Codec, "decode_quickly", return_value=UNREAD):
+    with mock.patch.object(CODEC, "decode_quickly", return_value=UNREAD):
         buffers = received(encoded.buffers)
         slow = CODEC.decode(encoded.control, buffers, on_gradient=watch(1))
     assert_same(quick, slow)
@@ -230,7 +229,7 @@ def test_junk_is_left_to_the_long_way(control: bytes, parts: list[bytes]) -> Non
     buffers = received([memoryview(part) for part in parts])
     quick = CODEC.decode_quickly(control, buffers)
     if quick is not UNREAD:
-        with mock.patch.object(Codec, "decode_quickly", return_value=UNREAD):
+        with mock.patch.object(CODEC, "decode_quickly", return_value=UNREAD):
             assert_same(quick, CODEC.decode(control, buffers))
 
 

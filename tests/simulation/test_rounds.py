@@ -24,6 +24,7 @@ from asyncrpc import (
     Worker,
     WorkerLostError,
 )
+from asyncrpc.collectives import rendezvous
 from asyncrpc.errors import BarrierBrokenError, BarrierTimeoutError
 from asyncrpc.runtime.membership.rendezvous import UNKNOWN_INCARNATION, Member
 from asyncrpc.runtime.rounds.machine.tree import branch_of, parent_of
@@ -90,7 +91,7 @@ def test_thousands_meet_with_three_connections_each(size: int) -> None:
     names = [b"w%d" % rank for rank in range(size)]
 
     async def meet(worker: Worker, tag: str) -> bool:
-        return await worker.rendezvous(tag, worker.name.encode()) == names
+        return await rendezvous(worker, tag, worker.name.encode()) == names
 
     async def scenario(network: Network) -> None:
         workers = neighbours(network, size)
@@ -104,10 +105,11 @@ def test_thousands_meet_with_three_connections_each(size: int) -> None:
         assert max(links) <= 3
         assert sum(count * number for count, number in links.items()) == 2 * (size - 1)
         depth = size.bit_length() - 1
-        # Two words on each connection, each in a write or two; a few more if somebody
-        # was silent for long.  A word takes 1 ms on average, the slowest of so many 10.
-        assert network.sent - sent < 4 * size
-        assert took_s < 2 * depth * 0.01
+        # On each connection a report and a result, then two requests and their answers;
+        # a few more if a worker was silent for long.  A message takes 1 ms on average,
+        # the slowest of so many 10: up and down the tree, and up and down again.
+        assert network.sent - sent < 8 * size
+        assert took_s < 2 * (2 + 2) * depth * 0.01
         await asyncio.gather(*(one.shutdown(drain_timeout_s=0.0) for one in workers))
 
     play(scenario, 1)
@@ -123,7 +125,7 @@ async def one_of_many_is_late(network: Network) -> None:
     hasty = network.rng.choice([one for one in workers if one is not late])
     found = await asyncio.gather(
         *(
-            one.rendezvous("tag", timeout_s=5.0 if one is hasty else None)
+            rendezvous(one, "tag", timeout_s=5.0 if one is hasty else None)
             for one in workers
             if one is not late
         ),
@@ -134,8 +136,8 @@ async def one_of_many_is_late(network: Network) -> None:
         assert f"these members did not come: rank {late.rank}" in str(error)
         assert error.missing in {(late.name,), (f"rank {late.rank}",)}
     with pytest.raises(BarrierBrokenError, match=f"rank {hasty.rank} "):
-        await late.rendezvous("tag")
-    found = await asyncio.gather(*(one.rendezvous("tag") for one in workers))
+        await rendezvous(late, "tag")
+    found = await asyncio.gather(*(rendezvous(one, "tag") for one in workers))
     assert found == [[b""] * size] * size
     await asyncio.gather(*(one.shutdown(drain_timeout_s=0.0) for one in workers))
 
@@ -190,7 +192,9 @@ class Course:
                 async with asyncio.timeout(
                     rng.uniform(0.0, 0.5) if hasty and rng.random() < 0.1 else None
                 ):
-                    found = await worker.rendezvous(tag, payload, replicas, timeout_s)
+                    found = await rendezvous(
+                        worker, tag, payload, replicas, timeout_s=timeout_s
+                    )
             except (BarrierBrokenError, WorkerLostError, TimeoutError) as error:
                 self._examine(error)
             else:
@@ -315,7 +319,7 @@ async def one_starts_anew(network: Network) -> None:
             await asyncio.sleep(network.rng.expovariate(1.0))
             while replicas is None or worker.rank in replicas:
                 try:
-                    await worker.rendezvous(tag, b"again", replicas)
+                    await rendezvous(worker, tag, b"again", replicas)
                 except WorkerLostError as error:
                     assert error.to == old.name  # noqa: PT017
                 else:

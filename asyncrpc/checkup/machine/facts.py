@@ -13,7 +13,6 @@ class LibraryFacts:
     """A package that asyncrpc requires.
 
     Attributes:
-        name: of the package.
         version: the installed version; empty: not installed.
         wanted: the required version, as in `>=2.6`; empty: any.
         extra: the extra that requires it; empty: it is always required.
@@ -30,9 +29,6 @@ class VersionFacts:
     """The versions of the software.
 
     Attributes:
-        asyncrpc: its version.
-        python: version of the interpreter.
-        python_wanted: the version that asyncrpc requires.
         built_with: what torch was built with, as in `CUDA 12.8`.
         libraries: the packages that asyncrpc requires.
     """
@@ -68,10 +64,8 @@ class ThreadFacts:
     Attributes:
         cores: that this process may use.
         quota_cores: processor time that its cgroup may use, in cores; None: no limit.
-        torch_threads: that torch uses for one operation.
         omp: OMP_NUM_THREADS, if it is set.
         pool_threads: of a worker, for plain functions.
-        workers_here: that share this host.
     """
 
     cores: int
@@ -87,8 +81,6 @@ class MemoryFacts:
     """Memory and its limits, in bytes.
 
     Attributes:
-        total: of the host.
-        available: of it.
         limit: of the cgroup; None: none.
         used: by the cgroup, without reclaimable memory; None: unknown.
         kills: how many of its processes the kernel has killed for memory.
@@ -115,7 +107,6 @@ class FileFacts:
         files_max: how many this process may open; None: no limit.
         hard_max: the most to which it may raise that; None: no limit.
         opened: how many it has open; None: unknown.
-        workers: of the group.
     """
 
     files_max: int | None
@@ -147,9 +138,6 @@ class PageFacts:
         private: transparent ones, for private memory: `always`, `madvise` or `never`;
             empty: this kernel has none.
         shared: the same for shared memory, as in `advise`.
-        reserved: how many are reserved.
-        free: how many of these are free.
-        page_bytes: size of such a page.
     """
 
     private: str = ""
@@ -181,7 +169,6 @@ class InterfaceFacts:
     """A network interface.
 
     Attributes:
-        name: of the interface.
         addresses: the usable ones.
         mtu: bytes of a packet; None: unknown.
     """
@@ -216,8 +203,6 @@ class PrivateFileFacts:
     """A file that other users must not read.
 
     Attributes:
-        what: its name for people.
-        path: of the file.
         problem: what is wrong; empty: nothing.
     """
 
@@ -249,7 +234,6 @@ class TracingFacts:
 
     Attributes:
         ptrace_scope: of the kernel's Yama; None: it has no Yama.
-        is_root: whether this process runs as root.
     """
 
     ptrace_scope: int | None

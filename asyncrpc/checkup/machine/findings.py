@@ -20,8 +20,6 @@ class CheckFinding(NamedTuple):
     """What a check has found.
 
     Attributes:
-        check: its name.
-        state: the result.
         found: the facts, in a few words.
         advice: what to do; empty: nothing.
     """

@@ -25,8 +25,6 @@ class GroupFinding(NamedTuple):
     """A finding of some workers.
 
     Attributes:
-        check: its name.
-        state: the result.
         found: the facts, in a few words.
         advice: what to do; empty: nothing.
         workers: by name, in order.

@@ -25,7 +25,6 @@ class HereFound(NamedTuple):
 
     Attributes:
         diagnosis: of the values that `env://` finds.
-        findings: of each check.
     """
 
     diagnosis: Diagnosis

@@ -27,7 +27,6 @@ class HostFacts:
     """Facts about this process and its host.
 
     Attributes:
-        has_secret: whether a secret is set.
         addresses: at which other hosts may reach this one, the best first.
         trouble: what is wrong with the options that the environment sets.
     """
@@ -43,7 +42,6 @@ class Diagnosis:
 
     Attributes:
         launcher: what has started this process; "" if that is not known.
-        outer: the launchers around it.
         values: the values found; if they are contradictory, all of them.
         problems: why `env://` fails here.
         warnings: what may go wrong later.

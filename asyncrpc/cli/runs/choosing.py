@@ -19,7 +19,6 @@ def choose(listing: RunListing, wanted: str | None, now_s: float) -> LiveRun:
     """Return the run that is meant.
 
     Args:
-        listing: the runs under way.
         wanted: the run's name, the beginning of it, or its process id; None: the only
             one of this host.
         now_s: seconds since 1970, for the ages in errors.

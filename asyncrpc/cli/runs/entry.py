@@ -43,8 +43,6 @@ class RunRecord:
     """The record of a run.
 
     Attributes:
-        pid: of the launcher.
-        host: name of the host.
         host_id: of the host and its namespaces; see `asyncrpc.runtime.host`.
         command: the script or module, and its arguments.
         folder: where the launcher was started.
@@ -113,18 +111,13 @@ def id_of(command: Sequence[str], pid: int) -> str:
 
 
 class RunEntry:
-    """The directory of a run of this process.
-
-    Attributes:
-        path: of it.
-    """
+    """The directory of a run of this process."""
 
     def __init__(self, place: RunPlace, record: RunRecord, secret: str | None) -> None:
         """Make the directory.
 
         Args:
             place: the parent directory.
-            record: of the run.
             secret: of its workers; None: they read a file.
 
         Raises:

@@ -13,7 +13,8 @@ from asyncrpc.cli.runs.choosing import choose
 from asyncrpc.cli.runs.command import now_s, places_here
 from asyncrpc.cli.runs.listing import LiveRun, is_stopped, list_runs, users_of
 from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
-from asyncrpc.inspection.door import look_beside, names_of
+from asyncrpc.inspection.beside import look_beside
+from asyncrpc.inspection.door import names_of
 from asyncrpc.inspection.machine.wording import duration
 from asyncrpc.inspection.observer import Observer
 from asyncrpc.inspection.records import NoAnswer
@@ -29,7 +30,6 @@ class GroupEntrance:
     """How a group is entered.
 
     Attributes:
-        options: the secret of the group.
         address: of a worker; empty: that of a worker of the run.
         run: the run whose workers are asked; None: an address is given.
     """

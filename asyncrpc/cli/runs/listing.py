@@ -40,10 +40,8 @@ class LiveRun:
     """A run of `asyncrpc run` that is under way, or the model of a `ModelHost`.
 
     Attributes:
-        path: of its directory.
         record: of the run; for a model, of its process without its web workers.
         notes: of its listening workers, by rank; on this host, only of live ones.
-        is_model: whether it is a model.
     """
 
     path: Path
@@ -76,7 +74,6 @@ class RunListing:
 
     Attributes:
         runs: the runs under way, the oldest first.
-        looked_at: the directories that were read.
         problems: why directories were skipped.
     """
 

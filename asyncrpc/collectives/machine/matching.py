@@ -48,8 +48,6 @@ class Failing(Generic[M]):
     """A collective has failed.
 
     Attributes:
-        number: the number of the collective.
-        failure: the failure.
         messages: the messages that are refused with it.
         is_news: whether the other ranks must be told.
     """
@@ -67,7 +65,6 @@ class MatchedCollectives(Generic[M]):
         label: the description of the group, for people.
         members: names of the workers, by rank; empty before the group is made here.
         rank: the rank of this worker; -1 before the group is made here.
-        operations: the collectives.
         outbox: failures for the service to carry out, in order.
     """
 
@@ -148,8 +145,6 @@ class MatchedCollectives(Generic[M]):
         """Return the failure that refuses a message; None: the message is taken.
 
         Args:
-            number: the number of the collective.
-            rank: the rank of the sender.
             descriptor: the sender's description; None: the one that it sent before.
         """
         operations = self.operations
@@ -222,7 +217,6 @@ class MatchedCollectives(Generic[M]):
         """Fail a collective whose time limit has passed.
 
         Args:
-            number: the number of the collective.
             timeout_s: its time limit.
             begun: how many collectives each other rank has begun; None: the rank did
                 not answer.
@@ -281,7 +275,6 @@ class MatchedCollectives(Generic[M]):
         """Fail all present and later collectives that need a rank that is gone.
 
         Args:
-            failure: the failure.
             ended: collectives before this number do not need the rank any more.
 
         Returns:

@@ -160,7 +160,6 @@ class Operations(Generic[M]):
     """The collectives of one rank in one group.
 
     Attributes:
-        begun: how many collectives have begun here.
         running: the collectives that have not ended, by number.
     """
 

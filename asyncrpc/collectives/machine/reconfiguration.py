@@ -100,7 +100,6 @@ class Standing:
     Attributes:
         view: the last view that it knows.
         is_here: whether it waits for the next view.
-        proposal: its proposal for the next view.
     """
 
     view: View
@@ -113,7 +112,6 @@ class Application:
     """The request of a program for the next view.
 
     Attributes:
-        step: how far the program is.
         min_size: members that the view must have at least.
         needs_majority: whether the view needs a quorum of the one before.
     """
@@ -127,11 +125,8 @@ class ElasticMember:
     """One worker in one elastic group.
 
     Attributes:
-        me: this worker.
-        state: its state.
         view: the last view that it knows; the worker is in it unless it is JOINING,
             OUTSIDE or EXCLUDED.
-        proposal: for the next view.
         outbox: names of workers that must be told its standing.
         has_quorum: False: `lost_view` can no longer have a quorum.
         lost_view: the view that has lost its quorum.
@@ -145,7 +140,6 @@ class ElasticMember:
         """Begin outside.
 
         Args:
-            me: this worker.
             rank: its rank among all workers; -1: none.
         """
         self.me = me
@@ -212,7 +206,6 @@ class ElasticMember:
         """Ask for the next view.
 
         Args:
-            application: what the program asks for.
             roster: names of all other workers, which a newcomer asks.
 
         Raises:

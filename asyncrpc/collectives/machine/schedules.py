@@ -41,7 +41,6 @@ class Step(NamedTuple):
     """One step of one rank.
 
     Attributes:
-        kind: the action of the step.
         peer: the rank of the other end.
         blocks: numbers of the blocks, in the order in which they travel.
     """

@@ -29,7 +29,6 @@ class Applicant(NamedTuple):
     """A worker that wants to be in the next view.
 
     Attributes:
-        id: the worker.
         turn: counts how often it has come, so that it can leave and come again.
         rank: its rank among all workers, by which newcomers are ordered; -1: none.
         step: how far its program is; a newcomer's is -1.

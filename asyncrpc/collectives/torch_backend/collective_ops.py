@@ -42,11 +42,7 @@ _HOW: Final[dict[Any, str]] = {
 
 
 class CollectiveOps:
-    """One process group: a coroutine for each operation, run on the loop.
-
-    Attributes:
-        group: of asyncrpc.
-    """
+    """One process group: a coroutine for each operation, run on the loop."""
 
     def __init__(self, worker: Worker, group: Group) -> None:
         self._worker = worker

@@ -20,7 +20,6 @@ from asyncrpc.collectives.group import Group
 from asyncrpc.collectives.service import CollectivesService
 from asyncrpc.collectives.torch_backend.work import CollectiveWork, destroyed
 from asyncrpc.errors import ClosedError, UsageError
-from asyncrpc.runtime.eager import eager_task
 from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.hosting import LoopThread
 from asyncrpc.runtime.members import Member, Rendezvous
@@ -28,6 +27,7 @@ from asyncrpc.runtime.membership.stores import StoreRendezvous
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.parts import Parts
 from asyncrpc.runtime.services import OBSERVATION
+from asyncrpc.runtime.tasks import eager_task
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.transport.address import Address
 
@@ -44,8 +44,8 @@ class RankWorker(Worker):
     @staticmethod
     def _extend(parts: Parts) -> None:
         parts.services.add(CollectivesService(parts))
-        for make in OBSERVATION:
-            parts.services.add(make(parts))
+        for add in OBSERVATION:
+            add(parts)
 
 
 class StoreMeeting(StoreRendezvous):
@@ -66,7 +66,6 @@ class RankRuntime:
     Attributes:
         names: of the workers, by their rank where they met.
         worker: this process's.
-        thread: of its loop.
         is_exclusive: `DeviceOptions.exclusive`, for the program's threads.
     """
 
@@ -134,7 +133,6 @@ class RankRuntime:
         """Leave a group; with the last one the worker ends.  Idempotent.
 
         Args:
-            group: of this worker.
             drain: first wait for work under way in it, for at most
                 `Options.drain_timeout_s`.
         """
@@ -195,7 +193,6 @@ class RankRuntime:
         """Begin an operation on the loop, after all that were submitted before.
 
         Args:
-            group: of the operation.
             work: the object that torch gets for it.
             doing: starts the coroutine that does it.
 

@@ -29,9 +29,7 @@ class _WriteBack(NamedTuple):
     """A tensor to copy back to its device.
 
     Attributes:
-        tensor: of a device.
         host: filled by the collective.
-        backend: of the device.
         mark: the point in the device's work that the call was made at.
     """
 

@@ -71,10 +71,7 @@ class CollectiveWork(Work):
         """Describe the work.
 
         Args:
-            what: its name.
             tensors: that it fills, which are its result.
-            home: the runtime that runs it.
-            staged: its tensors on devices.
         """
         super().__init__()
         self.what = what

@@ -32,7 +32,6 @@ class Completions:
 
         Args:
             pool: returns the threads, which exist once the worker has started.
-            loop: loop of the worker.
         """
         self._pool = pool
         self._loop = loop

@@ -22,7 +22,6 @@ class DeviceWishes:
     """What one worker tells the others about devices.
 
     Attributes:
-        name: name of the worker.
         cuda_devices: number of CUDA devices of its process.
         devices: the devices that it may use, such as "cuda:0"; empty: any.
         maps: by the name of a peer: devices of this worker to devices of the peer.

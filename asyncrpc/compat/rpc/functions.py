@@ -19,9 +19,6 @@ def async_execution(fn: F) -> F:
     the future is done.  As in torch, `staticmethod` and `classmethod` come above this
     decorator.
 
-    Args:
-        fn: the function.
-
     Returns:
         The same function.
 

@@ -135,7 +135,6 @@ class Gatherer:
 
     Attributes:
         settings: settings of the thread's profiler.
-        ranges: ranges of callees.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -219,9 +218,7 @@ class ProfilingRequest:
     """The wish of one call.
 
     Args:
-        gatherer: receives the ranges.
         name: name of the call, as the profiler shows it.
-        worker: this worker.
     """
 
     def __init__(self, gatherer: Gatherer, name: str, worker: Worker) -> None:

@@ -90,10 +90,6 @@ def remote(
     """Make a call of `remote` with a range; raise as `remote`.
 
     Args:
-        agent: agent of this process.
-        to: name of the callee.
-        function: makes the value.
-        start: starts the call.
         make: runs `start`, and returns the reference.
     """
     with _Shown("remote", function, agent, to) as shown:

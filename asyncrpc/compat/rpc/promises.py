@@ -80,7 +80,6 @@ class Promise:
         """Promise the result of a call.
 
         Args:
-            agent: agent of this process.
             start: starts the call, on the loop.
             limit_s: seconds that the call may take in all.
         """

@@ -377,7 +377,6 @@ def made(
     """Start the creation of a value elsewhere; return the reference.
 
     Args:
-        agent: agent of this process.
         start: starts the call; on the loop, or in this thread if nothing waits.
         timeout: seconds in which the value must be made.
         waits: whether to wait for the start, as an argument may be unsendable.

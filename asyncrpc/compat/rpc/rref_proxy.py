@@ -57,7 +57,6 @@ class RRefProxy:
     """Methods of a referenced value, called by one of the functions for calls.
 
     Attributes:
-        rref: refers to the value.
         rpc_api: `rpc_sync`, `rpc_async` or `remote`.
         rpc_timeout: seconds, as for that function.
     """

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import (
@@ -51,9 +51,6 @@ _DRAIN_S: Final = 3600.0  # torch's shutdown waits for calls without a limit
 _CONNECTED_MAX: Final = 32  # others to which this worker connects at the start
 _serial = 0
 _serial_lock = threading.Lock()
-
-
-Extension: TypeAlias = Callable[[Parts], None]
 
 
 def add_facade(parts: Parts) -> None:
@@ -155,33 +152,8 @@ def init_agent(
     """
     if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
         raise TypeError("`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`")
-    return start_agent((store, name, rank, world_size, rpc_backend_options))
-
-
-def start_agent(
-    given: tuple[Any, str, int, int | None, TensorPipeRpcBackendOptions],
-    *,
-    extensions: Sequence[Extension] = (),
-    agent_class: type[Agent] = Agent,
-) -> Agent:
-    """Start the worker of this process, which may have more parts; see `init_agent`.
-
-    Args:
-        given: the arguments of `init_agent`.
-        extensions: add parts to the worker when it starts.
-        agent_class: makes its agent.
-
-    Raises:
-        ValueError, RuntimeError: as for `init_agent`.
-    """
-    store, name, rank, world_size, rpc_backend_options = given
     WorkerInfo(name, rank)  # refuses invalid names
-    own = b"static" if world_size else b"dynamic"
-    if store.compare_set(_KIND, "", own) != own:
-        raise RuntimeError(
-            "RPC group mixes statically and dynamically initialized members which is "
-            "not supported."
-        )
+    _check_group_kind(store, is_static=bool(world_size))
     where: Rendezvous = GrowingRendezvous(store)
     wishes = DeviceWishes.of_options(name, rpc_backend_options)
     if not world_size:
@@ -203,11 +175,9 @@ def start_agent(
             drain_timeout_s=_DRAIN_S,
         ),
     )
-    worker.parts.extensions = [add_facade, *extensions]
+    worker.parts.extensions = [add_facade]
     turn = nullcontext() if world_size else locked_at(store)
-    agent = agent_class(
-        worker, host, rpc_backend_options, store, is_static=bool(world_size)
-    )
+    agent = Agent(worker, host, rpc_backend_options, store, is_static=bool(world_size))
     agent.all_gather = api._all_gather  # noqa: SLF001  (torch's name)
     # Before others can call: their functions may make calls from here.
     agents.set_current(agent)
@@ -223,6 +193,16 @@ def start_agent(
     else:
         return agent
     raise RuntimeError(failed)
+
+
+def _check_group_kind(store: Any, *, is_static: bool) -> None:
+    """Raise RuntimeError if the group was begun with the other kind of members."""
+    own = b"static" if is_static else b"dynamic"
+    if store.compare_set(_KIND, "", own) != own:
+        raise RuntimeError(
+            "RPC group mixes statically and dynamically initialized members which is "
+            "not supported."
+        )
 
 
 async def _start(worker: Worker) -> None:

@@ -39,8 +39,6 @@ class Matrix:
     """A gradient that is compressed.
 
     Attributes:
-        place: of its parameter in the bucket.
-        start: of its elements in the buffer.
         rows: its first dimension.
         columns: all others.
         rank: columns of its P and Q.
@@ -66,7 +64,6 @@ class LowRankPlan:
         batches: matrices of one shape that are multiplied together; P and Q of each
             batch follow those of the batch before.
         plain: the stretches of the buffer that are summed uncompressed.
-        numel: elements of the buffer.
     """
 
     batches: tuple[tuple[Matrix, ...], ...]
@@ -152,7 +149,6 @@ class Layers:
         """Begin.
 
         Args:
-            plan: of the bucket.
             buffer: `(elements,)`, the gradients, which are overwritten.
             qs: `(elements,)`, all Qs, whose columns need not be orthonormal yet.
             error: `(elements,)`, which gets the errors of the means; None: they are

@@ -66,11 +66,6 @@ class BucketMemory:
     ) -> None:
         """Cut the memory of a bucket into that of its parameters.
 
-        Args:
-            index: of the bucket.
-            parameters: the parameters that are in it.
-            plan: its plan.
-
         Raises:
             UsageError: the errors do not fit these parameters.
         """
@@ -130,8 +125,6 @@ class BucketMemory:
 
         Args:
             index: of the bucket, whose layout is known.
-            plan: its plan.
-            like: has the dtype.
         """
         known = self.qs.get(index)
         if known is not None and known.shape == (plan.q_numel,):

@@ -93,7 +93,6 @@ def bound(state: Any, group: Group, parameters: Sequence[torch.Tensor]) -> Any:
 
     Args:
         state: as registered.
-        group: of the module.
         parameters: whose gradients are reduced, in the order of the module.
 
     Returns:

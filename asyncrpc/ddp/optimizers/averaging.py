@@ -207,11 +207,7 @@ class HierarchicalModelAverager(ModelAverager):
 
 
 class _Mean:
-    """Averages over one group of ranks.
-
-    Attributes:
-        own: the ranks.
-    """
+    """Averages over one group of ranks."""
 
     def __init__(self, own: RecreatableGroup) -> None:
         self.own = own

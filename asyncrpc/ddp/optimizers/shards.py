@@ -34,9 +34,6 @@ _ALIGN: Final = 64  # bytes, of parameters in a bucket
 class Partition:
     """Assigns owners: the largest parameter first, each to the rank with the least.
 
-    Attributes:
-        loads: elements that each rank owns.
-
     Source: torch/distributed/optim/zero_redundancy_optimizer.py, with equal results.
     """
 
@@ -45,9 +42,6 @@ class Partition:
 
     def add(self, numels: Sequence[int]) -> list[int]:
         """Share out the parameters of one more group.
-
-        Args:
-            numels: elements of each.
 
         Returns:
             The owner of each.
@@ -64,8 +58,6 @@ class Piece:
     """Parameters of one owner that are sent together.
 
     Attributes:
-        root: the owner.
-        parameters: the parameters that are sent.
         nbytes: their bytes.
     """
 
@@ -78,8 +70,6 @@ class Piece:
         """Describe the piece.
 
         Args:
-            root: the owner.
-            parameters: the parameters that are sent.
             bucket: the memory in which they lie, uint8; None: each has its own.
         """
         self.root = root
@@ -125,8 +115,6 @@ class Shards:
         """Begin without parameters.
 
         Args:
-            rank: of this worker.
-            size: number of ranks.
             as_views: let the parameters of each owner lie in one bucket.
         """
         self._rank = rank

@@ -36,9 +36,7 @@ class ArrowEnd(NamedTuple):
     """One end of an arrow.
 
     Attributes:
-        number: of the arrow.
         name: what it stands for: `CALL` or `GRADIENT`.
-        is_start: whether this end is the start.
     """
 
     number: int

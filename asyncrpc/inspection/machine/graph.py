@@ -65,7 +65,6 @@ class Node(NamedTuple):
     """A task or thread of a snapshot, or something that is in no snapshot.
 
     Attributes:
-        worker: name of the worker.
         actor: its index in the snapshot; `NO_ACTOR` if it is in no snapshot.
         what: its name for people, if it is in no snapshot.
     """
@@ -441,7 +440,6 @@ def find_hangs(graph: AwaitGraph, *, after_s: float) -> list[Hang]:
     that makes progress is not reported, however long it takes: see `_goes_on`.
 
     Args:
-        graph: the group.
         after_s: seconds that any wait may take.
     """
     return finished(hangs_in_slices(graph, after_s=after_s))

@@ -39,11 +39,7 @@ def shift_to_profile(profile: Mapping[str, Any], *, zero_wall_ns: int) -> int:
 
 
 def calls_apart(events: Sequence[_Event]) -> list[_Event]:
-    """Return the events of a profile, with overlapping calls on tracks of their own.
-
-    Args:
-        events: of the profile.
-    """
+    """Return the events of a profile, with overlapping calls on tracks of their own."""
     by_thread: dict[tuple[Any, Any], list[_Event]] = defaultdict(list)
     for one in events:
         if one.get("ph") == "X" and "ts" in one:

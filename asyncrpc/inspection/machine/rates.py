@@ -16,7 +16,6 @@ class CallRates(NamedTuple):
 
     Attributes:
         per_s: how many ended, a second.
-        failed_per_s: how many of them failed.
         p50_s: median of their time; nan if there were none.
         p99_s: 99th percentile of their time.
         bytes_per_s: of buffers, both ways.
@@ -33,11 +32,8 @@ class WorkerRates(NamedTuple):
     """How fast a worker works.
 
     Attributes:
-        made: calls that it made.
-        served: calls that it served.
         passes_per_s: backward passes in which it took part.
         steps_per_s: optimizer steps that it asked for.
-        collectives_per_s: collectives.
     """
 
     made: CallRates
@@ -53,7 +49,6 @@ def rates_of(
     """Return the rates over the last seconds, or over less if older events are gone.
 
     Args:
-        recent: the events.
         window_s: the last seconds.
         remembered_max: if there are this many of a kind, older ones may be missing.
     """

@@ -40,7 +40,6 @@ def weighed_parts(
     """Yield things that differ in work in lists, each with its total weight.
 
     Args:
-        things: to be worked on.
         weight_of: returns how many small things one is worth.
         at_most: weight of one list, unless a single thing weighs more.
     """
@@ -65,7 +64,6 @@ def let_go(
 
     Args:
         things: the container to empty; nothing else may refer to its content.
-        at_most: how many things one slice drops.
     """
     take = things.popitem if isinstance(things, dict) else things.pop
     while things:

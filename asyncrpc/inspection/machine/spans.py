@@ -38,8 +38,6 @@ class WorkerEvents(NamedTuple):
     """The events of one worker, and how its clock relates to that of the reader.
 
     Attributes:
-        worker: the worker.
-        recent: its events.
         offset_s: what to add to its clock to get the reader's.
         error_s: by how much the offset may be wrong.
         rank: of the worker; -1 if it has none.
@@ -57,11 +55,7 @@ class TimelineSpan(NamedTuple):
 
     Attributes:
         group: its kind: `CALLS` or another.
-        name: for people.
-        began_ns: on the timeline.
-        ended_ns: on the timeline.
         task: label of the task, thread or served call that it belongs to; empty: none.
-        more: further facts.
         key: of a call: the key that both ends know; otherwise None.
         segment: of a backward segment: its worker's incarnation and its index among
             the segments there; otherwise None.
@@ -88,17 +82,12 @@ def pass_of(event: BackwardPassEnded | BackwardSegmentEnded) -> PassKey:
 
 
 class SpanReader:
-    """Reads the spans of one worker.
-
-    Attributes:
-        worker: whose they are.
-    """
+    """Reads the spans of one worker."""
 
     def __init__(self, worker: WorkerEvents, *, zero_s: float) -> None:
         """Prepare to read.
 
         Args:
-            worker: whose spans they are.
             zero_s: the zero of the timeline, by the reader's clock.
         """
         self.worker = worker

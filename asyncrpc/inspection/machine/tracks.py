@@ -41,7 +41,6 @@ class Track(NamedTuple):
     """One row of a timeline.
 
     Attributes:
-        title: for people.
         spans: in the order of their beginnings, outer spans before inner ones.
     """
 
@@ -53,7 +52,6 @@ def tracks_of(spans: Iterable[TimelineSpan], running: Mapping[str, str]) -> list
     """Return the tracks of a worker, in the order in which they are shown.
 
     Args:
-        spans: of the worker.
         running: what its tasks run, by their names; without tasks that have ended.
     """
     by_task: dict[str, list[TimelineSpan]] = defaultdict(list)

@@ -200,9 +200,6 @@ class Preempting:
     def exit_code(self, signal_number: int) -> int:
         """Return the exit code of the process.
 
-        Args:
-            signal_number: of the notice.
-
         Returns:
             `EXIT_SAVED` if all callbacks, possibly none, ended well and outside of
             steps; otherwise the code that a shell reports for a process that the signal

@@ -27,8 +27,6 @@ class NodeResources:
 
     Attributes:
         name: of the node, for the text.
-        total: amounts by resource.
-        free: free amounts by resource.
     """
 
     name: str
@@ -41,7 +39,6 @@ class Misfit:
     """Bundles that could not be placed.
 
     Attributes:
-        bundles: their indices.
         why: the reason, as text.
     """
 

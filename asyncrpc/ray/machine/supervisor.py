@@ -187,7 +187,6 @@ class GangSupervisor:
     """Decides for the workers with the ranks 0 to `size` - 1.
 
     Attributes:
-        state: of the gang.
         generation: number of the last generation that was started; 0 before the first.
         lives: number of the last life of each worker, by rank; 0 before the first.
         wakes_at_s: when a `TimePassed` is due; None: never.

@@ -57,7 +57,6 @@ class OwnerTable:
     """The values of this worker, and the workers that hold them.
 
     Args:
-        me: this worker.
         entries_max: with more entries, an RRef that is mentioned before its remote() is
             GONE, not UNBORN.  Values that were made are never refused here.
 
@@ -256,7 +255,6 @@ class OwnerTable:
         """Drop what a dead worker held or was to make, in time proportional to that.
 
         Args:
-            incarnation: the worker.
             at_most: of either; the rest, see `kept_for`, is dropped by further calls.
         """
         self._dead.add(incarnation)

@@ -109,7 +109,6 @@ class Holding:
 
     Attributes:
         forks: given by the owner and not given back.
-        handles: live handles here.
         pins: messages of ours, and loans, that rely on this holding (G2).
         debts: loans to return, in order of arrival; true while the call that brought
             one still runs.

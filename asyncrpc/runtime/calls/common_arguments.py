@@ -17,7 +17,6 @@ class CommonArguments:
     """Arguments of one call to several peers, encoded once if possible.
 
     Attributes:
-        value: arguments and keyword arguments.
         encodings: the message for all peers, by codec ("" is none); empty if messages
             differ, or are not known yet.
     """

@@ -63,10 +63,8 @@ class PassPart:
     Autograd runs it in segments.
 
     Attributes:
-        parameters: those of the running segment.
         keeps_graph: whether the graph is kept for another pass.
         endings: what hooks have begun in its segments, and end after the last.
-        is_over: whether the pass has failed.
     """
 
     parameters: Sequence[Any] = ()

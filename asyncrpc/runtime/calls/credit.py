@@ -15,8 +15,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from asyncrpc.runtime.calls.admission import FREE_BYTES_MAX, PeerMemory
 from asyncrpc.runtime.calls.context import current_call_var
+from asyncrpc.runtime.calls.machine.calls import LinkStatus
 from asyncrpc.runtime.calls.machine.credit import (
     STALLED_AFTER_S,
     Account,
@@ -26,13 +26,13 @@ from asyncrpc.runtime.calls.machine.credit import (
     WaitingRequests,
     Why,
 )
-from asyncrpc.runtime.calls.machine.link import LinkStatus
-from asyncrpc.runtime.ports import MessageSender
+from asyncrpc.runtime.calls.peer_memory import FREE_BYTES_MAX, PeerMemory
 from asyncrpc.serde import memory_of
 from asyncrpc.wire.frames import Flags, Frame, FrameKind
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.calls.inbound import HeldCredit
+    from asyncrpc.runtime.calls.ports import CallConnection
 
 logger = logging.getLogger("asyncrpc")
 
@@ -258,7 +258,7 @@ class LinkCredit:
         memory: PeerMemory,
         *,
         loop: asyncio.AbstractEventLoop,
-        connection: MessageSender,
+        connection: CallConnection,
         status: LinkStatus,
     ) -> None:
         """Open the account of a peer; it is welcomed in the loop's next turn.
@@ -435,3 +435,9 @@ class LinkCredit:
 
     def _now_s(self) -> float:
         return self._loop.time()
+
+
+def item_bytes(control: bytes, buffers: Sequence[memoryview]) -> int:
+    """Return the bytes that an item counts for, at both ends."""
+    lengths = [buffer.nbytes for buffer in buffers]
+    return request_bytes(control, len(control), lengths)

@@ -8,19 +8,21 @@ of the message gets an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from asyncrpc.errors import AsyncRpcError, CallError
-from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.machine.calls import PendingCalls, ServedCalls
 from asyncrpc.runtime.calls.streams import StreamReceiver
-from asyncrpc.runtime.ports import MessageSender
 from asyncrpc.serde import Encoded
 from asyncrpc.trace import outcome_of
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingState
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.calls.outbound import CallEnds
+    from asyncrpc.runtime.calls.ports import CallConnection
 
 OnFailed = Callable[["PendingBuffers", AsyncRpcError], None]
 
@@ -80,20 +82,6 @@ class PendingBuffers(list[memoryview]):
             self._on_failed(self, error)
 
 
-class DropsMessages(MessageSender, Protocol):
-    """A connection, as far as deferred messages go."""
-
-    def drop(self, kind: int, call_id: int) -> OutgoingState | None:
-        """Give up a message that waits; return what for, None if none waits."""
-
-
-class Served(Protocol):
-    """A call of the peer, as far as a failing answer concerns it."""
-
-    def cancel(self) -> None:
-        """Cancel it."""
-
-
 class DeferredMessages:
     """The messages of one link that wait: made here, and failed here."""
 
@@ -101,7 +89,7 @@ class DeferredMessages:
         self,
         *,
         to: str,
-        connection: DropsMessages,
+        connection: CallConnection,
         pending: PendingCalls[CallFuture[Any] | StreamReceiver],
         served: ServedCalls[Any],
         errors: ErrorEncoder,
@@ -113,14 +101,14 @@ class DeferredMessages:
             to: name of the peer.
             connection: keeps messages that wait.
             pending: calls of ours.
-            served: calls of the peer: each a `Served`.
+            served: calls of the peer.
             errors: encodes errors for the peer.
             ends: notes how our calls end.
         """
         self._to = to
         self._connection = connection
         self._pending = pending
-        self._served: ServedCalls[Served] = served
+        self._served = served
         self._errors = errors
         self._ends = ends
 

@@ -7,29 +7,20 @@ ended: what is still on its way then lands elsewhere.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from asyncrpc.errors import Outcome, OutMismatchError, UsageError
-from asyncrpc.serde.outgoing_buffers import view_memory
+from asyncrpc.serde.encoded import view_memory
 from asyncrpc.serde.tensors import has_its_memory
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.calls.futures import CallFuture
+    from asyncrpc.runtime.calls.ports import CallConnection
 
 # Copied in one turn of the loop: 0.2 ms at 10 GB/s.
 COPY_BYTES_PER_TURN: Final = 2 << 20
-
-
-class ClaimsMemory(Protocol):
-    """A connection, as far as responses that land in given memory go."""
-
-    def claim(self, call_id: int, memory: memoryview) -> None:
-        """Let the only buffer of a call's response land in `memory`, if it fits."""
-
-    def release_claim(self, call_id: int) -> None:
-        """End a claim: from now on nothing is written to its memory."""
 
 
 class Destination:
@@ -45,11 +36,11 @@ class Destination:
         """
         check(out)
         self.out = out
-        self._connection: ClaimsMemory | None = None
+        self._connection: CallConnection | None = None
         self._call_id = 0
         self._memory: memoryview | None = None
 
-    def claim(self, connection: ClaimsMemory, call_id: int) -> None:
+    def claim(self, connection: CallConnection, call_id: int) -> None:
         """Let the response of a call land in the tensor's memory, if that is dense."""
         out = self.out
         if out.nbytes and out.is_contiguous() and has_its_memory(out):

@@ -12,36 +12,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
-from asyncrpc.errors import AsyncRpcError, RejectedError, RemoteProtocolError
-from asyncrpc.runtime.calls.machine.link import LinkStatus
+from asyncrpc.errors import RejectedError, RemoteProtocolError
+from asyncrpc.runtime.calls.machine.calls import LinkStatus
 from asyncrpc.runtime.calls.message_codec import DecodedBuffers, MessageCodec
-from asyncrpc.runtime.ports import HoldsMessages, Pool
 from asyncrpc.wire.messages import Meta
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.calls.ports import CallConnection, CallHost
 
 _LIFTED_AT_ONCE: Final = 128  # references, of 10 us each
 
 Deliver = Callable[[bytes, list[memoryview]], None]
-
-
-class HoldableConnection(Protocol):
-    """A connection, as far as it can wait, or end."""
-
-    @property
-    def turns(self) -> HoldsMessages:
-        """Its turns of parsing messages."""
-
-    def fail(self, error: AsyncRpcError) -> None:
-        """Abort the connection because of `error`."""
-
-
-class ReadsApart(Protocol):
-    """The parts of a worker that read long messages."""
-
-    @property
-    def host_pool(self) -> Pool:
-        """Threads for work on host memory."""
 
 
 @dataclass(slots=True)
@@ -62,10 +45,10 @@ class LongMessages:
 
     def __init__(
         self,
-        host: ReadsApart,
+        host: CallHost,
         *,
         messages: MessageCodec,
-        connection: HoldableConnection,
+        connection: CallConnection,
         status: LinkStatus,
     ) -> None:
         self._host = host

@@ -5,12 +5,11 @@ Here references and propagators (`extensions`) take part in every message.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -21,15 +20,12 @@ from asyncrpc.errors import (
     RemoteProtocolError,
 )
 from asyncrpc.runtime.calls.common_arguments import CommonArguments
-from asyncrpc.runtime.calls.deferred import PendingBuffers
 from asyncrpc.runtime.devices.maps import DeviceMap
 from asyncrpc.runtime.extensions import OnGradient, Pins, Propagator, References
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.serde import (
     UNREAD,
-    Codec,
     Compression,
-    Copy,
     Encoded,
     copies_buffers,
     is_staged,
@@ -40,6 +36,11 @@ from asyncrpc.serde import (
 )
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import Meta, unpack_head
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.calls.deferred import DeferredMessages
+    from asyncrpc.runtime.calls.ports import CallConnection, CallHost
+    from asyncrpc.runtime.devices.staging import Devices
 
 NO_META: Final[dict[str, Any]] = {}
 # A control part that is longer is read in a thread, which takes 100 us to begin; and so
@@ -52,33 +53,6 @@ COPIED_HERE_BYTES_MAX: Final = 1 << 20
 _META_SECOND: Final = (FrameKind.REQUEST, FrameKind.STREAM_ITEM)
 _NO_TABLE: Final = bytes(3)
 CODEC: Final = "c"  # in the meta of a request: the codec that the caller uses and wants
-
-
-class MessageParts(Protocol):
-    """The parts of a worker that make messages.
-
-    Attributes:
-        loop: of the worker.
-        codec: of all its values.
-        references: count references in messages; None if there are none.
-        propagators: add metadata to messages.
-    """
-
-    loop: asyncio.AbstractEventLoop
-    codec: Codec
-    references: References | None
-    propagators: list[Propagator]
-
-
-class DeviceCopies(Protocol):
-    """Copies from devices into the host memory of messages."""
-
-    def fill(
-        self,
-        copies: Iterable[Copy],
-        done: Callable[[AsyncRpcError | None], None],
-    ) -> None:
-        """Copy tensors to the host, then call `done` with None, or with the error."""
 
 
 class SharedPlaces(Protocol):
@@ -94,19 +68,6 @@ class SharedPlaces(Protocol):
 
     def give_back(self) -> None:
         """Tell the peers which places are free again."""
-
-
-class CountsCopies(Protocol):
-    """Counts the bytes that were copied together for a connection."""
-
-    bytes_gathered: int
-
-
-class DefersMessages(Protocol):
-    """Makes deferred messages."""
-
-    def defer(self, encoded: Encoded) -> PendingBuffers:
-        """Make a message wait for one more thing."""
 
 
 def unreadable(error: BaseException) -> AsyncRpcError:
@@ -211,13 +172,13 @@ class MessageCodec:
     def __init__(
         self,
         link: PeerLink,
-        parts: MessageParts,
+        parts: CallHost,
         *,
-        connection: CountsCopies,
+        connection: CallConnection,
         places: SharedPlaces,
         refer: Callable[[Encoded], None],
-        devices: DeviceCopies,
-        deferred: DefersMessages,
+        devices: Devices,
+        deferred: DeferredMessages,
         pickles: bool = True,
     ) -> None:
         """Join the parts that take part in messages.
@@ -287,12 +248,10 @@ class MessageCodec:
             self.fetch(encoded)
         if encoded.bytes_copied:
             self._connection.bytes_gathered += encoded.bytes_copied
-        try:
-            return encoded, pins, self._propagate(encoded, meta)
-        except AsyncRpcError:
-            if pins is not None:
-                pins.undo()
-            raise
+        for propagator in self._propagators:
+            if propagator.variable.get() is not None:
+                meta = self._propagate(propagator, encoded, meta, pins)
+        return encoded, pins, meta
 
     def _refer(self, encoded: Encoded, pins: Pins | None) -> None:
         """Make the peer map the memory of a message before it reads the message."""
@@ -337,7 +296,9 @@ class MessageCodec:
         codec += "" if self._pickles else " strict"
         encoded = common.encodings.get(codec)
         if encoded is not None:  # what was gathered is counted where it was done
-            meta = self._propagate(encoded, meta)
+            for propagator in self._propagators:
+                if propagator.variable.get() is not None:
+                    meta = self._propagate(propagator, encoded, meta)
             return replace(encoded, bytes_copied=0), None, meta
         value = list(common.value)
         encoded, pins, meta = self.encode(value, meta, labels, compression)
@@ -346,15 +307,20 @@ class MessageCodec:
         return encoded, pins, meta
 
     def _propagate(
-        self, encoded: Encoded, meta: dict[str, Any] | None
+        self,
+        propagator: Propagator,
+        encoded: Encoded,
+        meta: dict[str, Any] | None,
+        pins: Pins | None = None,
     ) -> dict[str, Any] | None:
-        """Let propagators take part in a message; return its meta."""
-        for propagator in self._propagators:
+        """Let a propagator take part in a message; return its meta."""
+        try:
             part = propagator.outgoing(self._link, encoded)
-            if part is not None:
-                meta = meta or {}
-                meta[propagator.key] = part
-        return meta
+        except AsyncRpcError:
+            if pins is not None:
+                pins.undo()
+            raise
+        return meta if part is None else {**(meta or {}), propagator.key: part}
 
     # --- in --------------------------------------------------------------------------
 

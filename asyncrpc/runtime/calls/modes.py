@@ -46,8 +46,6 @@ class Target:
 
     Attributes:
         name: of the function, without its module.
-        function: what runs.
-        mode: where it runs.
         is_listed: whether it is among the cheap ones; see `inline`.
         path: its name, by which a peer called it; empty: it arrived as a value.
         look_up: finds a name in its module.

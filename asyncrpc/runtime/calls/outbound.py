@@ -1,55 +1,71 @@
-"""The calls of this worker to one peer; their answers are taken in `answers`.
+"""The calls of this worker to one peer, and their answers: results, errors, items.
 
 Everything here runs on the event loop, and nothing waits: callers wait for futures.
 """
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Any, Final
 
 from asyncrpc.clock import NO_LIMIT_NS, Deadline
 from asyncrpc.errors import (
     AsyncRpcError,
+    CallError,
     DeadlineExceededError,
+    MalformedError,
     Outcome,
     RejectedError,
+    RemoteProtocolError,
     WorkerLostError,
 )
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.calls.admission import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.common_arguments import CommonArguments
-from asyncrpc.runtime.calls.credit import UNCOUNTED_BUFFERS_MAX, request_bytes
-from asyncrpc.runtime.calls.current_task import task_here
+from asyncrpc.runtime.calls.credit import (
+    UNCOUNTED_BUFFERS_MAX,
+    LinkCredit,
+    item_bytes,
+    request_bytes,
+)
 from asyncrpc.runtime.calls.deadlines import Deadlines
 from asyncrpc.runtime.calls.deferred import PendingBuffers
-from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.futures import CallFuture, CallLink
 from asyncrpc.runtime.calls.heads import SentHeads
-from asyncrpc.runtime.calls.machine.calls import PendingCalls
-from asyncrpc.runtime.calls.machine.link import LinkState, LinkStatus
+from asyncrpc.runtime.calls.machine.calls import LinkState, LinkStatus, PendingCalls
 from asyncrpc.runtime.calls.message_codec import (
     CODEC,
     NO_META,
     MessageCodec,
+    answer_meta,
     may_be_deferred,
-)
-from asyncrpc.runtime.calls.outbound_ports import (
-    CallCredit,
-    OutboundCall,
-    OutboundConnection,
-    OutboundHost,
+    unreadable,
 )
 from asyncrpc.runtime.calls.packing import RequestPacking
-from asyncrpc.runtime.calls.streams import StreamReceiver
+from asyncrpc.runtime.calls.peer_memory import FREE_BYTES_MAX
+from asyncrpc.runtime.calls.ports import (
+    CallConnection,
+    CallHost,
+)
+from asyncrpc.runtime.calls.streams import OutboundCall, StreamReceiver
 from asyncrpc.runtime.calls.tracing import with_span
 from asyncrpc.runtime.calls.unsent import never_sent
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
+from asyncrpc.runtime.extensions import NOTE
 from asyncrpc.runtime.messages import Notice, Request
 from asyncrpc.runtime.options import PLAIN, CallOptions
-from asyncrpc.serde import Compression, Encoded, compression_named, is_packed
-from asyncrpc.wire.frames import INLINE_BYTES_MAX, Flags, FrameKind, prefix
-from asyncrpc.wire.messages import Meta, pack_head
+from asyncrpc.runtime.schema import kind_of
+from asyncrpc.serde import (
+    Compression,
+    Encoded,
+    compression_named,
+    is_packed,
+    rebuild_exception,
+)
+from asyncrpc.trace import CANCELLED, OK, FlightRecorder, outcome_of
+from asyncrpc.trace.ring import plain
+from asyncrpc.wire.frames import INLINE_BYTES_MAX, Flags, Frame, FrameKind, prefix
+from asyncrpc.wire.messages import Meta, pack_head, unpack_head
 from asyncrpc.wire.outgoing import (
     OutgoingEvent,
     OutgoingMessage,
@@ -64,6 +80,11 @@ _OPEN: Final = LinkState.OPEN
 # among its arguments.
 _LABELS: Final = (("args", "kwargs"), ("function, args", "kwargs"))
 
+logger = logging.getLogger("asyncrpc")
+_TOKENS: Final = kind_of(list[int])
+_ARRIVING_MAX: Final = 1 << 12
+_LOST = WorkerLostError.__name__
+
 
 class OutboundCalls:
     """The calls of this worker to one peer."""
@@ -72,12 +93,12 @@ class OutboundCalls:
         self,
         link: CallLink,
         peer: WorkerId,
-        host: OutboundHost,
+        host: CallHost,
         *,
-        connection: OutboundConnection,
+        connection: CallConnection,
         pending: PendingCalls[OutboundCall],
         status: LinkStatus,
-        credit: CallCredit,
+        credit: LinkCredit,
         messages: MessageCodec,
         ends: CallEnds,
     ) -> None:
@@ -116,7 +137,7 @@ class OutboundCalls:
         self._encode = messages.encode
         self._open = pending.open
         self._send = connection.send
-        self._head_of = self._heads.known
+        self._numbered = self._heads.numbered
 
     def start(
         self,
@@ -259,12 +280,14 @@ class OutboundCalls:
             self._await_credit(call, target, encoded, deadline, meta)
             return
         try:
+            head = None
+            if not meta and type(target) is str:
+                head = self._numbered.get(target)
             self._send(
                 _REQUEST,
                 call_id,
                 aux=budget_ns,
-                head=self._head_of(target, meta)
-                or self._introduction(target, meta, encoded),
+                head=head or self._head(target, meta, encoded),
                 control=encoded.control,
                 buffers=encoded.buffers,
                 on_sent=None if call.pins is None else call.pins.on_sent,
@@ -315,9 +338,7 @@ class OutboundCalls:
         def send() -> None:
             try:
                 message.aux = self._rest_ns(deadline)
-                message.head = self._head_of(target, meta) or self._introduction(
-                    target, meta, encoded
-                )
+                message.head = self._head(target, meta, encoded)
                 self._connection.submit(message)
             except BaseException as error:  # noqa: BLE001  (it is the call's)
                 outgoing.forget(message)
@@ -381,11 +402,9 @@ class OutboundCalls:
         return call
 
     def _service_call(self, name: str) -> CallFuture[Any]:
-        call: CallFuture[Any] = CallFuture(
+        return CallFuture(
             loop=self._loop, function=name, to=self._to, began_s=self._now_s()
         )
-        call.task = task_here(self._loop)
-        return call
 
     def tell(self, notice: Notice, *, at_once: bool = False) -> None:
         """Send a message to a part of the peer, with the next one or in the next turn.
@@ -435,8 +454,7 @@ class OutboundCalls:
                 stream.call_id,
                 flags=Flags.STREAM,
                 aux=self._rest_ns(deadline),
-                head=self._head_of(target, meta)
-                or self._introduction(target, meta, encoded),
+                head=self._head(target, meta, encoded),
                 control=encoded.control,
                 buffers=encoded.buffers,
                 on_sent=None if stream.pins is None else stream.pins.on_sent,
@@ -544,14 +562,17 @@ class OutboundCalls:
             self._ends.note_lost(call)
             call.fail(self._lost_error(call.function, outcome))
 
-    def _introduction(
+    def _head(
         self, target: str | list[Any] | None, meta: Meta | None, encoded: Encoded
     ) -> bytes:
-        """Return the head of the first request for a function.
+        """Return the head of a request.
 
         Only a request that nothing can overtake gives its function a number: one with
         a deferred payload, or a codec, may come last, or be given up.
         """
+        head = self._heads.known(target, meta)
+        if head:
+            return head
         assert type(target) is str  # all others are known
         return self._heads.introduce(
             target,
@@ -560,3 +581,339 @@ class OutboundCalls:
             or encoded.payload_bytes > INLINE_BYTES_MAX
             or bool(meta and CODEC in meta),
         )
+
+
+def _unreadable_answer(
+    raised: BaseException, call: CallFuture[Any] | StreamReceiver
+) -> AsyncRpcError:
+    """Return the error about an answer that cannot be read: the function has run."""
+    error = unreadable(raised)
+    if isinstance(error, CallError):
+        error.function, error.to = call.function, call.to
+        error.outcome = Outcome.EXECUTED
+    return error
+
+
+class AnswerReceiver:
+    """Takes what the peer answers."""
+
+    def __init__(
+        self,
+        peer: WorkerId,
+        host: CallHost,
+        *,
+        connection: CallConnection,
+        pending: PendingCalls[CallFuture[Any] | StreamReceiver],
+        messages: MessageCodec,
+        calls: CallLink,
+        ends: CallEnds,
+    ) -> None:
+        """Take answers.
+
+        Args:
+            peer: the peer that answers.
+            host: the worker that called.
+            connection: the connection that answers come over.
+            pending: the calls that wait for an answer.
+            messages: decodes results.
+            calls: gives up a stream that cannot be read on.
+            ends: notes how calls end.
+        """
+        self._peer = peer
+        self._functions = host.functions
+        self._references = host.references
+        self._connection = connection
+        self._pending = pending
+        self._messages = messages
+        self._calls = calls
+        self._ends = ends
+        self._note = ends.note
+        # Used for every answer.
+        self._decode = messages.decode
+        self._take_over = messages.take_over
+        self._get, self._end = pending.get, pending.end
+        self._arriving: set[int] = set()  # calls whose answers arrive
+
+    def is_wanted(self, kind: int, call_id: int, nbytes: int) -> bool:
+        """Return whether the payload of an answer is wanted that begins to arrive.
+
+        Raises:
+            MalformedError: the call was never made, has another answer that arrives, or
+                is a stream whose producer runs too far ahead.
+        """
+        self._pending.check(call_id)
+        call = self._get(call_id)
+        if call is None:
+            return False
+        if kind == FrameKind.STREAM_ITEM:
+            if isinstance(call, StreamReceiver):
+                call.on_item_begun(nbytes)
+            return isinstance(call, StreamReceiver)
+        if call_id in self._arriving:
+            raise MalformedError(f"call {call_id} is answered twice")
+        if len(self._arriving) > _ARRIVING_MAX:  # some have been given up
+            self._arriving &= self._pending.calls.keys()
+        self._arriving.add(call_id)
+        return True
+
+    def on_response(  # noqa: C901  (of every call: no steps)
+        self,
+        _flags: int,
+        call_id: int,
+        _aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        """Take the result of a call.
+
+        Raises:
+            MalformedError: the answer does not belong to a call of this kind.
+        """
+        meta = answer_meta(head) if head else NO_META
+        call = self._get(call_id)
+        if not isinstance(call, CallFuture):
+            self._refuse_kind(call, call_id)
+            self._discard(control, buffers, meta)
+            return
+        self._end(call_id)
+        if call.watch is not None or call.begun is not None or call.destination:
+            call.settle()
+        if call.pins is not None:
+            call.pins = None
+        if meta:
+            call.note = meta.get(NOTE)
+            self._take_back(meta)
+        if buffers:
+            stats = call.stats
+            stats.bytes_copied += self._connection.message_bytes_copied
+            for buffer in buffers:
+                stats.bytes_received += buffer.nbytes
+        try:
+            value, loans = self._decode(control, buffers, meta)
+        except BaseException as raised:  # noqa: BLE001  (a value's own code may run)
+            error = _unreadable_answer(raised, call)
+            self._note(call, outcome_of(error))
+            call.fail(error)
+            return
+        self._note(call, OK)
+        if call.destination is not None:
+            call.destination.deliver(call, value, buffers)
+        elif not call.done():
+            call.set_result(value)
+        if loans is not None:
+            self._take_over(loans)
+
+    def on_error(
+        self,
+        _flags: int,
+        call_id: int,
+        aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        """Take the error of a call or a stream.
+
+        Raises:
+            MalformedError: the call was never made, or the number of items is negative.
+        """
+        call = self._pending.get(call_id)
+        meta = answer_meta(head)
+        if aux < 0:
+            raise MalformedError(f"an error must follow at least 0 items, not {aux}")
+        if call is None:
+            self._pending.take(call_id)  # refuses an answer that the peer made up
+            self._discard(control, buffers, meta)
+            return
+        call.settle()
+        call.note = meta.get(NOTE)
+        self._release_pins(call, meta)
+        try:
+            tree = self._messages.decode_error(control, buffers)
+            error: AsyncRpcError = rebuild_exception(
+                tree, self._functions, function=call.function, to=call.to
+            )
+        except BaseException as raised:  # noqa: BLE001  (a value's own code may run)
+            error = _unreadable_answer(raised, call)
+        if isinstance(error, CallError):
+            said = str(meta.get("o", ""))
+            error.outcome = Outcome.__members__.get(said, error.outcome)
+        if isinstance(call, CallFuture):
+            self._pending.take(call_id)
+            self._note(call, outcome_of(error))
+            call.fail(error)
+        else:
+            call.on_error(error, aux)
+            self._end_if_whole(call)
+
+    def on_stream_item(
+        self,
+        _flags: int,
+        call_id: int,
+        _aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        """Take one item of a stream.
+
+        Raises:
+            MalformedError: the item does not belong to a stream, or its number is not
+                new.
+        """
+        stream = self._pending.get(call_id)
+        if not isinstance(stream, StreamReceiver):
+            self._refuse_kind(stream, call_id)
+            self._messages.give_back(control, buffers)  # the consumer has gone
+            return
+        record = unpack_head(head)
+        meta = record[1] if len(record) > 1 and record[1] else NO_META
+        serial = record[0] if record and type(record[0]) is int else -1
+        if serial < 0 or stream.has(serial):
+            raise MalformedError(
+                f"an item of a stream must have a new number, not {serial}"
+            )
+        nbytes = item_bytes(control, buffers)
+        stream.check_ahead()
+        try:
+            value, loans = self._decode(control, buffers, meta)
+        except BaseException as raised:  # noqa: BLE001  (a value's own code may run)
+            stream.on_error(_unreadable_answer(raised, stream), 0)
+            self._calls.cancel(stream)
+            return
+        if NOTE in meta:
+            stream.note = meta[NOTE]
+        stream.on_item(serial, value, nbytes)
+        self._end_if_whole(stream)
+        if loans is not None:
+            self._take_over(loans)
+
+    def on_stream_end(self, frame: Frame) -> None:
+        """Take the end of a stream, with its number of items.
+
+        Raises:
+            MalformedError: the end does not belong to a stream, or counts fewer
+                items than have arrived.
+        """
+        stream = self._pending.get(frame.call_id)
+        if not isinstance(stream, StreamReceiver):
+            self._refuse_kind(stream, frame.call_id)
+            self._take_back(answer_meta(frame.head))
+            return
+        self._check_count(stream, frame.aux)
+        meta = answer_meta(frame.head)
+        stream.note = meta.get(NOTE, stream.note)
+        self._release_pins(stream, meta)
+        stream.on_end(frame.aux)
+        self._end_if_whole(stream)
+
+    def _refuse_kind(self, call: object, call_id: int) -> None:
+        """Refuse an answer that its call cannot have; a call given up may have any.
+
+        Raises:
+            MalformedError: the call was never made, or is of another kind.
+        """
+        self._pending.check(call_id)
+        if call is not None:
+            raise MalformedError(f"call {call_id} is answered as another kind of call")
+
+    def _check_count(self, stream: StreamReceiver, items: int) -> None:
+        """Refuse the end of a stream that counts fewer items than have come.
+
+        Raises:
+            MalformedError: the stream ended after fewer items than have arrived.
+        """
+        if items < stream.received:
+            raise MalformedError(
+                f"a stream ends after {items} items, but {stream.received} have come"
+            )
+
+    def _end_if_whole(self, stream: StreamReceiver) -> None:
+        """Forget a stream once its end and all items are here: the end may overtake."""
+        if stream.is_whole:
+            self._pending.take(stream.call_id)
+            self._ends.note_stream(stream, outcome_of(stream.error))
+
+    def _release_pins(self, call: CallFuture[Any] | StreamReceiver, meta: Meta) -> None:
+        """Release the pins of a request, which has been answered."""
+        call.pins = None
+        self._take_back(meta)
+
+    def _take_back(self, meta: Meta) -> None:
+        """Take back the loans of a request; a bad loan does not spoil the answer."""
+        references = self._references
+        if references is None or "l" not in meta:
+            return
+        try:
+            tokens = _TOKENS.read_as("the loans that an answer returns", meta["l"])
+            references.take_back(self._peer.incarnation, tokens)
+        except RemoteProtocolError as error:
+            logger.warning("from worker %r: %s", self._peer.name, error)
+
+    def _discard(self, control: bytes, buffers: list[memoryview], meta: Meta) -> None:
+        """Discard an answer whose caller has gone: give back its loans."""
+        self._take_back(meta)
+        self._messages.give_back(control, buffers)
+
+
+class CallEnds:
+    """Notes how the calls of this worker to one peer end."""
+
+    __slots__ = ("_calls", "_now_s", "_streams", "_to")
+
+    def __init__(self, to: WorkerId, recorder: FlightRecorder) -> None:
+        self._to = plain(to)
+        self._now_s = recorder.now_s
+        self._calls = recorder.calls
+        self._streams = recorder.received
+
+    def note(self, call: CallFuture[Any], outcome: str) -> None:
+        """Record a call that has been answered."""
+        moved = call.moved
+        self._calls.record(
+            (
+                self._now_s(),
+                call.began_s,
+                self._to,
+                call.function,
+                call.call_id,
+                outcome,
+                0 if moved is None else moved.bytes_sent,
+                0 if moved is None else moved.bytes_received,
+                call.task,
+            )
+        )
+
+    def note_stream(self, stream: StreamReceiver, outcome: str) -> None:
+        """Record a stream that has ended."""
+        self._streams.record(
+            (
+                self._now_s(),
+                stream.began_s,
+                self._to,
+                stream.function,
+                stream.call_id,
+                outcome,
+                stream.received,
+                stream.task,
+            )
+        )
+
+    def note_given_up(
+        self, call: CallFuture[Any] | StreamReceiver, outcome: str = CANCELLED
+    ) -> None:
+        """Record a call that its caller gave up; a stream may have failed before."""
+        if isinstance(call, StreamReceiver):
+            failed = call.error
+            self.note_stream(call, outcome if failed is None else outcome_of(failed))
+        else:
+            self.note(call, outcome)
+
+    def note_lost(self, call: CallFuture[Any] | StreamReceiver) -> None:
+        """Record a call whose peer is lost."""
+        self.note_given_up(call, _LOST)
+
+    def note_unsent(self, call: CallFuture[Any]) -> None:
+        """Record a call that has ended, and was never sent."""
+        self.note(call, CANCELLED if call.cancelled() else outcome_of(call.failure))

@@ -6,39 +6,18 @@ Large payloads are packed in a thread; until then the call has not been sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from asyncrpc.clock import Deadline
 from asyncrpc.runtime.calls.common_arguments import CommonArguments
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.preparation import PACK_HERE_BYTES_MAX
-from asyncrpc.runtime.calls.unsent import UnsentCalls
-from asyncrpc.runtime.ports import Scheduler
-from asyncrpc.serde import Copy, Encoded
+from asyncrpc.serde import Encoded
 
-
-class FetchesCopies(Protocol):
-    """Devices, as far as tensors that are sent from them go."""
-
-    async def fetched(self, copies: Sequence[Copy]) -> None:
-        """Wait until host memory has been filled."""
-
-
-class PackingHost(Scheduler, Protocol):
-    """The parts of a worker that pack requests."""
-
-    @property
-    def unsent(self) -> UnsentCalls:
-        """Counts the calls that wait."""
-
-    @property
-    def devices(self) -> FetchesCopies:
-        """The worker's devices."""
-
-    def run_on_host(self, job: Callable[[], Encoded]) -> asyncio.Future[Encoded]:
-        """Run `job`, which touches no device, in a thread."""
+if TYPE_CHECKING:
+    from asyncrpc.runtime.calls.ports import CallHost
 
 
 class RequestPacking:
@@ -46,7 +25,7 @@ class RequestPacking:
 
     __slots__ = ("_host",)
 
-    def __init__(self, host: PackingHost) -> None:
+    def __init__(self, host: CallHost) -> None:
         self._host = host
 
     def pack(

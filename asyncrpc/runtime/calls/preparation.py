@@ -1,7 +1,7 @@
 """Messages that must be prepared before they are read: unpacked, or put on devices.
 
 Both are done in threads.  For the receiver, such a message arrives a little later, like
-one with a large payload.  The other direction is in `packing` and `responder`: an
+one with a large payload.  The other direction is in `packing` and `inbound`: an
 encoded message is packed in a thread and then sent.
 """
 
@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from asyncrpc.errors import (
-    AsyncRpcError,
     CallError,
     DecodeError,
     MalformedError,
@@ -23,15 +22,12 @@ from asyncrpc.errors import (
     RejectedError,
     RemoteProtocolError,
 )
-from asyncrpc.runtime.calls.admission import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.calls.machine.calls import PendingCalls
-from asyncrpc.runtime.calls.machine.link import LinkStatus
+from asyncrpc.runtime.calls.machine.calls import LinkStatus, PendingCalls
 from asyncrpc.runtime.calls.message_codec import DecodedBuffers
+from asyncrpc.runtime.calls.peer_memory import FREE_BYTES_MAX
 from asyncrpc.runtime.devices.maps import DEVICES, IDENTITY, DeviceMap
-from asyncrpc.runtime.ports import HoldsMessages, Pool
 from asyncrpc.serde import (
-    Codec,
     DevicePlacement,
     PackedMessage,
     Staged,
@@ -42,6 +38,10 @@ from asyncrpc.serde import (
 from asyncrpc.serde.exceptions import words_of
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import unpack_head
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.calls.message_codec import MessageCodec
+    from asyncrpc.runtime.calls.ports import CallConnection, CallHost
 
 # Packed, or unpacked, on the loop itself: 64 KiB take 20 us by bf16, 80 us by zstd, 160
 # by both int8 and zstd; to go to a thread and back takes as long.
@@ -55,53 +55,6 @@ UNPACKING_BYTES_MAX: Final = 64 << 20
 _PACKED: Final = (FrameKind.REQUEST, FrameKind.RESPONSE, FrameKind.STREAM_ITEM)
 
 Deliver = Callable[[bytes, list[memoryview]], None]
-
-
-class PutsOnDevices(Protocol):
-    """Puts tensors on devices."""
-
-    def place(
-        self,
-        wanted: dict[int, tuple[torch.Tensor, str]],
-        done: Callable[[dict[int, torch.Tensor], BaseException | None], None],
-    ) -> None:
-        """Move tensors of the host to their devices, then hand them over."""
-
-
-class PreparationHost(Protocol):
-    """The parts of a worker that prepare messages."""
-
-    codec: Codec
-
-    @property
-    def host_pool(self) -> Pool:
-        """Threads for work on host memory."""
-
-    @property
-    def devices(self) -> PutsOnDevices:
-        """The worker's devices."""
-
-
-class ReceivesMessages(Protocol):
-    """A connection, as far as messages that have arrived go."""
-
-    @property
-    def message_bytes_copied(self) -> int:
-        """Return how many bytes of the current message were copied on arrival."""
-
-    @property
-    def turns(self) -> HoldsMessages:
-        """Its turns of parsing messages."""
-
-    def fail(self, error: AsyncRpcError) -> None:
-        """Abort the connection because of `error`."""
-
-
-class Unread(Protocol):
-    """Takes messages that are not read."""
-
-    def give_back(self, control: bytes) -> None:
-        """Take the references of a message that is not read, and give them back."""
 
 
 @dataclass(slots=True)
@@ -139,13 +92,13 @@ class MessagePreparation:
 
     def __init__(
         self,
-        host: PreparationHost,
+        host: CallHost,
         *,
         limit: int,
-        connection: ReceivesMessages,
+        connection: CallConnection,
         pending: PendingCalls[Any],
         status: LinkStatus,
-        unread: Unread,
+        unread: MessageCodec,
         read_head: Callable[[bytes], object],
         expand: Callable[[int, int], None],
     ) -> None:

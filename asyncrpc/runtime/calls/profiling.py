@@ -47,12 +47,6 @@ def show_function(
 
     If the profiler sees only the thread of the event loop, the range is in that thread,
     also for functions that run in others.
-
-    Args:
-        inbound: the call.
-        target: what it runs.
-        caller: name of the peer.
-        callee: name of this worker.
     """
     name = f"rpc_run#{target.name}({caller} -> {callee})"
     sees_loop_only = torch._C._autograd._profiler_enabled()  # noqa: SLF001

@@ -55,10 +55,6 @@ def is_idempotent(function: Callable[..., Any]) -> bool:
 async def repeat(call: CallFuture[Any], make: Callable[[], CallFuture[Any]]) -> None:
     """Make attempts until one has a final outcome; complete `call` with that.
 
-    Args:
-        call: what the program waits for.
-        make: starts one attempt.
-
     Cancellation:
         The attempt under way is cancelled.
     """

@@ -1,14 +1,16 @@
-"""Requests that come in: read, their functions found, and run.
+"""Requests that come in: admitted, read, their functions found, and run.
 
-A request is decoded, its function found, and an `InboundCall` runs it; the answer is
-sent by the `responder`.  Everything runs on the event loop, and nothing waits.
+A request is decoded, its function found, and an `InboundCall` runs it; the `Responder`
+sends the answer.  Everything runs on the event loop, and nothing waits.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sized
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Any, Final, NoReturn
 
 from torch.autograd import profiler
 
@@ -20,22 +22,17 @@ from asyncrpc.errors import (
     DecodeError,
     MalformedError,
     Outcome,
+    OverloadedError,
     RejectedError,
     RemoteProtocolError,
 )
-from asyncrpc.ids import RRefId
+from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.runtime.calls import streams
-from asyncrpc.runtime.calls.admission import (
-    COUNTED,
-    FREE_BYTES_MAX,
-    HEAD_BYTES_MAX,
-    UNWEIGHED_CALLS_MAX,
-)
 from asyncrpc.runtime.calls.credit import LinkCredit
-from asyncrpc.runtime.calls.function_names import name_of_value
-from asyncrpc.runtime.calls.heads import ReceivedHeads
-from asyncrpc.runtime.calls.inbound import CallHost, InboundCall
+from asyncrpc.runtime.calls.heads import ReceivedHeads, name_of_value
+from asyncrpc.runtime.calls.inbound import InboundCall, Responder
 from asyncrpc.runtime.calls.machine.calls import ServedCalls
+from asyncrpc.runtime.calls.machine.served_rate import ServedRate
 from asyncrpc.runtime.calls.message_codec import (
     CODEC,
     NO_META,
@@ -49,25 +46,28 @@ from asyncrpc.runtime.calls.modes import (
     Target,
     mode_of,
 )
+from asyncrpc.runtime.calls.peer_memory import (
+    COUNTED,
+    FREE_BYTES_MAX,
+    HEAD_BYTES_MAX,
+    UNWEIGHED_CALLS_MAX,
+    PeerMemory,
+)
+from asyncrpc.runtime.calls.ports import CallConnection, CallHost
 from asyncrpc.runtime.calls.preparation import MessagePreparation
 from asyncrpc.runtime.calls.profiling import show_function
-from asyncrpc.runtime.calls.responder import Responder
 from asyncrpc.runtime.calls.tracing import trace_function
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.extensions import (
-    CallTracer,
-    References,
     RefusedFunction,
-    ThreadState,
 )
+from asyncrpc.runtime.lifecycle import Lifecycle
 from asyncrpc.runtime.messages import Sender, not_by
 from asyncrpc.runtime.ports import PeerLink
-from asyncrpc.runtime.router import Router
 from asyncrpc.runtime.schema import RecordSchema, kind_of
-from asyncrpc.serde import FunctionTable, text_of
+from asyncrpc.serde import text_of
 from asyncrpc.wire.frames import Flags, Frame, FrameKind
 from asyncrpc.wire.messages import Meta
-from asyncrpc.wire.outgoing import OutgoingState
 
 logger = logging.getLogger("asyncrpc")
 
@@ -77,56 +77,109 @@ _RESPONSE: Final = int(FrameKind.RESPONSE)
 _REFERENCE: Final = RecordSchema(RRefId)
 _TEXT: Final = kind_of(str)
 
-
-class AdmitsCalls(Protocol):
-    """Limits the calls that a worker serves at once."""
-
-    def admit(self, of_peer: Sized) -> None:
-        """Accept a call.
-
-        Raises:
-            RejectedError: too many calls, or the worker is shutting down.
-        """
+# Of a limit of so many calls or more, one peer has a part: a call takes 3 KB at least.
+SHARED_MIN: Final = 1000
+PEER_PART: Final = 2
 
 
-class RequestHost(CallHost, Protocol):
-    """The parts of a worker that take requests.
+class CallAdmission:
+    """The calls that one worker serves, counted.
 
     Attributes:
-        functions: that peers may call.
-        references: resolve targets that are not functions' names; None if there are
-            none.
-        thread_states: the modes under which functions of calls run.
-        tracer: shows them in traces; None: nothing does.
+        active: how many there are now.
+        refused: how many were refused, ever.
+        ended: how many have ended, ever; also refused ones, which are answered.
+        wakes_at: at so many calls, or fewer, `wake` is called.
+        held_bytes: what all peers together hold besides their calls.
     """
 
-    functions: FunctionTable
-    references: References | None
-    thread_states: list[ThreadState]
-    tracer: CallTracer | None
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        calls_max: int,
+        now_s: Callable[[], float],
+        *,
+        peer_bytes_max: int,
+        services_hold: Callable[[Incarnation], int],
+    ) -> None:
+        """Admit calls up to a limit, until the worker shuts down.
 
-    @property
-    def admission(self) -> AdmitsCalls:
-        """Counts the calls that are served."""
+        Args:
+            lifecycle: of the worker.
+            calls_max: how many calls may be served at the same time.
+            now_s: reads the clock; called when a call is refused.
+            peer_bytes_max: of the account of each peer.
+            services_hold: returns how many bytes services keep for a peer.
+        """
+        self.active = self.refused = self.ended = 0
+        self.held_bytes = 0
+        self._rate = ServedRate()
+        self._now_s = now_s
+        self._lifecycle = lifecycle
+        self._calls_max = calls_max
+        self._peer_bytes_max = peer_bytes_max
+        self._services_hold = services_hold
+        # Of a limit that is not small, one peer must not take all.
+        self._peer_calls_max = (
+            calls_max if calls_max < SHARED_MIN else calls_max // PEER_PART
+        )
+        self._idle = asyncio.Event()
+        self.wakes_at = 0
 
-    def mode_of_method(self, method: Callable[..., Any]) -> Mode:
-        """Decide where a method of a referenced object runs."""
+    def open(self, peer: Incarnation, calls: Sized) -> PeerMemory:
+        """Open the account of a peer, whose served calls are `calls`."""
+        services_hold = partial(self._services_hold, peer)
+        return PeerMemory(self, calls, services_hold, self._peer_bytes_max)
 
-    @property
-    def router(self) -> Router:
-        """Return the router of messages to this worker's services."""
+    def admit(self, of_peer: Sized) -> None:
+        """Accept a call, or refuse it.
 
+        Args:
+            of_peer: the calls of its peer that are served.
 
-class ReceivesRequests(Protocol):
-    """A connection, as far as requests that are given up go."""
+        Raises:
+            OverloadedError: too many calls.
+            RejectedError: the worker is shutting down.
+        """
+        if self._lifecycle.is_draining:
+            self.refused += 1
+            raise RejectedError(
+                "the worker is shutting down", outcome=Outcome.NOT_EXECUTED
+            )
+        if self.active >= self._peer_calls_max:
+            if self.active >= self._calls_max:
+                limit = "its limit (LimitOptions.inbound_calls_max)"
+                self._refuse(f"{self.active} calls, {limit}")
+            if len(of_peer) >= self._peer_calls_max:
+                share = "one peer's share of LimitOptions.inbound_calls_max"
+                self._refuse(f"{len(of_peer)} calls of this peer, {share}")
 
-    def drop(
-        self, kind: int, call_id: int, *, bare_only: bool = False
-    ) -> OutgoingState | None:
-        """Give up a message that waits, or if `bare_only` nothing but a value."""
+    def _refuse(self, what: str) -> NoReturn:
+        served = self.ended - self.refused
+        self.refused += 1
+        after_s = self._rate.retry_after_s(served, self.active, self._now_s())
+        raise OverloadedError(
+            f"the worker is serving {what}; try again in {after_s:.3g} s",
+            retry_after_s=after_s,
+        )
 
-    def forget_transfer(self, kind: int, call_id: int) -> bytes | None:
-        """Do not deliver a message whose payload is arriving; return its control."""
+    def wake(self) -> None:
+        """Let go on what waits for calls to end."""
+        self._idle.set()
+
+    async def wait_idle(self, *, but: int = 0) -> None:
+        """Wait until no call is served.
+
+        Args:
+            but: how many calls may still be served: those that wait here themselves.
+
+        Cancellation:
+            Nothing has changed.
+        """
+        self.wakes_at = max(self.wakes_at, but)
+        while self.active > but:
+            self._idle.clear()
+            await self._idle.wait()  # shutdown and drain have a limit
 
 
 class RequestDispatcher:
@@ -135,9 +188,9 @@ class RequestDispatcher:
     def __init__(
         self,
         link: PeerLink,
-        host: RequestHost,
+        host: CallHost,
         *,
-        connection: ReceivesRequests,
+        connection: CallConnection,
         served: ServedCalls[InboundCall],
         credit: LinkCredit,
         messages: MessageCodec,
@@ -174,11 +227,12 @@ class RequestDispatcher:
         self._heads = heads.known
         self._read_head = heads.read
         self._arriving = credit.arriving
+        self._admission = host.admission
         self._admit = host.admission.admit
         self._memory = credit.memory
         self._running = served.running
         self._decode = messages.decode
-        self._begin = responder.begin
+        self._open = served.begin
         self._router = router = host.router
         self._requests, self._notices = router.requests, router.notices
 
@@ -228,7 +282,8 @@ class RequestDispatcher:
                 )
             self._refuse(inbound, target, unreadable(error), control, buffers)
             return
-        self._begin(inbound)
+        self._open(call_id, inbound)  # as `_begin`
+        self._admission.active += 1
         if (
             self._arriving
             or size_bytes > FREE_BYTES_MAX
@@ -251,6 +306,15 @@ class RequestDispatcher:
             self._responder.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
         except BaseException as error:  # noqa: BLE001  (the function's; the caller's)
             self._responder.answer_error(inbound, error)
+
+    def _begin(self, inbound: InboundCall) -> None:
+        """Count a call as served from now on.
+
+        Raises:
+            MalformedError: the peer uses an id twice.
+        """
+        self._open(inbound.call_id, inbound)
+        self._admission.active += 1
 
     def _weigh(self, size_bytes: int, head: bytes, buffers: list[memoryview]) -> int:
         """Return what a message may hold without credit; see `PeerMemory.weigh`.
@@ -290,7 +354,7 @@ class RequestDispatcher:
         if DEVICES in meta:
             DeviceMap.from_wire(meta[DEVICES])
         if CODEC in meta:
-            _TEXT.explain("the codec of a request", meta[CODEC])
+            _TEXT.read_as("the codec of a request", meta[CODEC])
         if "r" in meta:
             self._expect(inbound, meta["r"])
 

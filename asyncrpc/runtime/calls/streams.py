@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import CallError, DeadlineExceededError, MalformedError, Outcome
-from asyncrpc.runtime.calls.credit import request_bytes
-from asyncrpc.runtime.calls.futures import CallLink
+from asyncrpc.runtime.calls.futures import CallFuture, CallLink
 from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.machine.streams import (
     StreamCredit,
@@ -85,12 +84,6 @@ class StreamProducer:
             Nothing has changed.
         """
         await self._room.wait()  # a consumer that is lost, or leaves, cancels this
-
-
-def item_bytes(control: bytes, buffers: Sequence[memoryview]) -> int:
-    """Return the bytes that an item counts for, at both ends."""
-    lengths = [buffer.nbytes for buffer in buffers]
-    return request_bytes(control, len(control), lengths)
 
 
 class StreamReceiver:
@@ -303,6 +296,9 @@ async def _take_by(stream: StreamReceiver, deadline: Deadline | None) -> Any:
             outcome=Outcome.UNKNOWN,
             timeout_s=deadline.allowed_s,
         ) from error
+
+
+OutboundCall: TypeAlias = CallFuture[Any] | StreamReceiver
 
 
 def serve(

@@ -35,9 +35,7 @@ def trace_call(
     """Show a call from now to its end.
 
     Args:
-        tracer: shows it.
         call: its future, which no other code has yet.
-        attempt_of: the future of the call that it is an attempt of.
         is_repeated: whether it may have several attempts.
     """
     whole = None if attempt_of is None else attempt_of.span
@@ -73,14 +71,7 @@ def with_span(
 def trace_function(
     tracer: CallTracer, inbound: InboundCall, target: Target, caller: str
 ) -> None:
-    """Show a function that a peer has called from now to its answer.
-
-    Args:
-        tracer: shows it.
-        inbound: the call.
-        target: what it runs.
-        caller: name of the peer.
-    """
+    """Show a function that a peer has called from now to its answer."""
 
     def begin(function: str) -> CallSpan:
         waited_s = inbound.host.recorder.now_s() - inbound.came_s
@@ -102,8 +93,6 @@ def stream_trace(
 
     Args:
         tracer: shows the stream; None: nothing does.
-        function: name of the generator.
-        to: name of the producer.
     """
     return _UNTRACED if tracer is None else StreamTrace(tracer.called(function, to))
 
@@ -115,7 +104,6 @@ def generation_trace(
 
     Args:
         tracer: shows them; None: nothing does.
-        name: of what makes them.
     """
     return _UNTRACED if tracer is None else StreamTrace(tracer.generation(name))
 
@@ -124,7 +112,6 @@ class StreamTrace:
     """A stream in a trace, at its consumer: a context around all of it.
 
     Attributes:
-        span: what the trace shows of it.
         count: returns how many items have come.
     """
 

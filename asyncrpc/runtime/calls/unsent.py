@@ -24,11 +24,7 @@ from asyncrpc.runtime.calls.futures import CallFuture
 
 
 class UnsentCalls:
-    """The calls of one worker that wait, counted.
-
-    Attributes:
-        count: how many there are now.
-    """
+    """The calls of one worker that wait, counted."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -42,7 +38,6 @@ class UnsentCalls:
         Not an asynchronous generator: see `DialTurns.one`.
 
         Args:
-            call: its future.
             deadline: of the call; a TimeoutError in the block says that it has passed.
             until: what the call waits for, to end "this worker was shut down before".
 

@@ -107,9 +107,6 @@ WAITS: Final[CodeType] = _LockQueue.enter.__code__  # where a thread waits
 def ahead_of(ident: int) -> list[int]:
     """Return the threads that a thread waits for, if it waits for devices.
 
-    Args:
-        ident: of the thread.
-
     Thread safety: from any thread.
     """
     return _QUEUE.ahead_of(ident)

@@ -17,7 +17,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from asyncrpc.environment import LaunchPlacement, resolve
+from asyncrpc import environment
+from asyncrpc.environment import LaunchPlacement
 from asyncrpc.environment.values import Field
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.host import LAUNCHER_PID
@@ -135,7 +136,7 @@ def place(environ: Mapping[str, str] = os.environ) -> ProcessPosition:
     Raises:
         UsageError: the environment has only a part of it, or contradicts itself.
     """
-    found = resolve(environ, launcher_pid=LAUNCHER_PID)
+    found = environment.resolve(environ, launcher_pid=LAUNCHER_PID)
     if found.is_started:
         return _started_place(found)
     said = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if environ.get(name)]

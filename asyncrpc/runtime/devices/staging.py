@@ -35,13 +35,7 @@ Wanted = dict[int, tuple[torch.Tensor, str]]  # in host memory, and its device
 
 
 class DeviceHost(Protocol):
-    """The worker that uses devices.
-
-    Attributes:
-        name: of the worker.
-        loop: of the worker.
-        pool: threads for plain functions.
-    """
+    """The worker that uses devices."""
 
     name: str
     loop: asyncio.AbstractEventLoop
@@ -60,7 +54,6 @@ class Devices:
         """Prepare.
 
         Args:
-            host: the worker.
             declared: its devices; None: those that the process has.
         """
         self._host = host

@@ -47,7 +47,6 @@ class Stranger(Protocol):
 
     Attributes:
         opened: done once it is open; fails if it ends before.
-        reads: how often something has been read.
         stream: knows whether something was read below, as by TLS.
     """
 
@@ -82,9 +81,6 @@ class Admission:
         """Prepare.
 
         Args:
-            identity: of the worker.
-            loop: has the timers.
-            counters: count what was refused.
             handshakes_max: how many may wait at a time.
             timeout_s: seconds that each has to introduce itself.
         """

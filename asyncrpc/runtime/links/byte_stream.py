@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-from asyncrpc.runtime.calls.backlog import nobody_waits
+from asyncrpc.runtime.calls.peer_memory import nobody_waits
 from asyncrpc.transport.abc import PeerCredentials, StreamHandler, Transport
 from asyncrpc.transport.flow import WaterMarks
 

@@ -12,7 +12,7 @@ from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.links.ports import SILENT, HandshakeConnection
 from asyncrpc.runtime.links.tokens import Tokens
 from asyncrpc.runtime.ports import Identity
-from asyncrpc.runtime.spinning import Spinner
+from asyncrpc.runtime.spin import Spinner
 from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, Role
 from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello

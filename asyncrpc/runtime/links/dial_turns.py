@@ -87,7 +87,6 @@ class DialTurns:
         """Prepare.
 
         Args:
-            own_name: of the worker.
             window: says how many dials have a turn at a time.
         """
         self._own_name = own_name
@@ -103,7 +102,6 @@ class DialTurns:
         that still use them.
 
         Args:
-            name: of the peer.
             wakes: set when the turn comes.  If anything else sets it, `begun` returns
                 without a turn.
         """

@@ -97,10 +97,7 @@ class Dialer(Generic[LinkT]):
         """Prepare.
 
         Args:
-            identity: of the worker that dials.
             counters: count the handshakes that fail.
-            routes: the ways to peers.
-            handshakes: makes connections.
             answers: told of what peers answer; has opened the link when it returns.
             processes: knows what became of peers that do not answer.
         """
@@ -117,7 +114,6 @@ class Dialer(Generic[LinkT]):
         """Return the link to a peer, made by this side or by the peer.
 
         Args:
-            entry: of the peer.
             group: knows whether the peer is elsewhere now; None: there is no group.
 
         Raises:

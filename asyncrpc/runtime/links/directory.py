@@ -140,7 +140,7 @@ class Directory(Generic[LinkT]):
         self._group: GroupRecords | None = None
         self._on_link: tuple[Callable[[LinkT], None], ...] = ()
         self._table: PeerTable[LinkT] = PeerTable(identity)
-        self._met = self._table.met
+        self.met = self._table.met
         self.give_rank = self._table.give_rank
         self._links: dict[ResumableConnection, LinkT] = {}
         self._by_incarnation: dict[Incarnation, LinkT] = {}
@@ -243,7 +243,7 @@ class Directory(Generic[LinkT]):
         Raises:
             UnknownWorkerError: no worker has this name.
         """
-        entry = self._met(name)
+        entry = self.met(name)
         if entry is None:
             self.member(name)
             return None
@@ -481,7 +481,7 @@ class Directory(Generic[LinkT]):
         """Record a worker that introduces itself, or has been restarted."""
         if self.known_incarnation(hello.name) == hello.incarnation:
             return
-        entry = self._met(hello.name)
+        entry = self.met(hello.name)
         connection = None if entry is None else entry.machine.connection
         if connection is not None:
             connection.end(ConnectionLostError("the worker has been restarted"))
@@ -536,7 +536,7 @@ class Directory(Generic[LinkT]):
             return
         self._liveness.forget(connection)
         reason = str(error) if error is not None else ""
-        entry = self._met(link.peer.name)
+        entry = self.met(link.peer.name)
         if entry is not None:
             entry.on_lost(connection)
         if self._by_incarnation.get(link.peer.incarnation) is link:
@@ -557,7 +557,7 @@ class Directory(Generic[LinkT]):
     def set_broken(self, connection: ResumableConnection, *, broken: bool) -> None:
         """Make new calls wait while the connection to their peer is broken."""
         link = self._links.get(connection)
-        entry = None if link is None else self._met(link.peer.name)
+        entry = None if link is None else self.met(link.peer.name)
         if link is not None:
             self._note(link.peer, "broken" if broken else "resumed")
         if link is None or entry is None or entry.machine.connection is not connection:

@@ -55,7 +55,6 @@ class DisconnectedTransport(Transport):
         """Stand in for a transport.
 
         Args:
-            handler: is told of the end.
             was: the transport that has broken.
             fail: ends the connection, if too much is sent.
         """

@@ -16,13 +16,11 @@ class PeerEntry(Generic[LinkT]):
     """One worker, by name.
 
     Attributes:
-        member: what is known of it.
         link: to it; None without one, if its connection is broken, or if the peer has
             dialed it and not yet shown that it is open there as well.
         broken: the link whose connection is broken: calls wait for its end or its
             return.
         machine: decides which of several connections survives.
-        dial: makes a connection.
         settled: set when a link has come up, or a connection has ended.
     """
 

@@ -71,7 +71,6 @@ async def evidence_at(
 
     Args:
         addresses: the worker's, or `Hello.sidecar`.
-        incarnation: of the worker.
         secret: as of `evidence_of`, as are the result and cancellation.
         timeout_s: as of `evidence_of`.
     """

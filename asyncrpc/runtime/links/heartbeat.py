@@ -92,10 +92,6 @@ class HeartbeatRecord:
     ) -> None:
         """Begin.
 
-        Args:
-            incarnation: of the worker.
-            loop: of the worker.
-
         Raises:
             OSError: the system does not support such a record.
         """

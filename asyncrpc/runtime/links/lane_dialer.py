@@ -46,10 +46,6 @@ class LaneDialer:
         """Prepare.
 
         Args:
-            identity: of the worker that dials.
-            scheduler: runs the dials.
-            routes: the ways to peers.
-            handshakes: makes connections.
             wanted: how many lanes a link has; None: as many as suit the transport.
             redial: opens a lane anew that has broken at the peer.
             is_ready: whether memory of payloads may be written to now.

@@ -6,9 +6,9 @@ made here, holds no more than it needs, and can be used without a link.
 
     part           what it does                               made in
     calls          calls and messages to the peer             `calls.outbound`
-    answers        what the peer answers                      `calls.answers`
+    answers        what the peer answers                      `calls.outbound`
     requests       what the peer asks                         `calls.requests`
-    responder      what this worker answers                   `calls.responder`
+    responder      what this worker answers                   `calls.inbound`
     messages       values in messages                         `calls.message_codec`
     preparation    messages that are not ready to be read     `calls.preparation`
     long_messages  messages that take long to be read         `calls.long_messages`
@@ -20,44 +20,40 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from asyncrpc.errors import AsyncRpcError, MalformedError, OverloadedError
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.calls.admission import VALUE_BYTES, CallAdmission
-from asyncrpc.runtime.calls.answers import AnswerHost, AnswerReceiver
-from asyncrpc.runtime.calls.backlog import Backlog, OutboundBudget
-from asyncrpc.runtime.calls.credit import InboundCredit, LinkCredit
+from asyncrpc.runtime.calls.credit import LinkCredit
 from asyncrpc.runtime.calls.deferred import DeferredMessages
-from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.heads import ReceivedHeads
-from asyncrpc.runtime.calls.inbound import InboundCall
+from asyncrpc.runtime.calls.inbound import InboundCall, Responder
 from asyncrpc.runtime.calls.long_messages import LongMessages
-from asyncrpc.runtime.calls.machine.calls import PendingCalls, ServedCalls
-from asyncrpc.runtime.calls.machine.link import LinkStatus
+from asyncrpc.runtime.calls.machine.calls import LinkStatus, PendingCalls, ServedCalls
 from asyncrpc.runtime.calls.message_codec import (
     NO_META,
     SMALL_BYTES_MAX,
     DecodedBuffers,
     MessageCodec,
-    SharedPlaces,
     meta_of,
     takes_long,
 )
-from asyncrpc.runtime.calls.modes import Target
-from asyncrpc.runtime.calls.outbound import OutboundCalls
-from asyncrpc.runtime.calls.outbound_ports import OutboundCall, OutboundHost
+from asyncrpc.runtime.calls.outbound import (
+    AnswerReceiver,
+    CallEnds,
+    OutboundCalls,
+)
+from asyncrpc.runtime.calls.peer_memory import VALUE_BYTES, Backlog
+from asyncrpc.runtime.calls.ports import CallHost
 from asyncrpc.runtime.calls.preparation import MessagePreparation
-from asyncrpc.runtime.calls.requests import RequestDispatcher, RequestHost
-from asyncrpc.runtime.calls.responder import Responder, ResponderHost
-from asyncrpc.runtime.devices.staging import Devices
+from asyncrpc.runtime.calls.requests import RequestDispatcher
+from asyncrpc.runtime.calls.streams import OutboundCall
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.links.reading_turns import logged
 from asyncrpc.runtime.members import member_of
-from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.payloads.ports import LaneConnection
-from asyncrpc.runtime.threads import ThreadPool
-from asyncrpc.serde import Encoded, is_unprepared, unreadable
+from asyncrpc.runtime.payloads.sharing import Sharing
+from asyncrpc.serde import is_unprepared, unreadable
 from asyncrpc.wire.frames import Flags, Frame, FrameKind, prefix
 
 _LARGE: Final = int(Flags.DEFERRED | Flags.PLACED)  # of messages with large buffers
@@ -66,64 +62,6 @@ _LARGE: Final = int(Flags.DEFERRED | Flags.PLACED)  # of messages with large buf
 MessageHandler: TypeAlias = Callable[
     [int, int, int, bytes, bytes, list[memoryview]], None
 ]
-
-
-class SharedRegions(Protocol):
-    """Memory that a worker shares with its peers."""
-
-    def refer(self, link: Link, encoded: Encoded) -> None:
-        """Make sure that a message is read only when the peer has the memory."""
-
-
-class SharedMemory(Protocol):
-    """The memory that a worker and its peers share."""
-
-    @property
-    def leases(self) -> SharedPlaces:
-        """Places of peers that this worker uses."""
-
-    @property
-    def regions(self) -> SharedRegions:
-        """Memory that is referred to in messages."""
-
-    def take_back_from(self, link: Link, location: int) -> None:
-        """A peer no longer uses one of our places."""
-
-
-class LinkHost(AnswerHost, OutboundHost, RequestHost, ResponderHost, Protocol):
-    """What a worker gives the parts of its links.
-
-    Attributes:
-        inbound_credit: limits the large requests that it takes in, over all peers.
-        outbound_budget: limits what its peers have not taken, over all of them.
-    """
-
-    inbound_credit: InboundCredit
-    outbound_budget: OutboundBudget
-    pool: ThreadPool
-
-    @property
-    def options(self) -> Options:
-        """The worker's options."""
-
-    @property
-    def devices(self) -> Devices:
-        """The worker's devices."""
-
-    @property
-    def host_pool(self) -> ThreadPool:
-        """Threads for work on host memory."""
-
-    @property
-    def admission(self) -> CallAdmission:
-        """Limits and counts the calls that are served."""
-
-    @property
-    def memory(self) -> SharedMemory:
-        """Return the memory that it shares with peers."""
-
-    def target(self, name: str) -> Target:
-        """Return what a peer may call by this name."""
 
 
 class Link:
@@ -149,9 +87,10 @@ class Link:
     """
 
     def __init__(
-        self, worker: LinkHost, peer: WorkerId, connection: Connection
+        self, worker: CallHost, shared: Sharing, peer: WorkerId, connection: Connection
     ) -> None:
         self.host, self.peer, self.connection = worker, peer, connection
+        self._shared = shared
         hello = connection.peer
         self.is_guest = hello is not None and bool(member_of(hello).gateway)
         self.stream, self.writable = connection.stream, connection.writable
@@ -183,8 +122,8 @@ class Link:
             self,
             worker,
             connection=connection,
-            places=worker.memory.leases,
-            refer=functools.partial(worker.memory.regions.refer, self),
+            places=shared.leases,
+            refer=functools.partial(shared.regions.refer, self),
             devices=worker.devices,
             deferred=self.deferred,
             pickles=connection.peer is None or not connection.peer.strict,
@@ -461,7 +400,7 @@ class Link:
             self.connection.lanes.on_peer_broken(frame.call_id, frame.aux)
 
     def _on_free(self, frame: Frame) -> None:
-        self.host.memory.take_back_from(self, frame.call_id)
+        self._shared.take_back_from(self, frame.call_id)
 
     def _on_goodbye(self, _: Frame) -> None:
         self.status.on_goodbye()

@@ -74,7 +74,6 @@ class Liveness:
         """Prepare.
 
         Args:
-            scheduler: has the timer.
             sidecar: is told of peers that may ask for this worker.
             heartbeat_s: seconds of silence after which a peer is pinged.
             lost_after_s: seconds of silence after which it may be lost.
@@ -193,7 +192,6 @@ class Liveness:
         """Ask what became of the process of a peer that has not introduced itself.
 
         Args:
-            member: what is known of the peer.
             listener_pid: the process that listens at its Unix socket; 0: not known.
         """
         if listener_pid:

@@ -38,12 +38,7 @@ class Observers:
     """
 
     def __init__(self, identity: Identity, scheduler: Scheduler) -> None:
-        """Prepare.
-
-        Args:
-            identity: of the worker.
-            scheduler: runs the answers.
-        """
+        """Prepare."""
         self.router = Router()
         self._identity = identity
         self._scheduler = scheduler

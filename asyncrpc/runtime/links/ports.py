@@ -29,7 +29,6 @@ class HandshakeConnection(StreamHandler, Protocol):
         opened: done once the connection is open.
         ended: done when it has ended.
         address: the address that was dialed; None at the end that was dialed.
-        role: which end it is.
     """
 
     role: Role

@@ -49,9 +49,6 @@ class ReadingTurns:
         """Read in turns.
 
         Args:
-            frames: parses the messages.
-            stream: pauses the transport.
-            loop: on which they run.
             fail: ends the connection because of what has come.
         """
         self._frames = frames

@@ -83,7 +83,6 @@ class Broken:
 
     Attributes:
         connection: the broken one.
-        machine: decides.
         candidate: the connection that is about to bring another transport: it has said
             how much has been read, so nothing more may be read until it is answered.
     """
@@ -122,11 +121,7 @@ class Reconnector:
         """Prepare.
 
         Args:
-            identity: of the worker that reconnects.
-            scheduler: runs the attempts.
             counters: count the connections that go on.
-            routes: the ways to peers.
-            handshakes: makes connections.
             judge: knows whether peers are alive.
             calls: makes calls wait for a broken connection.
             lost_after_s: seconds after which a lane is given up.
@@ -234,7 +229,6 @@ class Reconnector:
         Nothing is written to an idle lane, so here there may be no sign of it.
 
         Args:
-            connection: the lane.
             attempt: the last one that the peer had accepted when it broke.
         """
         if self._of(connection).machine.is_broken_since(attempt):

@@ -46,7 +46,7 @@ from asyncrpc.runtime.members import RELAY, Member
 from asyncrpc.runtime.messages import Notice, message
 from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
 from asyncrpc.runtime.router import takes
-from asyncrpc.runtime.schema import integer
+from asyncrpc.runtime.schema import Integer
 from asyncrpc.transport.splice import Splice
 from asyncrpc.wire.handshake import Role
 from asyncrpc.wire.messages import Hello
@@ -64,7 +64,7 @@ class DialMember(Notice):
 
     guest: str
     member: str
-    rank: Annotated[int, integer(-1, 1 << 31, "a rank, or -1")]
+    rank: Annotated[int, Integer(-1, 1 << 31, "a rank, or -1")]
     incarnation: int
     addresses: tuple[str, ...]
     host_id: str
@@ -136,10 +136,7 @@ class Relay:
         """Prepare.
 
         Args:
-            identity: of the worker.
             scheduler: runs what takes time.
-            peers: the workers it knows.
-            handshakes: makes connections.
             tokens: those that the worker has issued.
         """
         self._identity = identity
@@ -172,8 +169,6 @@ class Relay:
         """Return the HELLO of a guest with what only its gateway knows.
 
         Args:
-            connection: to the guest.
-            hello: of the guest.
             gateway: of the guest; empty: this worker.
         """
         gateway = gateway or self._identity.name
@@ -202,8 +197,6 @@ class Relay:
         """Pass on the connection of a guest to the member that it wants.
 
         Args:
-            connection: of the guest.
-            hello: of the guest.
             token: of the connection of another guest for which this one comes, or 0.
         """
         if token:

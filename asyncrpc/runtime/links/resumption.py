@@ -57,7 +57,6 @@ class Resumption:
         """Begin as a connection that ends with its transport.
 
         Args:
-            stream: what the connection writes.
             handler: receives everything from its transports: the connection.
             send_ack: tells the peer how many bytes have been read.
             fail: ends the connection, if too much is written while it is broken.

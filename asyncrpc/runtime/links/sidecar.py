@@ -50,7 +50,6 @@ class Listening:
 
     Attributes:
         addresses: of TCP, as it publishes them.
-        listeners: of TCP.
         adopt: makes a connection of a socket that the process has accepted.
     """
 
@@ -72,7 +71,6 @@ class Sidecar:
         """Prepare it; nothing can be seen yet.
 
         Args:
-            identity: of the worker.
             options: whether there is a process, and its secret.
         """
         self._identity = identity
@@ -90,7 +88,6 @@ class Sidecar:
 
         Args:
             listening: where it is asked.
-            scheduler: of the worker.
         """
         options, incarnation = self._options, self._identity.incarnation
         loop, secret = scheduler.loop, options.secret_bytes

@@ -28,7 +28,6 @@ class SidecarAnswers:
         """Prepare.
 
         Args:
-            loop: of the worker.
             incarnation: of the worker; queries for others are not answered.
             secret: the cluster's.
         """

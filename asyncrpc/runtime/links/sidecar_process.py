@@ -76,10 +76,7 @@ class SidecarProcess:
         """Describe it.
 
         Args:
-            identity: of the worker.
-            loop: is told of its end.
             secret: the cluster's; it answers only peers that have it.
-            resources: passed to the process.
         """
         self._identity = identity
         self._loop = loop

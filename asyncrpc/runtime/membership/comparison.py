@@ -81,11 +81,9 @@ class Comparison:
         """Prepare.
 
         Args:
-            identity: of the worker.
             scheduler: has the timer, and runs the rounds.
             peers: the links to the others.
             times: how often to compare, and how long to wait for others.
-            table: the records of this worker.
             records: takes the records of others.
         """
         self.has_begun = False

@@ -30,7 +30,6 @@ class Displacement:
     """The claim of one worker to its name.
 
     Attributes:
-        claim: what is known of it.
         is_known: whether a member has compared records with this worker.
     """
 
@@ -48,8 +47,6 @@ class Displacement:
         """Prepare.
 
         Args:
-            identity: of the worker.
-            scheduler: runs the search.
             lost_after_s: seconds for which a member may be mistaken.
             has_taken: finds out whether another life answers at its addresses.
             outlive: called with the record of another life that does not answer.

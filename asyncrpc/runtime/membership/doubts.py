@@ -60,10 +60,8 @@ class Doubts:
         """Prepare.
 
         Args:
-            identity: of the worker.
             scheduler: has the timer, and runs the questions.
             peers: the links to others.
-            times: how soon to ask.
             table: returns the records of this worker.
             answers: finds out whether a life of a worker listens at its addresses.
             compare: exchanges records with a worker, its own included.

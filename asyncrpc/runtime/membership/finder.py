@@ -41,9 +41,6 @@ class Finder:
         """Prepare.
 
         Args:
-            identity: of the worker that asks.
-            scheduler: runs the questions.
-            peers: the workers that it knows.
             take: called with each record that another member returns.
         """
         self._identity = identity

@@ -37,7 +37,6 @@ class Rumor:
     """One piece of news for one worker.
 
     Attributes:
-        record: the news.
         limit: the end of the part of the ring that the receiver informs; or
             `RECEIVER_ONLY`.
         tries: how many workers have been skipped.
@@ -49,11 +48,7 @@ class Rumor:
 
 
 class Gossip:
-    """The news that one worker sends.
-
-    Attributes:
-        sent: messages sent.
-    """
+    """The news that one worker sends."""
 
     def __init__(
         self, scheduler: Scheduler, peers: Peers, wake: Callable[[], float]
@@ -61,7 +56,6 @@ class Gossip:
         """Prepare.
 
         Args:
-            scheduler: runs the sending.
             peers: the links to the others.
             wake: called when there is news; returns how long it waits, in seconds.
         """

@@ -92,7 +92,6 @@ class Joiner:
         """Prepare.
 
         Args:
-            identity: of the new worker.
             scheduler: has the clock, and runs tasks.
             peers: records members, and connects to them.
         """
@@ -203,7 +202,6 @@ class Joiner:
         """Ask one of `members` to admit this worker; return all members.
 
         Args:
-            members: whom to ask.
             timeout_s: how long to try, in seconds.
             while_there: whether to give up as soon as no member can be reached.
 
@@ -374,14 +372,9 @@ class JoinAdmission:
         """Prepare.
 
         Args:
-            identity: of the member.
-            scheduler: runs the answers.
-            peers: the workers it knows.
-            table: its records of the group.
             times: how long to wait for workers.
             ask: finds out who listens at the addresses of a worker.
             is_draining: returns whether the member is shutting down.
-            carry_out: called with the effects.
         """
         self._identity = identity
         self._scheduler = scheduler

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from asyncrpc import environment
 from asyncrpc.arguments import wrong
-from asyncrpc.environment import GivenPlace, resolve
+from asyncrpc.environment import GivenPlace
 from asyncrpc.environment.values import Field
 from asyncrpc.runtime.host import LAUNCHER_PID
 
@@ -75,7 +76,7 @@ def find_store(
         UsageError: a variable is missing, or two launchers disagree.
     """
     given = GivenPlace(rank, world_size)
-    found = resolve(environ, given, launcher_pid=LAUNCHER_PID)
+    found = environment.resolve(environ, given, launcher_pid=LAUNCHER_PID)
     rank = found.require_number(Field.RANK, "RANK")
     world_size = found.require_number(Field.WORLD_SIZE, "WORLD_SIZE")
     host, port = found.require_address()

@@ -19,14 +19,12 @@ from asyncrpc.runtime.messages import WORKERS, Notice, Request, Sender, message
 from asyncrpc.runtime.schema import (
     Array,
     Count,
+    Integer,
     Kind,
-    Leaf,
-    Names,
+    Passing,
     RecordSchema,
     UnfitError,
-    integer,
     kind_of,
-    unfit,
 )
 from asyncrpc.wire.messages import (
     ADDRESSES_CHARACTERS_MAX,
@@ -37,13 +35,16 @@ from asyncrpc.wire.messages import (
 SERVICE: Final = "membership"
 RECEIVER_ONLY: Final = -1  # instead of a limit: the receiver informs no other
 
-_NAME: Final = Leaf(
-    f"(type({{v}}) is str and 0 < len({{v}}) <= {NAME_CHARACTERS_MAX}"
-    " and {v}.isprintable())",
+_NAME: Final = Passing(
+    lambda value: (
+        type(value) is str
+        and 0 < len(value) <= NAME_CHARACTERS_MAX
+        and value.isprintable()
+    ),
     f"a string of 1 to {NAME_CHARACTERS_MAX} printable characters",
 )
-_HOST_ID: Final = Leaf(
-    f"(type({{v}}) is str and len({{v}}) <= {HOST_ID_CHARACTERS_MAX})",
+_HOST_ID: Final = Passing(
+    lambda value: type(value) is str and len(value) <= HOST_ID_CHARACTERS_MAX,
     f"a string of at most {HOST_ID_CHARACTERS_MAX} characters",
 )
 _STATUSES: Final = ", ".join(str(int(one)) for one in Status)
@@ -56,13 +57,13 @@ class MemberFields(NamedTuple):
     """A record of a member as it travels; see `Record` and `Member`."""
 
     name: Annotated[str, _NAME]
-    rank: Annotated[int, integer(-1, RANK_END, "a rank, or -1")]
-    incarnation: Annotated[int, integer(0, 1 << 64, "a life of a worker")]
+    rank: Annotated[int, Integer(-1, RANK_END, "a rank, or -1")]
+    incarnation: Annotated[int, Integer(0, 1 << 64, "a life of a worker")]
     addresses: tuple[str, ...]
     host_id: Annotated[str, _HOST_ID]
     generation: Count
     version: Count
-    status: Annotated[int, integer(0, len(Status), f"one of {_STATUSES}")]
+    status: Annotated[int, Integer(0, len(Status), f"one of {_STATUSES}")]
 
 
 _FIELDS: Final = RecordSchema(MemberFields)
@@ -71,21 +72,21 @@ _FIELDS: Final = RecordSchema(MemberFields)
 class _MemberRecord(Kind):
     """A record of a member, as an array of its fields."""
 
+    is_unchanged = False
     shape = "record"
 
-    def read(self, v: str, names: Names) -> str:
-        names["record_of_fields"] = _record_of
-        return f"record_of_fields({v})"
-
-    def write(self, v: str, names: Names) -> str:
-        names["fields_of_record"] = fields_of
-        return f"fields_of_record({v})"
-
-    def explain(self, name: str, value: Any) -> None:
-        _FIELDS.explain(name, value)
-        if _addresses_are_long(_FIELDS.read_value(value)):
+    def read(self, value: Any) -> Record:
+        fields: MemberFields = _FIELDS.read(value)
+        if sum(map(len, fields.addresses)) > ADDRESSES_CHARACTERS_MAX:
             wanted = f"{ADDRESSES_CHARACTERS_MAX} characters at most"
-            raise unfit(f"addresses of {name}", wanted, value)
+            raise UnfitError(wanted, fields.addresses, "addresses")
+        name, rank, incarnation, addresses, host_id, *state = fields
+        member = Member(name, rank, Incarnation(incarnation), addresses, host_id)
+        generation, version, status = state
+        return Record(member, generation, version, Status(status))
+
+    def write(self, value: Record) -> list[Any]:
+        return fields_of(value)
 
 
 def fields_of(record: Record) -> list[Any]:
@@ -101,23 +102,8 @@ def fields_of(record: Record) -> list[Any]:
         record.version,
         int(record.status),
     )
-    written: list[Any] = _FIELDS.write_value(fields)
+    written: list[Any] = _FIELDS.write(fields)
     return written
-
-
-def _record_of(value: Any) -> Record:
-    """Return a record that has arrived; raise UnfitError if it is malformed."""
-    one: MemberFields = _FIELDS.read_value(value)
-    if _addresses_are_long(one):
-        raise UnfitError
-    member = Member(
-        one.name, one.rank, Incarnation(one.incarnation), one.addresses, one.host_id
-    )
-    return Record(member, one.generation, one.version, Status(one.status))
-
-
-def _addresses_are_long(one: MemberFields) -> bool:
-    return sum(map(len, one.addresses)) > ADDRESSES_CHARACTERS_MAX
 
 
 MemberRecord: TypeAlias = Annotated[Record, _MemberRecord()]
@@ -161,7 +147,7 @@ class ExchangeRecords(Request[list[MemberRecord]]):
         records: the sender's records of live workers in these parts.
     """
 
-    parts: list[Annotated[int, integer(0, BUCKETS, f"a part of {BUCKETS}")]]
+    parts: list[Annotated[int, Integer(0, BUCKETS, f"a part of {BUCKETS}")]]
     records: list[MemberRecord]
 
 
@@ -174,7 +160,7 @@ class News(NamedTuple):
         record: the news.
     """
 
-    limit: Annotated[int, integer(RECEIVER_ONLY, CIRCLE, "a place on the ring, or -1")]
+    limit: Annotated[int, Integer(RECEIVER_ONLY, CIRCLE, "a place on the ring, or -1")]
     record: MemberRecord
 
 
@@ -184,15 +170,8 @@ _NEWS: Final = RecordSchema(News)
 class _Separate(Array):
     """An array whose elements are read one by one: a wrong one spoils no other."""
 
-    def test(self, v: str, names: Names) -> str:
-        return f"type({v}) is list"
-
-    def read(self, v: str, names: Names) -> str:
-        return v
-
-    def explain(self, name: str, value: Any) -> None:
-        if type(value) is not list:
-            super().explain(name, value)
+    def read(self, value: Any) -> Any:
+        return value if type(value) is list else super().read(value)
 
 
 @message(SERVICE, "news", about="the sender; others, as a hint; a guest, itself alone")
@@ -203,7 +182,7 @@ class MemberNews(Notice):
         items: each a `News`; the receiver reads each one by `read_news`.
     """
 
-    items: Annotated[Iterable[Any], _Separate(kind_of(News), is_tuple=False)]
+    items: Annotated[Iterable[Any], _Separate(kind_of(News), list)]
 
 
 def read_news(item: Any) -> News:

@@ -34,8 +34,6 @@ class OfferBoard:
 
         Args:
             prefix: of all keys.
-            run: its name.
-            rank: of the worker.
         """
         self.run = run
         self._run_key = f"{prefix}/run"

@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from asyncrpc import environment
 from asyncrpc.arguments import check_count, check_texts, wrong
-from asyncrpc.environment import GivenPlace, LaunchPlacement, resolve
+from asyncrpc.environment import GivenPlace, LaunchPlacement
 from asyncrpc.environment.values import Field
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.devices import pjrt
@@ -301,7 +302,7 @@ def open_rendezvous(
     given = given_in(where, rank, world_size)
     placement = _of_xla(environ) if is_xla else LaunchPlacement()
     if url.scheme == "env":
-        placement = resolve(environ, given, launcher_pid=LAUNCHER_PID)
+        placement = environment.resolve(environ, given, launcher_pid=LAUNCHER_PID)
         given = GivenPlace(placement.rank, placement.world_size)
     rank = _rank_at(where, placement, given.rank)
     world_size = _known(placement, given.world_size, Field.WORLD_SIZE, "WORLD_SIZE")
@@ -328,7 +329,7 @@ def _of_xla(environ: Mapping[str, str]) -> LaunchPlacement:
 
     Those count replicas and are known; the number of restarts is not.
     """
-    found = resolve(environ, launcher_pid=LAUNCHER_PID)
+    found = environment.resolve(environ, launcher_pid=LAUNCHER_PID)
     restart = found.values.get(Field.RESTART)
     return LaunchPlacement({} if restart is None else {Field.RESTART: restart})
 

@@ -80,8 +80,9 @@ from asyncrpc.runtime.membership.ports import (
     MembershipTimes,
     OnPeerLost,
 )
+from asyncrpc.runtime.messages import refusal
 from asyncrpc.runtime.ports import Scheduler
-from asyncrpc.runtime.router import answers, blamed, takes
+from asyncrpc.runtime.router import answers, takes
 from asyncrpc.trace import FlightRecorder
 from asyncrpc.wire.messages import Hello
 
@@ -97,8 +98,6 @@ class MembershipService:
     """One worker's records of its group; a `Service`.
 
     Attributes:
-        table: the records.
-        gossip: sends news.
         comparison: repairs lost news.
         on_life: called with the record of each member that has come, after its former
             life has ended.
@@ -122,14 +121,12 @@ class MembershipService:
         """Prepare; `enter` begins.
 
         Args:
-            identity: of the worker.
             scheduler: has the clock, and runs questions to others.
             peers: the workers that this one knows, and the links to them.
             times: how often it compares, and how long it waits for others.
             is_static: whether the members of the group never change.
             is_draining: returns whether the worker shuts down.
             on_peer_lost: tells all parts of the worker that a peer is gone.
-            recorder: keeps the changes.
         """
         self._identity = identity
         self._scheduler = scheduler
@@ -376,7 +373,7 @@ class MembershipService:
             else:
                 self.take(news.record, news.limit, link)
         if problem is not None:
-            raise blamed(link.peer.name, MemberNews.name, problem)
+            raise refusal(link.peer.name, MemberNews.name, problem)
 
     async def _on_ping(self, link: MemberLink, _: PingMember) -> None:
         """Say that this worker is there."""

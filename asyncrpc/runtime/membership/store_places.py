@@ -110,9 +110,6 @@ class TcpPlace:
 
     Rank 0 need not be at the address: srun and mpirun may have put it elsewhere.  But
     if it is there, it is the host: torch's own process group expects that.
-
-    Attributes:
-        is_host: whether this process hosts the store.
     """
 
     may_come_back = True
@@ -123,7 +120,6 @@ class TcpPlace:
         """Describe the place.
 
         Args:
-            address: where it is.
             hosting: whether this process may host it.
             attempt: which of several groups that meet there, one after the other, this
                 is; the first one is "0".

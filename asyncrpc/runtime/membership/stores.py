@@ -128,9 +128,6 @@ class StoreRendezvous:
         """Prepare to meet.
 
         Args:
-            place: where the store is.
-            rank: of this worker.
-            world_size: how many workers there are.
             run: a name that workers of other runs do not have; see `offers`.
         """
         self._place = place

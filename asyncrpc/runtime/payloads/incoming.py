@@ -17,7 +17,6 @@ class IncomingPayloads:
     """The frame reader of one connection, and the memory of payloads.
 
     Attributes:
-        frames: the frame reader.
         claims: by call, the memory for the only buffer of the call's response.
     """
 
@@ -33,7 +32,6 @@ class IncomingPayloads:
 
         Args:
             sink: gets the first message.
-            limits: the limits of a message.
             make: returns memory for buffers without a claim.
         """
         self._make = make

@@ -40,7 +40,6 @@ class MemoryLoan(NamedTuple):
     """Memory that another process has opened.
 
     Attributes:
-        key: the key of the region.
         storage: the memory, which must not be freed.
         end: called in a thread when the process has let go.
     """
@@ -62,7 +61,6 @@ class Loans:
 
         Args:
             loop: the worker's event loop.
-            run: runs a function in a thread.
         """
         self._loop = loop
         self._run = run

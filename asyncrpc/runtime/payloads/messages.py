@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 from asyncrpc.runtime.messages import Notice, Request, message
-from asyncrpc.runtime.schema import Leaf, Positive, integer
+from asyncrpc.runtime.schema import Integer, Passing, Positive
 from asyncrpc.serde.shared import KEY_BYTES
 from asyncrpc.shm.machine.pool import SLABS_MAX
 
@@ -13,12 +13,12 @@ MEMORY: Final = "memory"
 REGIONS: Final = "regions"
 
 SlabNumber: TypeAlias = Annotated[
-    int, integer(0, SLABS_MAX, f"the number of a slab, below {SLABS_MAX}")
+    int, Integer(0, SLABS_MAX, f"the number of a slab, below {SLABS_MAX}")
 ]
 Key: TypeAlias = Annotated[
     bytes,
-    Leaf(
-        f"(type({{v}}) is bytes and len({{v}}) == {KEY_BYTES})",
+    Passing(
+        lambda value: type(value) is bytes and len(value) == KEY_BYTES,
         f"a key of {KEY_BYTES} bytes",
         "key",
     ),

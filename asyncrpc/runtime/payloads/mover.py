@@ -4,20 +4,24 @@ Small copies are made at once.  Larger copies are made in pieces, between which 
 runs, and the message is sent when the copy is complete.  So a large message may arrive
 after a small one that was sent later, as by the other ways.
 
-A tensor that lies in a slab already (`Worker.empty`) is not copied.
+A tensor that lies in a slab already (`Worker.empty`) is not copied: `OwnSlabs` knows
+the slabs of this worker, the holders of their blocks, and the tensors in them.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import math
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol, TypeAlias
 
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.payloads.copying import Copy, Copying, CopyQueue
-from asyncrpc.runtime.payloads.own_slabs import OwnSlabs, in_pages
 from asyncrpc.runtime.ports import PeerLink
-from asyncrpc.shm.machine.pool import OFFSET_MASK, Block
+from asyncrpc.shm.machine.pool import OFFSET_MASK, PAGE_BYTES, Block, SlabPool
+from asyncrpc.shm.slab import Slab
 from asyncrpc.wire.frames import INLINE_BYTES_MAX, FrameKind
 from asyncrpc.wire.outgoing import OutgoingEvent, OutgoingMessage, OutgoingMessages
 from asyncrpc.wire.placed import BufferRow, placed_prefix
@@ -36,6 +40,9 @@ ALIGNMENT: Final = 64  # of buffers that share a block
 COPY_AT_ONCE_BYTES: Final = 2 << 20
 
 _REQUEST: Final = int(FrameKind.REQUEST)
+
+COPY_PIECE_BYTES: Final = 512 << 10
+Copy: TypeAlias = tuple[memoryview, memoryview]  # to, from
 
 
 class MoverConnection(Protocol):
@@ -285,3 +292,132 @@ class SlabMover:
 
 def _aligned(nbytes: int) -> int:
     return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
+
+
+class OwnSlabs:
+    """The slabs of one worker.
+
+    Attributes:
+        pool: the blocks in the slabs, and their holders.
+        by_id: the slabs by id.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.pool = SlabPool(limit_bytes)
+        self.by_id: dict[int, Slab] = {}
+        self._tensors: list[
+            tuple[int, int, Block]
+        ] = []  # first and last address, sorted
+
+    def add(self, made: Slab) -> int:
+        """Add a slab whose size has been reserved; return its id."""
+        slab = self.pool.add(made.size_bytes)
+        self.by_id[slab] = made
+        return slab
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether a tensor of this worker lies in one of its slabs."""
+        return bool(self._tensors)
+
+    def note_tensor(self, block: Block, nbytes: int) -> None:
+        """Record that a tensor of this worker lies in a block."""
+        first = self.by_id[block.slab].address + block.start
+        insort(self._tensors, (first, first + nbytes, block), key=_first_address)
+
+    def forget_tensors(self, locations: Iterable[int]) -> None:
+        """Forget this worker's tensors at these places, as they are dead."""
+        gone = set(locations)
+        self._tensors = [one for one in self._tensors if one[2].location not in gone]
+
+    def block_of(self, buffer: memoryview) -> Block | None:
+        """Return the block of the own tensor that a buffer lies in; None if in none."""
+        address = address_of(buffer)
+        index = bisect_right(self._tensors, address, key=_first_address) - 1
+        if index < 0:
+            return None
+        _, last, block = self._tensors[index]
+        return block if address + buffer.nbytes <= last else None
+
+    def offset_in(self, block: Block, buffer: memoryview) -> int:
+        """Return the offset of an own buffer in its block."""
+        return address_of(buffer) - self.by_id[block.slab].address - block.start
+
+
+def _first_address(entry: tuple[int, int, Block]) -> int:
+    return entry[0]
+
+
+def address_of(buffer: memoryview) -> int:
+    """Return the address of a buffer; 0 if the buffer is read-only."""
+    if buffer.readonly:
+        return 0
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(buffer))
+
+
+def in_pages(nbytes: int) -> int:
+    """Return a number of bytes rounded up to whole pages."""
+    return (nbytes + PAGE_BYTES - 1) & -PAGE_BYTES
+
+
+class Copying:
+    """The copies for one message."""
+
+    __slots__ = ("_copies", "_done", "on_whole")
+
+    def __init__(self, copies: Sequence[Copy], on_whole: Callable[[], None]) -> None:
+        """Prepare to copy.
+
+        Args:
+            copies: sources and targets.
+            on_whole: called by a queue once all have been made.
+        """
+        self.on_whole = on_whole
+        self._copies = deque(copies)
+        self._done = 0  # bytes of the first copy
+
+    def step(self) -> bool:
+        """Copy one piece; return whether that was the last."""
+        left = COPY_PIECE_BYTES
+        while left and self._copies:
+            target, source = self._copies[0]
+            start = self._done
+            stop = min(start + left, source.nbytes)
+            # Holds the GIL, for 0.1 ms at most.  A copy that releases the GIL would
+            # wait for it after each piece, 5 ms if a thread is busy.
+            target[start:stop] = source[start:stop]
+            left -= stop - start
+            self._done = stop
+            if stop == source.nbytes:
+                self._copies.popleft()
+                self._done = 0
+        return not self._copies
+
+
+class CopyQueue:
+    """The copies of one worker: one piece per turn of the loop, round robin."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[Copying] = deque()
+
+    def add(self, copying: Copying) -> None:
+        """Begin to copy in pieces; an idle queue copies the first piece now."""
+        self._waiting.append(copying)
+        if len(self._waiting) == 1:
+            self._copy_piece()
+
+    def remove(self, copying: Copying) -> None:
+        """Stop copying."""
+        self._waiting.remove(copying)
+
+    def _copy_piece(self) -> None:
+        if not self._waiting:
+            return
+        copying = self._waiting.popleft()
+        if copying.step():
+            copying.on_whole()
+        else:
+            self._waiting.append(copying)
+        if self._waiting:
+            self._loop.call_soon(self._copy_piece)

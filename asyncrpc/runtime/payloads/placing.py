@@ -23,12 +23,7 @@ class Memory(Protocol):
 
 
 class LoopOwner(Protocol):
-    """The thread of a worker's event loop.
-
-    Attributes:
-        loop: the event loop.
-        thread_id: the id of the thread.
-    """
+    """The thread of a worker's event loop."""
 
     loop: AbstractEventLoop
     thread_id: int
@@ -40,10 +35,7 @@ def empty(
     """Return a tensor in shared memory, or a plain one; from any thread.
 
     Args:
-        memory: the slabs to allocate from.
         thread: the thread in which slabs may be used.
-        shape: the shape of the tensor.
-        dtype: the dtype of the tensor.
     """
     sizes = [int(size) for size in shape]
     nbytes = math.prod(sizes) * dtype.itemsize

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrpc.errors import RejectedError
-from asyncrpc.runtime.payloads.own_slabs import address_of
+from asyncrpc.runtime.payloads.mover import address_of
 from asyncrpc.runtime.ports import Pool
 from asyncrpc.shm.slab import populate
 

@@ -22,7 +22,7 @@ from asyncrpc.runtime.payloads.prefaulting import (
     Prefaulting,
     Told,
 )
-from asyncrpc.serde.outgoing_buffers import view_memory
+from asyncrpc.serde.encoded import view_memory
 
 # Below this size the C library reuses memory.  Writing 16 MiB: 15 GB/s into kept
 # memory, 8 to 9 into fresh huge pages, 1.5 into fresh small ones; 256 MiB: 13, 6 and 2.

@@ -45,7 +45,7 @@ from asyncrpc.runtime.peers.peer import Peer
 if TYPE_CHECKING:
     from asyncrpc.clock import Deadline
     from asyncrpc.runtime.links.link import Link
-    from asyncrpc.runtime.peers.starter import CallStarter
+    from asyncrpc.runtime.peers.peer import CallStarter
 
 P = ParamSpec("P")
 T = TypeVar("T")

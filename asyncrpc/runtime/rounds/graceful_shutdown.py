@@ -100,16 +100,6 @@ class GracefulShutdown:
         is_active: Callable[[], bool],
         members: Callable[[], Membership],
     ) -> None:
-        """Prepare.
-
-        Args:
-            identity: of this worker.
-            scheduler: provides the loop's clock.
-            peers: the other workers.
-            rounds: the rounds of this worker.
-            is_active: returns whether the worker serves or begins calls.
-            members: returns the records of the group.
-        """
         self._identity = identity
         self._scheduler = scheduler
         self._peers = peers
@@ -145,10 +135,6 @@ class GracefulShutdown:
     ) -> ShutdownReport:
         """Wait until all have come here and no call is in flight.
 
-        Args:
-            timeout_s: seconds for the whole wait; None means no limit.
-            drain_timeout_s: seconds for the calls in flight, once all have come.
-
         Cancellation:
             This worker takes no further part; the others notice when it ends.
         """
@@ -172,16 +158,16 @@ class GracefulShutdown:
         """Go through the waves; return the time limit, if there is one yet."""
         machine, limit_s = self.machine, end_s
         while not self._is_over:
-            payload = await self._payload(limit_s)
+            is_marked = await self._mark(limit_s)
             is_gathering = machine.phase is Phase.GATHERING
             if is_gathering and limit_s != end_s:  # again: a member was restarted
                 limit_s = end_s
-            elif payload is None:
+            elif is_marked is None:
                 break
-            if payload is None:
+            if is_marked is None:
                 continue
             try:
-                await self._wave(payload, limit_s)
+                await self._wave(limit_s, is_marked=is_marked)
             except TimeoutError:
                 break
             if is_gathering and machine.phase is Phase.DRAINING:
@@ -189,7 +175,7 @@ class GracefulShutdown:
                 limit_s = drained_s if end_s is None else min(end_s, drained_s)
         return limit_s
 
-    async def _wave(self, payload: bytes, limit_s: float | None) -> None:
+    async def _wave(self, limit_s: float | None, *, is_marked: bool) -> None:
         """Come to one wave.
 
         Raises:
@@ -200,20 +186,16 @@ class GracefulShutdown:
             participant.messenger.connect(rank, was_seen_going=True)
         self.participant = participant
         try:
-            await participant.join(payload, limit_s)
+            await participant.join(limit_s, is_marked=is_marked)
             self.machine.look()
             self._on_change()
             self._rounds.flush()
         finally:
             self.participant = None
-            participant.let_go()
+            participant.series.let_go()
 
-    async def _payload(self, limit_s: float | None) -> bytes | None:
-        """Wait until this worker can come to the next wave; return its payload.
-
-        Returns:
-            The payload; None if the worker cannot come in time.
-        """
+    async def _mark(self, limit_s: float | None) -> bool | None:
+        """Return the mark for the next wave, once idle; None: not before `limit_s`."""
         pause_s, now_s = LOOK_FIRST_S, self._scheduler.loop.time
         while not self._is_over:
             self._changed.clear()
@@ -222,9 +204,9 @@ class GracefulShutdown:
             # the loop, to be started after its own answer was sent.
             await asyncio.sleep(0)
             busy = was_busy or self._is_busy()
-            payload = self.machine.join(busy=busy, started=self._count_started())
-            if payload is not None:
-                return payload
+            is_marked = self.machine.join(busy=busy, started=self._count_started())
+            if is_marked is not None:
+                return is_marked
             if limit_s is not None and now_s() >= limit_s:
                 break
             await self._wait_change(pause_s, limit_s)

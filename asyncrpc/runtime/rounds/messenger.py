@@ -47,14 +47,6 @@ class PeerMessenger:
         write: Callable[[PeerLink], None],
         on_unreachable: Callable[[int, str], None],
     ) -> None:
-        """Prepare to send.
-
-        Args:
-            scheduler: runs the dials.
-            peers: the known workers.
-            write: writes the present message to a link.
-            on_unreachable: called with a rank that cannot be reached, and the reason.
-        """
         self._scheduler = scheduler
         self._peers = peers
         self._write = write
@@ -72,13 +64,7 @@ class PeerMessenger:
             self._dial(rank)
 
     def connect(self, rank: int, *, was_seen_going: bool = False) -> None:
-        """Connect to a worker whose message is awaited, so that its death is noticed.
-
-        Args:
-            rank: the rank of the worker.
-            was_seen_going: whether the end of its link was seen: its last message
-                would have come before.
-        """
+        """Connect to a worker whose message is awaited, to notice its death."""
         if self._link(rank) is None:
             self._dial(rank, 0.0 if was_seen_going else LAST_MESSAGE_S)
 

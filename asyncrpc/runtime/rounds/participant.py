@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Protocol
 
 from asyncrpc.errors import (
@@ -13,7 +14,6 @@ from asyncrpc.errors import (
     NotStartedError,
     Outcome,
     UnknownWorkerError,
-    UsageError,
     WorkerLostError,
 )
 from asyncrpc.ids import Incarnation, WorkerId
@@ -25,23 +25,11 @@ from asyncrpc.runtime.rounds.machine.messages import (
     MISSING_MAX,
     Blame,
     Failure,
-    Payloads,
-    Purpose,
-    Report,
-    Result,
 )
 from asyncrpc.runtime.rounds.machine.series import Series
 from asyncrpc.runtime.rounds.machine.table import Rounds
-from asyncrpc.runtime.rounds.messages import (
-    PROBLEM_CHARS_MAX,
-    Arriving,
-    PayloadPart,
-    notices,
-    pack,
-    payload_bytes_max,
-)
+from asyncrpc.runtime.rounds.messages import PROBLEM_CHARS_MAX, notice_of
 from asyncrpc.runtime.rounds.messenger import STALL_S, PeerMessenger, rank_of
-from asyncrpc.runtime.rounds.turns import CallTurns
 
 
 class Host(Protocol):
@@ -73,8 +61,7 @@ class RoundParticipant:
         series: the series.
         changed: set when the state of the series may have changed.
         messenger: sends messages to the neighbours.
-        arriving: payloads of which some parts have come, by neighbour.
-        turns: the turns of the calls.
+        calls: how many calls are in the series, or wait for their turn.
     """
 
     def __init__(self, service: Host, series: Series) -> None:
@@ -86,43 +73,39 @@ class RoundParticipant:
             self._write,
             self._on_unreachable,
         )
-        self.arriving: dict[int, Arriving] = {}
-        self.turns = CallTurns(service.scheduler.loop, self._skip)
+        self.calls = 0
+        self._turn = asyncio.Lock()
         self._service = service
         self._machine = service.machine
         # By neighbour: the round and the incarnation of the last message from or to it.
         self._lives: dict[int, tuple[int, Incarnation]] = {}
-        self._packed: tuple[Payloads, list[PayloadPart]] = (), []
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of payloads that arrived before this worker came."""
-        arriving = sum(one.nbytes for one in self.arriving.values())
-        return arriving + self.series.held_bytes
 
     @property
     def members(self) -> tuple[str, ...]:
         """The names of all members, for people to read."""
         return tuple(map(self._service.name_of, self.series.ranks))
 
-    async def gather(self, payload: bytes, timeout_s: float | None) -> list[bytes]:
+    async def come(
+        self, timeout_s: float | None, on_passed: Callable[[int], None] | None = None
+    ) -> None:
         """Join the next round in turn, and wait until it is over.
 
-        Returns:
-            The payloads of all members.
-
         Raises:
-            AsyncRpcError: the round has failed; see `Worker.rendezvous`.
+            AsyncRpcError: the round has failed; see `Worker.barrier`.
 
         Cancellation:
             The round fails for all, unless it has been passed.
         """
         loop, series = self._service.scheduler.loop, self.series
         end_s = None if timeout_s is None else loop.time() + timeout_s
+        self.calls += 1
         try:
             async with asyncio.timeout_at(end_s):
-                await self.turns.take(self.series.key.any_label)
-        except TimeoutError:
+                await self._turn.acquire()
+        except BaseException as error:
+            self.calls -= 1
+            if not isinstance(error, TimeoutError):
+                raise
             raise BarrierTimeoutError(
                 f"{series.key.any_label}: an earlier call of this worker was still "
                 f"waiting after {timeout_s:g} s, so this call did not begin",
@@ -130,20 +113,21 @@ class RoundParticipant:
                 missing=(),
             ) from None
         try:
-            self._refuse(payload)
-            failure = await self._try(payload, end_s, timeout_s or 0.0)
+            self._refuse_if_closed()
+            failure = await self._try(end_s, timeout_s or 0.0)
             if failure is not None:
                 raise self._error(failure)
-            return list(series.payloads)
         finally:
-            self.let_go()
-            self.turns.pass_on()
+            has_passed = series.has_passed
+            series.let_go()
+            self.calls -= 1
+            self._turn.release()
+            if on_passed is not None and has_passed:  # also if cancelled just then
+                on_passed(series.number)
 
-    async def _try(
-        self, payload: bytes, end_s: float | None, timeout_s: float
-    ) -> Failure | None:
+    async def _try(self, end_s: float | None, timeout_s: float) -> Failure | None:
         try:
-            return await self.join(payload, end_s)
+            return await self.join(end_s)
         except TimeoutError:
             absence = self._absence()
             error = BarrierTimeoutError(
@@ -159,15 +143,10 @@ class RoundParticipant:
             self.give_up("was cancelled" if is_cancelled else f"failed: {error!r}")
             raise
 
-    async def join(self, payload: bytes, end_s: float | None) -> Failure | None:
-        """Join the next round, and wait until it is over.
-
-        Args:
-            payload: the payload of this worker.
-            end_s: when to stop waiting, by the loop's clock; None: never.
-
-        Returns:
-            The failure; None if the round was passed and `series` has all payloads.
+    async def join(
+        self, end_s: float | None, *, is_marked: bool = False
+    ) -> Failure | None:
+        """Join the next round, and wait until it is over; return its failure.
 
         Raises:
             TimeoutError: `end_s` has passed; the others still wait for each other.
@@ -176,7 +155,7 @@ class RoundParticipant:
             As after a TimeoutError.
         """
         series = self.series
-        self._machine.join(series, payload)
+        self._machine.join(series, is_marked=is_marked)
         self._service.flush()
         try:
             async with asyncio.timeout_at(end_s):
@@ -204,11 +183,6 @@ class RoundParticipant:
                 for rank in series.overdue():
                     self.messenger.send(rank)
 
-    def let_go(self) -> None:
-        """Forget the payloads of a finished round."""
-        self.series.let_go()
-        self._packed = (), []
-
     def give_up(self, what: str) -> None:
         """Fail the round that this worker waits at, if any, for all."""
         if self.series.is_waiting:
@@ -220,7 +194,6 @@ class RoundParticipant:
 
     def on_gone(self, rank: int, reason: str) -> None:
         """Record that a worker is gone, or cannot be reached."""
-        self.arriving.pop(rank, None)
         who = self._machine.who(rank)
         problem = f"{self.label} has failed: {who} is gone: {reason}"
         failure = Failure(Blame.LOST, problem[:PROBLEM_CHARS_MAX], (rank,))
@@ -252,16 +225,6 @@ class RoundParticipant:
             return link.peer == peer
         return present in (UNKNOWN_INCARNATION, peer.incarnation)
 
-    def _skip(self, what: str) -> None:
-        """Handle a call that gave up before its turn.
-
-        A call of a rendezvous counts as come, and its round fails: the n-th call must
-        meet the n-th calls of the others.  Calls of a barrier are interchangeable: the
-        next call of this worker takes the place of this one.
-        """
-        if self.series.key.purpose is Purpose.RENDEZVOUS:
-            self._abort(what)
-
     def _abort(self, what: str) -> None:
         """Join the next round only to give it up."""
         problem = f"{self._me} gave up {self.series.key.any_label}: it {what}"[
@@ -272,20 +235,11 @@ class RoundParticipant:
         self._machine.abort(self.series, failure)
         self._service.flush()
 
-    def _refuse(self, payload: bytes) -> None:
+    def _refuse_if_closed(self) -> None:
         """Fail the round for all if this worker cannot take part in it."""
-        most = payload_bytes_max(len(self.series.ranks))
-        error: AsyncRpcError | None = None
         if self._service.is_closed:
-            error = NotStartedError(
-                f"worker {self._service.identity.name!r} shuts down"
-            )
-        elif len(payload) > most:
-            error = UsageError(
-                f"the payload has {len(payload):,} bytes; the limit in a rendezvous of "
-                f"{len(self.series.ranks)} members is {most:,}"
-            )
-        if error is not None:
+            name = self._service.identity.name
+            error = NotStartedError(f"worker {name!r} shuts down")
             self._abort(f"has failed: {error}")
             raise error
 
@@ -296,13 +250,7 @@ class RoundParticipant:
         rank = rank_of(self._service.peers, link.peer.name)
         self.note_life(rank, link.peer)
         for message in self.series.messages_for(rank):
-            parts: list[PayloadPart] = []
-            if isinstance(message, Report | Result):
-                if self._packed[0] is not message.payloads:
-                    self._packed = message.payloads, pack(message.payloads)
-                parts = self._packed[1]
-            for notice in notices(self.series.key, message, parts):
-                link.tell(notice, at_once=True)
+            link.tell(notice_of(self.series.key, message), at_once=True)
 
     # --- errors ----------------------------------------------------------------------
 
@@ -320,7 +268,7 @@ class RoundParticipant:
     def _absence(self) -> str:
         missing = self.series.missing
         if not missing:
-            return "all members came, but their payloads did not arrive in time"
+            return "all members came, but the news did not arrive in time"
         listed = ", ".join(map(self._machine.who, missing[:LISTED_MAX]))
         more = len(missing) - LISTED_MAX
         return f"these members did not come: {listed}" + (

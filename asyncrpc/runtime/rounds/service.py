@@ -1,8 +1,7 @@
 """The rounds of one worker: barriers, rendezvous, the waves of the end; a `Service`.
 
-`machine.table` decides.  This module checks senders, and limits the memory for early
-payloads.  A worker takes part in a round even before it comes to it: it stores
-messages, and passes them on.
+`machine.table` decides.  This module checks senders.  A worker takes part in a round
+even before it comes to it: it stores messages, and passes them on.
 """
 
 from __future__ import annotations
@@ -12,50 +11,31 @@ import itertools
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from asyncrpc.arguments import wrong
 from asyncrpc.errors import MalformedError, UsageError
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.membership.ports import Peers
 from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
-from asyncrpc.runtime.rounds.machine.messages import (
-    LISTED_MAX,
-    Key,
-    Purpose,
-    Replicas,
-    Report,
-    Result,
-    RoundMessage,
-    WaitsElsewhere,
-)
+from asyncrpc.runtime.rounds.machine.messages import Key, Purpose, RoundMessage
 from asyncrpc.runtime.rounds.machine.series import Series
 from asyncrpc.runtime.rounds.machine.table import Rounds
-from asyncrpc.runtime.rounds.machine.tree import are_neighbours, branch_of, parent_of
+from asyncrpc.runtime.rounds.machine.tree import are_neighbours
 from asyncrpc.runtime.rounds.messages import (
     SERVICE,
     TAG_CHARS_MAX,
     ArrivalsNotice,
-    Arriving,
-    DownNotice,
     ElsewhereNotice,
     FailedNotice,
     LeftOutNotice,
-    PartNotice,
-    PlainNotice,
-    UpNotice,
+    ReportNotice,
+    ResultNotice,
+    SeriesNotice,
     check_message,
-    check_part,
     check_replicas,
-    payload_bytes_max,
-    take_part,
-    unpack,
 )
 from asyncrpc.runtime.rounds.messenger import name_of, rank_of
 from asyncrpc.runtime.rounds.participant import RoundParticipant
 from asyncrpc.runtime.router import takes
 
-# Limit of payloads for rounds that this worker has not come to.  Further payloads are
-# dropped, and requested again when the worker comes.
-EARLY_BYTES_MAX: Final = 64 << 20
 BARRIER: Final = Key(Purpose.BARRIER, "", None)
 
 
@@ -85,26 +65,18 @@ class RoundService:
     name = SERVICE
 
     def __init__(self, identity: Identity, scheduler: Scheduler, peers: Peers) -> None:
-        """Prepare.
-
-        Args:
-            identity: of this worker.
-            scheduler: provides the loop's clock, and runs the dials.
-            peers: the other workers.
-        """
         self.identity = identity
         self.scheduler = scheduler
         self.peers = peers
         self.is_closed = False
         self.waves: WaveObserver | None = None
         self._participants: dict[Series, RoundParticipant] = {}
-        self._early: dict[RoundParticipant, int] = {}  # bytes
         self.routes = (
             takes(ArrivalsNotice, self._on_message),
+            takes(ReportNotice, self._on_message),
+            takes(ResultNotice, self._on_message),
             takes(FailedNotice, self._on_message),
             takes(ElsewhereNotice, self._on_message),
-            takes(UpNotice, self._on_part),
-            takes(DownNotice, self._on_part),
             takes(LeftOutNotice, self._on_left_out),
         )
 
@@ -124,85 +96,20 @@ class RoundService:
         """Pass one barrier; see `Worker.barrier`."""
         if not self.size:
             raise UsageError("a barrier needs ranks, and this group has no ranks")
-        await self.participant(BARRIER).gather(b"", timeout_s)
-
-    async def rendezvous(
-        self,
-        tag: str,
-        payload: bytes,
-        replicas: Sequence[int] | None,
-        timeout_s: float | None,
-    ) -> list[bytes]:
-        """Bring a payload to a rendezvous; see `Worker.rendezvous`."""
-        if not self.size:
-            raise UsageError("a rendezvous needs ranks, and this group has no ranks")
-        if len(tag) > TAG_CHARS_MAX:
-            raise wrong("tag", f"at most {TAG_CHARS_MAX} characters long", tag)
-        key = Key(Purpose.RENDEZVOUS, tag, self._checked(replicas))
-        return await self.participant(key).gather(payload, timeout_s)
-
-    def _checked(self, replicas: Sequence[int] | None) -> Replicas:
-        if replicas is None:
-            return None
-        found, rank = tuple(replicas), self.identity.rank
-        for one in found:
-            if type(one) is not int or not 0 <= one < self.size:
-                wanted = f"a rank of a group of {self.size} workers"
-                raise wrong("each of replicas", wanted, one)
-        if len(set(found)) != len(found):
-            twice = next(one for one in found if found.count(one) > 1)
-            raise UsageError(f"rank {twice} is among the replicas more than once")
-        if rank not in found:
-            raise UsageError(
-                f"worker {self.identity.name!r} (rank {rank}) is not among the "
-                f"replicas of this rendezvous: {list(found[:LISTED_MAX])}"
-                + ("..." if len(found) > LISTED_MAX else "")
-            )
-        return None if found == tuple(range(self.size)) else found
+        await self.participant(BARRIER).come(timeout_s)
 
     # --- notices of other workers ----------------------------------------------------
 
-    def _on_message(self, link: PeerLink, notice: PlainNotice) -> None:
-        """Take a message of a neighbour that fits into one notice.
+    def _on_message(self, link: PeerLink, notice: SeriesNotice) -> None:
+        """Take a message of a neighbour.
 
         Raises:
             MalformedError: the message is invalid, or its sender is not a neighbour.
         """
-        rank, ranks = self._checked_sender(link, notice.key)
-        message = notice.content
-        check_message(message, len(ranks), self.size)
-        if isinstance(message, WaitsElsewhere) and message.rank not in ranks:
-            raise MalformedError(f"rank {message.rank} is not a member of the series")
+        rank, ranks = self.checked_sender(link, notice.key)
+        check_message(notice.content, len(ranks), self.size)
         if not self.is_closed:
-            self._receive(self.participant(notice.key), rank, link, message)
-
-    def _on_part(self, link: PeerLink, notice: PartNotice) -> None:
-        """Take a part of payloads; with the last one, the message that they make.
-
-        Raises:
-            MalformedError: the part is invalid, or its sender is not a neighbour.
-        """
-        rank, ranks = self._checked_sender(link, notice.key)
-        sender, count = ranks.index(rank), len(ranks)
-        is_up = isinstance(notice, UpNotice)
-        if is_up is not (parent_of(sender, count) == ranks.index(self.identity.rank)):
-            raise MalformedError("`up` must come from a child, `down` from the parent")
-        members = len(branch_of(sender, count)[0]) if is_up else count
-        check_part(notice.part, count)
-        if self.is_closed:
-            return
-        participant = self.participant(notice.key)
-        arriving = take_part(participant.arriving.pop(rank, None), notice)
-        if arriving is None or not self._has_room(participant, arriving):
-            return
-        if not arriving.is_whole:
-            participant.arriving[rank] = arriving
-            return
-        payloads = unpack(arriving.pieces, members, payload_bytes_max(count))
-        message: RoundMessage = Result(notice.number, payloads)
-        if isinstance(notice, UpNotice):
-            message = Report(notice.number, notice.passed, payloads)
-        self._receive(participant, rank, link, message)
+            self._receive(self.participant(notice.key), rank, link, notice.content)
 
     def _on_left_out(self, link: PeerLink, notice: LeftOutNotice) -> None:
         rank = rank_of(self.peers, link.peer.name)
@@ -217,7 +124,7 @@ class RoundService:
             self.waves.on_left_out(rank)
             self.flush()
 
-    def _checked_sender(self, link: PeerLink, key: Key) -> tuple[int, Sequence[int]]:
+    def checked_sender(self, link: PeerLink, key: Key) -> tuple[int, Sequence[int]]:
         """Return the sender's rank, and all members, before any state is made for it.
 
         Raises:
@@ -253,22 +160,6 @@ class RoundService:
             self.waves.on_message(participant.series.key, message)
         participant.changed.set()
         self.flush()
-
-    def _has_room(self, participant: RoundParticipant, arriving: Arriving) -> bool:
-        """Return whether payloads can be kept, although no call waits for them yet."""
-        if participant.series.is_waiting:
-            self._early.pop(participant, None)
-            return True
-        early = self._early
-        early[participant] = participant.held_bytes + arriving.nbytes
-        if sum(early.values()) <= EARLY_BYTES_MAX:
-            return True
-        self._early = {
-            one: one.held_bytes
-            for one in early
-            if one.held_bytes and not one.series.is_waiting
-        }
-        return sum(self._early.values()) + arriving.nbytes <= EARLY_BYTES_MAX
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Fail every round that waits for the worker."""
@@ -313,13 +204,10 @@ class RoundService:
         """Return this worker's part in a series; make it if it does not exist."""
         series = self.machine.series(key)
         participant = self._participant_of(series)
-        taken = (
-            one.series for one in self._participants.values() if one.turns.is_taken
-        )
+        taken = (one.series for one in self._participants.values() if one.calls)
         in_use = itertools.chain((series,), taken)
         for dropped in self.machine.drop(in_use):
-            self._early.pop(self._participant_of(dropped), None)
-            del self._participants[dropped]
+            self._participants.pop(dropped, None)
         return participant
 
     def _participant_of(self, series: Series) -> RoundParticipant:

@@ -21,7 +21,6 @@ async def traced(
     Args:
         tracer: of the application's worker.
         request: begins the span; its trace context headers name the parent.
-        answer: handles the request.
 
     Cancellation:
         The span ends with it.

@@ -71,11 +71,6 @@ class HealthApplication:
     ) -> None:
         """Answer one request; a server calls it.
 
-        Args:
-            scope: of ASGI.
-            receive: of ASGI.
-            send: of ASGI.
-
         Cancellation:
             Nothing is left behind.
         """

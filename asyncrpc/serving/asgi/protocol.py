@@ -42,10 +42,7 @@ async def send_response(
     """Send a whole response.
 
     Args:
-        send: to the server.
-        status: of HTTP.
         headers: without the length.
-        body: of the response.
         prefix: of the types of messages: `""`, or `websocket.` to refuse a websocket.
     """
     raw = [

@@ -128,8 +128,6 @@ class EventStreamApplication:
 
         Args:
             stream: items, or a function of the `Last-Event-ID` that returns them.
-            options: how items become events.
-            headers: of the response.
         """
         self.raw_headers = [
             (name.lower().encode("latin-1"), value.encode("latin-1"))
@@ -142,11 +140,6 @@ class EventStreamApplication:
         self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
     ) -> None:
         """Answer a request; a server or a framework calls it.
-
-        Args:
-            scope: of ASGI.
-            receive: of ASGI.
-            send: of ASGI.
 
         Raises:
             Exception: the stream raised before anything was sent.

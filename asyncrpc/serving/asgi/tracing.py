@@ -20,7 +20,6 @@ async def traced(
     Args:
         tracer: of the application's worker.
         scope: of the request; its trace context headers name the span's parent.
-        connection: knows how the request is answered.
 
     Cancellation:
         The span ends with it.

@@ -21,7 +21,6 @@ def entered_loop(
     """Return the loop that a batcher was entered on, which must be this one.
 
     Args:
-        what: name of its class.
         loop: the loop that it was entered on; None: it was not entered.
         is_closing: whether it takes no more requests.
 
@@ -39,11 +38,7 @@ def entered_loop(
 
 
 def tracer_in(context: Context) -> CallTracer | None:
-    """Return the tracer of the current worker; None: its calls are not traced.
-
-    Args:
-        context: in which the queue was entered.
-    """
+    """Return the tracer of the current worker; None: its calls are not traced."""
     worker = context.get(current_worker_var)
     return None if worker is None else worker.parts.tracer
 
@@ -54,7 +49,6 @@ def deadline_here(queue: ServiceQueue[Any], name: str, now_s: float) -> Deadline
     Args:
         queue: counts the requests that come too late.
         name: of the called function, in errors.
-        now_s: the time.
 
     Raises:
         DeadlineExceededError: the deadline has passed.

@@ -23,8 +23,6 @@ class Generation(Generic[R, T]):
 
     Attributes:
         request: the argument of the model's `enter`.
-        deadline: of the request.
-        sequence: its place in the model.
         queued: its place in the queue before the model; set by the creator.
         span: its span in a trace, if there is one; set by the creator.
         state: the model's state of it, while it is inside.
@@ -51,7 +49,6 @@ class Generation(Generic[R, T]):
 
         Args:
             request: the argument of the model's `enter`.
-            deadline: of the request.
             memory: the most that its sequence takes.
             items_max: items that may wait for the consumer.
         """

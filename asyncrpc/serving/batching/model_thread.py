@@ -34,8 +34,6 @@ class ModelThread:
         """Describe the thread; it starts with the first call.
 
         Args:
-            name: of the thread.
-            loop: of the caller.
             context: that functions run in, each in a copy.
             in_thread: whether plain functions run in a thread.
         """
@@ -64,7 +62,6 @@ class ModelThread:
 
         Args:
             function: plain, or a coroutine function.
-            argument: of the function.
             late: gets the result of a thread that ends after the cancellation.
 
         Raises:

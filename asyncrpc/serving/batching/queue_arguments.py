@@ -90,7 +90,6 @@ def checked_answers(whose: str, answers: Any, count: int, asked: str) -> list[An
 
     Args:
         whose: the function, for errors.
-        answers: what it returned.
         count: of what it was asked.
         asked: what that is, in the plural.
 

@@ -71,9 +71,6 @@ def dropped(
     """Return the error of a request that waited, and will not run.
 
     Args:
-        reason: why.
-        deadline: of the request.
-        name: of the called function.
         age_s: how long it waited.
         retry_after_s: after which time there should be room.
     """

@@ -55,10 +55,6 @@ class SequenceDriver(Generic[R, S, T]):
 
     Attributes:
         queue: requests that wait to enter.
-        schedule: the sequences inside.
-        ends: how requests have ended.
-        steps: how fast the steps are.
-        items: number of items generated.
         is_closing: whether no further request will come.
     """
 
@@ -74,8 +70,6 @@ class SequenceDriver(Generic[R, S, T]):
         """Describe the driver.
 
         Args:
-            name: in errors.
-            model: makes the steps.
             queue: requests that wait to enter.
             schedule: without sequences.
             pause_max_s: seconds that a sequence may be paused; then it is given up.
@@ -164,9 +158,6 @@ class SequenceDriver(Generic[R, S, T]):
 
     async def work(self, thread: ModelThread) -> None:
         """Drive the model until all requests have ended, and no more will come.
-
-        Args:
-            thread: calls its functions.
 
         Cancellation:
             All sequences leave, and their consumers get a `RejectedError`.

@@ -79,7 +79,6 @@ class EndCounts:
     """How the requests that were let in have ended.
 
     Attributes:
-        answered: they got their answer.
         failed: they got an error of the program.
         left: their callers went away.
     """

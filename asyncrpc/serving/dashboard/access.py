@@ -1,6 +1,6 @@
 """Grants access to browsers and programs: by a session, a token, or from loopback.
 
-A session begins with a proof, a token, or the ticket in a link, which is good for one.
+A session begins with a token, or with the ticket in a link, which is good for one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,7 @@ from aiohttp import web
 
 from asyncrpc.clock import Clock
 from asyncrpc.logs import LogLimit
-from asyncrpc.serving.dashboard.machine.sessions import (
-    Attempts,
-    Gate,
-    NonceMint,
-    Sessions,
-)
+from asyncrpc.serving.dashboard.machine.sessions import Attempts, Gate, Sessions
 from asyncrpc.serving.listening import names_this_host
 from asyncrpc.transport.address import is_loopback
 from asyncrpc.transport.sockets import user_of
@@ -52,10 +47,9 @@ class Access:
         """Begin without sessions.
 
         Args:
-            gate: knows which proofs give access.
+            gate: knows which tokens give access.
         """
         self._gate = gate
-        self._nonces = NonceMint(os.urandom)
         self._sessions = Sessions(os.urandom)
         self._attempts = Attempts()
         self._log_limit = LogLimit()
@@ -105,22 +99,20 @@ class Access:
             {
                 "signed_in": is_in,
                 "takes": takes,
-                "nonce": self._nonces.make(_now_s()),
                 "why": why,
             }
         )
 
     async def sign_in(self, request: web.Request) -> web.Response:
-        """Begin a session, if the proof or the token is right."""
+        """Begin a session, if the token or the ticket is right."""
         if self._gate.takes == "nothing":
             return _refusal(403, _LOCAL_ONLY)
         given = await _content(request)
         if given is None:
             return _refusal(400, "to sign in, send a JSON object of strings")
-        now_s = _now_s()
-        if not self._is_right(given, now_s):
+        if not self._is_right(given):
             return self._wrong(request, given)
-        key = self._sessions.open(now_s)
+        key = self._sessions.open(_now_s())
         response = web.json_response({"signed_in": True})
         # Without a path, the cookie is for the directory of this request as the browser
         # sees it: the prefix of the application, even behind a proxy that changes it.
@@ -144,22 +136,17 @@ class Access:
             )
         if "ticket" in given:
             return _refusal(403, _USED)
-        return _refusal(403, f"this is not the {self._name}, or it came too late")
+        return _refusal(403, f"this is not the {self._name}")
 
     @property
     def _name(self) -> str:
         takes = self._gate.takes
         return "secret or the token" if takes == "either" else takes
 
-    def _is_right(self, given: dict[str, str], now_s: float) -> bool:
+    def _is_right(self, given: dict[str, str]) -> bool:
         if "ticket" in given:
             return self._gate.take_ticket(given["ticket"])
-        if "token" in given:
-            return self._gate.is_token(given["token"].strip())
-        nonce = given.get("nonce", "")
-        # Only a right proof uses its nonce up: wrong ones leave enough to others.
-        is_right = self._gate.is_proof(nonce, given.get("proof", ""))
-        return is_right and self._nonces.use(nonce, now_s)
+        return self._gate.is_token(given.get("token", "").strip())
 
     async def sign_out(self, request: web.Request) -> web.Response:
         """End the session of a browser."""

@@ -35,7 +35,6 @@ class Seen(NamedTuple, Generic[D]):
         number: of the look, from 1.
         taken_at_s: when it was complete, in seconds since 1970.
         took_s: seconds that it took.
-        workers: how many members there are.
         silent: why the others have not answered, by name.
         digest: result made from the answers; None if there is trouble.
         trouble: why the group could not be looked at; empty: no trouble.
@@ -70,7 +69,6 @@ class SharedLook(Generic[R, D]):
         """Prepare to look.
 
         Args:
-            tasks: owns the rounds.
             ask: asks the group once.
             digest: makes the shared result of a round, given the time and the round.
             every_s: seconds from the beginning of a round to that of the next.

@@ -50,10 +50,10 @@ def dashboard(
     the links of the worker, while a browser is connected.
 
     Viewers sign in with the group's secret or the token.  Over HTTPS or on localhost,
-    the browser proves that it knows one of them without sending it; otherwise it
-    accepts only the token.  A program sends the token, as `Authorization: Bearer
-    TOKEN`.  If there is neither secret nor token, only browsers of this host and of the
-    user of this process are let in.
+    the browser sends a token that it makes of what was typed; otherwise it takes only
+    the token.  A program sends the token, as `Authorization: Bearer TOKEN`.  If there
+    is neither secret nor token, only browsers of this host and of the user of this
+    process are let in.
 
     Args:
         worker: of this process, on the event loop of the application, running or not
@@ -102,7 +102,6 @@ def observing_dashboard(
     """Return the application of `dashboard` for an observer.
 
     Args:
-        observer: asks the workers.
         address: of any worker.
         token: as for `dashboard`.
         ticket: signs in one browser, once: the one that opens `#ticket=TICKET`.

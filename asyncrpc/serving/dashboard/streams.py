@@ -61,10 +61,7 @@ class EventStreams:
         """Send events until the client, the session or the application ends.
 
         Args:
-            request: of the client.
-            session: of the client.
             next_event: waits for the name and the data of the newest event, as JSON.
-            is_open: returns whether the session is open.
 
         Cancellation:
             The stream ends.

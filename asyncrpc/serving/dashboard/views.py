@@ -43,7 +43,7 @@ from asyncrpc.serving.dashboard.machine import (
     training,
 )
 from asyncrpc.serving.dashboard.machine.answers import listing_of
-from asyncrpc.serving.dashboard.machine.history import GroupHistory
+from asyncrpc.serving.dashboard.machine.overview import GroupHistory
 from asyncrpc.serving.dashboard.machine.paging import Row, page_of
 from asyncrpc.serving.dashboard.machine.query import ViewQuery
 
@@ -91,8 +91,6 @@ class ViewContext(NamedTuple):
     """What all views share.
 
     Attributes:
-        questions: carries questions to the group.
-        tasks: owns the tasks of the views.
         every_s: seconds between two looks.
         after_s: seconds after which a wait counts as too long.
     """

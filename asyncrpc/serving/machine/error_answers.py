@@ -54,10 +54,7 @@ class ErrorAnswer:
     """The answer of a server to an error.
 
     Attributes:
-        status: of HTTP.
         error: name of the error's class.
-        message: its text.
-        close_code: of a websocket.
         retry_after_s: seconds after which the client may try again; None: not told.
     """
 

@@ -26,12 +26,9 @@ class HostOrder:
     """The data that a model process needs to start.
 
     Attributes:
-        name: of its worker.
         function: the function that makes the model, as `module:qualname`.
         version: the version that the web worker wants.
-        generation: identifies the process.
         linger_s: seconds that it waits for web workers once all have left.
-        folder: of its slot.
         options: of its worker, without the secret.
         main: how to import the main module of the web worker, if the function is there.
         secret: of the slot; not shown in any text.

@@ -146,8 +146,6 @@ def options_with(given: Options, secret: bytes, sockets: SocketDirectory) -> Opt
 
     Args:
         given: all other options.
-        secret: of the slot.
-        sockets: where it listens.
     """
     listen = (f"uds://{sockets.path / 'worker'}",)
     network = replace(given.network, listen=listen, advertise=None)

@@ -57,10 +57,7 @@ class SlotNote:
     Attributes:
         generation: identifies the process; drawn anew for each.
         pid: of the process, for people.
-        addresses: where it listens.
-        function: the function that makes the model.
         folder: where it was started.
-        host: name of the host.
         host_id: of the host and its namespaces; see `asyncrpc.runtime.host`.
         began_s: when it began, in seconds since 1970.
         is_ending: whether it accepts no more web workers.
@@ -114,18 +111,10 @@ class Sighting:
 
 
 class ModelSlot:
-    """The slot of one model on this host.
-
-    Attributes:
-        path: of the directory.
-    """
+    """The slot of one model on this host."""
 
     def __init__(self, path: Path) -> None:
-        """Describe the slot.
-
-        Args:
-            path: of the directory.
-        """
+        """Describe the slot."""
         self.path = path
 
     @classmethod
@@ -139,9 +128,6 @@ class ModelSlot:
         """Return the slot of a model; make its directory if it does not exist.
 
         Args:
-            name: of the model.
-            function: the function that makes it.
-            file: in which the function is.
             environ: may name another parent directory.
 
         Raises:

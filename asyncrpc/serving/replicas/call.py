@@ -49,7 +49,6 @@ class CallCounts:
     """The calls of one router, counted.
 
     Attributes:
-        calls: calls that were made.
         retries: attempts after another had failed.
         retries_refused: retries that the budget did not allow.
         hedges: attempts in parallel with a slow one.
@@ -86,7 +85,6 @@ class ReplicaCall:
     """One call of the program.
 
     Attributes:
-        router: chooses the replica.
         counts: counters of the router's calls.
         function: its name, for people.
         start: begins one attempt at a replica; it may raise.

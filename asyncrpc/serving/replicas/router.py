@@ -26,7 +26,7 @@ from asyncrpc.errors import (
     WorkerLostError,
 )
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.calls.machine.link import LinkState
+from asyncrpc.runtime.calls.machine.calls import LinkState
 from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
 from asyncrpc.runtime.membership.machine.records import (
     ChangeKind,
@@ -57,9 +57,6 @@ class ReplicaRouter:
     """Knows the replicas, and chooses among them.
 
     Attributes:
-        routing: decides.
-        pattern: of the names of the replicas.
-        worker: the worker that calls them.
         ejections: how often a replica was left out because it failed.
     """
 

@@ -43,7 +43,6 @@ class ReplicaService:
     """Tells routers the state of this worker, and takes the state of other replicas.
 
     Attributes:
-        routes: of its messages.
         statement: returns the state of this worker; None: it is not a replica.
         replica: the replica of this worker; None: it is not a replica.
     """

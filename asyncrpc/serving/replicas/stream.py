@@ -39,9 +39,6 @@ class RoutedStream:
 
         Args:
             call: the call that the attempt is made for.
-            record: the replica.
-            open_at: asks a peer for the stream.
-            options: of the call.
         """
         self._call = call
         self.record = record

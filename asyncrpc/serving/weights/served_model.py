@@ -47,9 +47,7 @@ class WeightStore(Generic[M]):
     """The versions of one model, and the new weights that are under way.
 
     Attributes:
-        current: the version that is served.
         canary: share of the calls that canaries get; 0: this is not one.
-        history: decides which version is served.
         on_changed: called when the version or the canary share has changed.
     """
 

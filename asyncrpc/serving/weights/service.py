@@ -38,12 +38,7 @@ logger = logging.getLogger("asyncrpc")
 
 
 class WeightsService:
-    """Takes new weights for one model.
-
-    Attributes:
-        routes: of its messages.
-        model: the model that they are for.
-    """
+    """Takes new weights for one model."""
 
     name = SERVICE
 

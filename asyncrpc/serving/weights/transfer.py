@@ -49,10 +49,8 @@ async def stage_weights(
     """Send weights to a replica, which does not serve them yet.
 
     Args:
-        link: to the replica.
         serial: of the transfer: a number that no other of this worker has.
         state: the weights, which must not be written to meanwhile.
-        version: their number.
 
     Raises:
         AsyncRpcError: the replica refuses them, or is gone.

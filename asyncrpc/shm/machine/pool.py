@@ -157,11 +157,7 @@ class SlabPool:
         return slab
 
     def sweep(self, keep: Container[int] = ()) -> list[int]:
-        """Forget the slabs that have been unused since the last sweep; return them.
-
-        Args:
-            keep: slabs to leave alone.
-        """
+        """Forget the slabs that have been unused since the last sweep; return them."""
         idle = []
         for slab_id, slab in tuple(self._slabs.items()):
             is_idle = slab.is_free and slab.uses == slab.uses_seen

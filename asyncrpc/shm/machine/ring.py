@@ -44,11 +44,9 @@ class QueueItem:
 
     Attributes:
         tag: epoch and serial number of the queue when it was put.
-        blocks: that it refers to.
         descriptors: how many come beside it.
         body: what is in the slot; None if it is in the last block.
         body_at: offset of its first byte, wherever it is.
-        body_bytes: its length.
     """
 
     tag: tuple[int, int]
@@ -66,9 +64,7 @@ class QueueRing:
         """Use a memory.
 
         Args:
-            layout: of the memory.
             memory: all of it, writable, format `B`.
-            shelf: the blocks in it.
         """
         self._layout = layout
         self._items_max = layout.items_max

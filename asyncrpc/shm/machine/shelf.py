@@ -78,7 +78,6 @@ class Layout:
 
     Attributes:
         limit_bytes: of all blocks in use together.
-        items_max: of the ring.
         ring_at: offset of the ring's slots, in bytes.
         control_bytes: what the state takes; blocks begin after it.
         size_bytes: of the whole.
@@ -128,7 +127,6 @@ class Shelf:
         """Use a memory, which is all zeros if it is new.
 
         Args:
-            layout: of the memory.
             memory: its first `control_bytes`, writable, format `B`.
             discard: gives pages back to the kernel; takes an offset and a number of
                 bytes, both of whole pages.

@@ -14,7 +14,8 @@ import asyncrpc
 from asyncrpc.autograd.ends import PassEnds
 from asyncrpc.autograd.segment_events import SegmentEvents
 from asyncrpc.rref.values import Values
-from asyncrpc.runtime.calls.ends import CallEnds, ServedEnds
+from asyncrpc.runtime.calls.inbound import ServedEnds
+from asyncrpc.runtime.calls.outbound import CallEnds
 from asyncrpc.trace import FlightRecorder
 from asyncrpc.trace.ring import EventRing
 from tests.bench.sides.on_and_off import run_side

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 import asyncrpc
-from asyncrpc import Group
+from asyncrpc.collectives import Group
 
 DTYPES = (
     torch.float32,

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import ElasticGroup, LimitOptions, Options, UsageError, Worker, join_group
+from asyncrpc import LimitOptions, Options, UsageError, Worker, join_group
+from asyncrpc.collectives import ElasticGroup
 from asyncrpc.errors import (
     CollectiveTimeoutError,
     GroupChangedError,

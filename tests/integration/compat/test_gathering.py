@@ -15,12 +15,11 @@ import pytest
 import torch
 from torch.autograd import profiler, profiler_legacy
 
-from asyncrpc.compat import profiler_legacy as facade_legacy
 from asyncrpc.compat import profiling, rpc
 from tests.integration.compat.playing import play
 
 X = torch.ones(4)
-PROFILERS = [facade_legacy.profile, profiling.autograd_profile, profiling.profile]
+PROFILERS = [profiling.legacy_profile, profiling.autograd_profile, profiling.profile]
 
 
 # --- what is called ------------------------------------------------------------------
@@ -138,7 +137,7 @@ def test_each_kind_of_call_brings_what_its_function_does(
 
 def gather_nested() -> None:
     for function in (double_on, double_later_on):
-        with facade_legacy.profile() as ended:
+        with profiling.legacy_profile() as ended:
             result = rpc.rpc_sync("worker1", function, ("worker2", X))
         assert result.tolist() == [3] * 4
         outer = f"rpc_sync#{function.__name__}(worker0 -> worker1)#remote_op: "
@@ -157,7 +156,7 @@ def test_what_a_function_calls_is_part_of_it() -> None:
 
 
 def gather_steps() -> None:
-    with facade_legacy.profile() as ended:
+    with profiling.legacy_profile() as ended:
         futures = [rpc.rpc_async("worker1", double_in_steps, (X,)) for _ in range(3)]
         assert [one.wait().tolist() for one in futures] == [[1] * 4] * 3
     key = "rpc_async#double_in_steps(worker0 -> worker1)#remote_op: "
@@ -171,7 +170,7 @@ def test_a_coroutine_brings_its_own_steps_and_no_others() -> None:
 
 def gather_methods() -> None:
     doubler = rpc.remote("worker1", Doubler)
-    with facade_legacy.profile() as ended:
+    with profiling.legacy_profile() as ended:
         assert doubler.rpc_sync().double(X).tolist() == [2] * 4
         assert doubler.rpc_async().double_later(X).wait().tolist() == [2] * 4
         made = doubler.remote().double(X)
@@ -275,12 +274,12 @@ def test_who_does_not_ask_gets_nothing_and_no_callee_is_profiled() -> None:
 
 
 def test_without_calls_it_is_torchs_profiler() -> None:
-    with facade_legacy.profile(record_shapes=True) as ended:
+    with profiling.legacy_profile(record_shapes=True) as ended:
         double(X)
     (outer,) = (one for one in events_of(ended) if one.name == "doubling")
     assert [one.name for one in outer.cpu_children] == ["aten::mul"]
     assert {one.node_id for one in events_of(ended)} == {-1}
-    with facade_legacy.profile(enabled=False):
+    with profiling.legacy_profile(enabled=False):
         assert not is_profiled()
 
 
@@ -289,7 +288,7 @@ import asyncrpc.compat
 from torch.autograd import profiler_legacy
 torchs = profiler_legacy.profile
 asyncrpc.compat.install()
-assert profiler_legacy.profile.__module__ == "asyncrpc.compat.profiler_legacy"
+assert profiler_legacy.profile.__module__ == "asyncrpc.compat.profiling"
 assert issubclass(profiler_legacy.profile, torchs)
 asyncrpc.compat.uninstall()
 assert profiler_legacy.profile is torchs

@@ -12,6 +12,7 @@ import torch
 
 from asyncrpc import Group, UsageError
 from asyncrpc.ddp import (
+    CompressionStats,
     GradBucket,
     HookState,
     PostLocalSGDState,
@@ -232,7 +233,7 @@ class TestHooks:
                     0, torch.randn(600), [torch.empty(20, 30)], is_last=True
                 )
                 await powerSGD_hook(state, bucket)
-            assert state.compression_stats() == (12.0, 4200, 350)
+            assert state.compression_stats() == CompressionStats(12.0, 4200, 350)
         said = [one for one in caplog.messages if "elements before" in one]
         assert [one.split(":")[0] for one in said] == [
             f"PowerSGD at step {step}" for step in (2, 5, 8)

@@ -18,7 +18,7 @@ from torch.distributed.optim.apply_optimizer_in_backward import (
 )
 
 from asyncrpc import Group, UsageError
-from asyncrpc.ddp import DistributedDataParallel
+from asyncrpc.ddp import DDPStatistics, DistributedDataParallel
 from tests.integration.ddp.ranks import (
     Branches,
     Mlp,
@@ -548,7 +548,8 @@ class TestBuckets:
     async def test_hide_their_communication(self, pair: list[Group]) -> None:
         models = await wrapped(pair, Mlp)
         await at_all(models, backward)
-        found = models[0].statistics()
-        assert found.passes == 1
-        assert found.communication_s > 0
-        assert 0 <= found.hidden <= 1
+        statistics = models[0].statistics()
+        assert isinstance(statistics, DDPStatistics)
+        assert statistics.passes == 1
+        assert statistics.communication_s > 0
+        assert 0 <= statistics.hidden <= 1

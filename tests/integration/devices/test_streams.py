@@ -16,7 +16,7 @@ from asyncrpc import Worker
 from asyncrpc.runtime import hosting
 from asyncrpc.runtime.devices import backends
 from asyncrpc.runtime.devices.streams import carried_mark
-from asyncrpc.runtime.peers import group, starter
+from asyncrpc.runtime.peers import group, peer
 from asyncrpc.testing import Cluster
 from tests.integration.devices import accelerators, remote
 from tests.integration.devices.accelerators import IS_FAKE, TYPE
@@ -41,7 +41,7 @@ def met(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def choose(monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
     """Let whoever makes a call be on a stream with this mark."""
-    for module in (starter, group, hosting):
+    for module in (peer, group, hosting):
         monkeypatch.setattr(module, "marks_here", lambda: {torch.device(HOME): mark})
 
 

@@ -18,6 +18,7 @@ import torch
 
 import asyncrpc
 from asyncrpc import Group, Worker
+from asyncrpc.collectives import rendezvous
 
 _made: dict[tuple[int, str], Any] = {}
 
@@ -375,12 +376,12 @@ async def a_barrier_short_of_one(worker: Worker) -> None:
 
 
 async def come_to_rendezvous(tag: str) -> None:
-    await asyncrpc.runtime.worker.current_worker().rendezvous(tag)
+    await rendezvous(asyncrpc.runtime.worker.current_worker(), tag)
 
 
 async def a_rendezvous_under_two_tags(worker: Worker) -> None:
     await asyncio.gather(
-        worker.rendezvous("saved"),
+        rendezvous(worker, "saved"),
         worker.peer("ps").call(come_to_rendezvous, "saved"),
         worker.peer("cache").call(come_to_rendezvous, "loaded"),
     )

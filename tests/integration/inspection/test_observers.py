@@ -11,7 +11,8 @@ import pytest
 
 from asyncrpc import LocalRendezvous, NetworkOptions, Options, RejectedError, Worker
 from asyncrpc.errors import AuthenticationError, ConnectError, ConnectionLostError
-from asyncrpc.inspection.door import Look, look_beside, names_of
+from asyncrpc.inspection.beside import Look, look_beside
+from asyncrpc.inspection.door import names_of
 from asyncrpc.inspection.messages import LookBeside, TakeSnapshot
 from asyncrpc.inspection.observer import Observed, Observer
 from asyncrpc.inspection.records import NoAnswer, Trouble

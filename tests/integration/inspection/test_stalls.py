@@ -18,7 +18,7 @@ import pytest_asyncio
 
 import asyncrpc
 from asyncrpc import LocalRendezvous, Options, Worker
-from asyncrpc.inspection.service import InspectionService
+from asyncrpc.inspection.presence import HostPresence
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.inspection import hanging
 
@@ -82,8 +82,8 @@ async def trainer() -> AsyncIterator[Worker]:
 
 
 def stalls_of(worker: Worker) -> Any:
-    service = worker.parts.service("inspection")
-    assert isinstance(service, InspectionService)
+    service = worker.parts.service("presence")
+    assert isinstance(service, HostPresence)
     return service.stalls
 
 

@@ -166,8 +166,8 @@ ABOUT: Final[dict[tuple[str, str, str], About]] = {
     ("inspection", "SERVICE", "checkup"): lambda _: [],
     ("inspection", "SERVICE", "beside"): lambda s: [s.incarnation, list(s.addresses)],
     ("rounds", "NOTICE", "arrivals"): lambda s: [*_series(s), 5, 5, True, 5, b"\x03"],
-    ("rounds", "NOTICE", "up"): lambda s: [*_series(s), 5, 5, 0, 1, []],
-    ("rounds", "NOTICE", "down"): lambda s: [*_series(s), 5, 0, 1, []],
+    ("rounds", "NOTICE", "report"): lambda s: [*_series(s), 5, 5, True],
+    ("rounds", "NOTICE", "result"): lambda s: [*_series(s), 5, True],
     ("rounds", "NOTICE", "failed"): lambda s: [
         *_series(s),
         *(0, -1, ["LOST", "nothing", [max(s.rank, 0)], None]),
@@ -177,6 +177,8 @@ ABOUT: Final[dict[tuple[str, str, str], About]] = {
         *(0, max(s.rank, 0), [[1, 0], 0]),
     ],
     ("rounds", "NOTICE", "left_out"): lambda s: [s.incarnation],
+    ("rendezvous", "SERVICE", "collect"): lambda s: [*_series(s)[1:], 5],
+    ("rendezvous", "SERVICE", "share"): lambda s: [*_series(s)[1:], 5, [b"", b""], ""],
     ("collectives", "SERVICE", "block"): lambda s: [
         *(s.group, 5, 0, 0, list(BARRIER), [torch.ones(4)]),
     ],

@@ -21,7 +21,7 @@ from asyncrpc import Group, LivenessOptions, Worker
 from asyncrpc.autograd import backward, context
 from asyncrpc.nn import RemoteModule
 from asyncrpc.optim import DistributedOptimizer
-from asyncrpc.runtime.calls.outbound_ports import OutboundCall
+from asyncrpc.runtime.calls.streams import OutboundCall
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.testing import acting_as
 from tests.inner_state import optimizers_here, turns_of

@@ -414,7 +414,8 @@ METHODS = {
     "optim ": ("rates", "set_rate", "add_scheduler", "step_scheduler", "drop"),
     "memory": ("attach", "attached", "detach"),
     "regions": ("has", "attach", "attach_part", "gone"),
-    "rounds": ("arrivals", "up", "down", "failed", "elsewhere", "left_out"),
+    "rounds": ("arrivals", "report", "result", "failed", "elsewhere", "left_out"),
+    "rendezvous": ("collect", "share"),
     "": ("", "__class__", "on_request", "close", "_handlers"),
 }
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgpack
 
-from asyncrpc.runtime.calls.admission import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.credit import request_bytes
+from asyncrpc.runtime.calls.peer_memory import FREE_BYTES_MAX
 from asyncrpc.serde import kinds, lossless
 from asyncrpc.serde.lossless import BLOCK_BYTES
 from asyncrpc.wire.frames import (
@@ -328,7 +328,7 @@ ATTACKS: Final[dict[str, Attack]] = {
     "bombs, 16 times": bombs("zstd", 8, 16, 1),
     "notices announced": announced(FrameKind.NOTICE, ["rref", "release"], 4, 1 << 30),
     "notices with payloads announced": announced(
-        FrameKind.NOTICE, ["rounds", "up"], 64, 1 << 30
+        FrameKind.NOTICE, ["memory", "attach"], 64, 1 << 30
     ),
     "messages announced": announced(
         FrameKind.SERVICE, ["autograd", "close"], 8, 1 << 30

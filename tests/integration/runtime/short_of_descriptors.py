@@ -11,7 +11,8 @@ import socket
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from asyncrpc import Options, Worker, current_worker, on_loop
+from asyncrpc import Options, Worker, current_worker
+from asyncrpc.functions import on_loop
 from tests.integration.runtime import remote
 
 _strangers: list[socket.socket] = []

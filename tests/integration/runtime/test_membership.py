@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from asyncrpc import (
+    ChangeKind,
     JoinRendezvous,
     LivenessOptions,
     MemberChange,
@@ -25,9 +26,6 @@ from asyncrpc import (
 )
 from asyncrpc.errors import NotStartedError, RendezvousTimeoutError, UnknownWorkerError
 from asyncrpc.runtime.membership.changes import CHANGES_MAX
-from asyncrpc.runtime.membership.machine.records import (
-    ChangeKind,
-)
 from asyncrpc.testing import Cluster
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio

@@ -29,7 +29,7 @@ from asyncrpc import (
 )
 from asyncrpc.ids import WorkerId
 from asyncrpc.multiprocessing import launch
-from asyncrpc.runtime.rounds.machine.termination import MARK, Phase
+from asyncrpc.runtime.rounds.machine.termination import Phase
 from asyncrpc.runtime.teardown import CLOSING_S
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.testing.cluster import sim_worker
@@ -125,13 +125,13 @@ async def test_a_call_that_a_thread_has_just_handed_over_is_not_overlooked() -> 
         await asyncio.gather(one.begun.wait(), two.begun.wait())
         ending = b.parts.graceful_shutdown
         ending.machine.enter()
-        assert ending.machine.join(busy=True, started=0) == MARK
+        assert ending.machine.join(busy=True, started=0)
         # From here on the loop stands still, and these come to wait in this order: the
         # answers, the look at what is in flight, the call.
         let_end(b, one, 1)
-        coming = asyncio.ensure_future(ending._payload(None))  # noqa: SLF001
+        coming = asyncio.ensure_future(ending._mark(None))  # noqa: SLF001
         let_end(b, two, 2)
-        assert await coming == MARK
+        assert await coming is True
         assert ending._count_started() == 1  # noqa: SLF001
         assert not ending._is_busy()  # noqa: SLF001
         await asyncio.gather(*calls)

@@ -44,7 +44,7 @@ from tests.integration.runtime.wrong_content import JUNK, examples, spoiled
 
 SERVICES = (
     *("rref", "autograd", "optim", "collectives", "membership", "rounds", "relay"),
-    *("memory", "regions", "inspection"),
+    *("memory", "regions", "inspection", "rendezvous"),
 )
 LIMIT_S = 60.0  # for what would otherwise hang
 _release: asyncio.Event
@@ -190,10 +190,11 @@ async def attacked(wire: Any = "uds") -> AsyncIterator[tuple[Worker, Worker, Lin
 
 def methods_of(worker: Worker) -> Iterable[tuple[str, str, str]]:
     """List service, kind and method of all that a worker can be told."""
-    for service in worker.parts.services:
-        for route in routes_of(worker.parts.router, service.name):
+    for name in SERVICES:
+        worker.parts.service(name)  # which loads it
+        for route in routes_of(worker.parts.router, name):
             kind = "request" if route.is_answered else "notice"
-            yield service.name, kind, route.method
+            yield name, kind, route.method
 
 
 async def test_every_message_has_an_example() -> None:
@@ -201,7 +202,8 @@ async def test_every_message_has_an_example() -> None:
     async with Cluster(2) as (a, b):
         known = {(service, method) for service, _, method in methods_of(b)}
         assert known == set(examples(a, b))
-        assert {one.name for one in b.parts.services} == set(SERVICES)
+        assert {one.name for one in b.parts.services} == {*SERVICES, "presence"}
+        assert not routes_of(b.parts.router, "presence")
 
 
 async def refuse(link: Link, service: Any, method: Any, value: Any) -> str:

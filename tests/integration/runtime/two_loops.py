@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 import asyncrpc
-from asyncrpc import LocalRendezvous, UsageError, Worker, serving
+from asyncrpc import LocalRendezvous, UsageError, Worker, functions, serving
+from asyncrpc.collectives import rendezvous
 from asyncrpc.ddp import DistributedDataParallel
 from asyncrpc.nn import RemoteModule
 from asyncrpc.optim import DistributedOptimizer
@@ -33,7 +34,7 @@ def note(what: str = "function") -> str:
     return what
 
 
-@asyncrpc.idempotent
+@functions.idempotent
 def note_idempotent() -> None:
     note("idempotent")
 
@@ -143,7 +144,7 @@ DOORS: Final[dict[str, Door]] = {
     "the replies of a group": lambda its: anext(its.fan_out),
     "the future of a group": lambda its: awaited(its.fan_out.futures["w"]),
     "barrier": lambda its: its.worker.barrier(),
-    "rendezvous": lambda its: its.worker.rendezvous("here"),
+    "rendezvous": lambda its: rendezvous(its.worker, "here"),
     "find": lambda its: its.worker.find("w"),
     "members_changed": lambda its: anext(its.changes),
     "tokens": issued,

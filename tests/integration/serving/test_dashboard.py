@@ -19,12 +19,11 @@ from torch import nn
 from asyncrpc import Group, Options, UsageError, Worker, autograd, serving
 from asyncrpc.nn import Pipeline, RemoteModule
 from asyncrpc.optim import DistributedOptimizer
-from asyncrpc.serving.dashboard.machine import sessions
 from asyncrpc.serving.dashboard.streams import STREAMS_OF_ONE_MAX
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.integration.inspection import hanging
 from tests.integration.serving.conftest import serve
-from tests.integration.serving.looking_in import Browser, Events, Held, proof, wait
+from tests.integration.serving.looking_in import Browser, Events, Held, token_of, wait
 
 SECRET: Final = "a secret of this test"
 TOKEN: Final = "a-token-of-this-test"
@@ -72,7 +71,9 @@ print(asking.getresponse().status)
 # --- who may look --------------------------------------------------------------------
 
 
-async def test_who_proves_to_know_the_secret_may_look(workers: list[Worker]) -> None:
+async def test_who_knows_the_secret_may_look(
+    workers: list[Worker],
+) -> None:
     async with shown(workers[0]) as browser:
         assert (await browser.get("api/overview"))[0] == 401
         _, state = await browser.get("login")
@@ -86,8 +87,7 @@ async def test_who_proves_to_know_the_secret_may_look(workers: list[Worker]) -> 
 
 async def test_the_cookie_is_for_the_directory_alone(workers: list[Worker]) -> None:
     async with shown(workers[0]) as browser:
-        nonce = await browser.nonce()
-        given = {"nonce": nonce, "proof": proof(SECRET, nonce)}
+        given = {"token": token_of(SECRET)}
         async with browser.session.post(browser.url("login"), json=given) as answer:
             cookie = answer.headers["Set-Cookie"].lower()
         assert "httponly" in cookie
@@ -95,7 +95,7 @@ async def test_the_cookie_is_for_the_directory_alone(workers: list[Worker]) -> N
         assert "path=" not in cookie  # that of the request, whatever a proxy has made
 
 
-async def test_a_wrong_proof_is_refused_and_so_are_many(workers: list[Worker]) -> None:
+async def test_a_wrong_token_is_refused_and_so_are_many(workers: list[Worker]) -> None:
     async with shown(workers[0]) as browser:
         found = [await browser.sign_in("something else") for _ in range(11)]
         assert found == [403] * 10 + [429]
@@ -103,8 +103,8 @@ async def test_a_wrong_proof_is_refused_and_so_are_many(workers: list[Worker]) -
 
 
 @pytest.mark.parametrize("text", ["\ud800", "é", "\0", "x" * 3000, ""])
-@pytest.mark.parametrize("field", ["nonce", "proof", "token", "ticket"])
-async def test_any_text_is_a_wrong_proof(
+@pytest.mark.parametrize("field", ["proof", "token", "ticket"])
+async def test_any_text_is_a_wrong_token(
     workers: list[Worker], field: str, text: str
 ) -> None:
     async with shown(workers[0], token=TOKEN) as browser:
@@ -112,12 +112,9 @@ async def test_any_text_is_a_wrong_proof(
 
 
 async def test_wrong_attempts_of_others_keep_no_right_one_out(
-    workers: list[Worker],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    workers: list[Worker], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They come from the same address, that of a proxy, and use nothing up."""
-    monkeypatch.setattr(sessions, "USED_MAX", 4)
+    """They come from the same address, that of a proxy."""
     async with shown(workers[0], token=TOKEN) as browser:
         wrong = {"Authorization": "Bearer something-else-of-it"}
         for _ in range(20):
@@ -164,16 +161,8 @@ async def test_a_page_of_another_site_signs_nobody_in_or_out(
             assert answer.status == 200
 
 
-async def test_a_proof_is_good_once(workers: list[Worker]) -> None:
-    async with shown(workers[0]) as browser:
-        nonce = await browser.nonce()
-        given = {"nonce": nonce, "proof": proof(SECRET, nonce)}
-        assert (await browser.post("login", given))[0] == 200
-        assert (await browser.post("login", given))[0] == 403
-
-
-@pytest.mark.parametrize("content", [[], {"token": 1}, "text", {"proof": {}}])
-async def test_what_is_no_proof_is_refused(
+@pytest.mark.parametrize("content", [[], {"token": 1}, "text", {"ticket": {}}])
+async def test_what_is_no_object_of_strings_is_refused(
     workers: list[Worker], content: object
 ) -> None:
     async with shown(workers[0]) as browser:
@@ -187,6 +176,10 @@ async def test_a_program_sends_the_token(workers: list[Worker]) -> None:
         wrong = {"Authorization": "Bearer something-else-of-it"}
         assert (await browser.get("api/calls", **wrong))[0] == 401
         assert (await browser.post("login", {"token": TOKEN}))[0] == 200
+        of_secret = {"Authorization": f"Bearer {token_of(SECRET)}"}
+        assert (await browser.get("api/calls", **of_secret))[0] == 200
+        sent = {"Authorization": f"Bearer {SECRET}"}
+        assert (await browser.get("api/calls", **sent))[0] == 401
 
 
 async def test_without_a_secret_only_this_host_may_look() -> None:

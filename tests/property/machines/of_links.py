@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrpc.runtime.calls.machine import link
+from asyncrpc.runtime.calls.machine import calls
 from asyncrpc.runtime.links.machine import dialing, pool, reconnect
 from asyncrpc.wire import resume
 from tests.property.machines.spec import Guard, Machine
@@ -261,7 +261,7 @@ LINK: Final = Machine(
     name="A link",
     about="Whether calls go both ways, one way, or no more. No event leads back: a "
     "later connection makes another link.",
-    source=link,
+    source=calls,
     states="LinkState",
     events="LinkEvent",
     starts=("OPEN",),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.property.machines.catalog import CATALOG
-from tests.property.machines.drawing import PAGE, page
 from tests.property.machines.spec import Machine, Part, table_of
 from tests.property.machines.stories import Story, play, shown_by, stories_of
 from tests.property.machines.walk import walk
@@ -62,9 +61,3 @@ def test_the_stories_show_every_transition(machine: Machine) -> None:
 def test_it_keeps_what_it_promises(part: Part, check: object) -> None:
     assert callable(check)
     check(part.source)
-
-
-def test_the_page_is_made_from_the_tables() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), (
-        "make it anew: python -m tests.property.machines.drawing"
-    )

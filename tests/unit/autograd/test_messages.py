@@ -36,7 +36,7 @@ def test_a_request_is_read_as_it_was_written(
 ) -> None:
     keeping = Keeping(retain_graph, create_graph)
     advance = replace(ADVANCE, keeping=keeping, is_fast=is_fast)
-    read = Advance.record.read_value(advance.pack())
+    read = Advance.record.read(advance.pack())
     read.check()
     assert read == advance
 

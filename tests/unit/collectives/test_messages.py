@@ -24,7 +24,7 @@ SUM = Descriptor("all_reduce", "sum", "torch.float32", (3,))
 def test_a_descriptor_is_what_is_read(one: Descriptor) -> None:
     assert read_descriptor([*one[:3], one.shape and list(one.shape), one.root]) == one
     begun = CollectiveBegun(1, 2, 3, one)
-    assert CollectiveBegun.record.read_value(begun.pack()) == begun
+    assert CollectiveBegun.record.read(begun.pack()) == begun
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_what_is_no_descriptor_is_refused(wrong: Any) -> None:
 def test_a_failure_names_those_to_blame() -> None:
     failed = CollectiveFailed(1, 2, CollectiveFailure("collective", "why", ("a", "b")))
     assert failed.pack() == [1, 2, ["collective", "why", ["a", "b"]]]
-    assert CollectiveFailed.record.read_value(failed.pack()) == failed
+    assert CollectiveFailed.record.read(failed.pack()) == failed
 
 
 def test_a_closed_group_counts_no_collectives() -> None:

@@ -107,9 +107,10 @@ def counted(**options: Any) -> observability.Metrics:
     ],
 )
 def test_the_text_is_what_its_type_says(accept: str, parse: Any, kind: str) -> None:
-    found = counted(peers_max=3).text(accept)
-    assert found.content_type == kind
-    names = {one.name for one in parse(found.body.decode())}
+    text = counted(peers_max=3).text(accept)
+    assert isinstance(text, observability.MetricsText)
+    assert text.content_type == kind
+    names = {family.name for family in parse(text.body.decode())}
     bare = {SUFFIX.sub("", name) for name in names}
     assert bare == {SUFFIX.sub("", one.name) for one in DEFINITIONS}
 

@@ -11,8 +11,7 @@ import torch
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.options import CallOptions
 from asyncrpc.runtime.peers.group import PeerGroup
-from asyncrpc.runtime.peers.peer import Peer
-from asyncrpc.runtime.peers.starter import CallStarter
+from asyncrpc.runtime.peers.peer import CallStarter, Peer
 
 CALLS = cast("CallStarter", None)  # nothing is called
 USINGS = [Peer(CALLS, "b").using, PeerGroup(CALLS, ["b"]).using]

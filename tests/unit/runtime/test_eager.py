@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from asyncrpc.runtime.eager import eager_task
+from asyncrpc.runtime.tasks import eager_task
 
 VARIABLE: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
 

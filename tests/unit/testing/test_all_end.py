@@ -293,7 +293,7 @@ async def numbers(count: int) -> AsyncIterator[int]:
 
 async def wait_for_others(worker: Worker) -> None:
     """Wait for a word of another worker of the group."""
-    await worker.parts.rounds.participant(BARRIER).join(b"", None)
+    await worker.parts.rounds.participant(BARRIER).join(None)
 
 
 def _drop(worker: Worker) -> None:

@@ -7,6 +7,7 @@ import pytest
 from asyncrpc.errors import UsageError
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.trace import (
+    ITEMS_MAX,
     KINDS,
     RECENT_MAX,
     CallEnded,
@@ -14,9 +15,12 @@ from asyncrpc.trace import (
     FlightRecorder,
     LinkChanged,
     MembershipChanged,
+    StageSpan,
+    StageStep,
     Subscription,
     TraceEvent,
 )
+from asyncrpc.trace.stage_steps import STAGE_STEPS_MAX
 
 PEER = WorkerId("b", Incarnation(7))
 
@@ -36,6 +40,19 @@ def test_each_kind_has_a_ring_of_its_own(recorder: FlightRecorder) -> None:
     recorder.links.record(link(1.0))
     assert recorder.links.recent == [LinkChanged(1.0, PEER, "opened", "")]
     assert recorder.membership.recent == []
+
+
+def test_the_last_steps_of_stages_are_kept(recorder: FlightRecorder) -> None:
+    spans = (StageSpan("forward", 0, 0.0, 0.5),)
+    for number in range(2 * STAGE_STEPS_MAX):
+        step = StageStep(2.0, 1.0, None, number, "1f1b", 0, 2, spans)
+        recorder.stage_steps.append(step)
+    numbers = [step.number for step in recorder.stage_steps]
+    assert numbers == list(range(STAGE_STEPS_MAX, 2 * STAGE_STEPS_MAX))
+
+
+def test_a_subscription_has_room_for_the_recent_events_of_a_kind() -> None:
+    assert RECENT_MAX <= ITEMS_MAX
 
 
 def test_it_keeps_the_last_ones(recorder: FlightRecorder) -> None:

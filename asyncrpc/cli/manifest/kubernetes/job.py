@@ -68,7 +68,6 @@ def meeting_variables(workload: Workload, host: str) -> list[Object]:
     """Return the variables that `env://` needs besides the index.
 
     Args:
-        workload: the program.
         host: name of pod 0 in the DNS.
     """
     return [

@@ -30,7 +30,6 @@ def network_policy(workload: Workload, *further: Object) -> Object:
     The probes of the kubelet come from the pod's own node, which is always allowed.
 
     Args:
-        workload: the program.
         *further: rules that allow others.
     """
     members = {"podSelector": {"matchLabels": selector(workload)}}

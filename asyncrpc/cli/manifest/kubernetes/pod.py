@@ -67,10 +67,8 @@ def pod_template(
     """Return the template of a worker's pod.
 
     Args:
-        workload: the program.
         variables: those that `env://` needs and the controller does not set.
         restart_policy: whether the kubelet starts the container again in its pod.
-        container: its name.
     """
     spec: Object = {
         "restartPolicy": restart_policy,

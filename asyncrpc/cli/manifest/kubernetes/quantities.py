@@ -29,7 +29,6 @@ def check_label(what: str, name: str, suffix: str = "") -> None:
     """Raise UsageError unless a name with its appended suffix is a DNS label.
 
     Args:
-        what: names it in the error.
         name: begins with a letter; services must.
         suffix: the longest that a controller appends to it.
 

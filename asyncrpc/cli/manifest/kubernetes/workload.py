@@ -76,7 +76,6 @@ class Resources:
         memory: a quantity of bytes, which is also the limit; None: no request or limit.
         shared_memory: a quantity of bytes for /dev/shm, which count as the memory of
             the container.
-        gpus: number of GPUs.
         gpu_resource: name of the GPUs in the device plugin.
     """
 
@@ -115,18 +114,13 @@ class Workload:
 
     Attributes:
         name: of all objects; a label of the DNS.
-        image: of the container.
         command: the program with its arguments; process 1 of the container.
         workers: number of pods; each has one worker, ranks from 0.
         namespace: of all objects; None: that of `kubectl`.
         secret: name of the Secret, whose key `secret` is mounted as a file.
-        port: of the meeting point.
-        resources: of each container.
-        probe: how the kubelet asks.
         grace_s: whole seconds from SIGTERM to SIGKILL.
         pre_stop_s: whole seconds before SIGTERM in which requests may still come.
         restarts: how often the whole, or one pod, is started again after a failure.
-        environment: further variables.
         user: id of the user; None: that of the image.
     """
 

@@ -139,7 +139,6 @@ def scriptable(interface: Any, runs: Runs) -> nn.Module:
 
     Args:
         interface: has the types of `forward`.
-        runs: makes the calls.
     """
     name = str(interface.__torch_script_interface__)
     if name not in _made:

@@ -89,10 +89,7 @@ class Grant(Generic[P]):
     """Credit for a peer.
 
     Attributes:
-        peer: the peer that gets it.
         call_id: of the request that it is for; `WINDOW`: for any.
-        nbytes: how much.
-        why: for the log.
     """
 
     peer: P
@@ -115,7 +112,6 @@ class Account(Generic[P]):
     """The share of one peer in a worker's budget.
 
     Attributes:
-        peer: the peer.
         window: bytes that it may send without asking.
         tickets: bytes granted to requests that have not arrived, by call.
         arriving: bytes of requests that are arriving, or are here and do not run yet.
@@ -259,8 +255,6 @@ class InboundBudget(Generic[P]):
         """Take back the credit of a request that the peer gave up before it arrived.
 
         Args:
-            account: of the peer.
-            call_id: of the request.
             unsent_bytes: what it spent of the window, if no part of it was ever sent.
             now_s: the time, in seconds.
 
@@ -393,8 +387,6 @@ class CreditWanted:
     """A message for the callee: a request waits for so many bytes of credit.
 
     Attributes:
-        call_id: of the request.
-        nbytes: of its payload.
         nested: whether a call that runs here made it.
     """
 

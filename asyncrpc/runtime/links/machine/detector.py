@@ -105,7 +105,6 @@ class Detector:
         """Begin with a peer that has just been heard.
 
         Args:
-            now_s: the time.
             heartbeat_s: silence after which the peer is pinged; after as much again it
                 is suspected.
             lost_after_s: silence after which the peer may be lost; at least twice as

@@ -29,7 +29,6 @@ class DialWindow:
 
     Attributes:
         size: how many there may be.
-        under_way: how many there are.
     """
 
     __slots__ = ("size", "under_way")

@@ -107,7 +107,6 @@ class DialAttempts:
     """The attempts of one dial.
 
     Attributes:
-        state: what to do now.
         number: of the present attempt, from 0.
         pause_s: how long to wait if the state is PAUSED.
         spared: attempts that do not count: the peer was busy, or not there yet.

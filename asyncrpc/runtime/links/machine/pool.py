@@ -70,7 +70,6 @@ class DialVerdict(Generic[C]):
     """What to do with a connection that a peer dialed.
 
     Attributes:
-        accept: whether to take it.
         replaced: the connection that it replaces, which must be aborted.
     """
 
@@ -135,7 +134,6 @@ class PeerConnection(Generic[C]):
         """Record the connection that survived.
 
         Args:
-            connection: that one.
             dialed: whether we dialed it, so that it is open at both ends; if the peer
                 dialed it, that is known after `on_proven`.
         """

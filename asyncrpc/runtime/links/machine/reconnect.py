@@ -128,7 +128,6 @@ class Reconnect:
         """Record that the transport has broken; return whether to begin attempts.
 
         Args:
-            now_s: the time.
             limit_s: seconds after which to give it up; None if others decide that.
         """
         self.pause_s = FIRST_PAUSE_S
@@ -150,7 +149,6 @@ class Reconnect:
         """Time has passed; return why the connection is given up, empty if it is not.
 
         Args:
-            now_s: the time.
             is_excused: whether nothing arrives from the peer at all: then this
                 connection, one of several to it, is not to blame.
         """

@@ -110,9 +110,6 @@ def judge(
     """Return the event that a look means for the member that has looked.
 
     Args:
-        found: what is there.
-        run: the run of this worker.
-        me: the incarnation of this worker.
         present: the members that are there now, by rank.
     """
     if found.run != run:
@@ -132,13 +129,7 @@ def offer_of(present: Iterable[Member]) -> list[Member]:
 def event_of_change(
     me: Incarnation, present: Sequence[Member], world_size: int
 ) -> KeepingEvent:
-    """Return the event for a member when a life of another one ends or begins.
-
-    Args:
-        me: the incarnation of the member.
-        present: the members that are there now.
-        world_size: how many ranks there are.
-    """
+    """Return the event for a member when a life of another one ends or begins."""
     if {one.rank for one in present}.issuperset(range(world_size)):
         return KeepingEvent.COMPLETE
     first = [one.incarnation for one in offer_of(present)[:KEEPERS]]

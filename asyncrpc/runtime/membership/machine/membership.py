@@ -68,7 +68,6 @@ class Membership:
     """The records that one worker has, its own included.
 
     Attributes:
-        me: its own record.
         alive: the workers that are there, this one included.
         carriers: those of them that pass news on: all but guests.
         lost: the workers that were lost, and may come back.
@@ -173,10 +172,7 @@ class Membership:
         """Take a record from another worker.
 
         Args:
-            record: the record.
             now_s: the time, in seconds.
-            by: the worker that has sent it.
-            is_guest: whether that is a guest.
             is_linked: whether there is a link to the life of the name that is known.
         """
         is_own = by == WorkerId(record.name, record.incarnation)

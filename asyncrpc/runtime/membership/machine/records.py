@@ -37,7 +37,6 @@ class Record:
         member: its name, rank and addresses.
         generation: which life of the name this is, from 1; 0: not known yet.
         version: how often the worker has refuted its own death.
-        status: whether it is there.
     """
 
     member: Member

@@ -114,7 +114,6 @@ class Ring:
         """Return the workers that a worker informs of news that it got with `limit`.
 
         Args:
-            name: of the worker.
             limit: the end of its part of the circle; its own place means the whole
                 circle.
 

@@ -92,7 +92,6 @@ class RegionQuestion(Generic[P]):
     """Regions that a peer is asked for, and must have before a message is sent.
 
     Attributes:
-        peer: the peer.
         keys: all keys that the peer is asked for.
         left: the keys that the peer has not confirmed.
         is_over: whether the peer is lost, so that answers do not count any more.

@@ -13,7 +13,6 @@ from asyncrpc.runtime.schema import Bits, EnumName, Number
 
 # Ranks in the order of a call; None: all of the group.
 Replicas: TypeAlias = tuple[Number, ...] | None
-Payloads: TypeAlias = tuple[bytes, ...]
 
 LISTED_MAX: Final = 8  # ranks in a text
 MISSING_MAX: Final = 64  # ranks in a failure
@@ -107,18 +106,18 @@ class KnownArrivals(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The payloads of a child's branch, in order."""
+    """All members of a child's branch have come; whether one of them set a mark."""
 
-    number: int
-    passed: int
-    payloads: Payloads
+    number: Number
+    passed: Number
+    is_marked: bool
 
 
 class Result(NamedTuple):
-    """The payloads of all members, from the parent."""
+    """All members have come, says the parent; whether one of them set a mark."""
 
-    number: int
-    payloads: Payloads
+    number: Number
+    is_marked: bool
 
 
 class RoundFailed(NamedTuple):

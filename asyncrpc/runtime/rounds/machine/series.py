@@ -4,10 +4,10 @@ The calls name the members and their order.  Rounds are numbered from 0 by how o
 member has come to one, whether it passed or failed.  Members form a tree (`tree`); each
 member sends only to its *neighbours*: its parent and its children.
 
-- A member reports to its parent once it has the reports of its children.  The report
-  holds the payloads of its branch.  When the root has all payloads, it passes, and
-  sends the result down the tree.  A member passes when it has the payloads of all
-  members, so no member passes before all have come.
+- A member reports to its parent once it has the reports of its children.  When the
+  root has all reports, it passes, and sends the result down the tree.  So no member
+  passes before all have come.  A member may set a mark; the result says whether one
+  did.
 - A member that waits in silence sends its neighbours the set of members that it knows
   to have come.  This opens a connection to them, by which it learns which members are
   missing, and notices their death.
@@ -38,7 +38,6 @@ from asyncrpc.runtime.rounds.machine.messages import (
     Failure,
     Key,
     KnownArrivals,
-    Payloads,
     Report,
     Result,
     RoundFailed,
@@ -59,7 +58,7 @@ class SeriesState(enum.Enum):
     AWAY = "the worker is at no round"
     GATHERING = "the worker is at a round, and reports of its branch are missing"
     REPORTED = "the worker is at a round, and has reported to its parent"
-    PASSED = "the worker has the payloads of all members"
+    PASSED = "the worker knows that all members have come"
     FAILED = "the round has failed"
 
 
@@ -69,7 +68,7 @@ class SeriesEvent(enum.Enum):
     JOIN = "the worker joins the next round"
     REPORT = "the worker reports to its parent"
     ASK = "the parent lacks the report"
-    PASS = "all payloads are here"  # noqa: S105  (no password)
+    PASS = "all members have come"  # noqa: S105  (no password)
     FAIL = "the round fails"
     CATCH_UP = "the others passed the round before the worker was restarted"
     LEAVE = "the call of the round has returned"
@@ -123,7 +122,7 @@ class Series:
         passed: the last round that this worker knows to be passed; -1: none.
         latest: the latest round that this worker has heard of; -1: none.
         failure: the failure of round `number`; None if the round has not failed.
-        payloads: the payloads of the round that was passed last, until `let_go`.
+        is_marked: whether a member set a mark in the round that was passed last.
         elsewhere: members that are missing in round `latest`, and wait in another
             series.
         parent: the rank of the parent; None at the root.
@@ -139,21 +138,13 @@ class Series:
         size: int,
         hub: Hub,
     ) -> None:
-        """Begin with no round.
-
-        Args:
-            key: the name of the series.
-            rank: the rank of this worker; one of the members.
-            size: the number of workers in the group.
-            hub: collects the messages that are due.
-        """
         self.key, replicas = key, key.replicas
         self.ranks: Sequence[int] = range(size) if replicas is None else replicas
         self.state = AWAY
         self.number = self.passed = self.latest = -1
         self.counts_other = False
         self.failure: Failure | None = None
-        self.payloads: Payloads = ()
+        self.is_marked = False
         self.elsewhere: list[WaitsElsewhere] = []
         place, count = self.ranks.index(rank), len(self.ranks)
         above = parent_of(place, count)
@@ -165,15 +156,15 @@ class Series:
         self._hub = hub
         self._me = 1 << place
         self._whole = (1 << count) - 1
-        self._own = b""
+        self._own_mark = False
         # The result of the round passed last, and the children that still lack it.
-        self._result = Result(-1, ())
+        self._result = Result(-1, is_marked=False)
         self._owed: dict[int, None] = {}
         self._failures: dict[int, Failure] = {}
         self._untold: dict[int, dict[int, None]] = {}  # failures, by neighbour
         # Of round `latest`:
         self._known = 0
-        self._reports: dict[int, Payloads] = {}
+        self._reports: dict[int, bool] = {}  # marks, by child
         self._speakers: dict[int, None] = {}  # neighbours that wait there
         self._told: dict[int, int] = {}  # for each neighbour: arrivals that it knows
         self._elsewhere_told: dict[int, int] = {}
@@ -209,11 +200,6 @@ class Series:
         """The latest round that is known here, by whatever is known of it."""
         return max(self.number, self.passed, self.latest)
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the reports that this worker keeps."""
-        return sum(len(one) for report in self._reports.values() for one in report)
-
     def has_joined(self, rank: int) -> bool:
         """Return whether a member is known to have come to round `latest`."""
         return bool(self._known >> self.ranks.index(rank) & 1)
@@ -224,14 +210,14 @@ class Series:
 
     # --- actions of this worker ------------------------------------------------------
 
-    def join(self, payload: bytes) -> None:
+    def join(self, *, is_marked: bool = False) -> None:
         """Join the next round; it may be passed, or fail, at once."""
-        self._begin(payload)
+        self._begin(is_marked=is_marked)
         self._look()
 
     def abort(self, failure: Failure) -> None:
         """Join the next round only to give it up."""
-        self._begin(b"")
+        self._begin(is_marked=False)
         self.fail(failure)
 
     def fail(self, failure: Failure) -> None:
@@ -261,8 +247,7 @@ class Series:
             self.fail_ahead(self.latest, failure)
 
     def let_go(self) -> None:
-        """Forget the payloads, except for children that still lack the result."""
-        self.payloads = ()
+        """Note that the call of the round has returned."""
         if not self.is_waiting:
             self._go(SeriesEvent.LEAVE)
 
@@ -302,13 +287,13 @@ class Series:
 
     def _receive_report(self, rank: int, message: Report) -> None:
         branch = self._below.get(rank)
-        if branch is None or len(message.payloads) != len(branch):
-            raise MalformedError(f"the report of rank {rank} is not of its branch")
+        if branch is None:
+            raise MalformedError(f"a report must come from a child, not rank {rank}")
         self._learn_passed(message.passed)
         self._give_up_before(message.number, rank)
         self._turn_to(message.number)
         if message.number == self.latest and not self._is_over(message.number):
-            self._reports[rank] = message.payloads
+            self._reports[rank] = message.is_marked
             self._speakers[rank] = None
             self._learn(rank, mask_of(branch))
         self._answer_waiting(rank, message.number, lacks=False)
@@ -316,17 +301,14 @@ class Series:
         self._relay()
 
     def _receive_result(self, rank: int, message: Result) -> None:
-        if rank != self.parent or len(message.payloads) != len(self.ranks):
-            raise MalformedError(
-                f"the result from rank {rank} must come from the parent, with "
-                f"{len(self.ranks)} payloads, not {len(message.payloads)}"
-            )
+        if rank != self.parent:
+            raise MalformedError(f"a result must come from the parent, not rank {rank}")
         if self.is_waiting and message.number == self.number:
             if len(self._reports) < len(self._below):
                 raise MalformedError(
                     f"the result from rank {rank} came before the report of this branch"
                 )
-            self._pass(message.payloads)
+            self._pass(is_marked=message.is_marked)
         else:
             self._learn_passed(message.number)
 
@@ -375,7 +357,7 @@ class Series:
             self._stop_owing(rank)
         if self._must_report(rank):
             self._go(SeriesEvent.REPORT)
-            messages.append(Report(self.number, self.passed, self._branch_payloads()))
+            messages.append(Report(self.number, self.passed, self._branch_mark()))
         elif self.is_waiting or not messages or self._lacks(rank):
             about = self.latest, self._known
             messages.append(
@@ -388,9 +370,9 @@ class Series:
 
     # --- helpers ---------------------------------------------------------------------
 
-    def _begin(self, payload: bytes) -> None:
+    def _begin(self, *, is_marked: bool) -> None:
         self.number += 1
-        self.failure, self.payloads, self._own = None, (), payload
+        self.failure, self._own_mark = None, is_marked
         self.counts_other = False
         self._go(SeriesEvent.JOIN)
         failure = self._failures.get(self.number)
@@ -449,13 +431,7 @@ class Series:
         self._told[rank] = self._told.get(rank, 0) | known
 
     def _answer_waiting(self, rank: int, number: int, *, lacks: bool) -> None:
-        """Decide whether a neighbour that waits at a round must be told something.
-
-        Args:
-            rank: the rank of the neighbour.
-            number: the round at which it waits.
-            lacks: whether the neighbour does not know that this worker has come.
-        """
+        """Decide whether a neighbour that waits at a round must be told something."""
         if number in self._failures:
             self._untold.setdefault(rank, {})[number] = None
             self._must_tell(rank)
@@ -495,7 +471,7 @@ class Series:
 
     def _end(self, failure: Failure) -> None:
         self._go(SeriesEvent.FAIL)
-        self.failure, self._own = failure, b""
+        self.failure = failure
         self.counts_other = failure.failed_with is not None
         if self.latest == self.number:
             self._reports.clear()
@@ -505,7 +481,7 @@ class Series:
         if not self.is_waiting or len(self._reports) < len(self._below):
             return
         if self.parent is None:
-            self._pass(self._branch_payloads())
+            self._pass(is_marked=self._branch_mark())
         elif self.state is GATHERING:
             self._must_tell(self.parent)
 
@@ -513,16 +489,14 @@ class Series:
         is_whole = len(self._reports) == len(self._below)
         return self.state is GATHERING and is_whole and rank == self.parent
 
-    def _branch_payloads(self) -> Payloads:
-        below = (one for rank in self._below for one in self._reports[rank])
-        return (self._own, *below)
+    def _branch_mark(self) -> bool:
+        return self._own_mark or any(self._reports.values())
 
-    def _pass(self, payloads: Payloads) -> None:
+    def _pass(self, *, is_marked: bool) -> None:
         self._go(SeriesEvent.PASS)
-        self.passed, self._own = self.number, b""
-        self.payloads = payloads
+        self.passed, self.is_marked = self.number, is_marked
         self._reports.clear()
-        self._result, self._owed = Result(self.number, payloads), {}
+        self._result, self._owed = Result(self.number, is_marked), {}
         for rank in self._below:
             self._owed[rank] = None
             self._must_tell(rank)
@@ -530,8 +504,6 @@ class Series:
 
     def _stop_owing(self, rank: int) -> None:
         self._owed.pop(rank, None)
-        if not self._owed:
-            self._result = Result(-1, ())
 
     def _go(self, event: SeriesEvent) -> None:
         after = TRANSITIONS[self.state].get(event)

@@ -50,13 +50,6 @@ class Rounds:
     """
 
     def __init__(self, rank: int, size: int, name_of: Callable[[int], str]) -> None:
-        """Begin without series.
-
-        Args:
-            rank: the rank of this worker.
-            size: the number of workers in the group.
-            name_of: returns the name of a worker, for people to read.
-        """
         self.outbox: dict[tuple[Series, int], None] = {}
         self.ended: dict[Series, None] = {}
         self._rank = rank
@@ -84,12 +77,6 @@ class Rounds:
         """Forget the least recently used series beyond `SERIES_MAX`.
 
         If a forgotten series is used again, it goes on at the round of the others.
-
-        Args:
-            in_use: series that are kept in any case.
-
-        Returns:
-            The forgotten series.
         """
         surplus = len(self._all) - SERIES_MAX
         if surplus <= 0:
@@ -107,10 +94,10 @@ class Rounds:
                 del self._last[tag]
         return idle[:surplus]
 
-    def join(self, series: Series, payload: bytes) -> None:
+    def join(self, series: Series, *, is_marked: bool = False) -> None:
         """Join the next round of a series."""
         self._last[series.key[:2]] = series
-        series.join(payload)
+        series.join(is_marked=is_marked)
         for waits in tuple(series.elsewhere):
             self._look_at(series, waits)
         for other in self._alike[series.key[:2]].values():
@@ -196,11 +183,7 @@ class Rounds:
             missed.note_elsewhere(waits, None)
 
     def _look_at(self, series: Series, waits: WaitsElsewhere) -> bool:
-        """Fail two rounds if a member and this one wait for each other in them.
-
-        Returns:
-            Whether the two wait for each other.
-        """
+        """Fail two rounds if two members wait for each other; return whether so."""
         replicas, number = waits.elsewhere
         if (
             not series.is_waiting

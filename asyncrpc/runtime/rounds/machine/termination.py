@@ -53,7 +53,6 @@ from asyncrpc.runtime.rounds.machine.messages import (
 from asyncrpc.runtime.rounds.machine.series import Series
 from asyncrpc.runtime.rounds.machine.table import Rounds
 
-MARK: Final = b"\1"
 LIVES_MAX: Final = 100  # restarted members; the key of a series names them
 
 
@@ -79,13 +78,6 @@ class Termination:
     """
 
     def __init__(self, rank: int, size: int, rounds: Rounds) -> None:
-        """Begin before the end.
-
-        Args:
-            rank: the rank of this worker.
-            size: the number of workers in the group.
-            rounds: the rounds of this worker.
-        """
         self.phase = Phase.BEFORE
         self.lost: set[int] = set()
         self.lives: dict[int, int] = {}
@@ -127,23 +119,15 @@ class Termination:
         if self.phase is Phase.BEFORE:
             self.phase = Phase.GATHERING
 
-    def join(self, *, busy: bool, started: int) -> bytes | None:
-        """Return the payload of this member for the next wave, if it can come now.
-
-        Args:
-            busy: whether this worker serves a call, or waits for one.
-            started: how many calls this member has ever started.
-
-        Returns:
-            The payload, with which the member must come now; None: it cannot come yet.
-        """
+    def join(self, *, busy: bool, started: int) -> bool | None:
+        """Return this member's mark for the next wave; None: it cannot come yet."""
         if self.is_over or (busy and not self.is_first):
             return None
         is_marked = busy or started != self._started or self.is_first
         self._started = -1 if busy else started
         self.is_first = False
         self._wave = self.series
-        return MARK if is_marked else b""
+        return is_marked
 
     def look(self) -> None:
         """Take the outcome of the present wave, if the wave is over."""
@@ -156,8 +140,7 @@ class Termination:
             if failure.blame is Blame.LOST:
                 self.lose(failure.missing, failure.problem)
         elif not self.is_over:
-            is_marked = any(wave.payloads)
-            self.phase = Phase.DRAINING if is_marked else Phase.ENDED
+            self.phase = Phase.DRAINING if wave.is_marked else Phase.ENDED
 
     def receive(self, key: Key, message: RoundMessage) -> None:
         """Take the message of another member about a wave: it may name lost members."""

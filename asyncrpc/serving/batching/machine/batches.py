@@ -25,7 +25,6 @@ class BatchLimits:
     """What makes a batch.
 
     Attributes:
-        max_size: requests in it.
         max_wait_s: how long the oldest one waits for others.
         max_bytes: of all requests in it; None: no limit.
     """
@@ -44,11 +43,7 @@ class BatchLimits:
 
 
 class BatchQueue(Generic[T]):
-    """Requests that wait for a batch.
-
-    Attributes:
-        queue: holds the requests.
-    """
+    """Requests that wait for a batch."""
 
     def __init__(self, batch: BatchLimits, limits: QueueLimits) -> None:
         """Begin without requests."""
@@ -63,7 +58,6 @@ class BatchQueue(Generic[T]):
         The caller has dropped the requests that are due to be dropped.
 
         Args:
-            now_s: the time.
             is_closing: no further request will come, so none waits for others.
         """
         if not self.queue.rate.has_place:

@@ -44,11 +44,9 @@ class QueuedRequest(Generic[T]):
         came_s: when it arrived.
         deadline_s: when it must no longer run; None: never.
         priority: a higher one goes sooner.
-        client: its owner.
         bucket: it only goes together with others of the same bucket.
         size: its part of the size limit of all that go together.
         cost: what it takes of its client's share; 1 is a whole batch.
-        serial: number of its arrival.
     """
 
     __slots__ = (
@@ -84,7 +82,6 @@ class _ClientShare:
 
     Attributes:
         tag: the client with the least one goes next.
-        waiting: number of its requests.
     """
 
     __slots__ = ("tag", "waiting")
@@ -100,8 +97,6 @@ class _PriorityLevel:
     Attributes:
         shares: by client; also of some clients that do not wait.
         clock: the tag with which a new client begins.
-        waiting: number of requests.
-        clients: number of clients that wait.
     """
 
     __slots__ = ("clients", "clock", "shares", "waiting")
@@ -188,7 +183,6 @@ class _Bucket(Generic[T]):
 
     Attributes:
         lines: by priority; without empty ones.
-        waiting: number of requests.
         size: sum of their sizes.
     """
 
@@ -319,7 +313,6 @@ class FairQueue(Generic[T]):
         """Take out the next requests of a bucket, and charge their clients.
 
         Args:
-            bucket: with requests in it.
             count_max: how many at most.
             size_max: limit of their total size; None: no limit.  The first request that
                 does not fit holds back the others, as it would starve otherwise.
@@ -388,8 +381,6 @@ class FairQueue(Generic[T]):
         It belongs to the client with the most requests in the lowest priority.
 
         Args:
-            priority: of the one that would come.
-            client: of that one.
             oldest: return the client's first one, even if the new one has no better
                 right to the place; else its last one.
 

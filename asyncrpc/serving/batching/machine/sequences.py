@@ -97,7 +97,6 @@ class SequenceLimits:
     """How many sequences a model takes.
 
     Attributes:
-        slots: sequences in a step.
         inside_max: sequences whose state it has, including paused ones.
         entering_max: sequences that enter between two steps.
         memory_max: memory of all of them; None: no limit.
@@ -115,7 +114,6 @@ class ModelSequence(Generic[T]):
     Attributes:
         what: the service's own object, which is not read here.
         memory: the most that it takes.
-        state: where it is.
     """
 
     __slots__ = ("memory", "state", "what")
@@ -215,7 +213,6 @@ class SequenceSchedule(Generic[T]):
         """Note the end of a step for one of its sequences.
 
         Args:
-            sequence: took part in the step.
             is_last: whether the step was its last one, or has failed.
             is_behind: whether its consumer has not taken enough of its items.
         """

@@ -8,7 +8,7 @@ from typing import Any, Final
 from asyncrpc.inspection.details import KEPT_BACK, CallSeen, CallsSeen
 from asyncrpc.inspection.machine.slices import Slices, let_go, parts_of
 from asyncrpc.inspection.records import CallKey
-from asyncrpc.serving.dashboard.machine.numbers import known_age
+from asyncrpc.serving.dashboard.machine.answers import known_age
 from asyncrpc.serving.dashboard.machine.paging import Row
 
 KEYS: Final = ("caller", "callee", "function", "call_id", "age_s", "state", "kind")

@@ -23,7 +23,7 @@ from asyncrpc.inspection.machine.wording import (
     words_of,
 )
 from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
-from asyncrpc.serving.dashboard.machine.numbers import known_age
+from asyncrpc.serving.dashboard.machine.answers import known_age
 
 SENTENCES_MAX: Final = 20
 NODES_MAX: Final = 200
@@ -40,7 +40,6 @@ def findings_of(
     """Return the waits that take too long and why, in slices.
 
     Args:
-        snapshots: of the workers that have answered.
         silent: why the others have not answered, by name.
         after_s: seconds that a wait may take.
     """

@@ -1,17 +1,19 @@
-"""The overview: a row for each worker, a matrix of their links, and totals."""
+"""The overview: a row for each worker, their links, totals, and the last minutes."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices
 from asyncrpc.inspection.records import NoAnswer, Trouble
 from asyncrpc.inspection.summaries import LinkSummary, WorkerSummary
-from asyncrpc.serving.dashboard.machine.history import Moment
-from asyncrpc.serving.dashboard.machine.numbers import known, known_age, known_bytes
+from asyncrpc.serving.dashboard.machine.answers import known, known_age, known_bytes
 from asyncrpc.serving.dashboard.machine.paging import Row
 
+HISTORY_S: Final = 600.0
+MOMENTS_MAX: Final = 600
 MATRIX_MAX: Final = 32  # rows and columns
 BUSY_S: Final = 0.1  # duration of one iteration of an event loop
 STATES: Final[Mapping[Trouble, str]] = {
@@ -26,6 +28,44 @@ KEYS: Final = (
     *("served_per_s", "failed_per_s", "p50_s", "p99_s", "bytes_per_s", "lag_s"),
     *("memory_bytes", "slab_bytes", "references", "tasks", "calls_under_way"),
 )
+
+
+class Moment(NamedTuple):
+    """A group at one moment.
+
+    Attributes:
+        at_s: when, in seconds since 1970.
+        made_per_s: calls that its workers made; None: beyond the range of numbers.
+        p99_s: of the calls of the slowest worker; None: there were no calls.
+    """
+
+    at_s: float
+    made_per_s: float | None
+    p99_s: float | None
+    memory_bytes: int
+
+
+class GroupHistory:
+    """Moments, the oldest first; those older than `HISTORY_S` are forgotten."""
+
+    def __init__(self) -> None:
+        """Begin without moments."""
+        self._moments: deque[Moment] = deque(maxlen=MOMENTS_MAX)
+
+    def add(self, moment: Moment) -> None:
+        """Add a moment; drop later ones, which exist if the clock was set back."""
+        while self._moments and self._moments[-1].at_s > moment.at_s:
+            self._moments.pop()
+        self._moments.append(moment)
+        while self._moments[0].at_s < moment.at_s - HISTORY_S:
+            self._moments.popleft()
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the moments column by column."""
+        return {
+            name: [one[place] for one in self._moments]
+            for place, name in enumerate(Moment._fields)
+        }
 
 
 def row_of(name: str, rank: int, told: WorkerSummary) -> Row:
@@ -115,7 +155,6 @@ def matrix_of(
     Args:
         shown: names of the workers of the page.
         links: of the workers that have answered, by name.
-        total: how many workers there are.
     """
     names = list(shown[:MATRIX_MAX])
     cells = []

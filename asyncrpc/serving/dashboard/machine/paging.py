@@ -22,7 +22,6 @@ class RowsPage(NamedTuple):
     """A page of rows.
 
     Attributes:
-        rows: of the page.
         total: how many rows there are on all pages.
         first: index of the first row of the page, from 1; 0 if the page is empty.
     """

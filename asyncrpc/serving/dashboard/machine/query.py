@@ -24,7 +24,6 @@ class ViewQuery:
         sort: the key by which the rows are sorted.
         is_up: whether the least is first.
         page: from 1.
-        per_page: rows of a page.
         workers: names of the wanted workers; empty: all.
         find: only rows with this text, in any case; empty: all.
         is_thorough: whether the workers may be held briefly to find out more.

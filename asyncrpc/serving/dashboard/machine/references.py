@@ -7,7 +7,7 @@ from typing import Final
 
 from asyncrpc.inspection.machine.slices import Slices, let_go, parts_of, weighed_parts
 from asyncrpc.inspection.reference_records import ReferenceSeen, ReferencesSeen
-from asyncrpc.serving.dashboard.machine.numbers import known_age
+from asyncrpc.serving.dashboard.machine.answers import known_age
 from asyncrpc.serving.dashboard.machine.paging import Row
 
 KEYS: Final = (
@@ -21,9 +21,6 @@ def rows_of(told: Mapping[str, ReferencesSeen]) -> Slices[list[Row]]:
     """Return a row for each value, in slices: by its owner, if that has answered.
 
     If the owner has not answered, the row is made from the holders.
-
-    Args:
-        told: the references of the workers that have answered, by name.
     """
     owned: list[Row] = []
     held: dict[str, list[tuple[str, ReferenceSeen]]] = {}

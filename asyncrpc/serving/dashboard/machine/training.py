@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from asyncrpc.inspection.details import StageStepSeen, TrainingSeen, context_name
 from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices, weighed_parts
-from asyncrpc.serving.dashboard.machine.numbers import known, known_age
+from asyncrpc.serving.dashboard.machine.answers import known, known_age
 from asyncrpc.serving.dashboard.machine.paging import Row
 
 KEYS: Final = (
@@ -27,9 +27,7 @@ class TrainingTold(NamedTuple):
     """The training of a worker, and how its clock relates to those of the others.
 
     Attributes:
-        told: the answer of the worker.
         came_s: when the answer came, by the clock of this process.
-        host_id: of its host: workers of one host have one clock.
     """
 
     told: TrainingSeen
@@ -71,11 +69,7 @@ def _row(name: str, one: TrainingSeen) -> Row:
 
 
 class _First:
-    """The first rows by some order, of many that are added in parts.
-
-    Attributes:
-        count: how many rows were added.
-    """
+    """The first rows by some order, of many that are added in parts."""
 
     def __init__(self, rows_max: int, rank: Callable[[Row], float]) -> None:
         self.count = 0

@@ -18,7 +18,7 @@ from asyncrpc.inspection.records import (
     WorkerSnapshot,
 )
 from asyncrpc.inspection.summaries import WorkerSummary
-from asyncrpc.serving.dashboard.machine.numbers import known, known_age
+from asyncrpc.serving.dashboard.machine.answers import known, known_age
 from asyncrpc.serving.dashboard.machine.overview import row_of, silent_row
 
 ACTORS_MAX: Final = 200  # of tasks, and of threads
@@ -34,7 +34,6 @@ class WorkerTold(NamedTuple):
     """The answers of one worker.
 
     Attributes:
-        summary: the worker in a few numbers.
         details: its options, functions and links.
         snapshot: its tasks, threads and calls.
         recent: its last events.

@@ -18,8 +18,6 @@ class ShareBudget:
 
     Attributes:
         left: how many could be taken at once.
-        taken: how many have been taken.
-        refused: how many have been refused.
     """
 
     __slots__ = ("_at_s", "_most", "_per_s", "_share", "left", "refused", "taken")
@@ -33,7 +31,6 @@ class ShareBudget:
             share: what each call pays in.
             most: limit of what is saved.
             per_s: what each second pays in.
-            first: balance at the beginning.
         """
         self._share = share
         self._most = most

@@ -24,8 +24,6 @@ def score_of(key: bytes, name: str, weight: float = 1.0) -> float:
     """Return the score of a replica for a key: at least 0.
 
     Args:
-        key: of the call.
-        name: of the replica.
         weight: its share of keys, relative to those of others.
     """
     return -weight / math.log(unit_of(key, name))

@@ -55,13 +55,9 @@ class ReplicaRecord:
     """What a router knows of one incarnation of a replica.
 
     Attributes:
-        name: of its worker.
-        incarnation: of its worker.
-        life: its state.
         weight: its share, relative to those of others.
         canary: share of the calls that canaries get; 0: it is not a canary.
         version: of its weights, as last reported; None: it has none.
-        outstanding: calls that this router has there.
         calls: how many it has ever been given.
         failures: how many of the last calls failed in a row.
     """
@@ -101,12 +97,7 @@ class ReplicaRecord:
 
 
 class Routing:
-    """The replicas of one router, and what it may add to their load.
-
-    Attributes:
-        retries: the budget of retries.
-        hedges: the budget of hedged calls.
-    """
+    """The replicas of one router, and what it may add to their load."""
 
     def __init__(self, options: ReplicaOptions) -> None:
         self.options = options
@@ -196,8 +187,6 @@ class Routing:
         """Return the replica that a call goes to; None: no other is left.
 
         Args:
-            now_s: the time.
-            draw: returns random numbers.
             key: calls with the same one go to the same replica.
             tried: replicas that the call has already tried.
         """

@@ -13,25 +13,20 @@ from typing import Any, NamedTuple
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import AsyncRpcError, MalformedError, RejectedError
 from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.runtime.calls.admission import PeerMemory
-from asyncrpc.runtime.calls.answers import AnswerReceiver
-from asyncrpc.runtime.calls.backlog import Backlog, OutboundBudget
 from asyncrpc.runtime.calls.credit import InboundCredit, LinkCredit
 from asyncrpc.runtime.calls.deadlines import Deadlines
 from asyncrpc.runtime.calls.deferred import DeferredMessages
-from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
 from asyncrpc.runtime.calls.heads import ReceivedHeads
-from asyncrpc.runtime.calls.inbound import InboundCall
-from asyncrpc.runtime.calls.machine.calls import PendingCalls, ServedCalls
-from asyncrpc.runtime.calls.machine.link import LinkStatus
+from asyncrpc.runtime.calls.inbound import InboundCall, Responder
+from asyncrpc.runtime.calls.machine.calls import LinkStatus, PendingCalls, ServedCalls
 from asyncrpc.runtime.calls.message_codec import MessageCodec
 from asyncrpc.runtime.calls.modes import Mode, Target, mode_of
-from asyncrpc.runtime.calls.outbound import OutboundCalls
-from asyncrpc.runtime.calls.outbound_ports import OutboundCall
+from asyncrpc.runtime.calls.outbound import AnswerReceiver, CallEnds, OutboundCalls
+from asyncrpc.runtime.calls.peer_memory import Backlog, OutboundBudget, PeerMemory
 from asyncrpc.runtime.calls.preparation import MessagePreparation
 from asyncrpc.runtime.calls.requests import RequestDispatcher
-from asyncrpc.runtime.calls.responder import Responder
+from asyncrpc.runtime.calls.streams import OutboundCall
 from asyncrpc.runtime.calls.unsent import UnsentCalls
 from asyncrpc.runtime.messages import Notice, Request, message
 from asyncrpc.runtime.options import LimitOptions, Options
@@ -277,18 +272,17 @@ class FakeAdmission:
     """Admits all calls, or refuses them."""
 
     def __init__(self) -> None:
-        self.active = self.held_bytes = 0
+        self.active = self.held_bytes = self.ended = 0
+        self.wakes_at = -1
         self.refusal: AsyncRpcError | None = None
 
     def open(self, _peer: Incarnation, calls: Sized) -> PeerMemory:
-        return PeerMemory(self, calls, lambda: 0, LimitOptions().peer_bytes_max)
+        counts: Any = self
+        return PeerMemory(counts, calls, lambda: 0, LimitOptions().peer_bytes_max)
 
     def admit(self, of_peer: Sized) -> None:
         if self.refusal is not None:
             raise self.refusal
-
-    def on_served(self) -> None:
-        self.active -= 1
 
 
 @dataclass
@@ -317,13 +311,13 @@ class FakeHost:
         self.on_raised: Callable[[BaseException], None] | None = None
         self.error_encoder = ErrorEncoder(self.codec, worker=self.name, pid=1)
         self.pool: Any = FakeThreads()
-        self.host_pool = self.pool
+        self.host_pool: Any = self.pool
         self.devices: Any = FakeDevices()
         self.context = contextvars.Context()
         self.kept = FakeService()
         self.router = Router()
         self.router.add("kept", self.kept.routes)
-        self.admission = FakeAdmission()
+        self.admission: Any = FakeAdmission()
         self.tasks: list[Coroutine[Any, Any, Any]] = []
         self.outbound_budget = OutboundBudget(1 << 30)
         self.inbound_credit = InboundCredit(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from asyncrpc.errors import AsyncRpcError, MalformedError
-from asyncrpc.runtime.calls.admission import PeerMemory
-from asyncrpc.runtime.calls.backlog import (
+from asyncrpc.runtime.calls.peer_memory import (
     PEERS,
     Backlog,
     OutboundBudget,
+    PeerMemory,
     nobody_waits,
 )
 
@@ -50,7 +51,8 @@ class Admission:
 
 
 def account() -> PeerMemory:
-    return PeerMemory(Admission(), {}, lambda: 0, 8 * PART)
+    admission: Any = Admission()
+    return PeerMemory(admission, {}, lambda: 0, 8 * PART)
 
 
 def pressed(budget: OutboundBudget | None = None) -> tuple[Connection, Backlog]:

@@ -123,7 +123,7 @@ class TestFailing:
     def test_an_answer_becomes_an_error(self, link: LinkParts, kind: int) -> None:
         """A stream that is still served cannot go on without the item."""
         inbound = InboundCall(link.host, link.responder, 1, 0.0, None, {})
-        link.responder.begin(inbound)
+        link.served.begin(inbound.call_id, inbound)
         self.message(link, kind).fail(problem())
         sent = link.connection.last
         assert (sent.kind, sent.call_id) == (FrameKind.ERROR, 1)

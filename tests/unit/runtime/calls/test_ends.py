@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.runtime.calls.ends import CallEnds
 from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.calls.outbound import CallEnds
 from asyncrpc.trace import CANCELLED, FlightRecorder
 
 PEER = WorkerId("b", Incarnation(7))

@@ -8,8 +8,7 @@ import pytest
 
 from asyncrpc.errors import DecodeError, MalformedError
 from asyncrpc.runtime.calls import heads
-from asyncrpc.runtime.calls.function_names import NAME_LENGTH_MAX
-from asyncrpc.runtime.calls.heads import ReceivedHeads, SentHeads
+from asyncrpc.runtime.calls.heads import NAME_LENGTH_MAX, ReceivedHeads, SentHeads
 from asyncrpc.runtime.calls.modes import Mode, Target
 from asyncrpc.wire.messages import pack_head, unpack_head
 

@@ -9,7 +9,7 @@ import pytest
 
 from asyncrpc.errors import AsyncRpcError, DecodeError, MalformedError, RejectedError
 from asyncrpc.runtime.calls.long_messages import LongMessages
-from asyncrpc.runtime.calls.machine.link import LinkStatus
+from asyncrpc.runtime.calls.machine.calls import LinkStatus
 from asyncrpc.runtime.calls.message_codec import (
     NO_META,
     READ_HERE_BYTES_MAX,
@@ -17,6 +17,7 @@ from asyncrpc.runtime.calls.message_codec import (
     MessageCodec,
     takes_long,
 )
+from asyncrpc.runtime.calls.ports import CallConnection, CallHost
 from asyncrpc.runtime.threads import Done, Job
 from asyncrpc.serde import Codec, FunctionTable, Policy, kinds
 
@@ -118,9 +119,9 @@ class Setting:
         self.host, self.messages = Host(), Messages()
         self.connection, self.status = Connection(), LinkStatus()
         self.long = LongMessages(
-            self.host,
+            cast("CallHost", self.host),
             messages=cast("MessageCodec", self.messages),
-            connection=self.connection,
+            connection=cast("CallConnection", self.connection),
             status=self.status,
         )
         self.delivered: list[tuple[Any, BaseException | None]] = []

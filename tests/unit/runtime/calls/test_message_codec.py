@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -70,6 +71,7 @@ class FakePropagator:
 
     def __init__(self) -> None:
         self.came: list[Any] = []
+        self.variable: ContextVar[Any] = ContextVar("state", default=True)
 
     def outgoing(self, link: Any, tensors: Any) -> Any:
         return "beside"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgpack
 import pytest
 
 from asyncrpc.errors import Outcome, OverloadedError
-from asyncrpc.runtime.calls.admission import (
+from asyncrpc.runtime.calls.peer_memory import (
     BYTE_BYTES_MAX,
     CALL_BYTES,
     PEERS,
@@ -33,8 +34,9 @@ class Admission:
 def account(
     admission: Admission | None = None, calls: int = 0, services_hold: int = 0
 ) -> PeerMemory:
+    counts: Any = admission or Admission()
     served = dict.fromkeys(range(calls))
-    return PeerMemory(admission or Admission(), served, lambda: services_hold, LIMIT)
+    return PeerMemory(counts, served, lambda: services_hold, LIMIT)
 
 
 def test_all_that_a_peer_holds_is_one_sum() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import asyncrpc
 from asyncrpc.errors import MalformedError, Outcome, RejectedError
-from asyncrpc.runtime.calls.responder import CANCELLED_AT_ONCE
+from asyncrpc.runtime.calls.inbound import CANCELLED_AT_ONCE
 from asyncrpc.serde import rebuild_exception
 from asyncrpc.wire.frames import Flags, Frame, FrameKind
 from asyncrpc.wire.messages import pack_head, unpack_head

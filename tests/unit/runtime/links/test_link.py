@@ -10,7 +10,7 @@ import pytest
 
 from asyncrpc.errors import MalformedError, WorkerLostError
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.calls.machine.link import LinkState
+from asyncrpc.runtime.calls.machine.calls import LinkState
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.wire.frames import HEADER, FrameKind
 from asyncrpc.wire.messages import Hello
@@ -64,11 +64,19 @@ class Memory:
 
 
 @pytest.fixture
-def link() -> Iterator[Link]:
-    host: Any = FakeHost()
-    host.memory = Memory(host)
+def host() -> FakeHost:
+    return FakeHost()
+
+
+@pytest.fixture
+def shared(host: FakeHost) -> Memory:
+    return Memory(host)
+
+
+@pytest.fixture
+def link(host: FakeHost, shared: Any) -> Iterator[Link]:
     connection: Any = Carrier()
-    yield Link(host, PEER, connection)
+    yield Link(host, shared, PEER, connection)
     for coroutine in host.tasks:
         coroutine.close()
 
@@ -122,10 +130,9 @@ def test_why_the_peer_ends_is_kept(link: Link) -> None:
     assert carrier(link).peer_closed == "it restarts"
 
 
-def test_places_come_back(link: Link) -> None:
+def test_places_come_back(link: Link, shared: Memory) -> None:
     take(link, FrameKind.FREE, 4096)
-    memory: Any = link.host.memory
-    assert memory.freed == [4096]
+    assert shared.freed == [4096]
 
 
 @pytest.mark.parametrize("kind", [FrameKind.LANES, FrameKind.LANE_BROKEN])

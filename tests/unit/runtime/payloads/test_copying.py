@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from asyncrpc.runtime.payloads.copying import COPY_PIECE_BYTES, Copying, CopyQueue
+from asyncrpc.runtime.payloads.mover import COPY_PIECE_BYTES, Copying, CopyQueue
 from asyncrpc.testing.loop import SimLoop
 
 PIECES = 3

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.runtime.payloads.leases import Leases
+from asyncrpc.runtime.payloads.sharing import Leases
 from asyncrpc.shm.slab import Slab
 
 PLACE_BYTES = 4096

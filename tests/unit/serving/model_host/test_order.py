@@ -9,7 +9,7 @@ import pytest
 
 from asyncrpc.errors import NotStartedError, UsageError
 from asyncrpc.runtime.options import Options
-from asyncrpc.serving import ModelHost
+from asyncrpc.serving import ModelHost, ModelHostStatus
 from asyncrpc.serving.model_host.order import (
     HostOrder,
     file_of,
@@ -88,7 +88,7 @@ def test_the_secret_is_in_no_text() -> None:
 
 async def test_a_host_that_was_not_entered_says_so() -> None:
     host = ModelHost(make)
-    assert host.status == ("seeking", "", 0, "")
+    assert host.status == ModelHostStatus("seeking", "", 0, "")
     for use in (lambda: host.model, lambda: host.peer, lambda: host.worker):
         with pytest.raises(NotStartedError, match="async with serving"):
             use()

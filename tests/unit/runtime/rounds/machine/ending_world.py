@@ -184,9 +184,9 @@ class World:
 
     def _speak(self, rank: int) -> None:
         one = self.members[rank]
-        payload = one.machine.join(busy=self.is_busy(rank), started=one.started)
-        if payload is not None:
-            one.rounds.join(one.machine.series, payload)
+        mark = one.machine.join(busy=self.is_busy(rank), started=one.started)
+        if mark is not None:
+            one.rounds.join(one.machine.series, is_marked=mark)
 
     def _try_to_speak(self, rank: int) -> None:
         self._speak(rank)  # it is busy: nothing may come of it

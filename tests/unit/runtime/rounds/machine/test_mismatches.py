@@ -163,7 +163,7 @@ class TestOneMember:
     def test_it_says_that_it_waits_elsewhere_once(self) -> None:
         one, series = self.made()
         other = one.series(call("tag", (0, 1)))
-        one.join(other, b"")
+        one.join(other)
         one.due()
         here = KnownArrivals(0, -1, is_waiting=True, latest=0, known=1)
         one.receive(series, 0, here)
@@ -180,11 +180,11 @@ class TestOneMember:
     ) -> None:
         one, series = self.made()
         other = one.series(call("tag", (0, 1)))
-        one.join(other, b"")
+        one.join(other)
         other.fail(Failure(blame, "problem"))
         one.receive(series, 0, KnownArrivals(0, -1, is_waiting=True, latest=0, known=1))
         assert len(series.elsewhere) == (blame is Blame.MISMATCH)
-        one.join(one.series(call("tag", (1,))), b"")  # it has gone on since
+        one.join(one.series(call("tag", (1,))))  # it has gone on since
         one.receive(series, 0, KnownArrivals(1, -1, is_waiting=True, latest=1, known=1))
         assert series.elsewhere == []
 
@@ -192,7 +192,7 @@ class TestOneMember:
         one, series = self.made()
         one.receive(series, 0, KnownArrivals(0, -1, is_waiting=True, latest=0, known=1))
         one.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 1), 0)))
-        one.join(series, b"")
+        one.join(series)
         assert series.failure is not None
         assert series.failure.failed_with == TagRound((3, 1), 0)
         assert one.series(call("tag", (3, 1))).number == 0  # it counts as come to
@@ -200,9 +200,9 @@ class TestOneMember:
     def test_a_doubt_about_what_it_has_come_to_is_none(self) -> None:
         one, series = self.made()
         other = one.series(call("tag", (3, 1)))
-        one.join(other, b"")
+        one.join(other)
         other.fail(Failure(Blame.GAVE_UP, "problem"))
-        one.join(series, b"")
+        one.join(series)
         one.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 1), 0)))
         assert series.is_waiting
         one.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 2), 0)))  # of others
@@ -212,7 +212,7 @@ class TestOneMember:
 
     def test_doubts_are_passed_on_and_bounded(self) -> None:
         one, series = self.made()
-        one.join(series, b"")
+        one.join(series)
         one.due()
         for number in range(ELSEWHERE_MAX + 2):
             one.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 2), number)))

@@ -19,7 +19,6 @@ from asyncrpc.runtime.rounds.machine.messages import (
     Blame,
     Failure,
     KnownArrivals,
-    Payloads,
     Report,
     Result,
     RoundFailed,
@@ -32,6 +31,7 @@ from asyncrpc.runtime.rounds.machine.table import Rounds
 from tests.inner_state import series_of
 from tests.unit.runtime.rounds.machine.world import (
     Call,
+    Passed,
     Step,
     World,
     call,
@@ -48,19 +48,12 @@ def ranks_of(world: World, key: Call) -> Sequence[int]:
 
 
 def names_are_right(world: World) -> None:
-    """Who has passed has the payload of each member, in order, of the same meeting."""
-    for rank, member in enumerate(world.members):
+    """The n-th call of a member passes round n; `World` sees that all had come."""
+    for member in world.members:
         for index, end in member.ends.items():
-            if isinstance(end, Failure):
-                continue
-            key = member.program[index]
-            came = [tuple(map(int, payload.split(b":"))) for payload in end]
-            assert [one for one, _ in came] == list(ranks_of(world, key))
-            assert (rank, index) in came
-            counts = {
-                world.members[one].program[:begun].count(key) for one, begun in came
-            }
-            assert len(counts) == 1 or world.restarts, "another meeting of theirs"
+            if not (isinstance(end, Failure) or world.restarts):
+                key = member.program[index]
+                assert end.number == member.program[:index].count(key)
 
 
 def nobody_waits(world: World) -> None:
@@ -85,7 +78,7 @@ def next_one_works(world: World) -> None:
     assert all(isinstance(end, tuple) and end == last[0] for end in last)
 
 
-def last_ends(world: World) -> list[Payloads | Failure]:
+def last_ends(world: World) -> list[Passed | Failure]:
     return [member.ends[len(member.program) - 1] for member in world.members]
 
 
@@ -320,12 +313,11 @@ class TestOneMember:
 
     def test_it_has_passed_with_the_last_report(self) -> None:
         one, series = self.made()
-        one.join(series, b"a")
-        one.receive(series, 2, Report(0, -1, (b"c",)))
+        one.join(series)
+        one.receive(series, 2, Report(0, -1, is_marked=True))
         assert (series.is_waiting, series.missing) == (True, [1])
-        one.receive(series, 1, Report(0, -1, (b"b",)))
-        assert series.payloads == (b"a", b"b", b"c")
-        result = Result(0, series.payloads)
+        one.receive(series, 1, Report(0, -1, is_marked=False))
+        result = Result(0, is_marked=True)
         assert self.messages(one) == [(1, result), (2, result)]
         series.let_go()
         assert not series.has_passed
@@ -333,13 +325,13 @@ class TestOneMember:
 
     def test_a_result_is_kept_for_whoever_could_not_be_told(self) -> None:
         one, series = self.made()
-        one.join(series, b"a")
+        one.join(series, is_marked=True)
         for rank in (1, 2):
-            one.receive(series, rank, Report(0, -1, (b"x",)))
+            one.receive(series, rank, Report(0, -1, is_marked=False))
         series.let_go()
         assert series.is_busy
-        one.join(series, b"a")
-        result = Result(0, (b"a", b"x", b"x"))
+        one.join(series)
+        result = Result(0, is_marked=True)
         assert series.messages_for(1) == [result, here(1, 0, 1, 1)]
         series.on_lost(2, LATE)
         assert series.failure is LATE
@@ -347,12 +339,12 @@ class TestOneMember:
 
     def test_a_result_is_told_before_it_is_said_that_there_is_one(self) -> None:
         one, series = self.made()
-        one.join(series, b"")
+        one.join(series)
         series.fail(LATE)  # and nobody could be told
-        one.join(series, b"")
+        one.join(series)
         for rank in (1, 2):
-            one.receive(series, rank, Report(1, -1, (b"",)))
-        result = Result(1, (b"",) * 3)
+            one.receive(series, rank, Report(1, -1, is_marked=False))
+        result = Result(1, is_marked=False)
         assert series.messages_for(1) == [result, RoundFailed(0, 1, LATE)]
 
     def test_of_failures_the_last_are_kept_with_their_reasons(self) -> None:
@@ -361,26 +353,27 @@ class TestOneMember:
             one.receive(series, 1, RoundFailed(number, -1, LATE))
         problems = []
         for _ in range(FAILURES_KEPT + 2):
-            one.join(series, b"")
+            one.join(series)
             assert series.failure is not None
             problems.append(series.failure.problem)
         text = "other members gave up rendezvous 1 of 'tag': they are at number 9"
         assert problems == [text.replace("1", "0", 1), text, *["it gave up"] * 8]
-        one.join(series, b"")
+        one.join(series)
         assert series.is_waiting
 
     @pytest.mark.parametrize(
-        "message", [here(3, 1, 3, 2), Report(3, 1, (b"b",)), RoundFailed(3, 1, LATE)]
+        "message",
+        [here(3, 1, 3, 2), Report(3, 1, is_marked=False), RoundFailed(3, 1, LATE)],
     )
     def test_who_is_further_on_has_given_this_one_up(
         self, message: RoundMessage
     ) -> None:
         one, series = self.made()
         for _ in range(2):
-            one.join(series, b"")
+            one.join(series)
             series.fail(LATE)
         one.receive(series, 2, here(2, 1, 2, 0, waits=False))
-        one.join(series, b"")
+        one.join(series)
         assert (series.number, series.is_waiting) == (2, True)
         one.receive(series, 1, message)
         assert series.failure is not None
@@ -391,11 +384,11 @@ class TestOneMember:
 
     def test_who_waits_at_what_has_failed_is_told_why(self) -> None:
         one, series = self.made()
-        one.join(series, b"")
+        one.join(series)
         series.fail(LATE)
         one.due()
         series.messages_for(1)
-        one.receive(series, 1, Report(0, -1, (b"b",)))
+        one.receive(series, 1, Report(0, -1, is_marked=False))
         assert self.messages(one) == [(1, RoundFailed(0, -1, LATE))]
 
     def test_a_failure_is_passed_on_once_and_not_if_it_comes_too_late(self) -> None:
@@ -406,42 +399,42 @@ class TestOneMember:
         assert self.messages(one) == []
         one.receive(series, 2, here(-1, 1, 1, 0, waits=False))
         one.receive(series, 2, RoundFailed(1, 0, LATE))
-        one.join(series, b"")
+        one.join(series)
         assert (series.number, series.is_waiting) == (2, True)
 
     def test_who_waits_at_what_was_passed_goes_on_with_the_others(self) -> None:
         """A new life of the parent; this one waits at its third meeting."""
         one, series = self.made(rank=1)
         for number in range(2):
-            one.join(series, b"")
-            one.receive(series, 0, Result(number, (b"",) * 3))
-        one.join(series, b"")
+            one.join(series)
+            one.receive(series, 0, Result(number, is_marked=False))
+        one.join(series)
         one.due()
-        assert series.messages_for(0) == [Report(2, 1, (b"",))]
+        assert series.messages_for(0) == [Report(2, 1, is_marked=False)]
         one.receive(series, 0, here(0, -1, 0, 1))
         assert self.messages(one) == [(0, here(2, 1, 2, 2))]
         one.receive(series, 0, here(2, 1, 2, 1))  # it has not our report
-        assert self.messages(one) == [(0, Report(2, 1, (b"",)))]
+        assert self.messages(one) == [(0, Report(2, 1, is_marked=False))]
 
     def test_one_that_is_lost_takes_what_it_has_come_to_with_it(self) -> None:
         """Also if this one has not come: its payload is one of a dead member."""
         one, series = self.made()
-        one.receive(series, 1, Report(0, -1, (b"b",)))
+        one.receive(series, 1, Report(0, -1, is_marked=False))
         series.on_lost(2, LATE)
         assert not self.messages(one)
         series.on_lost(1, LATE)
         assert {rank for rank, _ in self.messages(one)} == {1, 2}
-        one.join(series, b"a")
+        one.join(series)
         assert series.failure is LATE
 
     def test_a_doubt_of_one_that_has_come_is_none(self) -> None:
         one, series = self.made(size=4)
         some = one.series(call("tag", (0, 3)))
-        one.join(series, b"")
+        one.join(series)
         one.receive(series, 1, here(0, -1, 0, 0b1110))
         one.receive(series, 1, WaitsElsewhere(0, 3, TagRound((0, 3), 0)))
         assert series.is_waiting
-        one.join(some, b"")
+        one.join(some)
         one.receive(series, 3, WaitsElsewhere(0, 2, TagRound((0, 3), 0)))
         assert series.is_waiting
 
@@ -449,8 +442,7 @@ class TestOneMember:
         ("rank", "message"),
         [
             (3, here(0, -1, 0, 1)),
-            (2, Report(0, -1, (b"",) * 2)),
-            (1, Result(0, (b"",) * 3)),
+            (1, Result(0, is_marked=False)),
             (1, WaitsElsewhere(0, 3, TagRound(None, 0))),
         ],
     )
@@ -462,11 +454,11 @@ class TestOneMember:
             one.receive(series, rank, message)
 
     @pytest.mark.parametrize(
-        "message", [Report(0, -1, (b"",)), Result(0, (b"",)), Result(0, (b"",) * 4)]
+        "message", [Report(0, -1, is_marked=False), Result(0, is_marked=False)]
     )
     def test_a_parent_says_what_a_parent_says(self, message: RoundMessage) -> None:
         one, series = self.made(rank=1, size=4)
-        one.join(series, b"")  # its child has not come
+        one.join(series)  # its child has not come
         with pytest.raises(MalformedError):
             one.receive(series, 0, message)
 
@@ -476,9 +468,9 @@ class TestOneMember:
         monkeypatch.setattr(table, "SERIES_MAX", 2)
         one, first = self.made()
         assert one.drop([]) == []
-        one.join(first, b"")
+        one.join(first)
         second, third, fourth = (one.series(call(name)) for name in ("2", "3", "4"))
-        one.join(second, b"")
+        one.join(second)
         second.fail(LATE)
         assert one.drop([]) == [second, third]
         assert series_of(one) == [first, fourth]

@@ -19,7 +19,7 @@ from asyncrpc.runtime.rounds.machine.messages import (
     RoundFailed,
 )
 from asyncrpc.runtime.rounds.machine.table import Rounds
-from asyncrpc.runtime.rounds.machine.termination import MARK, Phase, Termination
+from asyncrpc.runtime.rounds.machine.termination import Phase, Termination
 from tests.unit.runtime.rounds.machine.ending_world import World
 from tests.unit.runtime.rounds.machine.world import gave_up, lost, name_of
 
@@ -132,9 +132,9 @@ def alone(size: int = 1) -> tuple[Termination, Rounds]:
 
 
 def join(machine: Termination, rounds: Rounds, *, busy: bool, started: int) -> None:
-    payload = machine.join(busy=busy, started=started)
-    if payload is not None:
-        rounds.join(machine.series, payload)
+    mark = machine.join(busy=busy, started=started)
+    if mark is not None:
+        rounds.join(machine.series, is_marked=mark)
     machine.look()
 
 
@@ -191,13 +191,13 @@ class TestOneMember:
         assert (failure.blame, failure.missing) == (Blame.LOST, (2,))
         assert {rank for _, rank in rounds.due()} == {1, 2}
         assert machine.key.replicas == (0, 1)
-        assert machine.join(busy=True, started=0) == MARK  # at once, though busy
+        assert machine.join(busy=True, started=0)  # at once, though busy
 
     def test_a_loss_while_it_is_busy_fails_the_wave_of_the_others(self) -> None:
         machine, rounds = alone(3)
         join(machine, rounds, busy=False, started=0)
         for rank in (1, 2):
-            rounds.receive(machine.series, rank, Report(0, -1, (MARK,)))
+            rounds.receive(machine.series, rank, Report(0, -1, is_marked=True))
         machine.look()
         assert machine.phase is Phase.DRAINING
         machine.series.let_go()
@@ -210,10 +210,10 @@ class TestOneMember:
         """Although nobody has looked yet: the others may have left."""
         machine, rounds = alone(2)
         for number in range(2):
-            payload = machine.join(busy=False, started=0)
-            assert payload is not None
-            rounds.join(machine.series, payload)
-            report = Report(number, number - 1, (b"" if number else MARK,))
+            mark = machine.join(busy=False, started=0)
+            assert mark is not None
+            rounds.join(machine.series, is_marked=mark)
+            report = Report(number, number - 1, is_marked=not number)
             rounds.receive(machine.series, 1, report)
             if not number:
                 machine.look()
@@ -248,7 +248,7 @@ class TestOneMember:
         rounds.receive(machine.series, 1, RoundFailed(0, -1, gave_up(1)))
         machine.look()
         assert (machine.phase, machine.lost) == (Phase.GATHERING, set())
-        assert machine.join(busy=True, started=0) == MARK
+        assert machine.join(busy=True, started=0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 33])

@@ -11,13 +11,12 @@ import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from asyncrpc.runtime.rounds.machine.messages import (
     Blame,
     Failure,
     Key,
-    Payloads,
     Purpose,
     Replicas,
     RoundMessage,
@@ -30,6 +29,17 @@ Call: TypeAlias = Key
 Step: TypeAlias = tuple[str, int, int]
 Message: TypeAlias = tuple[Key, RoundMessage] | None  # None: the sender is gone
 ROUNDS_MAX = 100  # of silence; more are a conversation without end
+
+
+class Passed(NamedTuple):
+    """The round that a member has passed, and whether a member had set a mark."""
+
+    number: int
+    is_marked: bool
+
+
+def sets_mark(rank: int, number: int) -> bool:
+    return rank == number + 2
 
 
 def call(tag: str, replicas: Replicas = None) -> Call:
@@ -56,7 +66,7 @@ class Member:
     program: list[Call]
     begun: int = 0
     calls: dict[int, Series] = field(default_factory=dict)  # under way
-    ends: dict[int, Payloads | Failure] = field(default_factory=dict)
+    ends: dict[int, Passed | Failure] = field(default_factory=dict)
     is_dead: bool = False
 
 
@@ -154,9 +164,9 @@ class World:
         member = self.members[rank]
         series = member.machine.series(member.program[member.begun])
         member.calls[member.begun] = series
-        payload = f"{rank}:{member.begun}".encode()
         member.begun += 1
-        member.machine.join(series, payload)
+        mark = sets_mark(rank, series.number + 1)
+        member.machine.join(series, is_marked=mark)
         self._after(rank)
 
     def give_up(self, rank: int) -> None:
@@ -213,13 +223,25 @@ class World:
         for index, series in tuple(member.calls.items()):
             if not series.is_waiting:
                 del member.calls[index]
-                member.ends[index] = series.failure or series.payloads
+                passed = Passed(series.number, series.is_marked)
+                member.ends[index] = series.failure or passed
+                if series.has_passed and not self.restarts:
+                    self._check(series)
         for series, to in member.machine.due():
             self._send(rank, series, to)
         for series in member.machine.ended:
             assert series.has_passed == (series.failure is None)
             series.let_go()
         member.machine.ended.clear()
+
+    def _check(self, series: Series) -> None:
+        """See that all have come to a round that is passed, and whose marks it has."""
+        for rank in series.ranks:
+            theirs = series_of(self.members[rank].machine)
+            numbers = [one.number for one in theirs if one.key == series.key]
+            assert max(numbers, default=-1) >= series.number, f"{rank} has not come"
+        marks = (sets_mark(rank, series.number) for rank in series.ranks)
+        assert series.is_marked == any(marks)
 
     def _send(self, rank: int, series: Series, to: int) -> None:
         assert to in series.neighbours

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import math
+import sys
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asyncrpc.inspection.records import NoAnswer, Trouble
 from asyncrpc.serving.dashboard.machine.answers import (
+    PIECE_MAX,
     SILENT_MAX,
+    VALUES_MAX,
+    encoded,
     heading_of,
+    known,
+    known_age,
+    known_bytes,
     listing_of,
 )
 from asyncrpc.serving.dashboard.machine.paging import RowsPage
 from asyncrpc.serving.dashboard.machine.query import ViewQuery
-from tests.unit.serving.dashboard.machine.told import ODD_NAMES, as_sent
+from tests.unit.serving.dashboard.machine.told import (
+    NO_NUMBERS,
+    ODD_NAMES,
+    as_sent,
+    done,
+)
 
 
 def heading(silent: dict[str, NoAnswer], workers: int = 100) -> dict[str, object]:
@@ -85,3 +103,99 @@ def test_a_page_is_told_with_what_it_answers(*, is_up: bool, order: str) -> None
         "order": order,
     }
     assert listing_of(page, query)["left_out"] == 0
+
+
+FINITE = (0.0, -0.0, 1e-300, -1.5, 7, sys.float_info.max, 1 << 63)
+
+
+@pytest.mark.parametrize("value", FINITE)
+def test_a_number_is_itself(value: float) -> None:
+    assert known(value) == value
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+def test_what_is_no_number_is_not_known(value: float) -> None:
+    assert known(value) is None
+    assert known_age(value) is None
+
+
+def test_an_age_below_zero_is_not_known() -> None:
+    assert known_age(-1.0) is None
+    assert known_age(-1e-9) is None
+    assert known_age(0.0) == 0.0
+    assert known_age(math.pi) == math.pi
+
+
+def test_bytes_below_zero_are_not_known() -> None:
+    assert known_bytes(-1) is None
+    assert known_bytes(0) == 0
+    assert known_bytes(1 << 62) == 1 << 62
+
+
+ROW = {f"key {number}": number / 7 for number in range(20)}
+MATRIX = {"workers": ["a"] * 32, "cells": [[ROW] * 32] * 32}
+ANSWERS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "a little": {"a": 1, "b": None, "c": [True, "x"], "d": {"e": []}},
+    "one piece": {"a": [0] * (PIECE_MAX - 2)},
+    "one more": {"a": [0] * (PIECE_MAX - 1)},
+    "rows": {"rows": [ROW] * 200, "total": 200},
+    "a matrix": {"links": MATRIX},
+    "long rows": {"rows": [{"spans": [ROW] * 300, "name": "x"}] * 3},
+    "many keys": {f"key {number}": number for number in range(3 * VALUES_MAX)},
+    "numbers": {"a": list(range(5 * VALUES_MAX)), "b": (1, 2)},
+    "a tuple": {"a": (0,) * (2 * PIECE_MAX)},
+    "odd texts": {name: [*ODD_NAMES] * PIECE_MAX for name in ODD_NAMES},
+    "empty parts": {"a": [[], {}, "", None] * PIECE_MAX},
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_it_is_the_text_that_the_encoder_makes_of_all(name: str) -> None:
+    text, _ = done(encoded(ANSWERS[name]))
+    assert text == json.dumps(ANSWERS[name])
+
+
+def test_what_is_small_is_one_slice() -> None:
+    assert done(encoded(ANSWERS["a little"]))[1] == []
+    assert done(encoded({}))[0] == "{}"
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_no_more_than_a_slice_is_done_at_once(name: str) -> None:
+    _, steps = done(encoded(ANSWERS[name]))
+    assert all(VALUES_MAX <= step <= VALUES_MAX + PIECE_MAX for step in steps)
+    assert len(steps) >= count_in(ANSWERS[name]) // (VALUES_MAX + PIECE_MAX)
+
+
+def count_in(value: Any) -> int:
+    """Return how many numbers and texts there are."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return sum(map(count_in, value)) if isinstance(value, (list, tuple)) else 1
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+@pytest.mark.parametrize("count", [0, 10 * PIECE_MAX])
+def test_what_is_no_number_is_refused(value: float, count: int) -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        done(encoded({"a": [0.5] * count + [value]}))
+
+
+def test_a_line_of_an_event_stays_one_line() -> None:
+    text, _ = done(encoded({"name": "\r\n\u2028\x00" * PIECE_MAX}))
+    assert text.isascii()
+    assert text.isprintable()
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.just(math.pi),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=400,
+)
+
+
+@given(st.dictionaries(st.text(max_size=3), values))
+def test_any_answer_is_read_as_it_was(answer: dict[str, Any]) -> None:
+    text, _ = done(encoded(answer))
+    assert json.loads(text) == answer

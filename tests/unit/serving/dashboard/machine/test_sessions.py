@@ -1,4 +1,4 @@
-"""Who may look: proofs, nonces, sessions, and their limits."""
+"""Who may look: tokens, sessions, and their limits."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from asyncrpc.serving.dashboard.machine.sessions import (
     ADDRESSES_MAX,
     FAILURES_MAX,
     FAILURES_S,
-    NONCE_S,
     SESSION_S,
     SESSIONS_MAX,
-    USED_MAX,
     Attempts,
     Gate,
-    NonceMint,
     Sessions,
-    proof_of,
+    token_of,
 )
 
 SECRET = b"a secret of this test"
@@ -30,38 +27,6 @@ TOKEN = "a-token-of-this-test"
 @pytest.fixture
 def random_bytes() -> Callable[[int], bytes]:
     return random.Random(3).randbytes
-
-
-def test_a_nonce_is_good_once_and_for_a_time(
-    random_bytes: Callable[[int], bytes],
-) -> None:
-    mint = NonceMint(random_bytes)
-    first, second = mint.make(0.0), mint.make(0.0)
-    assert first != second
-    assert mint.use(first, NONCE_S - 1)
-    assert not mint.use(first, NONCE_S - 1)
-    assert not mint.use(second, NONCE_S + 1)
-
-
-def test_a_nonce_of_another_process_is_none(
-    random_bytes: Callable[[int], bytes],
-) -> None:
-    mint, other = NonceMint(random_bytes), NonceMint(random_bytes)
-    nonce = mint.make(0.0)
-    assert not other.use(nonce, 0.0)
-    for wrong in ("", "zz", nonce[:-2], nonce.upper(), f" {nonce}", "00" * 40):
-        assert not mint.use(wrong, 0.0)
-    assert mint.use(nonce, 0.0)
-
-
-def test_used_nonces_are_forgotten_when_they_are_no_longer_good(
-    random_bytes: Callable[[int], bytes],
-) -> None:
-    mint = NonceMint(random_bytes)
-    used = [mint.use(mint.make(0.0), 0.0) for _ in range(USED_MAX + 1)]
-    assert used == [True] * USED_MAX + [False]
-    later_s = NONCE_S + 1
-    assert mint.use(mint.make(later_s), later_s)
 
 
 def test_a_session_ends_when_it_was_not_used_for_long(
@@ -133,11 +98,9 @@ def test_what_opens_the_gate(
     gate = Gate(token=token, secret=secret)
     assert gate.takes == takes
     assert gate.is_token(TOKEN) is (token is not None)
-    assert gate.is_proof("ab", proof_of(TOKEN.encode(), "ab")) is (token is not None)
-    assert gate.is_proof("ab", proof_of(SECRET, "ab")) is (secret is not None)
-    assert not gate.is_token(SECRET.decode())
-    for wrong in ("", "\ud800", proof_of(SECRET, "cd")):
-        assert not gate.is_proof("ab", wrong)
+    assert gate.is_token(token_of(TOKEN.encode())) is (token is not None)
+    assert gate.is_token(token_of(SECRET)) is (secret is not None)
+    for wrong in ("", "\ud800", SECRET.decode(), token_of(SECRET).upper()):
         assert not gate.is_token(wrong)
 
 

@@ -29,7 +29,7 @@ from asyncrpc.inspection.machine.slices import Slices
 from asyncrpc.inspection.records import CallKey
 from asyncrpc.inspection.reference_records import ReferenceSeen, ReferencesSeen
 from asyncrpc.inspection.summaries import LinkSummary, WorkerSummary
-from asyncrpc.serving.dashboard.machine.encoding import encoded
+from asyncrpc.serving.dashboard.machine.answers import encoded
 from asyncrpc.serving.dashboard.machine.training import TrainingTold
 from asyncrpc.trace import OK, BackwardPassEnded, OptimizerStepEnded
 

@@ -1,0 +1,141 @@
+"""What is lost and what is held back, by message; and the options that say so."""
+
+from functools import partial
+
+import pytest
+
+from asyncrpc.compat import rpc
+from tests.conformance import faulty
+from tests.conformance.faulty import (
+    Faults,
+    FaultyTensorPipeRpcBackendOptions,
+    MessageType,
+    message_type,
+)
+
+PYTHON, SCRIPT = MessageType.PYTHON_CALL, MessageType.SCRIPT_CALL
+
+
+def sends(one: Faults, kind: MessageType, *messages: bytes) -> list[bool]:
+    """Return of each message whether it goes through."""
+    return [not one.is_lost(kind, partial(bytes, said)) for said in messages]
+
+
+# --- the machine ---------------------------------------------------------------------
+
+
+def test_a_message_is_lost_so_often_and_goes_through_then() -> None:
+    one = Faults(["PYTHON_CALL"], {}, 2)
+    assert sends(one, PYTHON, b"a", b"a", b"a", b"a") == [False, False, True, True]
+
+
+def test_each_message_is_counted_by_itself() -> None:
+    one = Faults(["PYTHON_CALL", "SCRIPT_CALL"], {}, 1)
+    assert sends(one, PYTHON, b"a", b"b", b"a") == [False, False, True]
+    assert sends(one, SCRIPT, b"a", b"a") == [False, True]
+
+
+def test_other_types_are_not_lost_nor_looked_at() -> None:
+    def unread() -> bytes:
+        raise AssertionError("outlined")
+
+    assert not Faults(["PYTHON_CALL"], {}, 2).is_lost(SCRIPT, unread)
+
+
+def test_nothing_is_lost_if_it_is_to_be_lost_no_time() -> None:
+    assert sends(Faults(["PYTHON_CALL"], {}, 0), PYTHON, b"a") == [True]
+
+
+def test_a_type_is_held_back_for_its_time() -> None:
+    one = Faults([], {"SCRIPT_CALL": 1.5}, 0)
+    assert (one.delay_s(SCRIPT), one.delay_s(PYTHON)) == (1.5, 0.0)
+
+
+def test_what_is_counted_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faulty, "COUNTED_MAX", 2)
+    one = Faults(["PYTHON_CALL"], {}, 1)
+    assert sends(one, PYTHON, b"a", b"b", b"c", b"c") == [False, False, False, True]
+    assert sends(one, PYTHON, b"a") == [False]  # forgotten, so it counts anew
+
+
+def test_a_name_that_is_no_type_is_refused_with_those_there_are() -> None:
+    assert message_type("RREF_USER_DELETE") is MessageType.RREF_USER_DELETE
+    with pytest.raises(RuntimeError, match=r"exists for PYTHON_RET; .*PYTHON_CALL"):
+        message_type("PYTHON_RET")
+
+
+# --- the options ---------------------------------------------------------------------
+
+
+def made(**given: object) -> FaultyTensorPipeRpcBackendOptions:
+    backend = rpc.backend_registry.BackendType["FAULTY_TENSORPIPE"]
+    options = rpc.construct_rpc_backend_options(backend, **given)  # type: ignore[arg-type]
+    assert isinstance(options, FaultyTensorPipeRpcBackendOptions)
+    return options
+
+
+def test_options_hold_what_they_were_given() -> None:
+    options = made(
+        init_method="file:///x",
+        num_worker_threads=3,
+        rpc_timeout=7.0,
+        messages_to_fail=["SCRIPT_CALL"],
+        messages_to_delay={"PYTHON_CALL": 2},
+        num_fail_sends=4,
+    )
+    assert (options.init_method, options.num_worker_threads) == ("file:///x", 3)
+    assert options.rpc_timeout == 7.0
+    assert options.messages_to_fail == ["SCRIPT_CALL"]
+    assert options.messages_to_delay == {"PYTHON_CALL": 2}
+    assert options.num_fail_sends == 4
+
+
+def test_left_out_nothing_is_simulated() -> None:
+    options = made()
+    assert (options.messages_to_fail, options.messages_to_delay) == ([], {})
+    assert options.num_fail_sends == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"messages_to_fail": ["NO_CALL"]}, "No mapping .* NO_CALL"),
+        ({"messages_to_delay": {"NO_CALL": 1}}, "No mapping .* NO_CALL"),
+        ({"messages_to_delay": {"PYTHON_CALL": -1}}, "PYTHON_CALL .* -1 s"),
+        ({"messages_to_delay": {"PYTHON_CALL": float("nan")}}, "PYTHON_CALL .* nan"),
+        ({"num_fail_sends": -1}, "numFailSends should be non-negative"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(
+    given: dict[str, object], error: str
+) -> None:
+    with pytest.raises(RuntimeError, match=error):
+        made(**given)
+
+
+@pytest.mark.parametrize(
+    "given", [{"messages_to_fail": "PYTHON_CALL"}, {"num_fail_sends": 1.5}]
+)
+def test_options_of_other_types_are_refused(given: dict[str, object]) -> None:
+    with pytest.raises(TypeError, match="list of names"):
+        made(**given)
+
+
+def test_the_backend_is_found_by_its_options_and_the_other_by_its_own() -> None:
+    types = rpc.backend_registry.BackendType
+    assert rpc._backend_of(made()) is types["FAULTY_TENSORPIPE"]  # noqa: SLF001
+    plain = rpc.TensorPipeRpcBackendOptions()
+    assert rpc._backend_of(plain) is types["TENSORPIPE"]  # noqa: SLF001
+
+
+def test_the_backend_takes_no_other_options() -> None:
+    backend = rpc.backend_registry.BackendType["FAULTY_TENSORPIPE"]
+    with pytest.raises(TypeError, match="FaultyTensorPipeRpcBackendOptions"):
+        rpc.backend_registry.init_backend(
+            backend,
+            store=None,
+            name="a",
+            rank=0,
+            world_size=1,
+            rpc_backend_options=rpc.TensorPipeRpcBackendOptions(),
+        )
