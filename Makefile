@@ -74,7 +74,7 @@ TPU_PLUGIN = $(TPU)/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_
 # The driver does not outlive a fork: PyTorch's tests start their ranks anew.
 test-cuda: $(STAMP) ## Test devices on a GPU, if torch has one here
 	ASYNCRPC_TEST_DEVICE=cuda $(RUN) -m pytest -q $(DEVICE_TESTS)
-	$(RUN) -m pytest -q -m gpu tests/integration/nn tests/integration/compat
+	$(RUN) -m pytest -q -m gpu tests/integration/core/nn tests/integration/compat
 	$(RUN) -m tests.conformance --classes g --start spawn
 
 test-tpu: $(TPU)/.stamp ## Test devices on TorchTPU, over a PJRT plugin for the CPU: 1.6 GB
@@ -214,7 +214,7 @@ docs: $(STAMP) ## Make build/docs from docstrings and tables; run every code blo
 	$(PYTEST) tests/docs
 
 kills: $(STAMP) ## Kill workers at fifty moments: each survivor leaves in time
-	ASYNCRPC_POINTS=50 $(PYTEST) tests/integration/runtime/test_shutdown_kills.py
+	ASYNCRPC_POINTS=50 $(PYTEST) tests/integration/core/test_shutdown_kills.py
 
 examples: $(STAMP) ## Run every example
 	$(PYTEST) tests/examples

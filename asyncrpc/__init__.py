@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch as _torch  # noqa: F401  (it leaves garbage, which it collects itself)
 
-from asyncrpc.on_demand import names_on_demand, no_collection
+from asyncrpc.core.on_demand import names_on_demand, no_collection
 
 with no_collection():
     from asyncrpc import autograd, errors, functions
@@ -26,6 +26,32 @@ with no_collection():
         rpc_sync,
         shutdown,
     )
+    from asyncrpc.core.calls.context import cancelled, deadline
+    from asyncrpc.core.calls.futures import CallFuture, CallStats
+    from asyncrpc.core.counters import Counters
+    from asyncrpc.core.ids import WorkerInfo
+    from asyncrpc.core.links.tokens import JoinTokens
+    from asyncrpc.core.loop.loops import run
+    from asyncrpc.core.membership.changes import MemberChange, MemberChanges
+    from asyncrpc.core.membership.machine.records import (
+        ChangeKind,
+    )
+    from asyncrpc.core.membership.rendezvous import JoinRendezvous, LocalRendezvous
+    from asyncrpc.core.options import (
+        DeviceOptions,
+        LimitOptions,
+        LivenessOptions,
+        NetworkOptions,
+        Options,
+    )
+    from asyncrpc.core.peers.group import GroupCall, GroupReply, PeerGroup
+    from asyncrpc.core.peers.peer import Peer
+    from asyncrpc.core.rref.handle import RRef
+    from asyncrpc.core.rref.records import RRefRecord
+    from asyncrpc.core.serde import Policy, expose, share
+    from asyncrpc.core.transport.tls import Tls
+    from asyncrpc.core.wire.limits import MessageLimits
+    from asyncrpc.core.worker import current_worker
     from asyncrpc.errors import (
         AsyncRpcError,
         CallError,
@@ -38,32 +64,6 @@ with no_collection():
         WorkerLostError,
     )
     from asyncrpc.functions import async_execution, idempotent, on_loop
-    from asyncrpc.ids import WorkerInfo
-    from asyncrpc.rref.handle import RRef
-    from asyncrpc.rref.records import RRefRecord
-    from asyncrpc.runtime.calls.context import cancelled, deadline
-    from asyncrpc.runtime.calls.futures import CallFuture, CallStats
-    from asyncrpc.runtime.counters import Counters
-    from asyncrpc.runtime.links.tokens import JoinTokens
-    from asyncrpc.runtime.loops import run
-    from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
-    from asyncrpc.runtime.membership.machine.records import (
-        ChangeKind,
-    )
-    from asyncrpc.runtime.membership.rendezvous import JoinRendezvous, LocalRendezvous
-    from asyncrpc.runtime.options import (
-        DeviceOptions,
-        LimitOptions,
-        LivenessOptions,
-        NetworkOptions,
-        Options,
-    )
-    from asyncrpc.runtime.peers.group import GroupCall, GroupReply, PeerGroup
-    from asyncrpc.runtime.peers.peer import Peer
-    from asyncrpc.runtime.worker import current_worker
-    from asyncrpc.serde import Policy, expose, share
-    from asyncrpc.transport.tls import Tls
-    from asyncrpc.wire.limits import MessageLimits
 
 if TYPE_CHECKING:
     from asyncrpc import (

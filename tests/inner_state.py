@@ -6,15 +6,15 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrpc.optim.service import OptimizerService
-from asyncrpc.runtime.calls.credit import InboundCredit
-from asyncrpc.runtime.links.directory import Directory
-from asyncrpc.runtime.rounds.machine.series import Series
-from asyncrpc.runtime.rounds.machine.table import Rounds
-from asyncrpc.runtime.router import Route, Router
+from asyncrpc.core.calls.credit import InboundCredit
+from asyncrpc.core.links.directory import Directory
+from asyncrpc.core.optim.service import OptimizerService
+from asyncrpc.core.rounds.machine.series import Series
+from asyncrpc.core.rounds.machine.table import Rounds
+from asyncrpc.core.services.router import Route, Router
+from asyncrpc.core.shm.machine.pool import SlabPool
+from asyncrpc.core.transport.descriptors import DescriptorInbox
 from asyncrpc.serving.batching.machine.fair_queue import FairQueue
-from asyncrpc.shm.machine.pool import SlabPool
-from asyncrpc.transport.descriptors import DescriptorInbox
 
 # ruff: noqa: SLF001  (that is what this is for)
 

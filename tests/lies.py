@@ -15,10 +15,10 @@ from typing import Any, Final, TypeVar
 import torch
 
 from asyncrpc import Worker
-from asyncrpc.runtime import schema
-from asyncrpc.runtime.membership.messages import MemberRecord, fields_of
-from asyncrpc.runtime.messages import Message
-from asyncrpc.wire.frames import FrameKind
+from asyncrpc.core.membership.messages import MemberRecord, fields_of
+from asyncrpc.core.services import schema
+from asyncrpc.core.services.messages import Message
+from asyncrpc.core.wire.frames import FrameKind
 from tests.fuzz.choices import Choices
 
 T = TypeVar("T")

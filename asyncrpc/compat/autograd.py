@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 
-from asyncrpc.autograd import backward as run_backward
-from asyncrpc.autograd.context import Context, current_context_var
-from asyncrpc.autograd.state import ContextState
 from asyncrpc.compat.nodes import RememberingAutograd
 from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc import errors
 from asyncrpc.compat.rpc.agent import Agent
+from asyncrpc.core.autograd.context import Context, current_context_var
+from asyncrpc.core.autograd.public import backward as run_backward
+from asyncrpc.core.autograd.state import ContextState
+from asyncrpc.core.calls.context import forget_deadline
+from asyncrpc.core.ids import ContextId
 from asyncrpc.errors import BackwardFailedError, InvalidContextError
-from asyncrpc.ids import ContextId
-from asyncrpc.runtime.calls.context import forget_deadline
 
 __all__ = ["backward", "context", "get_gradients", "is_available"]
 

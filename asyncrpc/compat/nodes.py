@@ -19,13 +19,13 @@ import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.autograd.graph import GradientEdge, Node
 
-from asyncrpc.autograd.functions import Region, following, leaves_of
-from asyncrpc.autograd.service import AutogradService, AutogradWorker
-from asyncrpc.autograd.state import ContextState, Sent
-from asyncrpc.autograd.torch_only import own_node
-from asyncrpc.ids import ContextId, Incarnation, MessageId
-from asyncrpc.runtime.extensions import OnGradient
-from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.core.autograd.functions import Region, following, leaves_of
+from asyncrpc.core.autograd.service import AutogradService, AutogradWorker
+from asyncrpc.core.autograd.state import ContextState, Sent
+from asyncrpc.core.autograd.torch_only import own_node
+from asyncrpc.core.ids import ContextId, Incarnation, MessageId
+from asyncrpc.core.services.extensions import OnGradient
+from asyncrpc.core.services.ports import PeerLink
 
 RECEIVED: Final = "torch::distributed::autograd::RecvRpcBackward"
 SENT: Final = "torch::distributed::autograd::SendRpcBackward"

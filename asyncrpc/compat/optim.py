@@ -9,9 +9,9 @@ from typing import Any
 
 from asyncrpc.compat.autograd import _context
 from asyncrpc.compat.rpc import agent as agents
+from asyncrpc.core.calls.context import current_worker_var, forget_deadline
+from asyncrpc.core.optim.distributed import DistributedOptimizer as Optimizer
 from asyncrpc.errors import AsyncRpcError
-from asyncrpc.optim import DistributedOptimizer as Optimizer
-from asyncrpc.runtime.calls.context import current_worker_var, forget_deadline
 
 __all__ = ["DistributedOptimizer"]
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from asyncrpc.arguments import check_duration, wrong
+from asyncrpc.core.arguments import check_duration, wrong
 from asyncrpc.serving.machine.deadline_header import (
     BadDeadlineError,
     NoTimeLeftError,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hmac
 from typing import TYPE_CHECKING, Final
 
-from asyncrpc.arguments import check_duration, check_kind
+from asyncrpc.core.arguments import check_duration, check_kind
+from asyncrpc.core.worker import Worker
 from asyncrpc.errors import NotStartedError, UsageError
-from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.tokens import check_token
 
 if TYPE_CHECKING:

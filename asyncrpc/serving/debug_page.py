@@ -26,14 +26,14 @@ from torch.distributed.debug._frontend import (
     Route,
 )
 
-from asyncrpc.clock import NS_PER_S, wall_ns
+from asyncrpc.core.loop.clock import NS_PER_S, wall_ns
+from asyncrpc.core.options import Options
 from asyncrpc.errors import AsyncRpcError
-from asyncrpc.inspection.collective_records import UNDER_WAY
-from asyncrpc.inspection.group import GroupView, view_of
-from asyncrpc.inspection.machine.graph import find_hangs
-from asyncrpc.inspection.machine.wording import duration, sentence
-from asyncrpc.inspection.observer import Observer
-from asyncrpc.runtime.options import Options
+from asyncrpc.tools.inspection.collective_records import UNDER_WAY
+from asyncrpc.tools.inspection.group import GroupView, view_of
+from asyncrpc.tools.inspection.machine.graph import find_hangs
+from asyncrpc.tools.inspection.machine.wording import duration, sentence
+from asyncrpc.tools.inspection.observer import Observer
 
 PATH: Final = "/asyncrpc"
 ROWS_MAX: Final = 200  # of a table

@@ -19,9 +19,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 
-from asyncrpc.arguments import check_callable, check_duration, wrong
+from asyncrpc.core.arguments import check_callable, check_duration, wrong
+from asyncrpc.core.calls.context import current_worker_var
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.serving.client_scope import ClientLeftError, ClientScope, beside
 from asyncrpc.serving.machine import server_sent_events as sse
 from asyncrpc.serving.machine.error_answers import INTERNAL, ErrorAnswer, answer_to

@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from typing import Final
 
-from asyncrpc.clock import Deadline
-from asyncrpc.runtime.calls.context import current_deadline, deadline_var
+from asyncrpc.core.calls.context import current_deadline, deadline_var
+from asyncrpc.core.loop.clock import Deadline
 
 # Calls watch the deadline themselves, and their error says more.  The same time as in
 # `asyncrpc.deadline`.

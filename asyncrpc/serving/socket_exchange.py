@@ -22,7 +22,7 @@ from collections.abc import (
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self, TypeAlias
 
-from asyncrpc.arguments import wrong
+from asyncrpc.core.arguments import wrong
 from asyncrpc.serving.client_scope import ClientLeftError, ClientScope, beside
 from asyncrpc.serving.event_sender import closed, failure_of, source_of
 from asyncrpc.serving.machine.error_answers import NORMAL_CLOSURE

@@ -27,12 +27,12 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from asyncrpc.rref.values import Value
-from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.calls.streams import StreamReceiver
-from asyncrpc.runtime.forking import known_workers
-from asyncrpc.runtime.links.link import Link
-from asyncrpc.runtime.worker import Worker
+from asyncrpc.core.calls.futures import CallFuture
+from asyncrpc.core.calls.streams import StreamReceiver
+from asyncrpc.core.links.link import Link
+from asyncrpc.core.loop.forking import known_workers
+from asyncrpc.core.rref.values import Value
+from asyncrpc.core.worker import Worker
 from asyncrpc.testing.frames import SuspendedLine
 
 AnyFuture: TypeAlias = "asyncio.Future[Any]"

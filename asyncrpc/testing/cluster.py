@@ -25,25 +25,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias
 
-from asyncrpc import runtime
 from asyncrpc.api import Worker
-from asyncrpc.arguments import check_count, check_kind, check_text, wrong
+from asyncrpc.core import worker as core
+from asyncrpc.core.arguments import check_count, check_kind, check_text, wrong
+from asyncrpc.core.calls.context import current_worker_var
+from asyncrpc.core.ids import Incarnation, WorkerId
+from asyncrpc.core.loop.loops import loop_for
+from asyncrpc.core.loop.threads import Done, Job, ThreadPool
+from asyncrpc.core.membership.rendezvous import LocalRendezvous
+from asyncrpc.core.multiprocessing.launcher import check_method, launch
+from asyncrpc.core.multiprocessing.processes import Processes
+from asyncrpc.core.options import Options
+from asyncrpc.core.parts import Parts
+from asyncrpc.core.services.messages import MEMBERS, Notice, message
+from asyncrpc.core.services.ports import PeerLink
+from asyncrpc.core.services.router import takes
+from asyncrpc.core.transport.abc import Connector
+from asyncrpc.core.transport.memory import MemoryHub
 from asyncrpc.errors import ProcessFailedError, UsageError
-from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.multiprocessing import Processes, launch
-from asyncrpc.multiprocessing.launcher import check_method
-from asyncrpc.runtime.calls.context import current_worker_var
-from asyncrpc.runtime.loops import loop_for
-from asyncrpc.runtime.membership.rendezvous import LocalRendezvous
-from asyncrpc.runtime.messages import MEMBERS, Notice, message
-from asyncrpc.runtime.options import Options
-from asyncrpc.runtime.parts import Parts
-from asyncrpc.runtime.ports import PeerLink
-from asyncrpc.runtime.router import takes
-from asyncrpc.runtime.threads import Done, Job, ThreadPool
 from asyncrpc.testing.network import Network
-from asyncrpc.transport.abc import Connector
-from asyncrpc.transport.memory import MemoryHub
 
 Wires: TypeAlias = Literal["mem", "uds", "tcp"]
 
@@ -226,7 +226,7 @@ def acting_as(worker: Worker) -> Iterator[Worker]:
     Raises:
         UsageError: `worker` is not a Worker.
     """
-    check_kind("worker", worker, runtime.Worker, "a Worker")
+    check_kind("worker", worker, core.Worker, "a Worker")
     token = current_worker_var.set(worker)
     try:
         yield worker

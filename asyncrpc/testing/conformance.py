@@ -10,7 +10,7 @@
 The methods are coroutines: run them with pytest-asyncio or with `asyncio.run`.  They
 wait for events and never for a time, apart from a limit that only a failure reaches.
 
-Source: the contract in `asyncrpc.transport.abc`.
+Source: the contract in `asyncrpc.core.transport.abc`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from asyncrpc.core.transport.abc import Buffer, Connector, Listener, Transport
+from asyncrpc.core.transport.address import Address
+from asyncrpc.core.transport.flow import WaterMarks
 from asyncrpc.errors import ConnectError, ConnectionLostError, TransportError
-from asyncrpc.transport.abc import Buffer, Connector, Listener, Transport
-from asyncrpc.transport.address import Address
-from asyncrpc.transport.flow import WaterMarks
 
 LIMIT_S: Final = 60.0  # for one wait
 # One, just under a page, just over the landing buffer, a whole water mark, and many.

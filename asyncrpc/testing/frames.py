@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import asyncrpc
-from asyncrpc.torch_modes import driven_by
+from asyncrpc.core.torch_modes import driven_by
 
 _PACKAGE: Final = str(Path(asyncrpc.__file__).parent) + "/"
 _KIT: Final = _PACKAGE + "testing/"  # belongs to the test, not to the program

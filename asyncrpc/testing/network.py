@@ -24,6 +24,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from asyncrpc.core.transport.abc import (
+    Buffer,
+    Connector,
+    Listener,
+    StreamHandler,
+    Transport,
+)
+from asyncrpc.core.transport.address import Address
+from asyncrpc.core.transport.flow import WaterMarks
+from asyncrpc.core.transport.memory import MemoryListener, MemoryTransport
 from asyncrpc.errors import (
     ConnectError,
     ConnectionLostError,
@@ -31,16 +41,6 @@ from asyncrpc.errors import (
     TransportError,
     UsageError,
 )
-from asyncrpc.transport.abc import (
-    Buffer,
-    Connector,
-    Listener,
-    StreamHandler,
-    Transport,
-)
-from asyncrpc.transport.address import Address
-from asyncrpc.transport.flow import WaterMarks
-from asyncrpc.transport.memory import MemoryListener, MemoryTransport
 
 DELAY_S: Final = 0.001  # mean of one way, if no rule says otherwise
 RETRANSMIT_S: Final = 0.2  # Linux waits this long at least, and doubles it each time

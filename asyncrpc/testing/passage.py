@@ -18,8 +18,8 @@ from asyncrpc.testing.proxied_socket import ProxiedSocket
 from asyncrpc.testing.scanner import Conversation, Way
 
 if TYPE_CHECKING:
+    from asyncrpc.core.transport.address import Address
     from asyncrpc.testing.proxy import Proxy
-    from asyncrpc.transport.address import Address
 
 # When a piece of the stream is due, in the loop's time, and the piece; empty at the end
 # of the stream, None if it broke.

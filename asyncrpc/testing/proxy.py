@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from asyncrpc.arguments import (
+from asyncrpc.core.arguments import (
     check_count,
     check_duration,
     check_flag,
@@ -36,12 +36,12 @@ from asyncrpc.arguments import (
     is_seconds,
     wrong,
 )
+from asyncrpc.core.loop.loops import loop_for
+from asyncrpc.core.transport.address import Address
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.loops import loop_for
 from asyncrpc.testing.passage import ProxiedConnection
 from asyncrpc.testing.proxied_socket import ProxiedSocket
 from asyncrpc.testing.scanner import Conversation, End, Way
-from asyncrpc.transport.address import Address
 
 __all__ = ["Cut", "Proxy", "Way"]
 

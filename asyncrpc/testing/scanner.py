@@ -13,16 +13,16 @@ import enum
 from collections import deque
 from typing import Final, TypeAlias
 
-from asyncrpc.wire.frames import (
+from asyncrpc.core.wire.frames import (
     HEADER,
     HEADER_BYTES,
     MAGIC,
     Flags,
     FrameKind,
 )
-from asyncrpc.wire.handshake import PREFACE, PROOF_BYTES
-from asyncrpc.wire.messages import Hello
-from asyncrpc.wire.placed import ENTRY_BYTES
+from asyncrpc.core.wire.handshake import PREFACE, PROOF_BYTES
+from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.placed import ENTRY_BYTES
 
 HANDSHAKE_BYTES: Final = PREFACE.size + PROOF_BYTES  # in either direction
 _LENGTH_BYTES: Final = 8

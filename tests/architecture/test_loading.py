@@ -56,16 +56,19 @@ def test_no_optional_package_is_loaded(core: set[str], name: str) -> None:
 def test_the_facade_loads_the_core_and_itself(core: set[str]) -> None:
     facade = ours(loaded_by("import asyncrpc.compat.rpc")) - core
     others = {name for name in facade if not name.startswith("asyncrpc.compat")}
-    assert others <= {"asyncrpc.runtime.hosting"}  # its loop, in a thread
+    assert others <= {"asyncrpc.core.hosting"}  # its loop, in a thread
     assert len(facade) <= FACADE_MAX
 
 
 def test_help_loads_no_command(core: set[str]) -> None:
     program = (
-        "from asyncrpc.cli.main import make_parser;"
+        "from asyncrpc.tools.cli.main import make_parser;"
         "make_parser(is_complete=False).format_help()"
     )
-    assert ours(loaded_by(program)) - core == {"asyncrpc.cli", "asyncrpc.cli.main"}
+    assert ours(loaded_by(program)) - core == {
+        "asyncrpc.tools.cli",
+        "asyncrpc.tools.cli.main",
+    }
 
 
 def test_every_public_name_can_be_used_and_is_listed() -> None:

@@ -205,7 +205,7 @@ def names_of(module: str) -> dict[str, str]:
 def class_named(base: str) -> Class | None:
     """Return a class of this package, also by the name that a package passes it on as.
 
-    `asyncrpc.runtime.Worker` is a class of `asyncrpc.runtime.worker`.
+    `asyncrpc.runtime.Worker` is a class of `asyncrpc.core.worker`.
     """
     known = all_classes()
     if base in known:
@@ -281,11 +281,11 @@ def test_bases_are_found_through_packages() -> None:
         "from asyncrpc.api import Worker\nclass FacadeWorker(Worker): ...\n"
     )
     assert ancestors(found["FacadeWorker"]) == [
-        "asyncrpc.runtime.worker.Worker",
+        "asyncrpc.core.worker.Worker",
         "asyncrpc.api.Worker",
     ]
     assert total_lines(found["FacadeWorker"]) > total_lines(
-        all_classes()["asyncrpc.runtime.worker.Worker"]
+        all_classes()["asyncrpc.core.worker.Worker"]
     )
 
 

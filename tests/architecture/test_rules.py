@@ -34,14 +34,14 @@ UNFINISHED = re.compile(r"\b(TO" + "DO|FIX" + "ME|X" + r"XX)\b")
 # Where the environment may be read: the command line, what a program is started with,
 # and the defaults of arguments that a caller can give instead.
 MAY_READ_ENVIRONMENT = {
-    "asyncrpc/collectives/torch_backend/call_hooks.py",  # as torch's own backends
-    "asyncrpc/inspection/own_checkup.py",  # it checks what a worker was given
-    "asyncrpc/inspection/run_note.py",  # names the directory of `asyncrpc run`
-    "asyncrpc/multiprocessing/child.py",
-    "asyncrpc/runtime/devices/pjrt.py",  # torch_xla is configured by it
-    "asyncrpc/runtime/options.py",
-    "asyncrpc/runtime/membership/launched_store.py",  # for torch's own rendezvous
-    "asyncrpc/runtime/membership/rendezvous.py",
+    "asyncrpc/parallel/collectives/torch_backend/call_hooks.py",  # as torch's
+    "asyncrpc/tools/inspection/own_checkup.py",  # it checks what a worker was given
+    "asyncrpc/tools/inspection/run_note.py",  # names the directory of `asyncrpc run`
+    "asyncrpc/core/multiprocessing/child.py",
+    "asyncrpc/core/devices/pjrt.py",  # torch_xla is configured by it
+    "asyncrpc/core/options.py",
+    "asyncrpc/core/membership/launched_store.py",  # for torch's own rendezvous
+    "asyncrpc/core/membership/rendezvous.py",
     "asyncrpc/serving/model_host/slot.py",  # the place of runs
 }
 
@@ -100,7 +100,7 @@ def test_no_finalizer_does_work(path: Path) -> None:
 @pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
 def test_time_is_read_through_the_clock(path: Path) -> None:
     # The kit for tests watches real processes and descriptors, in real time.
-    if name_of(path) == "asyncrpc/clock.py" or "testing" in path.parts:
+    if name_of(path) == "asyncrpc/core/loop/clock.py" or "testing" in path.parts:
         return
     readings = {
         *("time.time", "time.time_ns", "time.monotonic", "time.perf_counter"),
@@ -111,15 +111,15 @@ def test_time_is_read_through_the_clock(path: Path) -> None:
 
 # It may jump by an hour at any time: who reads it, and why that does no harm.
 READS_WALL_CLOCK = {
-    "cli/runs/command.py": "the age of a run that is shown, at least 0",
-    "cli/timeline.py": "lays events over a profile, which has wall time itself",
+    "tools/cli/runs/command.py": "the age of a run that is shown, at least 0",
+    "tools/cli/timeline.py": "lays events over a profile, which has wall time itself",
     "compat/rpc/gathering.py": "the same: ranges are moved to be within their call",
-    "inspection/group_answers.py": "measures by how much the clock is wrong",
-    "inspection/histories.py": "monotonic ages, as times for torch's dump",
-    "inspection/own_checkup.py": "is what is measured",
-    "inspection/recent.py": "shown, and for the timeline",
-    "inspection/summarizing.py": "shown",
-    "observability/spans.py": "spans have wall time; one across a jump is drawn wrong",
+    "tools/inspection/group_answers.py": "measures by how much the clock is wrong",
+    "tools/inspection/histories.py": "monotonic ages, as times for torch's dump",
+    "tools/inspection/own_checkup.py": "is what is measured",
+    "tools/inspection/recent.py": "shown, and for the timeline",
+    "tools/inspection/summarizing.py": "shown",
+    "tools/observability/spans.py": "spans have wall time; a jump draws one wrong",
     "serving/dashboard/look.py": "shown",
     "serving/debug_page.py": "an age that is shown, at least 0",
     "serving/model_host/process.py": "when it began, for `asyncrpc runs`",
@@ -132,7 +132,7 @@ def test_nothing_that_acts_reads_the_wall_clock() -> None:
         for path in PACKAGE_FILES
         if any(
             isinstance(node, ast.ImportFrom)
-            and node.module == "asyncrpc.clock"
+            and node.module == "asyncrpc.core.loop.clock"
             and any(alias.name == "wall_ns" for alias in node.names)
             for node in ast.walk(parse(path))
         )
@@ -142,33 +142,33 @@ def test_nothing_that_acts_reads_the_wall_clock() -> None:
 
 # What unpacks bytes, and what bounds how much they become if others have sent them.
 UNPACKS = {
-    "collectives/shared.py": "a note on a board has 16 KiB at most",
+    "parallel/collectives/shared.py": "a note on a board has 16 KiB at most",
     "compat/rpc/internal.py": "TorchScript, in calls that Policy.STRICT refuses",
     "compat/rpc/device_maps.py": "of this program, by a file",
-    "cli/runs/entry.py": "a file of this user",
-    "cli/timeline.py": "a profile that the user names",
-    "ddp/elastic.py": "a checkpoint of the program, weights only",
-    "ddp/initial.py": "what the ranks of the program have gathered, in equal lengths",
-    "ddp/optimizers/sharded_state.py": "a checkpoint of the program",
-    "inspection/beside.py": "the door of a worker of this user, of a bounded length",
-    "inspection/run_note.py": "a file of this user",
-    "multiprocessing/arguments.py": "from the parent, or for its own child",
-    "multiprocessing/child.py": "from the parent",
-    "multiprocessing/outcome.py": "from our own child",
-    "multiprocessing/packing.py": "from a process of the program",
-    "ray/references.py": "from Ray's own store",
-    "runtime/links/observers.py": "a question has 64 KiB at most",
-    "runtime/members.py": "the record of a worker, in HELLO or at the meeting point",
-    "runtime/membership/offers.py": "the records at the meeting point",
-    "serde/bounds.py": "counts before it unpacks",
-    "serde/decoding.py": "within `serde.bounds`, if it came from a peer",
-    "serde/lossless.py": "gets the length that a block must have",
-    "serde/pickling.py": "under Policy.TRUSTED alone",
-    "serde/quick.py": "8 KiB at most, or what this worker has packed itself",
+    "tools/cli/runs/entry.py": "a file of this user",
+    "tools/cli/timeline.py": "a profile that the user names",
+    "parallel/ddp/elastic.py": "a checkpoint of the program, weights only",
+    "parallel/ddp/initial.py": "what the ranks have gathered, in equal lengths",
+    "parallel/ddp/optimizers/sharded_state.py": "a checkpoint of the program",
+    "tools/inspection/beside.py": "the door of a worker of this user, bounded",
+    "tools/inspection/run_note.py": "a file of this user",
+    "core/multiprocessing/arguments.py": "from the parent, or for its own child",
+    "core/multiprocessing/child.py": "from the parent",
+    "core/multiprocessing/outcome.py": "from our own child",
+    "core/multiprocessing/packing.py": "from a process of the program",
+    "clusters/ray/references.py": "from Ray's own store",
+    "core/links/observers.py": "a question has 64 KiB at most",
+    "core/members.py": "the record of a worker, in HELLO or at the meeting point",
+    "core/membership/offers.py": "the records at the meeting point",
+    "core/serde/bounds.py": "counts before it unpacks",
+    "core/serde/decoding.py": "within `serde.bounds`, if it came from a peer",
+    "core/serde/lossless.py": "gets the length that a block must have",
+    "core/serde/pickling.py": "under Policy.TRUSTED alone",
+    "core/serde/quick.py": "8 KiB at most, or what this worker has packed itself",
     "serving/dashboard/access.py": "a sign-in, of a bounded length",
     "serving/model_host/process.py": "from its own starter",
     "serving/model_host/slot.py": "a file of this user",
-    "wire/messages.py": "a head has 64 KiB at most",
+    "core/wire/messages.py": "a head has 64 KiB at most",
 }
 UNPACKERS = {
     *("unpackb", "Unpacker", "Unpickler", "load", "loads"),

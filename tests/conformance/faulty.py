@@ -50,20 +50,20 @@ import torch
 from torch.jit import _builtins
 from torch.utils import _pytree
 
-from asyncrpc.autograd.context import current_context_var
 from asyncrpc.compat.rpc import backend_registry, constants, starting
 from asyncrpc.compat.rpc.agent import Agent
 from asyncrpc.compat.rpc.options import TensorPipeRpcBackendOptions
+from asyncrpc.core.autograd.context import current_context_var
+from asyncrpc.core.calls.context import deadline_var, effective_deadline
+from asyncrpc.core.calls.futures import CallFuture
+from asyncrpc.core.ids import Incarnation, RRefId
+from asyncrpc.core.links.link import Link
+from asyncrpc.core.options import UNSET
+from asyncrpc.core.parts import Parts
+from asyncrpc.core.rref.handle import RRef
+from asyncrpc.core.rref.service import RRefService
+from asyncrpc.core.rref.shared import Shared
 from asyncrpc.errors import DeadlineExceededError, EncodeError, Outcome
-from asyncrpc.ids import Incarnation, RRefId
-from asyncrpc.rref.handle import RRef
-from asyncrpc.rref.service import RRefService
-from asyncrpc.rref.shared import Shared
-from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
-from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.links.link import Link
-from asyncrpc.runtime.options import UNSET
-from asyncrpc.runtime.parts import Parts
 
 # Messages whose sends are counted: more than any test sends.  The oldest is dropped.
 COUNTED_MAX: Final = 1 << 16

@@ -11,27 +11,27 @@ from pathlib import Path
 import pytest
 
 from asyncrpc import errors
-from asyncrpc.autograd import contexts
-from asyncrpc.runtime import threads
-from asyncrpc.runtime.calls import heads
-from asyncrpc.runtime.options import (
+from asyncrpc.core.autograd import contexts
+from asyncrpc.core.calls import heads
+from asyncrpc.core.loop import threads
+from asyncrpc.core.options import (
     DeviceOptions,
     LimitOptions,
     LivenessOptions,
     NetworkOptions,
     Options,
 )
-from asyncrpc.serde import exceptions, kinds
-from asyncrpc.serde.policy import Limits, Policy
-from asyncrpc.transport import uds
-from asyncrpc.wire.frames import (
+from asyncrpc.core.serde import exceptions, kinds
+from asyncrpc.core.serde.policy import Limits, Policy
+from asyncrpc.core.transport import uds
+from asyncrpc.core.wire.frames import (
     CHUNK_BYTES,
     HEAD_BYTES_MAX,
     INLINE_BYTES_MAX,
     FrameKind,
 )
-from asyncrpc.wire.limits import MessageLimits
-from asyncrpc.wire.messages import Hello
+from asyncrpc.core.wire.limits import MessageLimits
+from asyncrpc.core.wire.messages import Hello
 
 DOCS = Path(__file__).parents[2] / "docs"
 REFERENCE = DOCS / "reference"

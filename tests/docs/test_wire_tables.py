@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 import asyncrpc.serving  # noqa: F401  (all services, and so all messages)
-from asyncrpc.runtime.messages import Message, Notice, Request, names_of
-from asyncrpc.wire.frames import FRAMES_ABOUT, FrameKind
+from asyncrpc.core.services.messages import Message, Notice, Request, names_of
+from asyncrpc.core.wire.frames import FRAMES_ABOUT, FrameKind
 
 PAGE: Final = Path("docs/reference/wire-protocol.md")
 HEADER: Final = "| service | kind | method | value |"

@@ -29,15 +29,14 @@ from tests.fuzz.replaying import CORPUS, TARGETS
 TIMEOUT_S = 120
 MEMORY_MIB = 2048
 # What is instrumented, so that its coverage guides.
-DECODERS = ("asyncrpc.wire", "asyncrpc.serde")
+DECODERS = ("asyncrpc.core.wire", "asyncrpc.core.serde")
 GO_THROUGH = {
-    "http": ("asyncrpc.serving", "asyncrpc.observability", "asyncrpc.inspection"),
+    "http": ("asyncrpc.serving", "asyncrpc.tools"),
     "messages": (
-        *("asyncrpc.runtime", "asyncrpc.rref", "asyncrpc.autograd", "asyncrpc.optim"),
-        *("asyncrpc.collectives", "asyncrpc.inspection", "asyncrpc.wire"),
-        *("asyncrpc.serde", "asyncrpc.serving"),
+        *("asyncrpc.core", "asyncrpc.parallel", "asyncrpc.tools.inspection"),
+        "asyncrpc.serving",
     ),
-    "sidecar": ("asyncrpc.sidecar",),
+    "sidecar": ("asyncrpc.core.sidecar",),
 }
 
 

@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from asyncrpc.core.wire import chunks
+from asyncrpc.core.wire.chunks import Arrival, Arrivals, LaneReader
+from asyncrpc.core.wire.frames import Frame, data_prefix
 from asyncrpc.errors import RemoteProtocolError
-from asyncrpc.wire import chunks
-from asyncrpc.wire.chunks import Arrival, Arrivals, LaneReader
-from asyncrpc.wire.frames import Frame, data_prefix
 from tests.fuzz.choices import Choices
 
 CHUNK_BYTES = 64

@@ -19,15 +19,16 @@ import msgpack
 import torch
 
 from asyncrpc import AsyncRpcError, Group, Policy, RRef, Worker
-from asyncrpc.autograd import backward, context
-from asyncrpc.inspection.standing import InnerQuestions
+from asyncrpc.autograd import backward
+from asyncrpc.core.autograd import context
+from asyncrpc.core.serde import Codec, FunctionTable, Limits, describe_exception
+from asyncrpc.core.services.messages import Request
+from asyncrpc.core.transport.address import Address
+from asyncrpc.core.wire.frames import Flags, FrameKind
+from asyncrpc.core.wire.messages import Hello
 from asyncrpc.optim import DistributedOptimizer
-from asyncrpc.runtime.messages import Request
-from asyncrpc.serde import Codec, FunctionTable, Limits, describe_exception
 from asyncrpc.testing import acting_as
-from asyncrpc.transport.address import Address
-from asyncrpc.wire.frames import Flags, FrameKind
-from asyncrpc.wire.messages import Hello
+from asyncrpc.tools.inspection.standing import InnerQuestions
 from tests.docs.test_wire_tables import MESSAGES
 from tests.fuzz.choices import Choices
 from tests.fuzz.fuzz_values import EXCEPTIONS, control_of

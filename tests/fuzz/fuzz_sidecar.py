@@ -16,8 +16,8 @@ from typing import Final
 
 import pytest
 
-from asyncrpc.sidecar import process, pulse, query
-from asyncrpc.sidecar.process import SidecarServer
+from asyncrpc.core.sidecar import process, pulse, query
+from asyncrpc.core.sidecar.process import SidecarServer
 from tests.fuzz.choices import Choices
 
 SECRET: Final = b"a secret of the honest ones"

@@ -31,21 +31,22 @@ from asyncrpc import (
     RRef,
     Worker,
 )
-from asyncrpc.autograd import backward, context
+from asyncrpc.autograd import backward
+from asyncrpc.core.autograd import context
+from asyncrpc.core.links.connection import Connection
+from asyncrpc.core.links.tokens import Token
+from asyncrpc.core.transport.address import Address
+from asyncrpc.core.transport.memory import MemoryHub
+from asyncrpc.core.wire.frames import FrameKind
+from asyncrpc.core.wire.handshake import NONCE_BYTES, Handshake, Role
+from asyncrpc.core.wire.limits import MessageLimits
+from asyncrpc.core.wire.messages import Hello
 from asyncrpc.optim import DistributedOptimizer
-from asyncrpc.runtime.links.connection import Connection
-from asyncrpc.runtime.links.tokens import Token
 from asyncrpc.serving import Publisher, Replica, Replicas, ServedModel
 from asyncrpc.testing import acting_as
 from asyncrpc.testing.cluster import take_choices_from
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
-from asyncrpc.transport.address import Address
-from asyncrpc.transport.memory import MemoryHub
-from asyncrpc.wire.frames import FrameKind
-from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, Role
-from asyncrpc.wire.limits import MessageLimits
-from asyncrpc.wire.messages import Hello
 from tests.inner_state import optimizers_here, turns_of
 from tests.lies import Facts
 

@@ -10,7 +10,8 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import RRef
-from asyncrpc.autograd import backward, context, current_context, get_gradients
+from asyncrpc.autograd import backward, current_context, get_gradients
+from asyncrpc.core.autograd import context
 from asyncrpc.optim import DistributedOptimizer
 
 Tensors = list[torch.Tensor]

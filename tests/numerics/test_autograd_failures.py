@@ -11,8 +11,9 @@ import torch
 
 import asyncrpc
 from asyncrpc import Worker
-from asyncrpc.autograd import Context, backward, context, get_gradients
-from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.autograd import Context, backward, get_gradients
+from asyncrpc.core.autograd import context
+from asyncrpc.core.services.ports import PeerLink
 from tests import raw_messages
 from tests.numerics.stateful_objects import (
     Gate,

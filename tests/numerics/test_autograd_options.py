@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc.autograd import backward, context, get_gradients
+from asyncrpc.autograd import backward, get_gradients
+from asyncrpc.core.autograd import context
 from tests.numerics.stateful_objects import (
     Gate,
     Keepers,

@@ -27,8 +27,8 @@ from torch.utils import checkpoint
 
 import asyncrpc
 from asyncrpc import RRef, autograd
-from asyncrpc.autograd import torch_only
-from asyncrpc.autograd.inline import InlinePolicy, Runner
+from asyncrpc.core.autograd import torch_only
+from asyncrpc.core.autograd.inline import InlinePolicy, Runner
 from asyncrpc.errors import BackwardFailedError, OptimizerError
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, acting_as

@@ -15,7 +15,7 @@ import torch
 
 import asyncrpc
 from asyncrpc import Worker, autograd
-from asyncrpc.autograd.modes import ThreadModes
+from asyncrpc.core.autograd.modes import ThreadModes
 from asyncrpc.errors import MalformedError
 from asyncrpc.testing import Cluster, acting_as
 from tests.numerics import modes

@@ -28,10 +28,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import asyncrpc
 from asyncrpc import Worker, autograd
-from asyncrpc.inspection import awaits
+from asyncrpc.core.torch_modes import FunctionModes
 from asyncrpc.serving import Batcher
 from asyncrpc.testing import Cluster, acting_as
-from asyncrpc.torch_modes import FunctionModes
+from asyncrpc.tools.inspection import awaits
 
 _C: Any = torch._C  # noqa: SLF001
 _TORCH: Any = torch  # some of its functions have no types

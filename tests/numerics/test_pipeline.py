@@ -19,10 +19,11 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import RRef, Worker
-from asyncrpc.autograd import backward, context, get_gradients
+from asyncrpc.autograd import backward, get_gradients
+from asyncrpc.core.autograd import context
 from asyncrpc.nn import Pipeline, PipelineResult, RemoteModule
-from asyncrpc.nn.schedules import TRAINING
 from asyncrpc.optim import DistributedOptimizer
+from asyncrpc.parallel.pipeline.schedules import TRAINING
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.numerics.remote import Layer, Tensors, gathered
 from tests.numerics.stages import (

@@ -15,9 +15,9 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import NetworkOptions, Options, RRef, Worker
-from asyncrpc.autograd import context
+from asyncrpc.core.autograd import context
 from asyncrpc.nn import Pipeline
-from asyncrpc.nn.schedules import TRAINING
+from asyncrpc.parallel.pipeline.schedules import TRAINING
 from asyncrpc.testing import Cluster, acting_as
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network

@@ -20,9 +20,10 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import Options, Policy, RRef, Worker
-from asyncrpc.autograd import context, get_gradients
+from asyncrpc.autograd import get_gradients
+from asyncrpc.core.autograd import context
 from asyncrpc.nn import Pipeline
-from asyncrpc.nn.schedules import TRAINING
+from asyncrpc.parallel.pipeline.schedules import TRAINING
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.numerics.remote import Layer, gathered
 from tests.numerics.stages import (
@@ -344,7 +345,11 @@ async def test_who_waits_for_a_stage_learns_that_its_step_is_over() -> None:
 
 
 STRICT = (
-    *("asyncrpc.nn.stage:*", "asyncrpc.nn.owner:*", "tests.numerics.*"),
+    *(
+        "asyncrpc.parallel.pipeline.stage:*",
+        "asyncrpc.core.nn.owner:*",
+        "tests.numerics.*",
+    ),
     "builtins:int",
 )
 

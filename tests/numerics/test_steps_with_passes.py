@@ -11,14 +11,15 @@ import torch
 
 import asyncrpc
 from asyncrpc import RRef, UsageError
-from asyncrpc.autograd import backward, context, get_gradients
+from asyncrpc.autograd import backward, get_gradients
+from asyncrpc.core.autograd import context
+from asyncrpc.core.services.ports import PeerLink
+from asyncrpc.core.services.router import Route
 from asyncrpc.errors import BackwardFailedError, OptimizerError, WorkerLostError
 from asyncrpc.optim import DistributedOptimizer
-from asyncrpc.runtime.ports import PeerLink
-from asyncrpc.runtime.router import Route
 from asyncrpc.testing import Cluster, acting_as
 from tests.inner_state import routes_of, turns_of
-from tests.integration.runtime.groups import until
+from tests.integration.core.groups import until
 from tests.numerics.groups import (
     STEPS,
     Group,

@@ -18,7 +18,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from asyncrpc.rref.machine import owner, user
+from asyncrpc.core.rref.machine import owner, user
 from tests.property.test_rref_protocol import STEPS, RRefProtocol
 
 SOURCES = {"owner": owner, "user": user}

@@ -16,8 +16,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from asyncrpc.ids import Incarnation, RRefId
-from asyncrpc.rref.machine import (
+from asyncrpc.core.ids import Incarnation, RRefId
+from asyncrpc.core.rref.machine import (
     Effect,
     FindOwner,
     Freed,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from asyncrpc.autograd.machine import LocalPass, PassReport, Segment, Wave
+from asyncrpc.core.autograd.machine import LocalPass, PassReport, Segment, Wave
 
 ROOT = -1
 WORKERS = 3

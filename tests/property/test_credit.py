@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from asyncrpc.runtime.calls.machine.credit import (
+from asyncrpc.core.calls.machine.credit import (
     WINDOW,
     Account,
     CreditWanted,

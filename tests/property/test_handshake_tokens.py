@@ -14,14 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrpc.errors import (
-    AsyncRpcError,
-    AuthenticationError,
-    MalformedError,
-    VersionMismatchError,
-)
-from asyncrpc.wire.frames import VERSION
-from asyncrpc.wire.handshake import (
+from asyncrpc.core.wire.frames import VERSION
+from asyncrpc.core.wire.handshake import (
     NONCE_BYTES,
     PREFACE,
     PREFACE_MAGIC,
@@ -32,6 +26,12 @@ from asyncrpc.wire.handshake import (
     Handshake,
     HandshakeState,
     Role,
+)
+from asyncrpc.errors import (
+    AsyncRpcError,
+    AuthenticationError,
+    MalformedError,
+    VersionMismatchError,
 )
 
 TICKET: Final = b"t" * TICKET_BYTES

@@ -20,10 +20,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.runtime.members import Member
-from asyncrpc.runtime.membership.machine.membership import STEP_MAX, Membership
-from asyncrpc.runtime.membership.machine.records import (
+from asyncrpc.core.ids import Incarnation, WorkerId
+from asyncrpc.core.members import Member
+from asyncrpc.core.membership.machine.membership import STEP_MAX, Membership
+from asyncrpc.core.membership.machine.records import (
     Announce,
     Contest,
     Doubt,

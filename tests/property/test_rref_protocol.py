@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from asyncrpc.ids import Incarnation, RRefId
-from asyncrpc.rref.machine import OwnerTable, UserTable
+from asyncrpc.core.ids import Incarnation, RRefId
+from asyncrpc.core.rref.machine import OwnerTable, UserTable
 from tests.property.rref_world import Node, World
 
 WORKERS = 4

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrpc.core.serde import UNREAD, Codec, Encoded, FunctionTable, Policy
+from asyncrpc.core.serde.quick import QuickReader, QuickWriter
 from asyncrpc.errors import DecodeError
-from asyncrpc.serde import UNREAD, Codec, Encoded, FunctionTable, Policy
-from asyncrpc.serde.quick import QuickReader, QuickWriter
 
 CODEC = Codec(FunctionTable(Policy.TRUSTED))
 

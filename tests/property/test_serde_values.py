@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrpc.core.serde import Codec, FunctionTable, Policy, kinds
 from asyncrpc.errors import DecodeError, RejectedError
-from asyncrpc.serde import Codec, FunctionTable, Policy, kinds
 
 TRUSTED = Codec(FunctionTable(Policy.TRUSTED))
 STRICT = Codec(FunctionTable(Policy.STRICT))

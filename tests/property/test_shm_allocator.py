@@ -17,8 +17,8 @@ from hypothesis.stateful import (
     rule,
 )
 
+from asyncrpc.core.shm.machine.pool import PAGE_BYTES, Block, SlabPool
 from asyncrpc.errors import LocalProtocolError, MalformedError
-from asyncrpc.shm.machine.pool import PAGE_BYTES, Block, SlabPool
 from tests.inner_state import held_bytes, slab_bytes, slabs_of
 
 LIMIT_BYTES = 64 << 20

@@ -18,16 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrpc.errors import (
-    AuthenticationError,
-    FrameTooLargeError,
-    MalformedError,
-    VersionMismatchError,
-)
-from asyncrpc.wire import chunks as chunks_module
-from asyncrpc.wire import reader as reader_module
-from asyncrpc.wire.chunks import ChunkScheduler, OutgoingTransfer
-from asyncrpc.wire.frames import (
+from asyncrpc.core.wire import chunks as chunks_module
+from asyncrpc.core.wire import reader as reader_module
+from asyncrpc.core.wire.chunks import ChunkScheduler, OutgoingTransfer
+from asyncrpc.core.wire.frames import (
     HEADER,
     HEADER_BYTES,
     INLINE_BYTES_MAX,
@@ -35,16 +29,22 @@ from asyncrpc.wire.frames import (
     FrameKind,
     prefix,
 )
-from asyncrpc.wire.handshake import Handshake, HandshakeState, Role
-from asyncrpc.wire.limits import MessageLimits
-from asyncrpc.wire.messages import Hello, unpack_head
-from asyncrpc.wire.outgoing import (
+from asyncrpc.core.wire.handshake import Handshake, HandshakeState, Role
+from asyncrpc.core.wire.limits import MessageLimits
+from asyncrpc.core.wire.messages import Hello, unpack_head
+from asyncrpc.core.wire.outgoing import (
     OutgoingEvent,
     OutgoingMessage,
     OutgoingMessages,
     OutgoingState,
 )
-from tests.unit.wire.recorder import WITH_VALUE, Message, Recorder, feed
+from asyncrpc.errors import (
+    AuthenticationError,
+    FrameTooLargeError,
+    MalformedError,
+    VersionMismatchError,
+)
+from tests.unit.core.wire.recorder import WITH_VALUE, Message, Recorder, feed
 
 SMALL_INLINE_BYTES_MAX = 32
 SMALL_SCRATCH_BYTES = 128

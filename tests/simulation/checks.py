@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import torch
 
-from asyncrpc.ids import Incarnation
+from asyncrpc.core.ids import Incarnation
+from asyncrpc.core.transport.memory import MemoryListener, MemoryTransport
 from asyncrpc.testing.loop import describe_task
 from asyncrpc.testing.network import Network
 from asyncrpc.trace import EventRing
-from asyncrpc.transport.memory import MemoryListener, MemoryTransport
 from tests.simulation.participant import Participant
 from tests.simulation.world import World
 

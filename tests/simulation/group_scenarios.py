@@ -22,14 +22,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from asyncrpc import Group
-from asyncrpc.collectives import message_path
-from asyncrpc.collectives.messages import SERVICE
 from asyncrpc.errors import (
     CollectiveError,
     CollectiveTimeoutError,
     GroupChangedError,
     RankLostError,
 )
+from asyncrpc.parallel.collectives import message_path
+from asyncrpc.parallel.collectives.messages import SERVICE
 from asyncrpc.testing.loop import DeadlockError, SimLoop
 from asyncrpc.testing.network import Network
 from tests.simulation import checks

@@ -9,10 +9,7 @@ from typing import Any, Final
 import pytest
 
 from asyncrpc import LimitOptions, LivenessOptions, Options, Worker
-from asyncrpc.inspection.machine.graph import NODES_MAX
-from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices
-from asyncrpc.inspection.standing import InnerQuestions
-from asyncrpc.runtime.tasks import Tasks
+from asyncrpc.core.loop.tasks import Tasks
 from asyncrpc.serving.dashboard.look import Seen, SharedLook
 from asyncrpc.serving.dashboard.machine.query import ViewQuery, read_query
 from asyncrpc.serving.dashboard.views import (
@@ -24,6 +21,9 @@ from asyncrpc.serving.dashboard.views import (
 )
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.network import Network
+from asyncrpc.tools.inspection.machine.graph import NODES_MAX
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX, Slices
+from asyncrpc.tools.inspection.standing import InnerQuestions
 from tests.simulated import play
 
 OPTIONS: Final = Options(

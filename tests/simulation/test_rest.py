@@ -16,12 +16,12 @@ from typing import Any, Final
 import pytest
 
 from asyncrpc import LivenessOptions, Options, Worker
-from asyncrpc.runtime.links.connection import Connection
-from asyncrpc.runtime.links.liveness import NEWS_BYTES
+from asyncrpc.core.links.connection import Connection
+from asyncrpc.core.links.liveness import NEWS_BYTES
+from asyncrpc.core.wire.reader import RESTING_BYTES
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
-from asyncrpc.wire.reader import RESTING_BYTES
 from tests.simulated import play
 
 HEARTBEAT_S: Final = Options().liveness.heartbeat_s
@@ -126,7 +126,7 @@ class Steps:
 
     def _on_event(self, frame: FrameType, event: str, _argument: Any) -> None:
         name = frame.f_globals.get("__name__", "")
-        if event == "call" and name.startswith("asyncrpc.runtime"):
+        if event == "call" and name.startswith("asyncrpc.core"):
             self.count += 1
 
 

@@ -25,9 +25,9 @@ from asyncrpc import (
     WorkerLostError,
 )
 from asyncrpc.collectives import rendezvous
+from asyncrpc.core.membership.rendezvous import UNKNOWN_INCARNATION, Member
+from asyncrpc.core.rounds.machine.tree import branch_of, parent_of
 from asyncrpc.errors import BarrierBrokenError, BarrierTimeoutError
-from asyncrpc.runtime.membership.rendezvous import UNKNOWN_INCARNATION, Member
-from asyncrpc.runtime.rounds.machine.tree import branch_of, parent_of
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import sim_worker
 from asyncrpc.testing.network import Network

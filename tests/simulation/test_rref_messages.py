@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import pytest
 
-from asyncrpc.ids import Incarnation, RRefId
+from asyncrpc.core.ids import Incarnation, RRefId
 from asyncrpc.testing.loop import SimLoop
 from tests.message_network import MessageNetwork
 from tests.property.rref_world import Message, Node, World

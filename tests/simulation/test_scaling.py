@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from asyncrpc import LimitOptions, Options
-from asyncrpc.runtime.membership.service import WAKE_S
+from asyncrpc.core.membership.service import WAKE_S
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.network import Network
 from tests.simulated import play

@@ -22,13 +22,13 @@ from asyncrpc import (
     Options,
     RRef,
 )
-from asyncrpc.errors import NotStartedError, RRefDeletedError
-from asyncrpc.ids import Incarnation
-from asyncrpc.runtime.membership.rendezvous import (
+from asyncrpc.core.ids import Incarnation
+from asyncrpc.core.membership.rendezvous import (
     UNKNOWN_INCARNATION,
     JoinRendezvous,
     Member,
 )
+from asyncrpc.errors import NotStartedError, RRefDeletedError
 from asyncrpc.testing.network import Network
 from tests.simulation.ledger import Ledger
 from tests.simulation.participant import Participant, Value

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from contextvars import Context
 from typing import Any, TypeVar
 
-from asyncrpc.clock import Deadline
+from asyncrpc.core.devices.maps import DeviceMap
+from asyncrpc.core.ids import Incarnation, WorkerId
+from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.members import Member
+from asyncrpc.core.services.messages import Message, Notice, Request
+from asyncrpc.core.services.router import Route
 from asyncrpc.errors import OverloadedError, UnknownWorkerError
-from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.runtime.devices.maps import DeviceMap
-from asyncrpc.runtime.members import Member
-from asyncrpc.runtime.messages import Message, Notice, Request
-from asyncrpc.runtime.router import Route
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrpc.arguments import (
+from asyncrpc.core.arguments import (
     check_above,
     check_callable,
     check_choice,

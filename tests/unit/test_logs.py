@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from asyncrpc.logs import (
+from asyncrpc.core.logs import (
     FORGOTTEN_AFTER_S,
     LINE_CHARACTERS_MAX,
     LINES_AT_ONCE,

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from asyncrpc.shortage import shortage_of
+from asyncrpc.core.host.shortage import shortage_of
 
 CASES = [
     (OSError(errno.EMFILE, ""), "`ulimit -n`"),

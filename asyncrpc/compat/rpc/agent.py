@@ -15,19 +15,19 @@ from weakref import WeakKeyDictionary
 import torch
 
 from asyncrpc.api import Worker
-from asyncrpc.arguments import is_seconds, wrong
-from asyncrpc.clock import now_s
 from asyncrpc.compat.rpc import errors
 from asyncrpc.compat.rpc.completion import Completions
 from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
 from asyncrpc.compat.rpc.gathering import ProfiledThreads
 from asyncrpc.compat.rpc.options import TensorPipeRpcBackendOptions, WorkerInfo
 from asyncrpc.compat.rpc.promises import Promise
+from asyncrpc.core.arguments import is_seconds, wrong
+from asyncrpc.core.calls.context import forget_deadline
+from asyncrpc.core.calls.futures import CallFuture
+from asyncrpc.core.hosting import LoopThread
+from asyncrpc.core.loop.clock import now_s
+from asyncrpc.core.options import options_within
 from asyncrpc.errors import CallError, EncodeError
-from asyncrpc.runtime.calls.context import forget_deadline
-from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.hosting import LoopThread
-from asyncrpc.runtime.options import options_within
 
 _POLL_S: Final = 0.01  # between looks at the calls in flight, for `join`
 CONTEXT_BITS: Final = 48  # of an id of a context; above them is the rank

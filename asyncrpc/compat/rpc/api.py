@@ -20,7 +20,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from asyncrpc.clock import now_s
 from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc import profiling
 from asyncrpc.compat.rpc.agent import Agent
@@ -36,9 +35,10 @@ from asyncrpc.compat.rpc.options import WorkerInfo
 from asyncrpc.compat.rpc.rref import RRef, made
 from asyncrpc.compat.rpc.rref_proxy import add_apis
 from asyncrpc.compat.rpc.store_lock import locked_at
-from asyncrpc.runtime.calls.context import forget_deadline
-from asyncrpc.runtime.calls.futures import LOOK_S
-from asyncrpc.runtime.options import options_within
+from asyncrpc.core.calls.context import forget_deadline
+from asyncrpc.core.calls.futures import LOOK_S
+from asyncrpc.core.loop.clock import now_s
+from asyncrpc.core.options import options_within
 
 __all__ = [
     "AllGatherStates",

@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from asyncrpc.core.loop.threads import Job, start_thread
+from asyncrpc.core.services.ports import Pool
 from asyncrpc.errors import AsyncRpcError, ClosedError
-from asyncrpc.runtime.ports import Pool
-from asyncrpc.runtime.threads import Job, start_thread
 
 TICK_S: Final = 0.002
 

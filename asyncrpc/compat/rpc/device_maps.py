@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Self
 
 from asyncrpc.compat.rpc.options import TensorPipeRpcBackendOptions
-from asyncrpc.runtime.devices.backends import backend_of
+from asyncrpc.core.devices.backends import backend_of
 
 _CUDA = "cuda"
 

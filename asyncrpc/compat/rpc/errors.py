@@ -143,7 +143,7 @@ def _is_of_operator(error: RemoteError) -> bool:
     The callee calls them in C++; only their text comes back.
     """
     last = error.remote_traceback.rpartition('  File "')[2]
-    if "asyncrpc/runtime/calls/inbound.py" not in last:
+    if "asyncrpc/core/calls/inbound.py" not in last:
         return False  # Python frames are above ours
     kind = getattr(type(error), "remote_class", None)
     is_refusal = "combination of arguments" in error.remote_message

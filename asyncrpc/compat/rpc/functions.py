@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from asyncrpc.runtime.calls import modes
+from asyncrpc.core.calls import modes
 
 __all__ = ["async_execution"]
 

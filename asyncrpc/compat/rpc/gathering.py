@@ -29,12 +29,12 @@ from typing import Any, Final, NamedTuple, Self
 import torch
 from torch.autograd import profiler_legacy
 
-from asyncrpc.clock import wall_ns
+from asyncrpc.core.calls.foreign_futures import as_awaitable
+from asyncrpc.core.calls.modes import Mode, mode_of
+from asyncrpc.core.loop.clock import wall_ns
+from asyncrpc.core.torch_modes import steps
+from asyncrpc.core.worker import Worker
 from asyncrpc.errors import MalformedError, RemoteError
-from asyncrpc.runtime.calls.foreign_futures import as_awaitable
-from asyncrpc.runtime.calls.modes import Mode, mode_of
-from asyncrpc.runtime.worker import Worker
-from asyncrpc.torch_modes import steps
 
 REMOTE_OP: Final = "#remote_op: "  # between the names of the call and the range
 KEPT_MAX: Final = 1024  # values whose ranges were not fetched; callers may die

@@ -27,9 +27,9 @@ from asyncrpc.compat.rpc.gathering import (
     Session,
     gatherer_here,
 )
-from asyncrpc.runtime.calls.context import forget_deadline
-from asyncrpc.runtime.calls.repeating import is_idempotent
-from asyncrpc.runtime.options import CallOptions
+from asyncrpc.core.calls.context import forget_deadline
+from asyncrpc.core.calls.repeating import is_idempotent
+from asyncrpc.core.options import CallOptions
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 

@@ -17,6 +17,9 @@ from asyncrpc.compat.rpc import errors
 from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
 from asyncrpc.compat.rpc.options import WorkerInfo
 from asyncrpc.compat.rpc.rref_proxy import APIS, RRefProxy
+from asyncrpc.core.calls.context import forget_deadline
+from asyncrpc.core.rref.handle import RRef as Handle
+from asyncrpc.core.rref.shared import Shared
 from asyncrpc.errors import (
     AsyncRpcError,
     DeadlineExceededError,
@@ -24,9 +27,6 @@ from asyncrpc.errors import (
     RRefDeletedError,
     UsageError,
 )
-from asyncrpc.rref.handle import RRef as Handle
-from asyncrpc.rref.shared import Shared
-from asyncrpc.runtime.calls.context import forget_deadline
 
 T = TypeVar("T")
 

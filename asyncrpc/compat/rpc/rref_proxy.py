@@ -19,11 +19,11 @@ from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc import profiling
 from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
 from asyncrpc.compat.rpc.functions import async_execution
-from asyncrpc.rref.handle import RRef as Handle
-from asyncrpc.rref.handle import service_of
-from asyncrpc.runtime.calls.context import forget_deadline
-from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.calls.modes import Mode, mode_of
+from asyncrpc.core.calls.context import forget_deadline
+from asyncrpc.core.calls.futures import CallFuture
+from asyncrpc.core.calls.modes import Mode, mode_of
+from asyncrpc.core.rref.handle import RRef as Handle
+from asyncrpc.core.rref.handle import service_of
 
 if TYPE_CHECKING:
     from asyncrpc.compat.rpc.rref import RRef

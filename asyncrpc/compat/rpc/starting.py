@@ -34,14 +34,14 @@ from asyncrpc.compat.rpc.options import (
 )
 from asyncrpc.compat.rpc.rref import RRef
 from asyncrpc.compat.rpc.store_lock import locked_at
+from asyncrpc.core.hosting import LoopThread
+from asyncrpc.core.members import Member, Rendezvous, RunningGroup
+from asyncrpc.core.membership.launched_store import find_store, has_all_of_torch
+from asyncrpc.core.membership.store_places import GivenStore
+from asyncrpc.core.membership.stores import StoreRendezvous
+from asyncrpc.core.options import DeviceOptions, Options
+from asyncrpc.core.parts import Parts
 from asyncrpc.errors import AsyncRpcError, UsageError
-from asyncrpc.runtime.hosting import LoopThread
-from asyncrpc.runtime.members import Member, Rendezvous, RunningGroup
-from asyncrpc.runtime.membership.launched_store import find_store, has_all_of_torch
-from asyncrpc.runtime.membership.store_places import GivenStore
-from asyncrpc.runtime.membership.stores import StoreRendezvous
-from asyncrpc.runtime.options import DeviceOptions, Options
-from asyncrpc.runtime.parts import Parts
 
 logger = logging.getLogger(__name__)
 

@@ -15,13 +15,13 @@ from typing import Final
 
 from aiohttp import WSMsgType, web
 
-from asyncrpc.arguments import (
+from asyncrpc.core.arguments import (
     check_callable,
     check_count,
     check_kind,
     check_texts,
 )
-from asyncrpc.runtime.loops import loop_for
+from asyncrpc.core.loop.loops import loop_for
 from asyncrpc.serving.client_scope import ClientLeftError
 from asyncrpc.serving.event_sender import (
     BEGIN_WITHIN_S,

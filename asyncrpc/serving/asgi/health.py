@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from asyncrpc.runtime.worker import Worker
+from asyncrpc.core.worker import Worker
 from asyncrpc.serving.asgi.protocol import (
     WORKER_KEY,
     AsgiApplication,

@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from asyncrpc.arguments import check_callable, check_flag
+from asyncrpc.core.arguments import check_callable, check_flag
+from asyncrpc.core.calls.context import current_worker_var
+from asyncrpc.core.worker import Worker
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.calls.context import current_worker_var
-from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.asgi.lifespan import run_lifespan
 from asyncrpc.serving.asgi.machine.connection import AsgiState
 from asyncrpc.serving.asgi.protocol import (

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
-from asyncrpc.arguments import check_callable, check_count, check_texts, wrong
-from asyncrpc.runtime.loops import loop_for
+from asyncrpc.core.arguments import check_callable, check_count, check_texts, wrong
+from asyncrpc.core.loop.loops import loop_for
 from asyncrpc.serving.asgi.protocol import (
     WATCHED_KEY,
     AsgiMessage,

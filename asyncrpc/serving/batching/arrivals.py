@@ -6,11 +6,11 @@ import asyncio
 from contextvars import Context
 from typing import Any
 
-from asyncrpc.clock import Deadline
+from asyncrpc.core.calls.context import current_deadline, current_worker_var
+from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.loop.loops import check_loop
+from asyncrpc.core.services.extensions import CallTracer
 from asyncrpc.errors import NotStartedError
-from asyncrpc.runtime.calls.context import current_deadline, current_worker_var
-from asyncrpc.runtime.extensions import CallTracer
-from asyncrpc.runtime.loops import check_loop
 from asyncrpc.serving.batching import refusals
 from asyncrpc.serving.batching.machine.overload import ServiceQueue
 

@@ -23,13 +23,19 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from asyncrpc.arguments import check_callable, check_choice, check_count, check_duration
-from asyncrpc.clock import Deadline
+from asyncrpc.core.arguments import (
+    check_callable,
+    check_choice,
+    check_count,
+    check_duration,
+)
+from asyncrpc.core.calls.context import deadline_var
+from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.loop.loops import loop_for
+from asyncrpc.core.loop.threads import settable
+from asyncrpc.core.services.extensions import CallTracer
+from asyncrpc.core.torch_modes import alone
 from asyncrpc.errors import Outcome, RejectedError, UsageError
-from asyncrpc.runtime.calls.context import deadline_var
-from asyncrpc.runtime.extensions import CallTracer
-from asyncrpc.runtime.loops import loop_for
-from asyncrpc.runtime.threads import settable
 from asyncrpc.serving.batching import refusals
 from asyncrpc.serving.batching.arrivals import (
     deadline_here,
@@ -62,7 +68,6 @@ from asyncrpc.serving.batching.statistics import (
     stats_of,
 )
 from asyncrpc.serving.batching.wake_timer import WakeTimer
-from asyncrpc.torch_modes import alone
 
 A = TypeVar("A")
 B = TypeVar("B")

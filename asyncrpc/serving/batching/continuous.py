@@ -13,12 +13,12 @@ from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
-from asyncrpc.arguments import check_choice, check_count, check_flag
+from asyncrpc.core.arguments import check_choice, check_count, check_flag
+from asyncrpc.core.calls.tracing import generation_trace
+from asyncrpc.core.loop.loops import loop_for
 from asyncrpc.errors import (
     UsageError,
 )
-from asyncrpc.runtime.calls.tracing import generation_trace
-from asyncrpc.runtime.loops import loop_for
 from asyncrpc.serving.batching.arrivals import (
     deadline_here,
     entered_loop,

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from asyncrpc.runtime.calls.context import current_worker_var
-from asyncrpc.runtime.threads import ThreadPool, outcome_to, uncancelled
-from asyncrpc.torch_modes import FunctionModes, alone
+from asyncrpc.core.calls.context import current_worker_var
+from asyncrpc.core.loop.threads import ThreadPool, outcome_to, uncancelled
+from asyncrpc.core.torch_modes import FunctionModes, alone
 
 _END_S: Final = 5.0  # ample: the thread is idle when it is told to end
 

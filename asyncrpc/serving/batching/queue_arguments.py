@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import torch
 
-from asyncrpc.arguments import (
+from asyncrpc.core.arguments import (
     check_above,
     check_count,
     check_duration,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
-from asyncrpc.clock import Deadline
+from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.errors import (
     CallError,
     DeadlineExceededError,

@@ -18,14 +18,14 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
-from asyncrpc.clock import Deadline
+from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.loop.threads import settable
 from asyncrpc.errors import (
     DeadlineExceededError,
     Outcome,
     RejectedError,
     UsageError,
 )
-from asyncrpc.runtime.threads import settable
 from asyncrpc.serving.batching import refusals
 from asyncrpc.serving.batching.generation import Generation
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest

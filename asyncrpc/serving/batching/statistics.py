@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from asyncrpc.runtime.calls.context import current_worker_var
+from asyncrpc.core.calls.context import current_worker_var
 from asyncrpc.serving.batching.machine.overload import ServiceQueue
 
 

@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from asyncrpc.clock import Clock
-from asyncrpc.logs import LogLimit
+from asyncrpc.core.logs import LogLimit
+from asyncrpc.core.loop.clock import Clock
+from asyncrpc.core.transport.address import is_loopback
+from asyncrpc.core.transport.sockets import user_of
 from asyncrpc.serving.dashboard.machine.sessions import Attempts, Gate, Sessions
 from asyncrpc.serving.listening import names_this_host
-from asyncrpc.transport.address import is_loopback
-from asyncrpc.transport.sockets import user_of
 
 logger = logging.getLogger("asyncrpc")
 

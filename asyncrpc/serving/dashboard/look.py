@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from asyncrpc.clock import NS_PER_S, wall_ns
+from asyncrpc.core.loop.clock import NS_PER_S, wall_ns
+from asyncrpc.core.loop.tasks import Tasks
 from asyncrpc.errors import AsyncRpcError
-from asyncrpc.inspection.machine.slices import Slices, let_go
-from asyncrpc.inspection.records import NoAnswer
-from asyncrpc.inspection.standing import Round
-from asyncrpc.runtime.tasks import Tasks
+from asyncrpc.tools.inspection.machine.slices import Slices, let_go
+from asyncrpc.tools.inspection.records import NoAnswer
+from asyncrpc.tools.inspection.standing import Round
 
 LET_GO_MAX: Final = 50  # parts of a look, each with some dozens of values
 

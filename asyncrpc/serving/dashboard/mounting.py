@@ -7,14 +7,11 @@ from typing import Final
 
 from aiohttp import web
 
-from asyncrpc.arguments import check_duration, check_kind, wrong
+from asyncrpc.core.arguments import check_duration, check_kind, wrong
+from asyncrpc.core.loop.loops import loop_for
+from asyncrpc.core.loop.tasks import Tasks
+from asyncrpc.core.worker import Worker
 from asyncrpc.errors import NotStartedError, UsageError
-from asyncrpc.inspection.observer import Observer
-from asyncrpc.inspection.questions import ObserverQuestions
-from asyncrpc.inspection.standing import GroupQuestions, InnerQuestions
-from asyncrpc.runtime.loops import loop_for
-from asyncrpc.runtime.tasks import Tasks
-from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.dashboard.application import DashboardApplication
 from asyncrpc.serving.dashboard.machine.sessions import Gate
 from asyncrpc.serving.dashboard.views import (
@@ -29,6 +26,9 @@ from asyncrpc.serving.dashboard.views import (
 )
 from asyncrpc.serving.dashboard.worker_view import WorkerView
 from asyncrpc.serving.tokens import check_token
+from asyncrpc.tools.inspection.observer import Observer
+from asyncrpc.tools.inspection.questions import ObserverQuestions
+from asyncrpc.tools.inspection.standing import GroupQuestions, InnerQuestions
 
 EVERY_S: Final = 2.0
 EVERY_MIN_S: Final = 0.1

@@ -6,33 +6,10 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from asyncrpc.clock import NS_PER_S
-from asyncrpc.inspection.collective_records import CollectiveHistory
-from asyncrpc.inspection.details import CallsSeen
-from asyncrpc.inspection.machine.slices import Slices
-from asyncrpc.inspection.messages import (
-    ListCalls,
-    ListReferences,
-    TakeSnapshot,
-    TellLastCollectives,
-    TellSummary,
-    TellTraining,
-)
-from asyncrpc.inspection.questions import ANSWER_S
-from asyncrpc.inspection.records import WorkerSnapshot
-from asyncrpc.inspection.reference_records import ReferencesSeen
-from asyncrpc.inspection.standing import (
-    NOT_YET,
-    GroupPoll,
-    GroupQuestions,
-    Question,
-    Round,
-    asking,
-)
-from asyncrpc.inspection.summaries import LinkSummary, WorkerSummary
-from asyncrpc.runtime.members import Member
-from asyncrpc.runtime.messages import Request
-from asyncrpc.runtime.tasks import Tasks
+from asyncrpc.core.loop.clock import NS_PER_S
+from asyncrpc.core.loop.tasks import Tasks
+from asyncrpc.core.members import Member
+from asyncrpc.core.services.messages import Request
 from asyncrpc.serving.dashboard.look import Seen, SharedLook
 from asyncrpc.serving.dashboard.machine import (
     calls,
@@ -46,6 +23,29 @@ from asyncrpc.serving.dashboard.machine.answers import listing_of
 from asyncrpc.serving.dashboard.machine.overview import GroupHistory
 from asyncrpc.serving.dashboard.machine.paging import Row, page_of
 from asyncrpc.serving.dashboard.machine.query import ViewQuery
+from asyncrpc.tools.inspection.collective_records import CollectiveHistory
+from asyncrpc.tools.inspection.details import CallsSeen
+from asyncrpc.tools.inspection.machine.slices import Slices
+from asyncrpc.tools.inspection.messages import (
+    ListCalls,
+    ListReferences,
+    TakeSnapshot,
+    TellLastCollectives,
+    TellSummary,
+    TellTraining,
+)
+from asyncrpc.tools.inspection.questions import ANSWER_S
+from asyncrpc.tools.inspection.records import WorkerSnapshot
+from asyncrpc.tools.inspection.reference_records import ReferencesSeen
+from asyncrpc.tools.inspection.standing import (
+    NOT_YET,
+    GroupPoll,
+    GroupQuestions,
+    Question,
+    Round,
+    asking,
+)
+from asyncrpc.tools.inspection.summaries import LinkSummary, WorkerSummary
 
 T = TypeVar("T")
 

@@ -7,23 +7,23 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
+from asyncrpc.core.members import Member
 from asyncrpc.errors import AsyncRpcError, UsageError
-from asyncrpc.inspection.machine.slices import Slices
-from asyncrpc.inspection.messages import (
-    TakeEvents,
-    TakeSnapshot,
-    TellDetails,
-    TellSummary,
-)
-from asyncrpc.inspection.questions import ANSWER_S
-from asyncrpc.inspection.records import NoAnswer, Trouble
-from asyncrpc.inspection.standing import Round
-from asyncrpc.runtime.members import Member
 from asyncrpc.serving.dashboard.look import NotFoundError, Seen, SharedLook
 from asyncrpc.serving.dashboard.machine import worker as machine
 from asyncrpc.serving.dashboard.machine.query import ViewQuery
 from asyncrpc.serving.dashboard.machine.worker import EVENTS_MAX, WorkerTold
 from asyncrpc.serving.dashboard.views import OverviewView, ViewContext
+from asyncrpc.tools.inspection.machine.slices import Slices
+from asyncrpc.tools.inspection.messages import (
+    TakeEvents,
+    TakeSnapshot,
+    TellDetails,
+    TellSummary,
+)
+from asyncrpc.tools.inspection.questions import ANSWER_S
+from asyncrpc.tools.inspection.records import NoAnswer, Trouble
+from asyncrpc.tools.inspection.standing import Round
 
 LOOKS_MAX: Final = 32  # workers that are looked at
 NAMES_SHOWN_MAX: Final = 20  # in an error

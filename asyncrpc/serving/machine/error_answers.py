@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from asyncrpc.arguments import is_seconds
+from asyncrpc.core.arguments import is_seconds
 from asyncrpc.errors import (
     AsyncRpcError,
     CallKindError,

@@ -21,7 +21,13 @@ from types import NoneType, TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from asyncrpc.api import Worker
-from asyncrpc.arguments import check_duration, check_kind, check_text
+from asyncrpc.core.arguments import check_duration, check_kind, check_text
+from asyncrpc.core.host.socket_directory import SocketDirectory
+from asyncrpc.core.loop.loops import loop_for
+from asyncrpc.core.members import UNKNOWN_INCARNATION, Member
+from asyncrpc.core.options import Options
+from asyncrpc.core.peers.peer import Peer
+from asyncrpc.core.rref.handle import RRef
 from asyncrpc.errors import (
     AsyncRpcError,
     AuthenticationError,
@@ -33,13 +39,6 @@ from asyncrpc.errors import (
     RendezvousTimeoutError,
     UsageError,
 )
-from asyncrpc.inspection.run_note import RunNoteFile
-from asyncrpc.rref.handle import RRef
-from asyncrpc.runtime.loops import loop_for
-from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
-from asyncrpc.runtime.options import Options
-from asyncrpc.runtime.peers.peer import Peer
-from asyncrpc.runtime.socket_directory import SocketDirectory
 from asyncrpc.serving.model_host.hosted import ENDING, LOADING, READY, attach
 from asyncrpc.serving.model_host.machine.attachment import (
     Attachment,
@@ -55,6 +54,7 @@ from asyncrpc.serving.model_host.order import (
 from asyncrpc.serving.model_host.process import options_with
 from asyncrpc.serving.model_host.slot import ModelSlot, Sighting
 from asyncrpc.serving.model_host.starting import start_unless_held
+from asyncrpc.tools.inspection.run_note import RunNoteFile
 
 logger = logging.getLogger("asyncrpc")
 

@@ -11,10 +11,10 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, Final
 
-from asyncrpc.arguments import wrong
+from asyncrpc.core.arguments import wrong
+from asyncrpc.core.options import Options
+from asyncrpc.core.serde.naming import ABSENT, find_name, walk
 from asyncrpc.errors import EncodeError, UsageError
-from asyncrpc.runtime.options import Options
-from asyncrpc.serde.naming import ABSENT, find_name, walk
 
 _MAIN: Final = "__main__"
 # Keys of multiprocessing's own record of a main module.

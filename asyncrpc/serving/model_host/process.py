@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from asyncrpc.api import Worker
-from asyncrpc.clock import NS_PER_S, wall_ns
-from asyncrpc.inspection.run_note import RunNoteFile
-from asyncrpc.runtime.host import HOST_ID
-from asyncrpc.runtime.loops import run
-from asyncrpc.runtime.membership.rendezvous import LocalRendezvous
-from asyncrpc.runtime.options import Options
-from asyncrpc.runtime.socket_directory import SocketDirectory
+from asyncrpc.core.host.socket_directory import SocketDirectory
+from asyncrpc.core.host.this_host import HOST_ID
+from asyncrpc.core.loop.clock import NS_PER_S, wall_ns
+from asyncrpc.core.loop.loops import run
+from asyncrpc.core.membership.rendezvous import LocalRendezvous
+from asyncrpc.core.options import Options
 from asyncrpc.serving.model_host.hosted import HostedModel
 from asyncrpc.serving.model_host.machine.occupancy import OccupancyState
 from asyncrpc.serving.model_host.order import HostOrder
 from asyncrpc.serving.model_host.slot import SlotNote
+from asyncrpc.tools.inspection.run_note import RunNoteFile
 
 FRESH_S: Final = 3600.0  # cleaners of temporary directories wait for days
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)

@@ -35,11 +35,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from asyncrpc.core.host.run_places import make_place, places, read_own, write_own
+from asyncrpc.core.host.secret_file import read_secret
+from asyncrpc.core.host.this_host import HOST_ID
 from asyncrpc.errors import UsageError
-from asyncrpc.inspection.run_note import NOTES, has_ended, notes_in
-from asyncrpc.runtime.host import HOST_ID
-from asyncrpc.runtime.run_places import make_place, places, read_own, write_own
-from asyncrpc.runtime.secret_file import read_secret
+from asyncrpc.tools.inspection.run_note import NOTES, has_ended, notes_in
 
 FOLDER: Final = "models"  # of all slots, in the directory of the user's runs
 _STEM_MAX: Final = 16  # for people, in a listing
@@ -58,7 +58,7 @@ class SlotNote:
         generation: identifies the process; drawn anew for each.
         pid: of the process, for people.
         folder: where it was started.
-        host_id: of the host and its namespaces; see `asyncrpc.runtime.host`.
+        host_id: of the host and its namespaces; see `asyncrpc.core.host.this_host`.
         began_s: when it began, in seconds since 1970.
         is_ending: whether it accepts no more web workers.
     """

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import NoneType, TracebackType
 from typing import Any, Self
 
-from asyncrpc.arguments import (
+from asyncrpc.core.arguments import (
     check_above,
     check_callable,
     check_flag,
@@ -23,9 +23,9 @@ from asyncrpc.arguments import (
     is_seconds,
     shown,
 )
+from asyncrpc.core.calls.context import current_call_var
+from asyncrpc.core.worker import Worker, current_worker
 from asyncrpc.errors import NotStartedError, UsageError
-from asyncrpc.runtime.calls.context import current_call_var
-from asyncrpc.runtime.worker import Worker, current_worker
 from asyncrpc.serving.replicas.messages import ReplicaStatement
 from asyncrpc.serving.replicas.service import ReplicaService, service_of
 from asyncrpc.serving.weights.served_model import ServedModel

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from types import NoneType, TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
-from asyncrpc.arguments import check_count, check_kind, check_text, check_timeout
+from asyncrpc.core.arguments import check_count, check_kind, check_text, check_timeout
+from asyncrpc.core.calls.context import effective_deadline
+from asyncrpc.core.calls.repeating import is_idempotent
+from asyncrpc.core.options import PLAIN, UNSET, CallOptions
+from asyncrpc.core.worker import Worker, current_worker
 from asyncrpc.errors import NotStartedError, UsageError
-from asyncrpc.runtime.calls.context import effective_deadline
-from asyncrpc.runtime.calls.repeating import is_idempotent
-from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions
-from asyncrpc.runtime.worker import Worker, current_worker
 from asyncrpc.serving.replicas.call import (
     CallCounts,
     ReplicaAnswer,

@@ -13,7 +13,15 @@ from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import Final
 
-from asyncrpc.clock import Deadline
+from asyncrpc.core.calls.machine.calls import LinkState
+from asyncrpc.core.ids import WorkerId
+from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.membership.changes import MemberChange, MemberChanges
+from asyncrpc.core.membership.machine.records import (
+    ChangeKind,
+)
+from asyncrpc.core.services.ports import ask
+from asyncrpc.core.worker import Worker
 from asyncrpc.errors import (
     NAMES_SHOWN,
     AsyncRpcError,
@@ -25,14 +33,6 @@ from asyncrpc.errors import (
     UnknownWorkerError,
     WorkerLostError,
 )
-from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.calls.machine.calls import LinkState
-from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
-from asyncrpc.runtime.membership.machine.records import (
-    ChangeKind,
-)
-from asyncrpc.runtime.ports import ask
-from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.replicas.machine.attempts import HEALTH, AttemptFailure, Health
 from asyncrpc.serving.replicas.machine.routing import ReplicaRecord, Routing
 from asyncrpc.serving.replicas.machine.states import ReplicaEvent, ReplicaState

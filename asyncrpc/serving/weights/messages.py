@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 
 import torch
 
-from asyncrpc.runtime.messages import MEMBERS, Request, message
-from asyncrpc.runtime.schema import Count
+from asyncrpc.core.services.messages import MEMBERS, Request, message
+from asyncrpc.core.services.schema import Count
 
 SERVICE: Final = "weights"
 

@@ -18,8 +18,17 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import nn
 
-from asyncrpc.arguments import check_count, check_kind, check_text, is_seconds, wrong
-from asyncrpc.clock import Deadline
+from asyncrpc.core.arguments import (
+    check_count,
+    check_kind,
+    check_text,
+    is_seconds,
+    wrong,
+)
+from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.services.messages import Request
+from asyncrpc.core.services.ports import ask
+from asyncrpc.core.worker import Worker, current_worker
 from asyncrpc.errors import (
     AsyncRpcError,
     PublishError,
@@ -29,9 +38,6 @@ from asyncrpc.errors import (
     UsageError,
     WorkerLostError,
 )
-from asyncrpc.runtime.messages import Request
-from asyncrpc.runtime.ports import ask
-from asyncrpc.runtime.worker import Worker, current_worker
 from asyncrpc.serving.weights.messages import (
     AbandonTransfer,
     AskVersions,

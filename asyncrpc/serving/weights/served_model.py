@@ -18,9 +18,9 @@ from typing import Final, Generic, TypeVar
 import torch
 from torch import nn
 
-from asyncrpc.arguments import check_count, check_kind
+from asyncrpc.core.arguments import check_count, check_kind
+from asyncrpc.core.calls.context import current_call_var
 from asyncrpc.errors import RejectedError, UsageError
-from asyncrpc.runtime.calls.context import current_call_var
 from asyncrpc.serving.weights.machine.versions import TransferId, VersionHistory
 from asyncrpc.serving.weights.messages import TensorHead, VersionReport
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.cli.manifest.kubernetes.kinds import KINDS
-from asyncrpc.cli.manifest.kubernetes.workload import Workload
+from asyncrpc.clusters.manifest.kubernetes.kinds import KINDS
+from asyncrpc.clusters.manifest.kubernetes.workload import Workload
 from tests.clusters.kubernetes.cluster import SimulatedCluster
 from tests.clusters.kubernetes.controllers import NAMESPACE, PodPlan, plans
 

@@ -22,7 +22,7 @@ BACKEND = """
 import os
 import torch
 import torch.distributed as dist
-import asyncrpc.collectives.torch_backend
+import asyncrpc.torch_backend
 
 dist.init_process_group("asyncrpc", init_method="asyncrpc://")
 total = torch.tensor([float(dist.get_rank() + 1)])

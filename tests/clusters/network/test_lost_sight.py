@@ -20,7 +20,7 @@ serve(*sys.argv[1:])
 """
 LOOK = """
 import sys
-from asyncrpc.cli.main import main
+from asyncrpc.tools.cli.main import main
 print("exit", main(sys.argv[1:]))
 """
 MEET = "tcp://10.1.0.1:29500"

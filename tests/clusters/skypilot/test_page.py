@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from asyncrpc.environment import resolve
+from asyncrpc.core.environment import resolve
 from tests.clusters.network.hosts import ROOT, Network, Program, network, why_not
 
 PAGE: Final = (ROOT / "docs/how-to/run-on-skypilot.md").read_text("utf-8")

@@ -21,7 +21,7 @@ from asyncrpc.compat import rpc
 from asyncrpc.compat.rpc import api
 from asyncrpc.compat.rpc.agent import Agent
 from asyncrpc.compat.rpc.options import TensorPipeRpcBackendOptions
-from asyncrpc.runtime.hosting import LoopThread
+from asyncrpc.core.hosting import LoopThread
 from asyncrpc.testing import Cluster
 from tests.ports import free_port
 

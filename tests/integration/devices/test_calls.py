@@ -11,12 +11,12 @@ import torch
 
 import asyncrpc
 from asyncrpc import DeviceOptions, Options, Outcome, RemoteError, Worker
+from asyncrpc.core.serde.tensors import DTYPES
 from asyncrpc.errors import DecodeError, EncodeError
-from asyncrpc.serde.tensors import DTYPES
 from asyncrpc.testing import Cluster, acting_as, fake_device
+from tests.integration.core.groups import until
 from tests.integration.devices import remote
 from tests.integration.devices.accelerators import IS_FAKE, TYPE, Hands, options, set_up
-from tests.integration.runtime.groups import until
 
 Pair = tuple[Worker, Worker]
 

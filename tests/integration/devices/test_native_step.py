@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from asyncrpc import DeviceOptions, Group, Options, UsageError, Worker
+from asyncrpc import DeviceOptions, Group, Options, UsageError, Worker, xla
 from asyncrpc.ddp import DistributedDataParallel
-from asyncrpc.devices import xla
 from asyncrpc.errors import CollectiveError
 from asyncrpc.testing import Cluster
 from tests.integration.devices.accelerators import IS_FAKE, TYPE, Hands

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from asyncrpc import Group, Worker
-from asyncrpc.devices import xla
+from asyncrpc import Group, Worker, xla
 from asyncrpc.testing import acting_as
 from tests.integration.devices.accelerators import TYPE, Hands
 

@@ -15,13 +15,13 @@ import torch
 
 import asyncrpc
 from asyncrpc import Options, Worker, WorkerLostError
+from asyncrpc.core.payloads import loans, regions
+from asyncrpc.core.payloads.messages import OpenRegion
+from asyncrpc.core.serde.shared import can_share
 from asyncrpc.errors import EncodeError
-from asyncrpc.runtime.payloads import loans, regions
-from asyncrpc.runtime.payloads.messages import OpenRegion
-from asyncrpc.serde.shared import can_share
 from asyncrpc.testing import Cluster, ProcessCluster, fake_device
+from tests.integration.core.groups import until
 from tests.integration.devices.accelerators import IS_FAKE, TYPE, set_up
-from tests.integration.runtime.groups import until
 
 HOME = f"{TYPE}:0"
 KEPT: list[Any] = []

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from asyncrpc import Worker
-from asyncrpc.runtime import hosting
-from asyncrpc.runtime.devices import backends
-from asyncrpc.runtime.devices.streams import carried_mark
-from asyncrpc.runtime.peers import group, peer
+from asyncrpc.core import hosting
+from asyncrpc.core.devices import backends
+from asyncrpc.core.devices.streams import carried_mark
+from asyncrpc.core.peers import group, peer
 from asyncrpc.testing import Cluster
 from tests.integration.devices import accelerators, remote
 from tests.integration.devices.accelerators import IS_FAKE, TYPE

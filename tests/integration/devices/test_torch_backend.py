@@ -16,9 +16,12 @@ from typing import Any, Literal
 import pytest
 
 from asyncrpc import DeviceOptions, Options
-from tests.integration.collectives.torch_backend.processes import Outcome, run_ranks
 from tests.integration.devices import torch_ranks, torch_training
 from tests.integration.devices.accelerators import IS_FAKE, TYPE
+from tests.integration.parallel.collectives.torch_backend.processes import (
+    Outcome,
+    run_ranks,
+)
 
 # As each device needs it, and where all of them are exclusive.
 OPTIONS = [None, Options(devices=DeviceOptions(exclusive=True))] if IS_FAKE else [None]

@@ -22,7 +22,7 @@ from asyncrpc import (
     autograd,
 )
 from asyncrpc.collectives import rendezvous
-from asyncrpc.runtime.options import CallOptions
+from asyncrpc.core.options import CallOptions
 from tests.integration.misuse.traffic import make_parameter, scale
 from tests.integration.misuse.uses_values import (
     CALLABLES,

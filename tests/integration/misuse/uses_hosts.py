@@ -21,12 +21,13 @@ from asyncrpc import (
     devices,
     observability,
     serving,
+    xla,
 )
-from asyncrpc.devices import DeviceName, xla
-from asyncrpc.runtime.membership.changes import MemberChange
-from asyncrpc.runtime.membership.machine.records import (
+from asyncrpc.core.membership.changes import MemberChange
+from asyncrpc.core.membership.machine.records import (
     ChangeKind,
 )
+from asyncrpc.devices import DeviceName
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.misuse import (
     uses_batching,

@@ -8,8 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from asyncrpc import UsageError
-from asyncrpc.devices import xla
+from asyncrpc import UsageError, xla
 from asyncrpc.errors import ProcessFailedError
 from asyncrpc.multiprocessing import Processes, Queue, launch, spawn
 from tests.integration.misuse.beside import SEQUENCES, in_thread

@@ -21,8 +21,8 @@ from asyncrpc import (
     deadline,
     serving,
 )
+from asyncrpc.core.calls.context import deadline_var
 from asyncrpc.errors import NotStartedError
-from asyncrpc.runtime.calls.context import deadline_var
 from asyncrpc.serving import Batcher
 from asyncrpc.testing.loop import SimLoop
 from tests.integration.serving import remote

@@ -21,9 +21,9 @@ from asyncrpc.nn import Pipeline, RemoteModule
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.serving.dashboard.streams import STREAMS_OF_ONE_MAX
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
-from tests.integration.inspection import hanging
 from tests.integration.serving.conftest import serve
 from tests.integration.serving.looking_in import Browser, Events, Held, token_of, wait
+from tests.integration.tools.inspection import hanging
 
 SECRET: Final = "a secret of this test"
 TOKEN: Final = "a-token-of-this-test"

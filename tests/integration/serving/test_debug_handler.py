@@ -18,8 +18,8 @@ from torch.distributed.debug import start_debug_server, stop_debug_server
 from asyncrpc import LocalRendezvous, Options, UsageError, Worker, serving
 from asyncrpc.errors import NotStartedError
 from asyncrpc.testing import ProcessCluster
-from tests.integration.inspection import hanging
-from tests.integration.inspection.ranks import take_part
+from tests.integration.tools.inspection import hanging
+from tests.integration.tools.inspection.ranks import take_part
 from tests.ports import free_port
 
 SECRET: Final = "a secret of this test"

@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from asyncrpc import Worker, serving
+from asyncrpc.core.logs import LINES_AT_ONCE
 from asyncrpc.errors import UsageError
-from asyncrpc.logs import LINES_AT_ONCE
 from asyncrpc.serving import listening
 from tests.integration.serving import remote
 from tests.integration.serving.conftest import Group, Serving

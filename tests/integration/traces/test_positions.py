@@ -14,7 +14,7 @@ from opentelemetry.trace import (
 )
 
 from asyncrpc import Worker
-from asyncrpc.runtime.extensions import TRACE
+from asyncrpc.core.services.extensions import TRACE
 from tests.integration.traces import remote
 from tests.integration.traces.collected import Spans, context_of
 from tests.integration.traces.conftest import Trio

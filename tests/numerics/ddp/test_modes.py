@@ -9,7 +9,7 @@ import pytest
 
 from asyncrpc import Group, Worker
 from asyncrpc.multiprocessing import launch
-from tests.integration.ddp.ranks import groups_of
+from tests.integration.parallel.ddp.ranks import groups_of
 from tests.numerics.ddp.modes_of_ranks import ALONE, CHECKS, SIZE, Check
 
 CASES = {

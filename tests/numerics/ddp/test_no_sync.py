@@ -22,7 +22,13 @@ from asyncrpc import Group, UsageError
 from asyncrpc.ddp import DistributedDataParallel
 from asyncrpc.errors import CollectiveError
 from asyncrpc.multiprocessing import launch
-from tests.integration.ddp.ranks import Grads, grads_of, groups_of, outcomes, same
+from tests.integration.parallel.ddp.ranks import (
+    Grads,
+    grads_of,
+    groups_of,
+    outcomes,
+    same,
+)
 from tests.numerics.ddp.beside import both
 
 

@@ -23,7 +23,7 @@ from asyncrpc.ddp import (
     fp16_compress_wrapper,
     powerSGD_hook,
 )
-from asyncrpc.ddp.hooks.states import bound
+from asyncrpc.parallel.ddp.hooks.states import bound
 from asyncrpc.testing import Cluster
 
 Hook = Callable[[PowerSGDState, GradBucket], Awaitable[torch.Tensor]]

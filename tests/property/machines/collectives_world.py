@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
-from asyncrpc.collectives.machine.operations import (
+from asyncrpc.parallel.collectives.machine.operations import (
     CollectiveFailure,
     Descriptor,
     MessageKey,

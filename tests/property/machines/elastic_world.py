@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
-from asyncrpc.collectives.machine.views import View
-from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.core.ids import Incarnation, WorkerId
+from asyncrpc.parallel.collectives.machine.views import View
 
 Action: TypeAlias = tuple[str, int, int]
 LETTERS: Final = "abcdefgh"

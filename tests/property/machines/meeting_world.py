@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Final, TypeVar
 
-from asyncrpc.ids import Incarnation
-from asyncrpc.runtime.members import Member
+from asyncrpc.core.ids import Incarnation
+from asyncrpc.core.members import Member
 
 T = TypeVar("T")
 ALL: Final = "all"

@@ -6,8 +6,8 @@ import enum
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrpc.collectives.machine import matching, operations
 from asyncrpc.errors import MalformedError
+from asyncrpc.parallel.collectives.machine import matching, operations
 from tests.property.machines.collectives_world import visit
 from tests.property.machines.spec import Guard, Machine, Part
 
@@ -188,7 +188,7 @@ what has failed begins once:
 what is over is not begun:
     OVER -BEGIN-x
 """,
-    tests=("tests/unit/collectives/machine/test_operations.py",),
+    tests=("tests/unit/parallel/collectives/machine/test_operations.py",),
     guards=(
         Guard(
             "a-failure-is-forgotten",

@@ -6,9 +6,14 @@ import enum
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrpc.collectives.machine import reconfiguration, views
-from asyncrpc.collectives.machine.views import Accusation, Applicant, Proposal, View
-from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.core.ids import Incarnation, WorkerId
+from asyncrpc.parallel.collectives.machine import reconfiguration, views
+from asyncrpc.parallel.collectives.machine.views import (
+    Accusation,
+    Applicant,
+    Proposal,
+    View,
+)
 from tests.property.machines.elastic_world import Scene, play, visit
 from tests.property.machines.spec import Guard, Machine, Part
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrpc.runtime.calls.machine import calls
-from asyncrpc.runtime.links.machine import dialing, pool, reconnect
-from asyncrpc.wire import resume
+from asyncrpc.core.calls.machine import calls
+from asyncrpc.core.links.machine import dialing, pool, reconnect
+from asyncrpc.core.wire import resume
 from tests.property.machines.spec import Guard, Machine
 from tests.property.machines.walk import led, paths_to_all
 
-_UNIT: Final = "tests/unit/runtime/links/machine"
+_UNIT: Final = "tests/unit/core/links/machine"
 
 # --- which connection ----------------------------------------------------------------
 
@@ -470,7 +470,7 @@ what ends is not replaced:
 """,
     refusal="",
     checks=(_it_is_broken_while_it_waits_for_a_transport,),
-    tests=("tests/unit/wire/test_resume.py",),
+    tests=("tests/unit/core/wire/test_resume.py",),
     guards=(
         Guard(
             "what-closes-is-not-broken",

@@ -6,9 +6,9 @@ import itertools
 from types import ModuleType
 from typing import Final
 
-from asyncrpc.ids import Incarnation
-from asyncrpc.runtime.members import Member
-from asyncrpc.runtime.membership.machine import arriving, keeping
+from asyncrpc.core.ids import Incarnation
+from asyncrpc.core.members import Member
+from asyncrpc.core.membership.machine import arriving, keeping
 from tests.property.machines.spec import Guard, Machine
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from asyncrpc.wire import outgoing
+from asyncrpc.core.wire import outgoing
 from tests.property.machines.spec import Guard, Machine
 
 OUTGOING: Final = Machine(
@@ -50,7 +50,7 @@ its bytes come, and lanes are there:
 its bytes do not come:
     BLOCKED -DROP-> DROPPED
 """,
-    tests=("tests/unit/wire/test_outgoing.py",),
+    tests=("tests/unit/core/wire/test_outgoing.py",),
     guards=(
         Guard(
             "what-is-dropped-is-not-taken-back",

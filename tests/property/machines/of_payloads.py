@@ -6,7 +6,7 @@ import enum
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrpc.runtime.payloads.machine import lanes, regions
+from asyncrpc.core.payloads.machine import lanes, regions
 from tests.property.machines.regions_world import KEY, Bounds, visit
 from tests.property.machines.spec import Guard, Machine, table_of
 
@@ -63,7 +63,7 @@ the link ends without lanes:
     OFF -CLOSE-> CLOSED
 """,
     refusal="",
-    tests=("tests/unit/runtime/payloads/machine/test_lanes.py",),
+    tests=("tests/unit/core/payloads/machine/test_lanes.py",),
     guards=(
         Guard(
             "a-turn-is-never-quiet",
@@ -166,7 +166,7 @@ nobody is told who counts on nothing:
     UNSHARED -TELL-x
 """,
     checks=(_nobody_refers_to_what_is_not_there,),
-    tests=("tests/unit/runtime/payloads/machine/test_regions.py",),
+    tests=("tests/unit/core/payloads/machine/test_regions.py",),
     guards=(
         Guard(
             "an-answer-from-before-a-gone-counts",

@@ -6,7 +6,7 @@ import itertools
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrpc.preemption.machine import preempting
+from asyncrpc.clusters.preemption.machine import preempting
 from tests.property.machines.spec import Guard, Machine
 from tests.property.machines.walk import led, paths_to_all
 

@@ -6,8 +6,8 @@ import enum
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrpc.ids import Incarnation, RRefId
-from asyncrpc.rref.machine import user
+from asyncrpc.core.ids import Incarnation, RRefId
+from asyncrpc.core.rref.machine import user
 from tests.property.machines.spec import Machine
 
 _OWNER: Final = Incarnation(2)

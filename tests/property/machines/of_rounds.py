@@ -6,8 +6,8 @@ import enum
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrpc.runtime.rounds.machine import series
-from asyncrpc.runtime.rounds.machine.messages import Key, Purpose
+from asyncrpc.core.rounds.machine import series
+from asyncrpc.core.rounds.machine.messages import Key, Purpose
 from tests.property.machines.spec import Guard, Machine
 
 _KEY: Final = Key(next(iter(Purpose)), "", None)
@@ -29,7 +29,7 @@ class _OneSeries:
     """A series of two members, which is led by hand.
 
     What brings the events about, and what follows from them, is tested with the
-    protocol: tests/unit/runtime/rounds/machine.
+    protocol: tests/unit/core/rounds/machine.
     """
 
     def __init__(self, build: ModuleType) -> None:
@@ -81,7 +81,7 @@ who is away takes no part:
 who waits comes to no other round:
     GATHERING -JOIN-x -LEAVE-x -REPORT-> REPORTED -JOIN-x -LEAVE-x -REPORT-x
 """,
-    tests=("tests/unit/runtime/rounds/machine/test_series.py",),
+    tests=("tests/unit/core/rounds/machine/test_series.py",),
     guards=(
         Guard(
             "who-has-reported-does-not-wait",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrpc.nn import schedules
+from asyncrpc.parallel.pipeline import schedules
 from tests.property.machines.spec import Guard, Machine
 
 
@@ -58,7 +58,7 @@ it waits for the next stage:
 it ends once:
     DONE -END-x -INPUT-x
 """,
-    tests=("tests/unit/nn/test_schedules.py",),
+    tests=("tests/unit/core/nn/test_schedules.py",),
     guards=(
         Guard(
             "an-action-runs-before-it-is-due",

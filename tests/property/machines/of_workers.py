@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Final
 
+from asyncrpc.core import lifecycle
 from asyncrpc.errors import NotStartedError
-from asyncrpc.runtime import lifecycle
 from tests.property.machines.spec import Guard, Machine
 from tests.property.machines.walk import led, paths_to_all
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrpc.runtime.membership.machine import arriving, keeping
+from asyncrpc.core.membership.machine import arriving, keeping
 from tests.property.machines.meeting_world import Rules, begun, explore
 from tests.property.machines.spec import Guard, build_of
 

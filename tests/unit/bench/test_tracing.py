@@ -87,7 +87,7 @@ def test_a_mark_costs_something_and_leaves_none_behind() -> None:
 
 
 def test_a_probe_of_a_method_that_has_gone_says_so() -> None:
-    gone = Probe("asyncrpc.runtime.links.link", "Link", "gone", Place.READ, None)
+    gone = Probe("asyncrpc.core.links.link", "Link", "gone", Place.READ, None)
     assert not tracing.attach(gone)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from asyncrpc.compat.rpc.completion import TICK_S, Completions
+from asyncrpc.core.loop.threads import ThreadPool
 from asyncrpc.errors import ClosedError, RejectedError
-from asyncrpc.runtime.threads import ThreadPool
 
 Done = Callable[[Any, BaseException | None], None]
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from asyncrpc.compat.rpc import errors
+from asyncrpc.core.serde import describe_exception, rebuild_exception
 from asyncrpc.errors import (
     DeadlineExceededError,
     DecodeError,
@@ -16,8 +17,7 @@ from asyncrpc.errors import (
     Outcome,
     WorkerLostError,
 )
-from asyncrpc.serde import describe_exception, rebuild_exception
-from tests.unit.serde.loopback import TRUSTED, round_trip
+from tests.unit.core.serde.loopback import TRUSTED, round_trip
 
 
 class TwoArguments(Exception):  # noqa: N818

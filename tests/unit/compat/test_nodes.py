@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from asyncrpc.autograd.functions import CrossingId, Received, Recv
-from asyncrpc.autograd.state import Sent
 from asyncrpc.compat.nodes import (
     RECEIVED,
     SENT,
@@ -18,8 +16,10 @@ from asyncrpc.compat.nodes import (
     SendRpcBackward,
     join,
 )
-from asyncrpc.ids import Incarnation, MessageId, WorkerId
-from asyncrpc.serde import Codec, FunctionTable, Policy
+from asyncrpc.core.autograd.functions import CrossingId, Received, Recv
+from asyncrpc.core.autograd.state import Sent
+from asyncrpc.core.ids import Incarnation, MessageId, WorkerId
+from asyncrpc.core.serde import Codec, FunctionTable, Policy
 
 PEER = WorkerId("a", Incarnation(1))
 MESSAGE = MessageId(PEER.incarnation, 1)

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from asyncrpc import Options, UsageError, Worker
-from asyncrpc.optim.turns import TurnQueue
-from asyncrpc.rref.values import Value
-from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.calls.streams import StreamProducer
-from asyncrpc.runtime.rounds.service import BARRIER
+from asyncrpc.core.calls.futures import CallFuture
+from asyncrpc.core.calls.streams import StreamProducer
+from asyncrpc.core.optim.turns import TurnQueue
+from asyncrpc.core.rounds.service import BARRIER
+from asyncrpc.core.rref.values import Value
 from asyncrpc.testing import Cluster, StillPendingError, acting_as, all_end
 
 AT_ONCE = Options(drain_timeout_s=0.0)
@@ -71,7 +71,8 @@ class TestWhatIsStuck:
                 await asyncio.sleep(0)
         (wait,) = caught.value.waits
         assert re.search(
-            r"task 'stepping' in TurnQueue\.take \(asyncrpc/optim/turns\.py:\d+\) < "
+            r"task 'stepping' in TurnQueue\.take \(asyncrpc/core/optim/turns\.py"
+            r":\d+\) < "
             r"wait_for_turn .*: nothing that asyncrpc knows of will end it",
             wait,
         )

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import pytest
 
+from asyncrpc.core.transport.address import Address
 from asyncrpc.errors import ConnectError, ConnectionLostError, TransportError
 from asyncrpc.testing.conformance import Acceptor, Pair, Recorder
 from asyncrpc.testing.loop import SimLoop
@@ -17,7 +18,6 @@ from asyncrpc.testing.network import (
     DETECT_S,
     Network,
 )
-from asyncrpc.transport.address import Address
 
 T = TypeVar("T")
 PS = Address("mem", "ps")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from asyncrpc.core.wire.frames import Flags, FrameKind, data_prefix, prefix
+from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import UsageError
 from asyncrpc.testing.proxy import Proxy, Way
 from asyncrpc.testing.scanner import HANDSHAKE_BYTES, Conversation
-from asyncrpc.wire.frames import Flags, FrameKind, data_prefix, prefix
-from asyncrpc.wire.messages import Hello
 
 LIMIT_S = 60.0
 SHAKE = bytes(HANDSHAKE_BYTES)

@@ -31,7 +31,7 @@ from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc import api
 from asyncrpc.compat.rpc.options import WorkerInfo
 from asyncrpc.compat.rpc.rref import RRef
-from asyncrpc.rref.handle import RRef as Handle
+from asyncrpc.core.rref.handle import RRef as Handle
 
 __all__ = ["RemoteModule"]
 

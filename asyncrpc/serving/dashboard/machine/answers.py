@@ -12,10 +12,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from asyncrpc.inspection.machine.slices import Slices
-from asyncrpc.inspection.records import NoAnswer
 from asyncrpc.serving.dashboard.machine.paging import RowsPage
 from asyncrpc.serving.dashboard.machine.query import ViewQuery
+from asyncrpc.tools.inspection.machine.slices import Slices
+from asyncrpc.tools.inspection.records import NoAnswer
 
 SILENT_MAX: Final = 50  # are listed; the overview has all
 PIECE_MAX: Final = 100  # numbers, texts, lists and objects that are written at once

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from asyncrpc.inspection.details import KEPT_BACK, CallSeen, CallsSeen
-from asyncrpc.inspection.machine.slices import Slices, let_go, parts_of
-from asyncrpc.inspection.records import CallKey
 from asyncrpc.serving.dashboard.machine.answers import known_age
 from asyncrpc.serving.dashboard.machine.paging import Row
+from asyncrpc.tools.inspection.details import KEPT_BACK, CallSeen, CallsSeen
+from asyncrpc.tools.inspection.machine.slices import Slices, let_go, parts_of
+from asyncrpc.tools.inspection.records import CallKey
 
 KEYS: Final = ("caller", "callee", "function", "call_id", "age_s", "state", "kind")
 ON_ITS_WAY: Final = "on its way"

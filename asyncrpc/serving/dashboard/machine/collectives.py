@@ -6,16 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from asyncrpc.inspection.collective_records import (
+from asyncrpc.serving.dashboard.machine.paging import Row
+from asyncrpc.tools.inspection.collective_records import (
     CLOSED,
     UNDER_WAY,
     CollectiveHistory,
     KnownGroup,
     NotedCollective,
 )
-from asyncrpc.inspection.machine.slices import Slices, let_go, parts_of, weighed_parts
-from asyncrpc.inspection.machine.wording import place_of
-from asyncrpc.serving.dashboard.machine.paging import Row
+from asyncrpc.tools.inspection.machine.slices import (
+    Slices,
+    let_go,
+    parts_of,
+    weighed_parts,
+)
+from asyncrpc.tools.inspection.machine.wording import place_of
 
 KEYS: Final = (
     *("group", "sequence", "kind", "state", "came", "missing", "age_s", "took_s"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from asyncrpc.inspection.machine.graph import (
+from asyncrpc.serving.dashboard.machine.answers import known_age
+from asyncrpc.tools.inspection.machine.graph import (
     AwaitGraph,
     Edge,
     Hang,
@@ -13,8 +14,8 @@ from asyncrpc.inspection.machine.graph import (
     graph_in_slices,
     hangs_in_slices,
 )
-from asyncrpc.inspection.machine.slices import Slices, let_go, weighed_parts
-from asyncrpc.inspection.machine.wording import (
+from asyncrpc.tools.inspection.machine.slices import Slices, let_go, weighed_parts
+from asyncrpc.tools.inspection.machine.wording import (
     hop,
     named,
     place_of,
@@ -22,8 +23,7 @@ from asyncrpc.inspection.machine.wording import (
     unnamed_troubles,
     words_of,
 )
-from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
-from asyncrpc.serving.dashboard.machine.answers import known_age
+from asyncrpc.tools.inspection.records import NoAnswer, WorkerSnapshot
 
 SENTENCES_MAX: Final = 20
 NODES_MAX: Final = 200

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices
-from asyncrpc.inspection.records import NoAnswer, Trouble
-from asyncrpc.inspection.summaries import LinkSummary, WorkerSummary
 from asyncrpc.serving.dashboard.machine.answers import known, known_age, known_bytes
 from asyncrpc.serving.dashboard.machine.paging import Row
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX, Slices
+from asyncrpc.tools.inspection.records import NoAnswer, Trouble
+from asyncrpc.tools.inspection.summaries import LinkSummary, WorkerSummary
 
 HISTORY_S: Final = 600.0
 MOMENTS_MAX: Final = 600

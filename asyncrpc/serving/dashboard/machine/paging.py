@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
-from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices, parts_of
 from asyncrpc.serving.dashboard.machine.query import ViewQuery
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX, Slices, parts_of
 
 Row: TypeAlias = Mapping[str, Any]
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from asyncrpc.inspection.machine.slices import Slices, let_go, parts_of, weighed_parts
-from asyncrpc.inspection.reference_records import ReferenceSeen, ReferencesSeen
 from asyncrpc.serving.dashboard.machine.answers import known_age
 from asyncrpc.serving.dashboard.machine.paging import Row
+from asyncrpc.tools.inspection.machine.slices import (
+    Slices,
+    let_go,
+    parts_of,
+    weighed_parts,
+)
+from asyncrpc.tools.inspection.reference_records import ReferenceSeen, ReferencesSeen
 
 KEYS: Final = (
     *("owner", "reference", "type", "state", "age_s", "holders", "creator"),

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from asyncrpc.inspection.details import StageStepSeen, TrainingSeen, context_name
-from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices, weighed_parts
 from asyncrpc.serving.dashboard.machine.answers import known, known_age
 from asyncrpc.serving.dashboard.machine.paging import Row
+from asyncrpc.tools.inspection.details import StageStepSeen, TrainingSeen, context_name
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX, Slices, weighed_parts
 
 KEYS: Final = (
     *("worker", "passes_per_s", "steps_per_s", "collectives_per_s"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrpc.cli.main import main
+from asyncrpc.tools.cli.main import main
 from tests.integration.serving.model_host import models
 from tests.integration.serving.model_host.web import WebWorker
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from asyncrpc.core.options import Options
 from asyncrpc.errors import NotStartedError, UsageError
-from asyncrpc.runtime.options import Options
 from asyncrpc.serving import ModelHost, ModelHostStatus
 from asyncrpc.serving.model_host.order import (
     HostOrder,

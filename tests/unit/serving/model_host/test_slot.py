@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.errors import UsageError
-from asyncrpc.inspection.run_note import note_of
-from asyncrpc.runtime.identity import WorkerIdentity
 from asyncrpc.serving.model_host.slot import (
     ModelSlot,
     Sighting,
     SlotNote,
     read_slot_note,
 )
+from asyncrpc.tools.inspection.run_note import note_of
 
 NOTE = SlotNote(
     "g1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from asyncrpc.inspection.records import (
+from asyncrpc.tools.inspection.records import (
     NO_ACTOR,
     Actor,
     ActorKind,

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrpc.inspection.records import NoAnswer, Trouble
 from asyncrpc.serving.dashboard.machine.answers import (
     PIECE_MAX,
     SILENT_MAX,
@@ -25,6 +24,7 @@ from asyncrpc.serving.dashboard.machine.answers import (
 )
 from asyncrpc.serving.dashboard.machine.paging import RowsPage
 from asyncrpc.serving.dashboard.machine.query import ViewQuery
+from asyncrpc.tools.inspection.records import NoAnswer, Trouble
 from tests.unit.serving.dashboard.machine.told import (
     NO_NUMBERS,
     ODD_NAMES,

@@ -7,15 +7,6 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.inspection.details import (
-    KEPT_BACK,
-    RUNS,
-    SENT,
-    WAITS_FOR_THREAD,
-    WAITS_FOR_VALUE,
-    CallsSeen,
-)
-from asyncrpc.inspection.machine.slices import SLICE_MAX
 from asyncrpc.serving.dashboard.machine.calls import (
     CALLEE_SILENT,
     CALLER_SILENT,
@@ -25,6 +16,15 @@ from asyncrpc.serving.dashboard.machine.calls import (
     rows_of,
 )
 from asyncrpc.serving.dashboard.machine.paging import Row
+from asyncrpc.tools.inspection.details import (
+    KEPT_BACK,
+    RUNS,
+    SENT,
+    WAITS_FOR_THREAD,
+    WAITS_FOR_VALUE,
+    CallsSeen,
+)
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX
 from tests.unit.serving.dashboard.machine.told import (
     HUGE,
     NO_NUMBERS,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.inspection.collective_records import CLOSED, CollectiveHistory
-from asyncrpc.inspection.machine.slices import SLICE_MAX
-from asyncrpc.inspection.records import StackFrame
 from asyncrpc.serving.dashboard.machine.collectives import KEYS, RANKS_MAX, rows_of
 from asyncrpc.serving.dashboard.machine.paging import Row
+from asyncrpc.tools.inspection.collective_records import CLOSED, CollectiveHistory
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX
+from asyncrpc.tools.inspection.records import StackFrame
 from tests.unit.serving.dashboard.machine.told import (
     HUGE,
     ODD_NAMES,

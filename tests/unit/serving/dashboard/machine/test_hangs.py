@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.inspection.machine import graph
-from asyncrpc.inspection.machine.slices import SLICE_MAX
-from asyncrpc.inspection.records import (
+from asyncrpc.serving.dashboard.machine.hangs import (
+    FRAMES_MAX,
+    NODES_MAX,
+    SENTENCES_MAX,
+    findings_of,
+)
+from asyncrpc.tools.inspection.machine import graph
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX
+from asyncrpc.tools.inspection.records import (
     NO_ACTOR,
     NoAnswer,
     Trouble,
     Wait,
     WaitKind,
     WorkerSnapshot,
-)
-from asyncrpc.serving.dashboard.machine.hangs import (
-    FRAMES_MAX,
-    NODES_MAX,
-    SENTENCES_MAX,
-    findings_of,
 )
 from tests.unit.serving.dashboard.machine.seen import (
     EVENT,

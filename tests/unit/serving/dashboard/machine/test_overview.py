@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.inspection.machine.slices import SLICE_MAX
-from asyncrpc.inspection.records import NoAnswer, Trouble
-from asyncrpc.inspection.summaries import UNKNOWN_BYTES
 from asyncrpc.serving.dashboard.machine.overview import (
     BUSY_S,
     HISTORY_S,
@@ -28,6 +25,9 @@ from asyncrpc.serving.dashboard.machine.overview import (
     totals_of,
 )
 from asyncrpc.serving.dashboard.machine.paging import Row
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX
+from asyncrpc.tools.inspection.records import NoAnswer, Trouble
+from asyncrpc.tools.inspection.summaries import UNKNOWN_BYTES
 from tests.unit.serving.dashboard.machine.told import (
     HUGE,
     NO_NUMBERS,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices, finished
 from asyncrpc.serving.dashboard.machine.paging import Row, RowsPage, page_of
 from asyncrpc.serving.dashboard.machine.query import PAGE_MAX, ViewQuery
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX, Slices, finished
 from tests.unit.serving.dashboard.machine.told import ODD_NAMES
 
 COUNT = 3 * SLICE_MAX + 7

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrpc.ids import Incarnation, RRefId
-from asyncrpc.inspection.machine.slices import SLICE_MAX
-from asyncrpc.inspection.reference_records import ReferencesSeen
+from asyncrpc.core.ids import Incarnation, RRefId
 from asyncrpc.serving.dashboard.machine.paging import Row
 from asyncrpc.serving.dashboard.machine.references import (
     HOLDERS_MAX,
@@ -14,6 +12,8 @@ from asyncrpc.serving.dashboard.machine.references import (
     left_out_of,
     rows_of,
 )
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX
+from asyncrpc.tools.inspection.reference_records import ReferencesSeen
 from tests.unit.serving.dashboard.machine.told import (
     HUGE,
     NO_NUMBERS,

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.inspection.machine.slices import SLICE_MAX
 from asyncrpc.serving.dashboard.machine.training import (
     KEYS,
     PASSES_MAX,
@@ -20,6 +19,7 @@ from asyncrpc.serving.dashboard.machine.training import (
     rows_of,
     steps_of,
 )
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX
 from tests.unit.serving.dashboard.machine.told import (
     HUGE,
     NO_NUMBERS,

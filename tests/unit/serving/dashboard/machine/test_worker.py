@@ -7,17 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.ids import ContextId, Incarnation, MessageId, RRefId, WorkerId
-from asyncrpc.inspection.details import (
-    FunctionRates,
-    LinkDetails,
-    NamedBytes,
-    NamedText,
-    WorkerDetails,
-)
-from asyncrpc.inspection.events import KIND_NAMES, RecentEvents
-from asyncrpc.inspection.machine.slices import SLICE_MAX
-from asyncrpc.inspection.records import NoAnswer, Trouble, Wait, WaitKind
+from asyncrpc.core.ids import ContextId, Incarnation, MessageId, RRefId, WorkerId
 from asyncrpc.serving.dashboard.machine.overview import KEYS
 from asyncrpc.serving.dashboard.machine.worker import (
     ACTORS_MAX,
@@ -27,6 +17,16 @@ from asyncrpc.serving.dashboard.machine.worker import (
     shown,
     shown_silent,
 )
+from asyncrpc.tools.inspection.details import (
+    FunctionRates,
+    LinkDetails,
+    NamedBytes,
+    NamedText,
+    WorkerDetails,
+)
+from asyncrpc.tools.inspection.events import KIND_NAMES, RecentEvents
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX
+from asyncrpc.tools.inspection.records import NoAnswer, Trouble, Wait, WaitKind
 from asyncrpc.trace import (
     OK,
     BackwardPassEnded,

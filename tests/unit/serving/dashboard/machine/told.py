@@ -7,14 +7,16 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeVar
 
-from asyncrpc.ids import ContextId, Incarnation, RRefId
-from asyncrpc.inspection.collective_records import (
+from asyncrpc.core.ids import ContextId, Incarnation, RRefId
+from asyncrpc.serving.dashboard.machine.answers import encoded
+from asyncrpc.serving.dashboard.machine.training import TrainingTold
+from asyncrpc.tools.inspection.collective_records import (
     UNDER_WAY,
     CollectiveHistory,
     KnownGroup,
     NotedCollective,
 )
-from asyncrpc.inspection.details import (
+from asyncrpc.tools.inspection.details import (
     SENT,
     BucketRates,
     CallSeen,
@@ -24,13 +26,11 @@ from asyncrpc.inspection.details import (
     StageStepSeen,
     TrainingSeen,
 )
-from asyncrpc.inspection.machine.rates import CallRates, WorkerRates
-from asyncrpc.inspection.machine.slices import Slices
-from asyncrpc.inspection.records import CallKey
-from asyncrpc.inspection.reference_records import ReferenceSeen, ReferencesSeen
-from asyncrpc.inspection.summaries import LinkSummary, WorkerSummary
-from asyncrpc.serving.dashboard.machine.answers import encoded
-from asyncrpc.serving.dashboard.machine.training import TrainingTold
+from asyncrpc.tools.inspection.machine.rates import CallRates, WorkerRates
+from asyncrpc.tools.inspection.machine.slices import Slices
+from asyncrpc.tools.inspection.records import CallKey
+from asyncrpc.tools.inspection.reference_records import ReferenceSeen, ReferencesSeen
+from asyncrpc.tools.inspection.summaries import LinkSummary, WorkerSummary
 from asyncrpc.trace import OK, BackwardPassEnded, OptimizerStepEnded
 
 T = TypeVar("T")

@@ -1,0 +1,174 @@
+"""The local part of a backward pass: ready segments run, their results are sent on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from contextvars import Context as Variables
+from functools import partial
+from typing import Final, TypeAlias, TypeVar
+
+from asyncrpc.core.autograd.engine import Engine, Leaving, SegmentRun, prepare
+from asyncrpc.core.autograd.functions import leaves_of
+from asyncrpc.core.autograd.inline import Runner
+from asyncrpc.core.autograd.messages import PassAnswer
+from asyncrpc.core.autograd.placing import on_devices_of
+from asyncrpc.core.autograd.ports import PassSteps, Threads
+from asyncrpc.core.autograd.requests import PassRequests
+from asyncrpc.core.autograd.segment_events import SegmentEvents
+from asyncrpc.core.autograd.state import ABORTED, Pass
+from asyncrpc.core.ids import ContextId, Incarnation
+from asyncrpc.core.trace.events import outcome_of
+from asyncrpc.errors import AutogradError
+
+T = TypeVar("T")
+
+# Given the autograd context, and the variables of the task that began the pass.
+VariablesOf: TypeAlias = Callable[[ContextId, Variables | None], Variables]
+
+# The answer to a worker that is not the first to ask: the first gets the reports.
+NOTHING_NEW: Final = PassAnswer([], [], [], [], None, None)
+
+
+class PassWork:
+    """Runs the parts of this worker's graph that belong to passes.
+
+    Attributes:
+        steps: votes on the steps of optimizers, and takes them; the service sets it.
+    """
+
+    def __init__(
+        self,
+        me: Incarnation,
+        engine: Engine,
+        requests: PassRequests,
+        threads: Threads,
+        *,
+        events: SegmentEvents,
+        variables_of: VariablesOf,
+    ) -> None:
+        """Prepare to run.
+
+        Args:
+            variables_of: returns the context variables of user code in a pass.
+        """
+        self._me = me
+        self._engine = engine
+        self._requests = requests
+        self._threads = threads
+        self._events = events
+        self._variables_of = variables_of
+        self._runner = Runner(threads, engine.lock)
+        self.steps: PassSteps | None = None
+
+    async def work(self, one: Pass, asked_by: Incarnation | None = None) -> PassAnswer:
+        """Run what is ready; return the answer for the worker that asked.
+
+        Args:
+            asked_by: the worker that asked; None: this one, which began the pass.
+
+        Raises:
+            Exception: the error of the pass.
+        """
+        if not one.wave.engage(asked_by):
+            if not one.wave.is_running:  # else the running task looks again
+                one.wave.is_running = (
+                    True  # from now on: this worker must not count as idle
+                )
+                # First the gradients that others wait for, then the answer.  If this
+                # fails, the pass has failed, and its waiters know.
+                with suppress(Exception):
+                    await self._drain(one)
+            return NOTHING_NEW
+        if not one.wave.is_running:
+            one.wave.is_running = True
+            await self._drain(one)
+        await one.idle()
+        return one.answer(self._me, is_sure=self._vote(one))
+
+    async def close(self, one: Pass, asked_by: Incarnation | None = None) -> PassAnswer:
+        """Continue, knowing that no further workers take part, and tell the others."""
+        if one.is_settled:
+            return NOTHING_NEW
+        one.is_settled = True
+        one.machine.rule_out()
+        self._requests.close(one)
+        return await self.work(one, asked_by)
+
+    def _vote(self, one: Pass) -> bool | None:
+        """Vote on the step that is to follow a pass, if that is asked for."""
+        if one.votes_on is None or self.steps is None:
+            return None
+        gathered = one.state.gradients_with(one.flow.staged)
+        if gathered is None:
+            return None
+        maker = one.ids.pass_id.root
+        return self.steps.vote_after_pass(maker, one.votes_on, gathered)
+
+    async def _drain(self, one: Pass) -> None:
+        """Run segments until none is ready; send their results on."""
+        try:
+            while await self._run_segment(one):
+                one.check()
+            if one.flow.endings and one.machine.is_done and not one.machine.unsettled:
+                end = partial(self._engine.end, one.flow)
+                await self._in_thread(one, None, end)
+                one.check()
+        except asyncio.CancelledError:
+            one.fail(AutogradError(ABORTED))
+            raise  # the thread goes on
+        except BaseException as error:  # a user's hook may exit
+            one.wave.is_running = False
+            one.fail(error)
+            raise
+        one.wave.is_running = False
+        one.look_up()
+
+    async def _run_segment(self, one: Pass) -> bool:
+        """Run a segment if one is ready; return whether it was."""
+        segment = one.machine.next_segment()
+        if segment is None:
+            self._requests.send(one, list(one.new), [], {})
+            return False
+        self._requests.send_ahead(one)
+        if not segment.is_whole and one.new:
+            ready = set(leaves_of(segment.nodes)[1])
+            later = [leaf for leaf in one.new if leaf not in ready]
+            self._requests.send(one, later, [], {})
+        arrived = {key: one.arrived.pop(key) for key in segment.starts}
+        nodes, began_s = len(segment.nodes), self._events.now_s()
+        entered = [key for key, gradient in arrived.items() if gradient is not None]
+        starts = [(one.edges[key], gradient) for key, gradient in arrived.items()]
+        entering = [gradient for _, gradient in starts if gradient is not None]
+        entering += one.flow.entering.values()
+        prepared = partial(
+            prepare, segment, starts, one.region, one.flow, one.keeping
+        )  # which may add gradients up
+        run = await on_devices_of(self._threads, entering, prepared)
+        leaving = run.straight_through()
+        if leaving is None:
+            try:
+                leaving = await self._run(one, run)
+            except BaseException as error:  # a user's hook may exit
+                outcome = outcome_of(error)
+                self._events.note(one, nodes, began_s, entered, outcome=outcome)
+                raise
+        left = [received.crossing for received in leaving]
+        self._events.note(one, nodes, began_s, entered, left)
+        one.check()
+        self._requests.send(one, [], run.received, leaving)
+        return True
+
+    async def _run(self, one: Pass, run: SegmentRun) -> Leaving:
+        """Run a segment: in a thread, or at once if its kind is always short."""
+        kind, job = run.kind, partial(self._engine.run, run)
+        if self._runner.may_run_here(kind):
+            return self._runner.run_here(kind, job)
+        return await self._in_thread(one, kind, job)
+
+    async def _in_thread(
+        self, one: Pass, kind: Hashable | None, job: Callable[[], T]
+    ) -> T:
+        variables = self._variables_of(one.ids.context_id, one.variables)
+        return await self._runner.run_in_thread(kind, partial(variables.run, job))

@@ -1,0 +1,441 @@
+"""Takes a `WorkerSnapshot`: tasks, threads and calls of a worker, and their waits.
+
+It may be taken in any thread, and does not need the event loop to run.  What it reads
+changes meanwhile only where the interpreter switches threads: a snapshot may show a
+call that has just ended, but does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, Final, Protocol
+
+from asyncrpc.core import torch_modes
+from asyncrpc.core.autograd.state import Pass
+from asyncrpc.core.calls.futures import CallFuture
+from asyncrpc.core.calls.inbound import InboundCall
+from asyncrpc.core.calls.machine.calls import PendingCalls, ServedCalls
+from asyncrpc.core.calls.streams import StreamReceiver
+from asyncrpc.core.members import Member
+from asyncrpc.core.services.ports import Identity, PeerLink
+from asyncrpc.core.trace.recorder import FlightRecorder
+from asyncrpc.parallel.ddp.passes import Backward
+from asyncrpc.tools.inspection.ages import WaitAges
+from asyncrpc.tools.inspection.collector import held_back
+from asyncrpc.tools.inspection.loop_tasks import BY_REFERENCE, tasks_of
+from asyncrpc.tools.inspection.neighbours import Neighbours
+from asyncrpc.tools.inspection.own_waits import is_of_pass, labels_of, works_for
+from asyncrpc.tools.inspection.recognition import is_of_library
+from asyncrpc.tools.inspection.records import (
+    NO_ACTOR,
+    UNKNOWN_S,
+    Actor,
+    ActorKind,
+    CallKey,
+    OutgoingCall,
+    ServedCall,
+    Wait,
+    WaitKind,
+    WorkerSnapshot,
+)
+from asyncrpc.tools.inspection.threads import ThreadStack, frame_of, source_of, stacks
+
+ACTORS_MAX: Final = 2000
+CALLS_MAX: Final = 2000  # in each direction
+# Begins the names of tasks that asyncrpc starts outside of a worker's own tasks.
+OWN_PREFIX: Final = "asyncrpc "
+SUBJECTS_MAX: Final = 64  # the longest waited for, whose referrers are looked at
+
+
+class InspectedLink(Protocol):
+    """The parts of a link that a snapshot reads.
+
+    Attributes:
+        peer: the worker at the other end.
+        credit: which pending calls wait for room at the peer.
+    """
+
+    credit: Any
+    peer: Any
+    pending: PendingCalls[Any]
+    served: ServedCalls[InboundCall]
+
+
+class InspectedTasks(Protocol):
+    """The tasks that a worker has started for itself.
+
+    Attributes:
+        thread_id: of the thread of its event loop.
+    """
+
+    thread_id: int
+
+    def __contains__(self, task: object) -> bool:
+        """Return whether a task is one of them."""
+
+
+class InspectedDirectory(Protocol):
+    """The links of a worker."""
+
+    @property
+    def links(self) -> Sequence[InspectedLink]:
+        """Every open one."""
+
+    def known_incarnation(self, name: str) -> int | None:
+        """Return the incarnation of a worker; None if it is not known."""
+
+
+class LinkedPeers(Protocol):
+    """The workers that one worker knows, and the links to them."""
+
+    @property
+    def links(self) -> Sequence[Any]:
+        """Every open link."""
+
+    @property
+    def members(self) -> list[Member]:
+        """All known workers."""
+
+    def known_incarnation(self, name: str) -> int | None:
+        """Return the incarnation of a worker; None if it is not known."""
+
+    async def open_link(self, to: str) -> PeerLink:
+        """Return the link to a worker, connecting if need be."""
+
+
+class Inspected(Protocol):
+    """The parts of a worker that a snapshot is taken of."""
+
+    loop: asyncio.AbstractEventLoop
+    recorder: FlightRecorder
+
+    @property
+    def identity(self) -> Identity:
+        """Who the worker is."""
+
+    @property
+    def directory(self) -> InspectedDirectory:
+        """The links of the worker."""
+
+    @property
+    def tasks(self) -> InspectedTasks:
+        """The tasks that the worker has started for itself."""
+
+
+class SnapshotTaker:
+    """Takes one snapshot of one worker."""
+
+    def __init__(
+        self,
+        worker: Inspected,
+        ages: WaitAges,
+        *,
+        is_thorough: bool,
+        blocked_for_s: float,
+    ) -> None:
+        """Look at a worker.
+
+        Args:
+            ages: knows how long its tasks have waited.
+            is_thorough: whether to find waits that nothing can end.
+            blocked_for_s: seconds since its loop last ran; 0 if it runs.
+        """
+        self._worker = worker
+        self._ages = ages
+        self._identity = worker.identity
+        self._blocked_for_s = blocked_for_s
+        self._now_s = worker.recorder.now_s()
+        self._look = tasks_of(worker.loop, ages, is_thorough=is_thorough)
+        self._tasks, self._places = self._look.tasks, self._look.places
+        self._threads = stacks()
+        self._links = worker.directory.links
+        self._neighbours = Neighbours(
+            worker.loop,
+            self._identity.incarnation,
+            worker.directory.known_incarnation,
+        )
+        self._by_ident = {
+            stack.ident: len(self._tasks) + index
+            for index, stack in enumerate(self._threads)
+        }
+        self._jobs: dict[int, int] = {}  # id of a future: the thread that runs its job
+        self._serving: dict[int, int] = {}  # id of an inbound call: place of its actor
+
+    def take(self) -> WorkerSnapshot:
+        """Return the snapshot."""
+        identity = self._identity
+        self._find_serving()
+        made, served = self._made(), self._served()
+        actors = [self._actor_of_task(place) for place in range(len(self._tasks))]
+        actors += [self._actor_of_thread(one) for one in self._threads]
+        return WorkerSnapshot(
+            identity.name,
+            identity.rank,
+            identity.incarnation,
+            identity.hello().pid,
+            identity.hello().host_id,
+            self._blocked_for_s,
+            self._loop_actor(),
+            tuple(actors),
+            tuple(made[:CALLS_MAX]),
+            tuple(served[:CALLS_MAX]),
+            self._look.left_out
+            + sum(max(0, len(one) - CALLS_MAX) for one in (made, served)),
+        )
+
+    def _loop_actor(self) -> int:
+        for index, stack in enumerate(self._threads):
+            if stack.ident == self._worker.tasks.thread_id:
+                return len(self._tasks) + index
+        return NO_ACTOR
+
+    # --- calls -----------------------------------------------------------------------
+
+    def _find_serving(self) -> None:
+        for link in self._links:
+            for inbound in link.served:
+                if inbound.task is not None:
+                    place = self._places.get(id(inbound.task), NO_ACTOR)
+                    self._serving[id(inbound)] = place
+        for stack in self._threads:
+            place = self._by_ident[stack.ident]
+            if (call := stack.serves()) is not None:
+                self._serving[id(call)] = place
+            if (job := stack.runs_job()) is not None:
+                self._jobs[id(job)] = place
+
+    def _made(self) -> list[OutgoingCall]:
+        return [
+            OutgoingCall(
+                self._key_of(call), call.to, call.function, self._age(call.began_s)
+            )
+            for link in self._links
+            for call in link.pending
+        ]
+
+    def _served(self) -> list[ServedCall]:
+        own = self._identity.incarnation
+        return [
+            ServedCall(
+                CallKey(link.peer.incarnation, own, inbound.call_id),
+                link.peer.name,
+                inbound.function_name,
+                self._age(inbound.came_s),
+                self._serving.get(id(inbound), NO_ACTOR),
+                inbound.credit is not None,
+                _named(inbound.rref_id),
+                _named(inbound.wanted),
+                getattr(inbound.claim, "nbytes", 0),
+            )
+            for link in self._links
+            for inbound in link.served
+        ]
+
+    def _key_of(self, call: CallFuture[Any] | StreamReceiver) -> CallKey:
+        peer = getattr(call.link, "peer", None)
+        callee = 0 if peer is None else peer.incarnation
+        # A task of this loop may call by another worker of the loop.
+        caller = self._neighbours.caller_of(call) or self._identity.incarnation
+        return CallKey(caller, callee, call.call_id)
+
+    def _age(self, began_s: float) -> float:
+        return max(0.0, self._now_s - began_s) if began_s else UNKNOWN_S
+
+    # --- tasks -----------------------------------------------------------------------
+
+    def _actor_of_task(self, place: int) -> Actor:
+        seen = self._tasks[place]
+        steps = seen.chain.steps
+        of_program = [one for one in steps if not is_of_library(one.code)]
+        # Of a library only the function that was called, not its internals, nor a
+        # decorator around it.
+        called = (one for one in steps if one.code.co_filename != torch_modes.__file__)
+        shown = of_program or list(islice(called, 1))
+        function = shown[-1].code.co_qualname if shown else ""
+        frames = tuple(frame_of(one.frame) for one in shown)
+        is_internal = self._neighbours.have(seen.task) or (
+            not of_program and self._is_own(seen.task)
+        )
+        wait = self._wait_of(place)
+        return Actor(
+            ActorKind.TASK,
+            seen.task.get_name(),
+            function,
+            frames,
+            wait,
+            is_internal,
+            tuple(labels_of(steps)),
+        )
+
+    def _is_own(self, task: asyncio.Task[Any]) -> bool:
+        """Return whether asyncrpc has started a task, for the worker or around it."""
+        return task in self._worker.tasks or task.get_name().startswith(OWN_PREFIX)
+
+    def _wait_of(self, place: int) -> Wait:
+        seen = self._tasks[place]
+        found = seen.found
+        for_s = max(self._ages.age_s(seen.task), self._age(found.since_s))
+        wait = Wait(
+            found.kind,
+            found.what,
+            for_s,
+            self._places_of(found.tasks),
+            members=found.members,
+            calls=tuple(map(self._key_of, found.calls)),
+            needs=found.needs,
+        )
+        if found.call is not None:
+            return self._for_call(wait, found.call)
+        if found.kind is WaitKind.CREDIT:
+            return wait._replace(call=self._call_served_by(place))
+        if found.kind is WaitKind.IN_FLIGHT:
+            return self._for_calls_in_flight(wait)
+        if found.kind in BY_REFERENCE and found.subject is not None:
+            actors, is_sure, is_closed = self._look.who_ends(place)
+            return wait._replace(actors=actors, is_sure=is_sure, is_closed=is_closed)
+        return self._for_work(place, wait, found.subject)
+
+    def _places_of(self, tasks: Iterable[asyncio.Task[Any]]) -> tuple[int, ...]:
+        return tuple(self._places[id(one)] for one in tasks if id(one) in self._places)
+
+    def _for_call(self, wait: Wait, call: CallFuture[Any] | StreamReceiver) -> Wait:
+        """Return the wait for the answer of a call, or for room to make it."""
+        what = f"`{call.function}` on {call.to!r}"
+        is_kept_back = self._is_kept_back(call)
+        return wait._replace(
+            kind=WaitKind.INBOUND if is_kept_back else wait.kind,
+            what=f"room for {what}" if is_kept_back else what,
+            for_s=max(wait.for_s, self._age(call.began_s)),
+            call=self._key_of(call),
+        )
+
+    def _is_kept_back(self, call: CallFuture[Any] | StreamReceiver) -> bool:
+        """Return whether a large request waits for the credit of its callee."""
+        return any(
+            link.pending.get(call.call_id) is call and call.call_id in waiting
+            for link in self._links
+            if len(waiting := link.credit.waiting)
+        )
+
+    def _for_calls_in_flight(self, wait: Wait) -> Wait:
+        """Return the wait for all calls that are served here or were made here."""
+        served = tuple(one for one in self._serving.values() if one != NO_ACTOR)
+        made = [self._key_of(one) for link in self._links for one in link.pending]
+        return wait._replace(actors=served, calls=tuple(made[:CALLS_MAX]))
+
+    def _for_work(self, place: int, wait: Wait, subject: Any) -> Wait:
+        """Return the wait for a thread, or for a backward pass."""
+        if isinstance(subject, concurrent.futures.Future):
+            actors, what = self._executor(subject)
+            is_sure = subject.running()
+            return wait._replace(actors=actors, what=what, is_sure=is_sure)
+        if isinstance(subject, Backward):
+            filling = (one for one in self._threads if one.runs_pass(subject))
+            places = tuple(self._by_ident[one.ident] for one in filling)
+            return wait._replace(actors=places)
+        if isinstance(subject, Pass):
+            return self._for_pass(place, wait, subject)
+        if (thread := self._jobs.get(id(subject))) is not None:
+            kind, what = WaitKind.THREADS, "a function in a thread"
+            return wait._replace(kind=kind, what=what, actors=(thread,))
+        return wait
+
+    def _for_pass(self, place: int, wait: Wait, one: Pass) -> Wait:
+        """Return the wait for what peers, and other tasks here, do for a pass."""
+        here = tuple(
+            other
+            for other, seen in enumerate(self._tasks)
+            if other != place and works_for(one, seen.chain.steps)
+        )
+        made = (call for link in self._links for call in link.pending)
+        asked = tuple(self._key_of(call) for call in made if is_of_pass(one, call))
+        return wait._replace(actors=here, calls=asked)
+
+    def _call_served_by(self, place: int) -> CallKey | None:
+        for link in self._links:
+            for inbound in link.served:
+                if self._serving.get(id(inbound)) == place:
+                    own = self._identity.incarnation
+                    return CallKey(link.peer.incarnation, own, inbound.call_id)
+        return None
+
+    def _executor(
+        self, job: concurrent.futures.Future[Any]
+    ) -> tuple[tuple[int, ...], str]:
+        """Return the threads that an executor's job waits for, and the reason."""
+        first = len(self._tasks)
+        running = [
+            (first + index, stack.runs_job())
+            for index, stack in enumerate(self._threads)
+        ]
+        mine = tuple(place for place, one in running if one is job)
+        if mine or job.running():
+            return mine, "a function in a thread"
+        busy = tuple(place for place, one in running if one is not None)
+        return busy, f"a free thread of its executor ({len(busy)} are busy)"
+
+    # --- threads ---------------------------------------------------------------------
+
+    def _actor_of_thread(self, stack: ThreadStack) -> Actor:
+        shown = [one for one in stack.frames if not is_of_library(one.f_code)]
+        frames = tuple(frame_of(one) for one in reversed(shown or stack.frames))
+        wait = self._wait_of_thread(stack)
+        if wait is None:
+            line = source_of((shown or stack.frames)[0]) if stack.frames else ""
+            wait = Wait(WaitKind.RUNS, line)
+        function = frames[-1].function if frames else ""
+        is_internal = not shown or self._neighbours.have_thread(stack.name)
+        return Actor(ActorKind.THREAD, stack.name, function, frames, wait, is_internal)
+
+    def _wait_of_thread(self, stack: ThreadStack) -> Wait | None:
+        """Return what a thread waits for through asyncrpc, or None."""
+        if (call := stack.waits_for()) is not None:
+            return self._for_call(Wait(WaitKind.CALL, ""), call)
+        if (one := stack.waits_for_pass()) is not None:
+            if one.task is None:  # the reduction has not begun
+                return Wait(WaitKind.REDUCTION, "the reduction of its gradients")
+            return Wait(
+                WaitKind.REDUCTION,
+                "the reduction of its gradients",
+                self._ages.age_s(one.task),
+                self._places_of((one.task,)),
+            )
+        if ahead := stack.ahead_at_device():
+            places = tuple(map(self._by_ident.get, ahead))
+            actors = tuple(at for at in places if at is not None)
+            return Wait(WaitKind.DEVICE, "the device lock", actors=actors)
+        owner = self._by_ident.get(stack.owner_of_gradients() or 0)
+        if owner is not None:
+            return Wait(WaitKind.LOCK, "the lock over gradients", actors=(owner,))
+        return None
+
+
+def snapshot_of(
+    worker: Inspected,
+    ages: WaitAges,
+    *,
+    is_thorough: bool = True,
+    blocked_for_s: float = 0.0,
+) -> WorkerSnapshot:
+    """Return a snapshot of a running worker.
+
+    Args:
+        ages: knows how long its tasks have waited.
+        is_thorough: whether to find waits that nothing can end, which takes longer.
+        blocked_for_s: seconds since its loop last ran; 0 if it runs.
+
+    Thread safety: from any thread.
+    """
+    with held_back():
+        taker = SnapshotTaker(
+            worker, ages, is_thorough=is_thorough, blocked_for_s=blocked_for_s
+        )
+        return taker.take()
+
+
+def _named(value: tuple[int, int] | None) -> str:
+    """Return the name of a referenced value; empty for none."""
+    return "" if value is None else f"{value[0]:016x}-{value[1]}"

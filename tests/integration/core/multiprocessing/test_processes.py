@@ -1,0 +1,90 @@
+"""The handle that `launch(join=False)` returns."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+
+import pytest
+
+from asyncrpc.errors import ProcessFailedError, UsageError
+from asyncrpc.multiprocessing import Processes, Queue, launch
+from tests.integration.core.multiprocessing import targets
+
+
+def start_waiting(nprocs: int = 2) -> Processes[None]:
+    return launch(targets.wait_forever, nprocs=nprocs, method="forkserver", join=False)
+
+
+async def test_it_is_awaited_while_the_loop_runs() -> None:
+    async with launch(
+        targets.square, (2,), nprocs=2, method="forkserver", join=False
+    ) as processes:
+        waiting = asyncio.create_task(processes.wait_async())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert await waiting == [0, 1]
+        assert await processes.wait_async() == [0, 1]  # as often as one likes
+
+
+async def test_a_failure_is_raised_where_it_is_awaited() -> None:
+    processes = launch(targets.fail_at, (0,), nprocs=2, method="forkserver", join=False)
+    with pytest.raises(ProcessFailedError, match="rank 0 of 2"):
+        await processes.wait_async()
+
+
+async def test_cancelling_the_wait_leaves_the_processes_alone() -> None:
+    processes = launch(targets.square, (2,), nprocs=2, method="forkserver", join=False)
+    waiting = asyncio.create_task(processes.wait_async())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await processes.wait_async() == [0, 1]
+
+
+async def test_an_exception_in_the_block_stops_them() -> None:
+    with pytest.raises(KeyError):
+        async with start_waiting():
+            raise KeyError("mine")
+    assert multiprocessing.active_children() == []
+
+
+def test_an_exception_in_a_plain_block_stops_them() -> None:
+    with pytest.raises(KeyError), start_waiting():
+        raise KeyError("mine")
+    assert multiprocessing.active_children() == []
+
+
+def test_a_block_waits_for_their_failure() -> None:
+    with (
+        pytest.raises(ProcessFailedError, match="no luck"),
+        launch(targets.fail_at, (1,), nprocs=2, method="forkserver", join=False),
+    ):
+        pass
+
+
+def test_terminate_is_an_end_that_was_asked_for() -> None:
+    with start_waiting() as processes:
+        processes.terminate()
+    with pytest.raises(ProcessFailedError, match=r"ranks 0, 1 stopped.*terminate"):
+        processes.wait()
+    processes.terminate()  # again, after the end: nothing
+    assert multiprocessing.active_children() == []
+
+
+async def test_waiting_in_a_thread_is_not_for_loops() -> None:
+    async with start_waiting(1) as processes:
+        with pytest.raises(UsageError, match="wait_async"):
+            processes.wait()
+        processes.terminate()
+
+
+def test_a_grace_that_is_no_time_ends_nothing() -> None:
+    queue: Queue[int] = Queue()
+    with launch(targets.take, (queue,), method="forkserver", join=False) as processes:
+        with pytest.raises(UsageError, match="grace_s must be a finite number"):
+            processes.terminate("soon")  # type: ignore[arg-type]
+        queue.put(5)
+        assert processes.wait() == [5]
+    queue.close()

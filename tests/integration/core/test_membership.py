@@ -1,0 +1,483 @@
+"""Workers join, leave, die and come back while the others run."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrpc import (
+    ChangeKind,
+    JoinRendezvous,
+    LivenessOptions,
+    MemberChange,
+    MemberChanges,
+    Options,
+    UsageError,
+    Worker,
+    WorkerInfo,
+    WorkerLostError,
+)
+from asyncrpc.core.membership.changes import CHANGES_MAX
+from asyncrpc.errors import NotStartedError, RendezvousTimeoutError, UnknownWorkerError
+from asyncrpc.testing import Cluster
+from tests.integration.core import remote
+from tests.integration.core.conftest import Trio
+from tests.integration.core.groups import LIMIT_S, logged, started, until
+from tests.ports import free_port
+
+OPTIONS = Options(
+    drain_timeout_s=1.0,
+    rendezvous_timeout_s=5.0,
+    liveness=LivenessOptions(heartbeat_s=0.2, lost_after_s=1.0),
+)
+PATIENT = LivenessOptions(heartbeat_s=60.0, lost_after_s=3600.0)
+
+
+@pytest.fixture
+async def quick() -> AsyncIterator[Trio]:
+    async with Cluster(3, network="uds", options=OPTIONS) as (a, b, c):
+        yield a, b, c
+
+
+@pytest.fixture
+async def patient() -> AsyncIterator[Trio]:
+    """Workers that nobody takes for lost, however slow the machine is."""
+    options = replace(OPTIONS, liveness=PATIENT)
+    async with Cluster(3, network="uds", options=options) as (a, b, c):
+        yield a, b, c
+
+
+def joining(
+    name: str, contact: Worker, rank: int | None = None, options: Options = OPTIONS
+) -> Worker:
+    """Make a worker that joins the group of `contact`, by its first address."""
+    where = JoinRendezvous(contact.addresses)
+    secret = contact.options.secret
+    listen = ("tcp://127.0.0.1:0",) if secret else None
+    return Worker(
+        name,
+        rank=rank,
+        rendezvous=where,
+        options=replace(
+            options, secret=secret, network=replace(options.network, listen=listen)
+        ),
+    )
+
+
+async def next_of(changes: MemberChanges) -> tuple[str, str]:
+    async with asyncio.timeout(LIMIT_S):
+        change = await anext(changes)
+    return change.kind.value, change.member.name
+
+
+@asynccontextmanager
+async def killed(worker: Worker) -> AsyncIterator[None]:
+    """End a worker's connections without a word, as the death of its process does."""
+    # No part of it may notice, so this goes behind its back.
+    inner: Any = worker
+    for listener in inner.parts.listeners:
+        await listener.close()
+    worker.parts.sidecar.close()  # its process is that of the test, which runs
+    inner.parts.membership._is_closed = True  # noqa: SLF001
+    inner.parts.membership.comparison.close()
+    inner.parts.directory.connections.is_closing = True
+    for connection in tuple(inner.parts.directory.connections.live):
+        connection.allow_resuming(lambda *_: None)
+        connection.stream.abort()
+    yield
+    inner.parts.membership._is_closed = False  # noqa: SLF001
+    await worker.shutdown(drain_timeout_s=0.0)
+
+
+# --- joining -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wires", ["uds", "tcp"], indirect=True)
+async def test_a_late_worker_is_one_of_the_group(wired: Trio) -> None:
+    changes = [worker.members_changed() for worker in wired]
+    async with joining("late", wired[1]) as late:
+        for one in changes:
+            assert await next_of(one) == ("joined", "late")
+        for worker in wired:
+            assert WorkerInfo("late", -1) in worker.known_members
+            assert await worker.peer("late").call(remote.add, 1) == 2
+            assert await late.peer(worker.rank).call(remote.add, 2) == 3
+        assert late.known_members == wired[0].known_members
+        assert late.rank == -1
+    for one in changes:
+        assert await next_of(one) == ("left", "late")
+    assert WorkerInfo("late", -1) not in wired[2].known_members
+
+
+async def test_who_joined_takes_others_in(quick: Trio) -> None:
+    a, _, _ = quick
+    changes = a.members_changed()
+    async with joining("d", a) as d, joining("e", d) as e, joining("f", e):
+        for name in "def":
+            assert await next_of(changes) == ("joined", name)
+        assert [one.name for one in a.known_members] == ["d", "e", "f", "a", "b", "c"]
+
+
+async def test_many_join_at_once(quick: Trio) -> None:
+    late = [
+        joining(f"late{number}", quick[number % 3], rank=3 + number)
+        for number in range(9)
+    ]
+    changes = [worker.members_changed() for worker in quick]
+    async with started(*late):
+        for one in changes:
+            found = {await next_of(one) for _ in late}
+            assert found == {("joined", worker.name) for worker in late}
+        for worker in late:
+            assert await quick[0].peer(worker.rank).call(remote.add, 1) == 2
+
+
+async def test_a_name_that_is_alive_is_not_given_away(quick: Trio) -> None:
+    a, b, c = quick
+    before = await a.peer("c").call(remote.add, 1)
+    for contact in (a, c):
+        with pytest.raises(UsageError, match=r"the name 'c' is taken by"):
+            await joining("c", contact).__aenter__()
+    assert await a.peer("c").call(remote.add, before) == before + 1
+    assert await c.peer("b").call(remote.add, 1) == 2
+    assert b.parts.directory.find("c").member.incarnation == c.incarnation
+
+
+async def test_a_rank_that_is_alive_is_not_given_away(quick: Trio) -> None:
+    with pytest.raises(UsageError, match=r"rank 2, of 'c', is taken"):
+        await joining("late", quick[0], rank=2).__aenter__()
+    async with joining("late", quick[0], rank=3):
+        assert (await quick[0].peer(3).call(remote.where))[0] == "late"
+
+
+async def test_two_that_want_one_name_do_not_both_get_it(quick: Trio) -> None:
+    async def attempt(contact: Worker) -> Worker | UsageError:
+        try:
+            return await joining("late", contact).__aenter__()
+        except UsageError as error:
+            return error
+
+    first, second = await asyncio.gather(attempt(quick[0]), attempt(quick[0]))
+    joined = [one for one in (first, second) if isinstance(one, Worker)]
+    assert len(joined) == 1
+    await joined[0].shutdown()
+
+
+async def test_the_first_address_that_answers_is_enough(
+    quick: Trio, tmp_path: Path
+) -> None:
+    nobody = f"uds://{tmp_path}/nobody"
+    where = f"join://{nobody},{quick[2].addresses[0].removeprefix('uds://')}"
+    async with Worker("late", rendezvous=where, options=OPTIONS) as late:
+        assert len(late.known_members) == 4
+
+
+async def test_who_finds_no_member_is_told_where_it_looked(tmp_path: Path) -> None:
+    where = JoinRendezvous([f"uds://{tmp_path}/nobody"])
+    options = replace(OPTIONS, rendezvous_timeout_s=0.3)
+    with pytest.raises(RendezvousTimeoutError, match=r"within 0\.3 s") as caught:
+        await Worker("late", rendezvous=where, options=options).__aenter__()
+    assert caught.value.missing == (f"uds://{tmp_path}/nobody",)
+
+
+async def test_who_waits_to_be_taken_in_can_give_up(tmp_path: Path) -> None:
+    where = JoinRendezvous([f"uds://{tmp_path}/nobody"])
+    start = asyncio.create_task(
+        Worker("late", rendezvous=where, options=OPTIONS).__aenter__()
+    )
+    await asyncio.sleep(0)
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+
+
+@pytest.mark.parametrize("addresses", [[], "tcp://127.0.0.1:1", ["nonsense"]])
+def test_addresses_to_join_at_are_checked(addresses: list[str]) -> None:
+    with pytest.raises(UsageError):
+        JoinRendezvous(addresses)
+
+
+# --- coming back ---------------------------------------------------------------------
+
+
+async def test_a_dead_worker_comes_back_under_its_name_and_rank(quick: Trio) -> None:
+    a, b, c = quick
+    rref = a.peer("c").remote(remote.add, 1)
+    assert await rref.to_here() == 2
+    changes = b.members_changed()
+    async with killed(c):
+        async with joining("c", a) as again:
+            found = [await next_of(changes)]
+            if found == [("lost", "c")]:
+                found.append(await next_of(changes))
+            assert found[-1] == ("restarted", "c")
+            assert again.rank == 2
+            assert await b.peer(2).call(remote.add, 1) == 2
+            assert await a.peer("c").call(remote.add, 1) == 2
+            assert again.parts.membership.table.me.generation == 2
+        assert await next_of(changes) == ("left", "c")
+
+
+@pytest.mark.parametrize("kind", ["file", "tcp"])
+async def test_a_worker_comes_back_by_the_place_where_they_met(
+    tmp_path: Path, kind: str
+) -> None:
+    port = free_port()
+
+    def seat(name: str, rank: int) -> Worker:
+        where = f"file://{tmp_path}/store"
+        if kind == "tcp":
+            where = f"tcp://127.0.0.1:{port}"
+        return Worker(name, rank=rank, world_size=3, rendezvous=where, options=OPTIONS)
+
+    a, b, c = (seat(name, rank) for rank, name in enumerate("abc"))
+    async with started(a, b, c):
+        changes = b.members_changed()
+        for _ in range(2):  # its record there is that of its last life
+            await c.peer("b").call(remote.add, 1)
+            await c.shutdown()
+            assert await next_of(changes) == ("left", "c")
+            c = seat("c", 2)
+            await c.__aenter__()
+            assert await next_of(changes) == ("joined", "c")
+            assert await a.peer(2).call(remote.add, 1) == 2
+            assert await c.peer(0).call(remote.add, 1) == 2
+        with pytest.raises(UsageError, match=r"rank 1 of this group is worker 'b'"):
+            await seat("x", 1).__aenter__()
+        with pytest.raises(UsageError, match="the name 'b' is taken"):
+            await seat("b", 1).__aenter__()
+        await c.shutdown()
+
+
+async def test_the_only_worker_of_a_group_comes_back_alone(tmp_path: Path) -> None:
+    where = f"file://{tmp_path}/store"
+    for _ in range(2):
+        async with Worker("a", rank=0, world_size=1, rendezvous=where) as a:
+            assert a.known_members == [WorkerInfo("a", 0)]
+
+
+async def test_a_worker_of_a_list_comes_back(tmp_path: Path) -> None:
+    where = {name: f"uds://{tmp_path}/{name}" for name in "ab"}
+
+    def seat(name: str) -> Worker:
+        return Worker(
+            name,
+            rendezvous=where,
+            options=replace(
+                OPTIONS, network=replace(OPTIONS.network, listen=(where[name],))
+            ),
+        )
+
+    async with seat("a") as a:
+        changes = a.members_changed()
+        assert [one.name for one in a.known_members] == ["a", "b"]
+        async with seat("b") as b:
+            assert await b.peer("a").call(remote.add, 1) == 2
+        assert await next_of(changes) == ("left", "b")
+        async with seat("b") as b:
+            assert await b.peer("a").call(remote.add, 1) == 2
+            assert await next_of(changes) == ("joined", "b")
+            assert b.parts.membership.table.me.generation == 2
+
+
+async def test_of_two_that_have_one_name_one_is_told(
+    patient: Trio, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two members have taken them in at the same moment, with no word between them."""
+    a, _, c = patient
+    with monkeypatch.context() as patch:
+        for worker in patient:
+            patch.setattr(worker.parts.membership.gossip, "announce", id)
+            patch.setattr(worker.parts.membership.comparison, "begin_round", list)
+        first, second = joining("twin", a), joining("twin", c)
+        async with started(first, second):
+            assert (
+                a.parts.directory.find("twin").member.incarnation == first.incarnation
+            )
+            assert (
+                c.parts.directory.find("twin").member.incarnation == second.incarnation
+            )
+            patch.undo()
+            with logged("has taken its name") as is_told:
+                for worker in patient:
+                    worker.parts.membership.comparison.begin_round()
+                async with asyncio.timeout(LIMIT_S):
+                    await is_told.wait()
+            stays = max(first, second, key=lambda one: one.incarnation)
+            assert caplog.text.count("has taken its name") == 1
+            assert await stays.peer("b").call(remote.add, 1) == 2
+
+
+# --- leaving and dying ---------------------------------------------------------------
+
+
+async def test_a_death_is_noticed_though_nobody_spoke_to_the_dead(quick: Trio) -> None:
+    a, b, c = quick
+    changes = [a.members_changed(), b.members_changed()]
+    # Until its neighbour on the ring has connected.
+    await until(lambda: bool(c.parts.directory.links))
+    async with killed(c):
+        for one in changes:
+            assert await next_of(one) == ("lost", "c")
+        assert [one.name for one in a.known_members] == ["a", "b"]
+
+
+async def test_a_false_verdict_is_taken_back(quick: Trio) -> None:
+    """One worker gives up another that lives; those who know better tell that one."""
+    a, b, c = quick
+    changes = [a.members_changed(), b.members_changed()]
+    await b.peer("c").call(remote.add, 1)
+    a.parts.membership.on_peer_lost(c.id, "the network was cut here")
+    for one in changes[:1]:
+        assert await next_of(one) == ("lost", "c")
+        assert await next_of(one) == ("back", "c")
+    assert c.parts.membership.table.me.version >= 1
+    link = b.parts.directory.link_of(c.incarnation)
+    assert link is not None
+    assert not link.is_lost
+
+
+async def test_what_news_did_not_bring_comparing_does(
+    quick: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, c = quick
+    changes = [a.members_changed(), b.members_changed(), c.members_changed()]
+    for worker in quick:
+        # Whatever is to be told gets lost.
+        monkeypatch.setattr(worker.parts.membership.gossip, "announce", id)
+    async with joining("late", b):
+        for one in changes:
+            assert await next_of(one) == ("joined", "late")
+
+
+# --- where somebody is ---------------------------------------------------------------
+
+
+async def test_any_member_can_say_where_another_is(patient: Trio) -> None:
+    a, b, c = patient
+    for worker in (a, b, c):
+        worker.parts.membership.gossip.pass_on = lambda *_: None  # type: ignore[method-assign]
+    async with joining("late", c, options=replace(OPTIONS, liveness=PATIENT)):
+        with pytest.raises(UnknownWorkerError, match=r"worker\.find"):
+            a.peer("late")
+        late = await a.find("late")
+        assert await late.call(remote.add, 1) == 2
+        assert (await a.find("late")).name == "late"
+        with pytest.raises(UnknownWorkerError):
+            await a.find("nobody", timeout_s=2.0)
+
+
+async def test_a_call_goes_where_the_worker_is_now(quick: Trio) -> None:
+    """Who has not heard the news asks others before it gives up."""
+    a, b, c = quick
+    await a.peer("b").call(remote.add, 1)
+    a.parts.membership.gossip.pass_on = lambda *_: None  # type: ignore[method-assign]
+    async with killed(c), joining("c", b):
+        stale = replace(
+            c.parts.identity.member, addresses=("uds:///nobody/listens/here",)
+        )
+        a.parts.directory.add([stale])
+        assert await a.peer("c").call(remote.add, 1) == 2
+
+
+# --- static groups -------------------------------------------------------------------
+
+
+async def test_a_static_group_takes_nobody_in(tmp_path: Path) -> None:
+    options = replace(OPTIONS, membership="static")
+    async with Cluster(2, network="uds", options=options) as (a, b):
+        with pytest.raises(UsageError, match="the group is static"):
+            await joining("late", a).__aenter__()
+        where = {"b": b.addresses[0], "x": f"uds://{tmp_path}/x"}
+        async with Worker("x", rendezvous=where, options=OPTIONS) as x:
+            with pytest.raises(WorkerLostError, match="static and has no worker 'x'"):
+                await x.peer("b").call(remote.add, 1)
+        changes = a.members_changed()
+        assert await a.peer("b").call(remote.add, 1) == 2
+        await b.shutdown()
+        assert await next_of(changes) == ("left", "b")
+        where = {"a": a.addresses[0], "b": f"uds://{tmp_path}/b"}
+        listen = replace(
+            options, network=replace(options.network, listen=(where["b"],))
+        )
+        async with Worker("b", rendezvous=where, options=listen) as again:
+            assert await again.peer("a").call(remote.add, 1) == 2
+            assert await next_of(changes) == ("restarted", "b")
+        with pytest.raises(UnknownWorkerError):
+            await a.find("x")
+
+
+def test_the_kind_of_membership_is_checked() -> None:
+    with pytest.raises(UsageError, match="membership"):
+        Options(membership="elastic")
+
+
+# --- changes -------------------------------------------------------------------------
+
+
+def change(name: str) -> MemberChange:
+    return MemberChange(ChangeKind.JOINED, WorkerInfo(name, -1), 1)
+
+
+async def test_the_iteration_ends_with_the_worker(quick: Trio) -> None:
+    a, b, _ = quick
+    changes = b.members_changed()
+    await a.peer("c").call(remote.add, 1)
+    waiting = asyncio.create_task(anext(a.members_changed()))
+    await asyncio.sleep(0)
+    await a.shutdown()
+    with pytest.raises(StopAsyncIteration):
+        await waiting
+    with pytest.raises(NotStartedError):
+        a.members_changed()
+    assert await next_of(changes) == ("left", "a")
+
+
+async def test_a_change_is_not_lost_with_a_cancelled_wait() -> None:
+    changes = MemberChanges(asyncio.get_running_loop())
+    waiting = asyncio.create_task(anext(changes))
+    await asyncio.sleep(0)
+    with pytest.raises(UsageError, match="another task waits"):
+        await anext(changes)
+    waiting.cancel()
+    changes.put(change("b"))
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await anext(changes) == change("b")
+
+
+async def test_a_program_that_is_far_behind_is_told_to_look_again() -> None:
+    changes = MemberChanges(asyncio.get_running_loop())
+    for number in range(CHANGES_MAX + 2):
+        changes.put(change(f"w{number}"))
+    changes.end()
+    found = [one async for one in changes]
+    assert [one.kind.value for one in found] == ["resync", "joined"]
+    assert found[1] == change(f"w{CHANGES_MAX + 1}")
+
+
+async def test_a_program_that_is_behind_gets_one_change_of_each_worker() -> None:
+    changes = MemberChanges(asyncio.get_running_loop())
+    lost = MemberChange(ChangeKind.LOST, WorkerInfo("a", 0), 7)
+    changes.put(lost)
+    for life in range(CHANGES_MAX):
+        kind = ChangeKind.LEFT if life % 2 else ChangeKind.JOINED
+        changes.put(MemberChange(kind, WorkerInfo("b", -1), 1 + life // 2))
+    changes.end()
+    assert [one async for one in changes] == [lost]
+
+
+async def test_an_iterator_that_nobody_has_costs_nothing(quick: Trio) -> None:
+    worker = quick[0]
+    for _ in range(10):
+        worker.members_changed()
+    gc.collect()
+    kept = worker.members_changed()
+    assert worker.parts.membership._iterators() == [kept]  # noqa: SLF001

@@ -1,0 +1,88 @@
+"""Names of devices, and maps between them, by our own rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from asyncrpc.core.devices.maps import ANY, IDENTITY, TO_HOST, DeviceMap
+from asyncrpc.core.devices.names import DeviceName
+from asyncrpc.errors import MalformedError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "whole"),
+    [
+        ("cpu", "cpu", "cpu"),
+        ("cpu:0", "cpu", "cpu"),
+        ("cuda", "cuda", "cuda:0"),
+        ("cuda:1", "cuda:1", "cuda:1"),
+        ("tpu:3", "tpu:3", "tpu:3"),
+        ("xla", "xla", "xla:0"),
+        (2, "cuda:2", "cuda:2"),
+        (torch.device("cuda", 1), "cuda:1", "cuda:1"),
+        (torch.device("cpu"), "cpu", "cpu"),
+    ],
+)
+def test_a_name(given: Any, text: str, whole: str) -> None:
+    device = DeviceName.parse(given)
+    assert (str(device), device.whole) == (text, whole)
+    assert device.is_cpu == (text == "cpu")
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["", "GPU", "cuda:", "cuda:-1", "cuda:1:2", ":1", "1", -1, "cuda:12345", "c d"],
+)
+def test_what_is_no_name(given: Any) -> None:
+    with pytest.raises(UsageError, match="is not understood"):
+        DeviceName.parse(given)
+
+
+@pytest.mark.parametrize("given", [None, True, 1.5, "cpu:1"])
+def test_what_is_no_device(given: Any) -> None:
+    with pytest.raises(UsageError):
+        DeviceName.parse(given)
+
+
+def test_a_map_and_its_inverse() -> None:
+    there = DeviceMap.parse({0: 1, "xla": "cpu", "cpu": "tpu:0"})
+    names = ["cuda:0", "xla:0", "cpu", "cuda:5"]
+    moved = [there.target(name) for name in names]
+    assert moved == ["cuda:1", "cpu", "tpu:0", "cuda:5"]
+    back = there.inverse()
+    assert [back.target(name) for name in moved] == names
+    assert there.takes_host
+    assert back.takes_host
+
+
+def test_whether_a_map_moves_what_is_on_the_host() -> None:
+    assert not IDENTITY.takes_host
+    assert not DeviceMap.parse({"cpu": "cpu", 0: 1}).takes_host
+    assert not TO_HOST.takes_host
+
+
+def test_everything_to_the_host() -> None:
+    assert [TO_HOST.target(name) for name in ("cpu", "cuda:1")] == ["cpu", "cpu"]
+    assert TO_HOST.inverse().target("cpu") == "cpu"
+    read = DeviceMap.from_wire(TO_HOST.wire)
+    assert read.target("xla:0") == "cpu"
+    assert DeviceMap.parse({ANY: "cpu", "xla": "xla"}).target("xla:0") == "xla:0"
+
+
+@pytest.mark.parametrize("value", [None, [], {"cuda:0": 1}, {"a b": "cpu"}, {0: "cpu"}])
+def test_a_peer_may_send_anything(value: Any) -> None:
+    with pytest.raises(MalformedError):
+        DeviceMap.from_wire(value)
+
+
+def test_a_peer_may_send_too_much() -> None:
+    with pytest.raises(MalformedError):
+        DeviceMap.from_wire({f"cuda:{at}": f"cuda:{at}" for at in range(300)})
+
+
+def test_what_goes_over_the_wire_comes_back() -> None:
+    there = DeviceMap.parse({"cuda:0": "cuda:1", "cuda:1": "cuda:0"})
+    assert DeviceMap.from_wire(there.wire).wire == there.wire

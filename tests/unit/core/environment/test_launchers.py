@@ -1,0 +1,353 @@
+"""Every launcher's own variables give the place that the launcher meant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import pytest
+
+from asyncrpc.core.environment import GivenPlace, resolve
+from asyncrpc.core.environment.values import Field, port_of_text
+from asyncrpc.errors import UsageError
+from tests.unit.core.environment import captured
+
+
+class Place(NamedTuple):
+    rank: int
+    size: int
+    local: tuple[int | None, int | None]
+    host: str | None
+    port: int | None
+    launcher: str
+
+
+PLACES: Mapping[str, tuple[Mapping[str, str], Place]] = {
+    "torchrun": (
+        captured.TORCHRUN,
+        Place(1, 2, (1, 2), "localhost", 37913, "torchrun"),
+    ),
+    "slurm": (
+        captured.SLURM_STEP,
+        Place(2, 4, (2, 3), "node1", 15000 + 10 * 16, "Slurm"),
+    ),
+    "slurm pmi2": (
+        {**captured.SLURM_STEP, **captured.SLURM_PMI2},
+        Place(2, 4, (2, 3), "node1", 15000 + 10 * 16, "Slurm"),
+    ),
+    "open mpi": (
+        captured.OPEN_MPI,
+        Place(1, 2, (1, 2), "127.0.0.1", port_of_text("478806017"), "Open MPI"),
+    ),
+    "mpich": (
+        captured.MPICH,
+        Place(1, 2, (1, 2), "127.0.0.1", port_of_text("2318"), "MPICH"),
+    ),
+    "open mpi in slurm": (
+        captured.OPEN_MPI_IN_SLURM,
+        Place(3, 4, (1, 2), "node01", port_of_text("1705050113"), "Open MPI"),
+    ),
+    "mpich in slurm": (
+        captured.MPICH_IN_SLURM,
+        Place(3, 4, (1, 2), "node01", 15000 + 4 * 16, "MPICH"),
+    ),
+    "kubeflow": (
+        captured.KUBEFLOW,
+        Place(1, 2, (0, 1), "job-node-0-0.job", 29500, "Kubeflow"),
+    ),
+    "skypilot": (
+        captured.SKYPILOT,
+        Place(
+            1,
+            2,
+            (None, None),
+            "10.0.0.4",
+            port_of_text(captured.SKYPILOT["SKYPILOT_TASK_ID"]),
+            "SkyPilot",
+        ),
+    ),
+    "leader worker set": (
+        captured.LEADER_WORKER_SET,
+        Place(3, 4, (None, None), "vllm-0.vllm.default", 29500, "LeaderWorkerSet"),
+    ),
+    "indexed job": (
+        captured.INDEXED_JOB,
+        Place(2, 3, (None, None), "train-0.train", 29500, "indexed Job"),
+    ),
+    # One inside the other: the innermost starts the processes.
+    "torchrun in srun": (
+        {**captured.SLURM_STEP, **captured.TORCHRUN},
+        Place(1, 2, (1, 2), "localhost", 37913, "torchrun"),
+    ),
+    "torchrun in a batch script": (
+        {**captured.SLURM_BATCH, **captured.TORCHRUN},
+        Place(1, 2, (1, 2), "localhost", 37913, "torchrun"),
+    ),
+    "torchrun in mpirun": (
+        {**captured.OPEN_MPI_IN_SLURM, **captured.TORCHRUN},
+        Place(1, 2, (1, 2), "localhost", 37913, "torchrun"),
+    ),
+    "torchrun in a pod": (
+        {**captured.KUBEFLOW, **captured.TORCHRUN},
+        Place(1, 2, (1, 2), "localhost", 37913, "torchrun"),
+    ),
+    "mpirun in a batch script of one node": (
+        {**captured.SLURM_BATCH, **captured.OPEN_MPI},
+        Place(1, 2, (1, 2), "127.0.0.1", port_of_text("478806017"), "Open MPI"),
+    ),
+    "mpirun in a pod": (
+        {**captured.LEADER_WORKER_SET, **captured.OPEN_MPI},
+        Place(1, 2, (1, 2), "127.0.0.1", port_of_text("478806017"), "Open MPI"),
+    ),
+    "open mpi in a step with pmi2": (
+        {**captured.SLURM_STEP, **captured.SLURM_PMI2, **captured.OPEN_MPI},
+        Place(1, 2, (1, 2), "127.0.0.1", port_of_text("478806017"), "Open MPI"),
+    ),
+    # What a person sets comes first, and may say a part only.
+    "a meeting point by hand": (
+        {**captured.SLURM_STEP, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "9000"},
+        Place(2, 4, (2, 3), "10.0.0.1", 9000, "Slurm"),
+    ),
+    "a host by hand": (
+        {**captured.SLURM_STEP, "MASTER_ADDR": "10.0.0.1"},
+        Place(2, 4, (2, 3), "10.0.0.1", 15000 + 10 * 16, "Slurm"),
+    ),
+    "the same by hand": (
+        {**captured.SLURM_STEP, "RANK": "2", "WORLD_SIZE": "4"},
+        Place(2, 4, (2, 3), "node1", 15000 + 10 * 16, "Slurm"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_the_place_is_the_launchers(case: str) -> None:
+    environ, expected = PLACES[case]
+    found = resolve(environ, launcher_pid=2318)
+    local = (found.local_rank, found.local_world_size)
+    assert (
+        Place(
+            found.require_number(Field.RANK, "RANK"),
+            found.require_number(Field.WORLD_SIZE, "WORLD_SIZE"),
+            local,
+            found.host,
+            found.port,
+            found.launcher,
+        )
+        == expected
+    )
+    assert found.name == f"worker{expected.rank}"
+
+
+def test_all_processes_of_a_step_meet_at_one_place() -> None:
+    """What differs between tasks must not go into the meeting point."""
+    for task, node in ((0, 0), (3, 1)):
+        said = {
+            **captured.SLURM_STEP,
+            "SLURM_PROCID": str(task),
+            "SLURM_LOCALID": "0",
+            "SLURM_NODEID": str(node),
+            "SLURMD_NODENAME": f"node{node + 1}",
+        }
+        assert resolve(said).require_address() == ("node1", 15160)
+
+
+def test_mpirun_in_a_batch_script_meets_at_one_place() -> None:
+    """Some of its processes run inside of a step of Slurm, others outside."""
+    on_the_first = {
+        name: text
+        for name, text in captured.OPEN_MPI_IN_SLURM.items()
+        if "STEP" not in name
+    }
+    inside = resolve(captured.OPEN_MPI_IN_SLURM).require_address()
+    assert resolve(on_the_first).require_address() == inside
+
+
+@pytest.mark.parametrize("step", ["4294967291", "4294967290", ""])
+def test_a_batch_script_is_not_one_of_its_tasks(step: str) -> None:
+    found = resolve({**captured.SLURM_BATCH, "SLURM_STEP_ID": step})
+    assert found.rank is None
+    with pytest.raises(UsageError, match=r"job 10, but not in one .* by srun"):
+        found.require_number(Field.RANK, "RANK")
+
+
+def test_a_batch_script_of_one_task_is_that_task() -> None:
+    said = {**captured.SLURM_BATCH, "SLURM_NTASKS": "1", "SLURM_NPROCS": "1"}
+    assert (resolve(said).rank, resolve(said).world_size) == (0, 1)
+
+
+WITHOUT: Mapping[str, tuple[Mapping[str, str], str, Any]] = {
+    "several processes in a pod": (
+        {**captured.KUBEFLOW, "PET_NPROC_PER_NODE": "8", "JOB_COMPLETION_INDEX": ""},
+        "rank is missing.*PET_NPROC_PER_NODE=8.*by torchrun",
+        Field.RANK,
+    ),
+    "an elastic job": (
+        {**captured.KUBEFLOW, "PET_NNODES": "1:4"},
+        "world_size is missing.*PET_NNODES=1:4.*by torchrun",
+        Field.WORLD_SIZE,
+    ),
+    "an indexed job": (
+        {"JOB_COMPLETION_INDEX": "0"},
+        "world_size is missing.*set WORLD_SIZE to its completions",
+        Field.WORLD_SIZE,
+    ),
+    "nothing": ({}, "rank is missing: pass rank=..., or set RANK", Field.RANK),
+    "several hosts": (
+        {**captured.OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "8"},
+        "env:// needs MASTER_ADDR .*-x MASTER_ADDR",
+        None,
+    ),
+    "several hosts of MPICH": (
+        {**captured.MPICH, "PMI_SIZE": "8"},
+        "env:// needs MASTER_ADDR and MASTER_PORT .*-genv MASTER_ADDR",
+        None,
+    ),
+    "nothing at all": ({}, "env:// needs MASTER_ADDR and MASTER_PORT .*srun", None),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT)
+def test_what_is_missing_is_said_with_what_to_do(case: str) -> None:
+    environ, words, field = WITHOUT[case]
+    found = resolve(environ)
+
+    def require() -> object:
+        if field is None:
+            return found.require_address()
+        return found.require_number(field, field.value.upper())
+
+    with pytest.raises(UsageError, match=words):
+        require()
+
+
+DISAGREEMENTS: Mapping[str, tuple[Mapping[str, str], str]] = {
+    "rank by hand and of a task": (
+        {**captured.SLURM_STEP, "RANK": "0"},
+        r"RANK=0 \(.*by hand\) and SLURM_PROCID=2 \(Slurm\) disagree on the rank",
+    ),
+    "size by hand and of a step": (
+        {**captured.SLURM_STEP, "WORLD_SIZE": "8"},
+        r"WORLD_SIZE=8 .* and SLURM_STEP_NUM_TASKS=4 \(Slurm\) disagree on the number",
+    ),
+    "rank by hand and of mpirun": (
+        {**captured.OPEN_MPI, "RANK": "0"},
+        r"RANK=0 .* and OMPI_COMM_WORLD_RANK=1 \(Open MPI\) disagree",
+    ),
+    "rank by hand and of MPICH": (
+        {**captured.MPICH, "RANK": "0"},
+        r"RANK=0 .* and PMI_RANK=1 \(MPICH\) disagree",
+    ),
+    "both of MPI": (
+        {**captured.OPEN_MPI, **captured.MPICH, "PMI_RANK": "0"},
+        r"OMPI_COMM_WORLD_RANK=1 .* and PMI_RANK=0 \(MPICH\) disagree",
+    ),
+    "local rank by hand": (
+        {**captured.SLURM_STEP, "LOCAL_RANK": "0"},
+        "LOCAL_RANK=0 .* and SLURM_LOCALID=2 .* on its host",
+    ),
+    "local size by hand": (
+        {**captured.OPEN_MPI, "LOCAL_WORLD_SIZE": "3"},
+        "LOCAL_WORLD_SIZE=3 .* and OMPI_COMM_WORLD_LOCAL_SIZE=2 .* on this host",
+    ),
+    "rank by hand and of a pod": (
+        {**captured.KUBEFLOW, "RANK": "0"},
+        r"RANK=0 .* and PET_NODE_RANK=1 \(Kubeflow\) disagree",
+    ),
+    "host by hand and of a pod": (
+        {**captured.KUBEFLOW, "MASTER_ADDR": "a"},
+        "MASTER_ADDR=a .* and PET_MASTER_ADDR=job-node-0-0.job .* the meeting point",
+    ),
+    "port by hand and of a pod": (
+        {**captured.KUBEFLOW, "MASTER_PORT": "1"},
+        "MASTER_PORT=1 .* and PET_MASTER_PORT=29500 .* the port of the meeting point",
+    ),
+    "two that speak of pods": (
+        {**captured.KUBEFLOW, "JOB_COMPLETION_INDEX": "0"},
+        r"PET_NODE_RANK=1 .* and JOB_COMPLETION_INDEX=0 \(indexed Job\) disagree",
+    ),
+    "a node and a group": (
+        {**captured.SKYPILOT, **captured.LEADER_WORKER_SET},
+        "SKYPILOT_NODE_RANK=1 .* and LWS_WORKER_INDEX=3",
+    ),
+    "Slurm's PMI and its step": (
+        {**captured.SLURM_STEP, **captured.SLURM_PMI2, "PMI_RANK": "0"},
+        "SLURM_PROCID=2 .* and PMI_RANK=0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DISAGREEMENTS)
+def test_two_that_disagree_are_an_error_that_names_both(case: str) -> None:
+    environ, words = DISAGREEMENTS[case]
+    with pytest.raises(UsageError, match=words):
+        resolve(environ)
+
+
+def test_what_is_given_in_code_comes_first() -> None:
+    environ, _ = DISAGREEMENTS["rank by hand and of a task"]
+    found = resolve(environ, GivenPlace(rank=1, world_size=3, name="ps"))
+    assert (found.rank, found.world_size, found.name) == (1, 3, "ps")
+    assert found.values[Field.RANK].origin == "rank=1"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("RANK", "-1"),
+        ("WORLD_SIZE", "two"),
+        ("MASTER_PORT", "70000"),
+        ("SLURM_PROCID", "0x1"),
+        ("OMPI_COMM_WORLD_RANK", "1.5"),
+        ("PMI_RANK", "\u0661"),
+        ("LWS_GROUP_SIZE", "all"),
+        ("JOB_COMPLETION_INDEX", "a"),
+    ],
+)
+def test_a_variable_that_is_no_number_is_named(name: str, text: str) -> None:
+    environ = {**captured.SLURM_STEP, name: text}
+    with pytest.raises(UsageError, match=f"variable {name} must be a number"):
+        resolve(environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "restart", "run"),
+    [
+        ({**captured.TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "2"}, 2, "79815e99-37dc"),
+        ({**captured.SLURM_STEP, "SLURM_RESTART_COUNT": "1"}, 1, "10.0"),
+        ({**captured.OPEN_MPI_IN_SLURM, "SLURM_RESTART_COUNT": "1"}, 1, "1705050113"),
+        ({**captured.INDEXED_JOB, "JOBSET_RESTART_ATTEMPT": "3"}, 3, ""),
+    ],
+)
+def test_a_restart_is_counted(
+    environ: Mapping[str, str], restart: int, run: str
+) -> None:
+    found = resolve(environ)
+    assert found.restart == restart
+    said = found.values.get(Field.RUN_ID)
+    assert ("" if said is None else str(said.content)).startswith(run)
+
+
+@pytest.mark.parametrize(
+    ("more", "run"),
+    [
+        ({"ASYNCRPC_RUN_ID": "a"}, "a"),
+        ({"ASYNCRPC_RUN_ID": "a", "TORCHELASTIC_RUN_ID": "b"}, "a"),
+        ({"TORCHELASTIC_RUN_ID": "b"}, "b"),
+        ({"TORCHELASTIC_RUN_ID": "none"}, ""),  # torchrun's default, of all runs
+        ({"ASYNCRPC_RUN_ID": "a", "TORCHELASTIC_USE_AGENT_STORE": "True"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_run_has_a_name_that_others_do_not_have(
+    more: Mapping[str, str], run: str
+) -> None:
+    assert resolve({**captured.INDEXED_JOB, **more}).run_id == run
+
+
+def test_ours_is_named_by_its_mark() -> None:
+    said = {**captured.TORCHRUN, "TORCHELASTIC_RUN_ID": "", "ASYNCRPC_LAUNCHER": "x"}
+    assert resolve(said).launcher == "asyncrpc run"
+    assert resolve(said).is_served
+    in_a_task = resolve({**captured.SLURM_STEP, **said})
+    assert (in_a_task.launcher, in_a_task.rank) == ("asyncrpc run", 1)
+    assert in_a_task.outer == ("Slurm",)

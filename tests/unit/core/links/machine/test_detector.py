@@ -1,0 +1,500 @@
+"""Who is suspected, who is lost, and who never is.
+
+A `Peer` plays the other side and the wait for evidence; time is a number.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrpc.core.links.machine.detector import (
+    TICKS,
+    Detector,
+    Evidence,
+    SilenceAction,
+    Verdict,
+)
+from asyncrpc.core.sidecar.pulse import FRESH_S
+
+HEARTBEAT_S = 2.0
+LOST_AFTER_S = 10.0
+NEVER_S = 1e9
+PATIENT = [one for one in Evidence if one not in (Evidence.GONE, Evidence.BUSY)]
+
+
+def new(
+    now_s: float = 0.0,
+    *,
+    heartbeat_s: float = HEARTBEAT_S,
+    lost_after_s: float = LOST_AFTER_S,
+) -> Detector:
+    return Detector(now_s, heartbeat_s=heartbeat_s, lost_after_s=lost_after_s)
+
+
+@dataclass
+class Peer:
+    """A peer as its detector sees it, and the answers to what is asked about it.
+
+    Attributes:
+        evidence: what is answered, by the time of the question; None: nothing ever.
+        delay_s: how long that takes.
+        answers: whether it answers a PING, and how quickly.
+    """
+
+    detector: Detector
+    now_s: float = 0.0
+    evidence: Callable[[float], Evidence | None] = lambda _now_s: None
+    delay_s: float = 0.0
+    answers_s: float | None = None
+    due: list[tuple[float, Evidence | None]] = field(default_factory=list)
+    actions: list[tuple[float, SilenceAction]] = field(default_factory=list)
+    lost_s: float = NEVER_S
+
+    def act(self, action: SilenceAction) -> None:
+        if action is SilenceAction.NONE:
+            return
+        self.actions.append((self.now_s, action))
+        if action is SilenceAction.ASK_EVIDENCE:
+            found = self.evidence(self.now_s)
+            if found is not None:
+                self.due.append((self.now_s + self.delay_s, found))
+        elif action is SilenceAction.SEND_PING and self.answers_s is not None:
+            self.due.append((self.now_s + self.answers_s, None))
+
+    def deliver(self) -> None:
+        """Hand over what has come, in its order."""
+        come = sorted((one for one in self.due if one[0] <= self.now_s), key=_when)
+        self.due = [one for one in self.due if one[0] > self.now_s]
+        for _, evidence in come:
+            if evidence is None:
+                self.detector.on_receipt(self.now_s)
+            else:
+                self.detector.on_evidence(self.now_s, evidence)
+        self.look()
+
+    def look(self) -> None:
+        if self.detector.verdict is Verdict.LOST and self.lost_s == NEVER_S:
+            self.lost_s = self.now_s
+
+    def tick(self, pause_s: float | None = None) -> None:
+        """Let time pass to the next tick, which may come late."""
+        self.now_s += self.detector.tick_s if pause_s is None else pause_s
+        late = pause_s is not None
+        if not late:
+            self.deliver()
+        self.act(self.detector.on_tick(self.now_s))
+        self.deliver()  # after a stall the timers are first, and then the sockets
+
+    def run(self, until_s: float) -> Peer:
+        while self.now_s + self.detector.tick_s <= until_s:
+            self.tick()
+        return self
+
+    def times_of(self, action: SilenceAction) -> list[float]:
+        return [when_s for when_s, one in self.actions if one is action]
+
+
+def _when(one: tuple[float, Evidence | None]) -> float:
+    return one[0]
+
+
+def always(evidence: Evidence | None) -> Callable[[float], Evidence | None]:
+    return lambda _now_s: evidence
+
+
+class TestSilence:
+    def test_a_peer_that_is_heard_is_asked_nothing(self) -> None:
+        peer = Peer(new())
+        for _ in range(100):
+            peer.detector.on_receipt(peer.now_s)
+            peer.tick()
+        assert peer.actions == []
+        assert peer.detector.verdict is Verdict.ALIVE
+
+    def test_after_a_heartbeat_it_is_asked_for_a_sign_of_life_once(self) -> None:
+        peer = Peer(new(), evidence=always(Evidence.BUSY)).run(60.0)
+        assert peer.times_of(SilenceAction.SEND_PING) == [HEARTBEAT_S]
+
+    def test_its_answer_ends_the_silence(self) -> None:
+        peer = Peer(new(), answers_s=0.1).run(60.0)
+        assert peer.detector.verdict is Verdict.ALIVE
+        assert peer.times_of(SilenceAction.ASK_EVIDENCE) == []
+        pauses = _pauses(peer.times_of(SilenceAction.SEND_PING))
+        assert pauses
+        assert all(HEARTBEAT_S <= one <= 1.5 * HEARTBEAT_S for one in pauses)
+
+    def test_without_an_answer_it_is_suspected_a_heartbeat_later(self) -> None:
+        peer = Peer(new())
+        found = [peer.run(end_s).detector.verdict for end_s in (3.9, 4.0)]
+        assert found == [Verdict.ALIVE, Verdict.SUSPECT]
+        assert peer.times_of(SilenceAction.ASK_EVIDENCE) == [2 * HEARTBEAT_S]
+
+    @pytest.mark.parametrize("delay_s", [0.0, 0.3, HEARTBEAT_S])
+    def test_evidence_is_asked_for_again_at_every_heartbeat(
+        self, delay_s: float
+    ) -> None:
+        peer = Peer(new(), evidence=always(Evidence.BUSY), delay_s=delay_s).run(60.0)
+        pauses = _pauses(peer.times_of(SilenceAction.ASK_EVIDENCE))
+        assert len(pauses) > 20
+        assert all(HEARTBEAT_S <= one <= 1.25 * HEARTBEAT_S for one in pauses)
+
+    def test_a_receipt_clears_a_suspect(self) -> None:
+        peer = Peer(new(), evidence=always(Evidence.STOPPED)).run(LOST_AFTER_S - 0.5)
+        peer.detector.on_receipt(peer.now_s)
+        assert peer.detector.verdict is Verdict.ALIVE
+        peer.run(2 * LOST_AFTER_S - 0.6)
+        assert peer.lost_s == NEVER_S
+        peer.run(2 * LOST_AFTER_S)
+        assert peer.lost_s == pytest.approx(2 * LOST_AFTER_S - 0.5)
+
+
+class TestEvidence:
+    def test_a_process_that_has_ended_is_lost_at_once(self) -> None:
+        peer = Peer(new(), evidence=always(Evidence.GONE)).run(60.0)
+        assert peer.lost_s == 2 * HEARTBEAT_S
+        assert peer.detector.reason == Evidence.GONE.value
+
+    @pytest.mark.parametrize("evidence", PATIENT)
+    def test_one_that_may_come_back_is_lost_when_its_time_is_up(
+        self, evidence: Evidence
+    ) -> None:
+        peer = Peer(new(), evidence=always(evidence)).run(60.0)
+        assert peer.lost_s == LOST_AFTER_S
+        assert "10.0 s" in peer.detector.reason
+
+    @pytest.mark.parametrize("broken", [False, True])
+    def test_a_busy_one_is_never_lost(self, *, broken: bool) -> None:
+        peer = Peer(new(), evidence=always(Evidence.BUSY), delay_s=0.7)
+        if broken:
+            peer.act(peer.detector.on_break(0.0))
+        peer.run(3600.0)
+        assert peer.lost_s == NEVER_S
+        assert peer.detector.verdict is Verdict.SUSPECT
+
+    @pytest.mark.parametrize("evidence", PATIENT)
+    def test_what_follows_a_busy_time_counts_from_its_end(
+        self, evidence: Evidence
+    ) -> None:
+        def found(now_s: float) -> Evidence:
+            return Evidence.BUSY if now_s <= 40.0 else evidence
+
+        peer = Peer(new(), evidence=found).run(60.0)
+        assert peer.lost_s == 40.0 + LOST_AFTER_S
+
+    def test_without_any_answer_it_is_lost_when_its_time_is_up(self) -> None:
+        peer = Peer(new()).run(60.0)
+        assert peer.lost_s == LOST_AFTER_S
+        assert Evidence.UNKNOWN.value in peer.detector.reason
+
+    def test_evidence_that_came_late_still_counts(self) -> None:
+        peer = Peer(new(), evidence=always(Evidence.BUSY), delay_s=5.0).run(300.0)
+        assert peer.lost_s == NEVER_S
+
+    @pytest.mark.parametrize("evidence", [*PATIENT, Evidence.BUSY])
+    def test_about_one_that_has_been_heard_since_it_means_nothing(
+        self, evidence: Evidence
+    ) -> None:
+        peer = Peer(new()).run(2 * HEARTBEAT_S)
+        heard_s = peer.now_s
+        peer.detector.on_receipt(heard_s)
+        peer.run(heard_s + 1.0)
+        found = peer.detector.on_evidence(peer.now_s, evidence)
+        assert found is Verdict.ALIVE
+        assert peer.run(60.0).lost_s == heard_s + LOST_AFTER_S
+
+    def test_one_that_just_became_busy_is_not_taken_for_a_broken_network(self) -> None:
+        heartbeat_s = 0.25
+        peer = Peer(
+            new(heartbeat_s=heartbeat_s, lost_after_s=0.5),
+            evidence=lambda now_s: (
+                Evidence.TICKING if now_s <= FRESH_S else Evidence.BUSY
+            ),
+        )
+        assert peer.run(60.0).lost_s == NEVER_S
+
+    def test_the_last_word_is_final(self) -> None:
+        peer = Peer(new(), evidence=always(Evidence.GONE)).run(60.0)
+        detector, reason = peer.detector, peer.detector.reason
+        detector.on_receipt(61.0)
+        detector.on_resumed(61.0)
+        assert detector.on_break(61.0) is SilenceAction.NONE
+        assert detector.on_tick(61.0) is SilenceAction.NONE
+        assert detector.on_evidence(61.0, Evidence.BUSY) is Verdict.LOST
+        assert (detector.verdict, detector.reason) == (Verdict.LOST, reason)
+
+    def test_a_tick_says_that_a_peer_is_lost_and_says_it_once(self) -> None:
+        peer = Peer(new()).run(60.0)
+        assert peer.times_of(SilenceAction.LOST) == [LOST_AFTER_S]
+
+
+class TestBroken:
+    def test_evidence_is_asked_for_at_once(self) -> None:
+        detector = new()
+        assert detector.on_break(0.3) is SilenceAction.ASK_EVIDENCE
+        assert detector.on_evidence(0.3, Evidence.GONE) is Verdict.LOST
+
+    def test_there_is_nothing_to_send_a_ping_over(self) -> None:
+        peer = Peer(new(), evidence=always(Evidence.BUSY))
+        peer.act(peer.detector.on_break(0.0))
+        assert peer.run(60.0).times_of(SilenceAction.SEND_PING) == []
+
+    def test_silence_counts_from_the_break(self) -> None:
+        peer = Peer(new(), evidence=always(Evidence.UNREACHABLE)).run(0.5)
+        peer.act(peer.detector.on_break(0.5))
+        assert peer.run(60.0).lost_s == 0.5 + LOST_AFTER_S
+        assert "without a connection" in peer.detector.reason
+
+    def test_unless_it_had_been_silent_before(self) -> None:
+        peer = Peer(new(), evidence=always(Evidence.UNREACHABLE)).run(8.0)
+        peer.act(peer.detector.on_break(8.0))
+        assert peer.run(60.0).lost_s == LOST_AFTER_S
+
+    def test_a_second_break_changes_nothing(self) -> None:
+        peer = Peer(new(), evidence=always(Evidence.UNREACHABLE))
+        peer.act(peer.detector.on_break(0.0))
+        peer.run(5.0)
+        assert peer.detector.on_break(5.0) is SilenceAction.NONE
+        assert peer.run(60.0).lost_s == LOST_AFTER_S
+
+    def test_a_break_gives_no_more_time_to_answer(self) -> None:
+        peer = Peer(new(lost_after_s=2 * HEARTBEAT_S)).run(1.75 * HEARTBEAT_S)
+        asked_s = peer.times_of(SilenceAction.ASK_EVIDENCE)[0]
+        peer.act(peer.detector.on_break(peer.now_s))
+        assert peer.run(60.0).lost_s == asked_s + HEARTBEAT_S
+
+    def test_another_connection_ends_it(self) -> None:
+        peer = Peer(new(), evidence=always(Evidence.UNREACHABLE), answers_s=0.1)
+        peer.act(peer.detector.on_break(0.0))
+        peer.run(9.0)
+        peer.detector.on_resumed(9.0)
+        assert peer.detector.verdict is Verdict.ALIVE
+        assert not peer.detector.is_broken
+        assert peer.run(60.0).lost_s == NEVER_S
+
+    def test_what_still_comes_of_the_broken_one_is_no_sign_of_life(self) -> None:
+        peer = Peer(new(), evidence=always(Evidence.UNREACHABLE))
+        peer.act(peer.detector.on_break(0.0))
+        for _ in range(15):
+            peer.run(peer.now_s + 1.0)
+            peer.detector.on_receipt(peer.now_s)
+        assert peer.lost_s == LOST_AFTER_S
+
+
+class TestOwnStall:
+    def test_what_was_missed_does_not_count(self) -> None:
+        peer = Peer(new(), evidence=always(Evidence.UNREACHABLE)).run(8.0)
+        peer.tick(pause_s=30.0)
+        assert peer.lost_s == NEVER_S
+        peer.run(60.0)
+        assert peer.lost_s == pytest.approx(
+            30.0 + LOST_AFTER_S, abs=peer.detector.tick_s
+        )
+
+    def test_what_was_missed_is_no_silence(self) -> None:
+        peer = Peer(new())
+        peer.tick(pause_s=30.0)
+        assert peer.actions == []
+        assert peer.detector.verdict is Verdict.ALIVE
+
+    def test_what_is_asked_has_its_time_to_be_answered_after_it(self) -> None:
+        peer = Peer(new()).run(2 * HEARTBEAT_S - 0.1)
+        peer.evidence, peer.delay_s = always(Evidence.BUSY), 36.2
+        peer.run(LOST_AFTER_S - 0.5)
+        peer.due = peer.due[:1]  # the answer to the first question, at 40.2 s
+        peer.tick(pause_s=30.0)
+        assert peer.run(41.0).lost_s == NEVER_S
+
+    def test_while_the_connection_is_broken_evidence_is_asked_for_again_at_once(
+        self,
+    ) -> None:
+        peer = Peer(new(), evidence=always(Evidence.STOPPED))
+        peer.act(peer.detector.on_break(0.0))
+        peer.tick()
+        peer.tick(pause_s=30.0)
+        assert peer.times_of(SilenceAction.ASK_EVIDENCE) == [0.0, peer.now_s]
+
+    def test_evidence_from_before_is_not_used(self) -> None:
+        peer = Peer(new(), evidence=always(Evidence.STOPPED)).run(LOST_AFTER_S - 0.5)
+        peer.evidence = always(Evidence.BUSY)
+        peer.tick(pause_s=30.0)
+        assert peer.run(300.0).lost_s == NEVER_S
+
+    def test_a_busy_loop_is_none(self) -> None:
+        """Ticks that are late by a little do not keep a dead peer alive."""
+        peer = Peer(new(), evidence=always(Evidence.UNREACHABLE))
+        while peer.now_s < LOST_AFTER_S:
+            peer.tick(pause_s=1.9 * peer.detector.tick_s)
+        assert peer.lost_s <= LOST_AFTER_S + 2 * peer.detector.tick_s
+
+
+# --- whatever happens ----------------------------------------------------------------
+
+EVENTS = ("pass", "hear", "break", "resume", *Evidence)
+
+
+def _histories(length: int) -> Iterator[tuple[str | Evidence, ...]]:
+    return itertools.product(EVENTS, repeat=length)
+
+
+def test_every_history_of_a_few_events_keeps_the_rules() -> None:
+    """All of them: 10,000 histories, each event a heartbeat after the one before."""
+    for history in _histories(4):
+        rules = Rules(new(heartbeat_s=1.0, lost_after_s=2.0))
+        for event in history:
+            for _ in range(TICKS):
+                rules.tick(1.0 / TICKS)
+            rules.happen(event)
+
+
+@dataclass
+class Rules:
+    """What must hold of a detector whatever happens, checked as it does."""
+
+    detector: Detector
+    now_s: float = 0.0
+    cleared_s: float = 0.0
+    is_gone: bool = False
+    was_lost: bool = False
+
+    def tick(self, pause_s: float) -> None:
+        self.now_s += pause_s
+        action = self.detector.on_tick(self.now_s)
+        assert (action is SilenceAction.LOST) is (self.is_lost and not self.was_lost)
+        assert action is not SilenceAction.SEND_PING or not self.detector.is_broken
+        self.check()
+
+    def happen(self, event: str | Evidence) -> None:
+        detector = self.detector
+        is_heard = event == "resume" or (event == "hear" and not detector.is_broken)
+        is_suspect = detector.verdict is Verdict.SUSPECT
+        if is_heard or (is_suspect and event is Evidence.BUSY):
+            self.cleared_s = self.now_s
+        self.is_gone = self.is_gone or (event is Evidence.GONE and not self.is_lost)
+        _happen(detector, event, self.now_s)
+        self.check()
+        if is_heard and not self.is_lost:
+            assert detector.verdict is Verdict.ALIVE
+
+    @property
+    def is_lost(self) -> bool:
+        return self.detector.verdict is Verdict.LOST
+
+    def check(self) -> None:
+        assert self.is_lost or not self.was_lost
+        assert self.is_lost or not self.is_gone
+        if self.is_lost and not self.was_lost and not self.is_gone:
+            assert self.now_s - self.cleared_s >= 2.0
+        assert bool(self.detector.reason) is self.is_lost
+        self.was_lost = self.is_lost
+
+
+def _happen(detector: Detector, event: str | Evidence, now_s: float) -> None:
+    match event:
+        case Evidence():
+            detector.on_evidence(now_s, event)
+        case "hear":
+            detector.on_receipt(now_s)
+        case "break":
+            detector.on_break(now_s)
+        case "resume":
+            detector.on_resumed(now_s)
+
+
+heartbeats = st.floats(0.1, 10.0)
+patiences = st.floats(2.0, 20.0)  # in heartbeats
+
+
+@given(
+    heartbeat_s=heartbeats,
+    patience=patiences,
+    evidence=st.sampled_from(
+        [Evidence.GONE, Evidence.UNREACHABLE, Evidence.UNKNOWN, None]
+    ),
+    delay=st.floats(0.0, 1.0),
+    chatter=st.floats(0.0, 5.0),
+    breaks=st.none() | st.floats(0.0, 30.0),
+)
+def test_a_peer_that_has_died_is_lost_in_time(
+    *,
+    heartbeat_s: float,
+    patience: float,
+    evidence: Evidence | None,
+    delay: float,
+    chatter: float,
+    breaks: float | None,
+) -> None:
+    """Whatever is found out, and whether or when its connection breaks."""
+    detector = new(heartbeat_s=heartbeat_s, lost_after_s=patience * heartbeat_s)
+    peer = Peer(detector, evidence=always(evidence), delay_s=delay * heartbeat_s)
+    while peer.now_s < chatter * heartbeat_s:
+        detector.on_receipt(peer.now_s)
+        peer.tick()
+    died_s = peer.now_s
+    detector.on_receipt(died_s)
+    if breaks is not None:
+        peer.run(died_s + breaks * heartbeat_s)
+        peer.act(detector.on_break(peer.now_s))
+        peer.deliver()
+    limit_s = died_s + (patience + 1) * heartbeat_s
+    peer.run(limit_s + 1e-6)
+    assert peer.lost_s <= limit_s + 1e-6
+
+
+@given(
+    answers=st.lists(st.sampled_from([*PATIENT, Evidence.BUSY, None]), max_size=60),
+    delays=st.lists(st.floats(0.0, 3.0), min_size=1),
+    breaks_s=st.none() | st.floats(0.0, 60.0),
+)
+def test_nothing_counts_from_before_a_busy_time(
+    answers: list[Evidence | None], delays: list[float], breaks_s: float | None
+) -> None:
+    """At whatever time evidence comes, and in whatever order."""
+    coming, taking = iter(answers), itertools.cycle(delays)
+    peer = Peer(new(), evidence=lambda _now_s: next(coming, Evidence.BUSY))
+    cleared_s = 0.0
+    while peer.now_s < 120.0 and peer.lost_s == NEVER_S:
+        peer.delay_s = next(taking)
+        if breaks_s is not None and peer.now_s >= breaks_s:
+            peer.act(peer.detector.on_break(peer.now_s))
+        due = [one for one in peer.due if one[1] is Evidence.BUSY]
+        peer.tick()
+        if any(when_s <= peer.now_s for when_s, _ in due):
+            cleared_s = peer.now_s
+    assert peer.lost_s - cleared_s >= LOST_AFTER_S
+
+
+@given(
+    stalls=st.lists(st.tuples(st.integers(1, 30), st.floats(1.0, 300.0)), max_size=12),
+    answers=st.floats(0.01, 0.9),
+    evidence=st.sampled_from([*PATIENT, Evidence.BUSY, None]),
+    delay=st.floats(0.0, 3.0),
+)
+def test_this_workers_own_stalls_never_cost_a_peer_that_answers(
+    stalls: list[tuple[int, float]],
+    answers: float,
+    evidence: Evidence | None,
+    delay: float,
+) -> None:
+    """Not even if all evidence is wrong, as it is when nobody was there to read it."""
+    peer = Peer(
+        new(),
+        evidence=always(evidence),
+        delay_s=delay,
+        answers_s=answers * HEARTBEAT_S,
+    )
+    for ticks, pause_s in stalls:
+        for _ in range(ticks):
+            peer.tick()
+        peer.tick(pause_s=pause_s)
+    peer.run(peer.now_s + 30.0)
+    assert peer.detector.verdict is Verdict.ALIVE
+
+
+def _pauses(times: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in itertools.pairwise(times)]

@@ -1,0 +1,130 @@
+"""A dial goes through its states as the table says, and ends after so many attempts."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from asyncrpc.core.links.machine.dialing import (
+    ATTEMPTS_MAX,
+    FINAL,
+    PAUSE_FOR_ABSENT_S,
+    PAUSES_AFTER_BREAK_S,
+    TRANSITIONS,
+    DialAttempts,
+    DialEvent,
+    DialState,
+)
+from asyncrpc.errors import LocalProtocolError
+
+READY, DIALING, PAUSED = DialState.READY, DialState.DIALING, DialState.PAUSED
+
+
+def after(*events: DialEvent) -> DialAttempts:
+    attempts = DialAttempts()
+    for event in events:
+        attempts.on(event)
+    return attempts
+
+
+def test_what_cannot_come_of_a_step_is_a_fault_of_the_service() -> None:
+    with pytest.raises(LocalProtocolError, match="take 'the connection is open'"):
+        after(DialEvent.OPENED)
+
+
+def test_every_state_is_reached_and_only_the_final_ones_are_left_by_nothing() -> None:
+    reached, todo = {READY}, [READY]
+    while todo:
+        state = todo.pop()
+        for event in TRANSITIONS[state]:
+            found = TRANSITIONS[state][event]
+            if found not in reached:
+                reached.add(found)
+                todo.append(found)
+    assert reached == set(DialState)
+    assert {state for state, row in TRANSITIONS.items() if not row} == FINAL
+
+
+def walks(depth: int) -> list[tuple[DialEvent, ...]]:
+    """Return every sequence of events of a dial, up to so many, that is not over."""
+    found: list[tuple[DialEvent, ...]] = [()]
+    level: list[tuple[DialEvent, ...]] = [()]
+    for _ in range(depth):
+        level = [
+            (*events, event)
+            for events in level
+            for event in TRANSITIONS[after(*events).state]
+        ]
+        found += level
+    return found
+
+
+def test_whatever_happens_the_attempts_are_counted_by_returns_to_the_beginning() -> (
+    None
+):
+    for events in walks(7):
+        states = [after(*events[:end]).state for end in range(len(events) + 1)]
+        returns = sum(
+            now is READY and before is not READY
+            for before, now in itertools.pairwise(states)
+        )
+        attempts = after(*events)
+        assert attempts.number == returns
+        spared = events.count(DialEvent.BUSY) + events.count(DialEvent.ABSENT)
+        counted = returns - spared
+        assert attempts.is_exhausted == (counted >= ATTEMPTS_MAX)
+        assert attempts.is_over == (attempts.state in FINAL)
+
+
+def test_a_break_in_the_handshake_is_followed_by_a_longer_pause_each_time() -> None:
+    attempts = DialAttempts()
+    pauses_s = []
+    for _ in PAUSES_AFTER_BREAK_S:
+        attempts.on(DialEvent.FREE)
+        attempts.on(DialEvent.BROKE)
+        assert attempts.state is PAUSED
+        pauses_s.append(attempts.pause_s)
+        attempts.on(DialEvent.SETTLED)
+    assert pauses_s == list(PAUSES_AFTER_BREAK_S) == sorted(pauses_s)
+
+
+def test_after_the_last_pause_a_break_counts_as_any_other_failure() -> None:
+    attempts = DialAttempts()
+    for _ in PAUSES_AFTER_BREAK_S:
+        for event in (DialEvent.FREE, DialEvent.BROKE, DialEvent.SETTLED):
+            attempts.on(event)
+    attempts.on(DialEvent.FREE)
+    attempts.on(DialEvent.BROKE)
+    assert attempts.state is DialState.ASKING
+
+
+def test_a_busy_peer_is_dialed_until_it_answers_and_a_late_one_so_often() -> None:
+    late = (DialEvent.FREE, DialEvent.UNANSWERED, DialEvent.TICKING)
+    busy = (*late[:2], DialEvent.BUSY)
+    assert not after(*busy * 1000).is_exhausted
+    assert not after(*busy, *late * (ATTEMPTS_MAX - 1)).is_exhausted
+    assert after(*busy, *late * ATTEMPTS_MAX).is_exhausted
+
+
+def test_a_peer_that_is_not_there_yet_is_dialed_for_so_long() -> None:
+    attempts = DialAttempts(absent_s_max=3.0)
+    waited_s = 0.0
+    attempts.on(DialEvent.FREE)
+    attempts.on(DialEvent.ABSENT)
+    while attempts.state is PAUSED and waited_s < 10.0:
+        waited_s += attempts.pause_s
+        attempts.on(DialEvent.SETTLED)
+        assert not attempts.is_exhausted
+        attempts.on(DialEvent.FREE)
+        attempts.on(DialEvent.ABSENT)
+    assert attempts.state is DialState.ASKING
+    assert 3.0 <= waited_s < 3.0 + 2 * PAUSE_FOR_ABSENT_S
+
+
+def test_other_failures_use_up_no_pause() -> None:
+    attempts = after(DialEvent.FREE, DialEvent.UNREACHED, DialEvent.MOVED)
+    attempts.on(DialEvent.FREE)
+    attempts.on(DialEvent.BROKE)
+    assert attempts.state is PAUSED
+    assert attempts.pause_s == PAUSES_AFTER_BREAK_S[0]

@@ -1,0 +1,503 @@
+"""A connection alone: no worker, no link, and bytes that move when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from asyncrpc.core.calls.deferred import PendingBuffers
+from asyncrpc.core.links.connection import Connection, ConnectionState
+from asyncrpc.core.links.disconnected import DISCONNECTED_BYTES_MAX
+from asyncrpc.core.wire.frames import CHUNK_BYTES, FrameKind
+from asyncrpc.core.wire.handshake import NONCE_BYTES, Handshake, Role
+from asyncrpc.core.wire.limits import MessageLimits
+from asyncrpc.core.wire.resume import ACK_BYTES, NEVER
+from asyncrpc.errors import (
+    AuthenticationError,
+    ClosedError,
+    ConnectionLostError,
+    MalformedError,
+)
+from asyncrpc.testing.loop import SimLoop
+from tests.unit.core.links.pair import REFUSED, Both, join, opened
+
+LARGE = bytes(range(256)) * (2 * CHUNK_BYTES // 256 + 7)
+
+
+@pytest_asyncio.fixture
+async def both() -> AsyncIterator[Both]:
+    made = await opened()
+    yield made
+    await made.end()
+
+
+def state_of(both: Both) -> tuple[ConnectionState, ConnectionState]:
+    return both.a.connection.state, both.b.connection.state
+
+
+class TestOpening:
+    loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
+
+    async def test_both_ends_learn_who_the_other_is(self, both: Both) -> None:
+        assert state_of(both) == (ConnectionState.OPEN,) * 2
+        assert (await both.a.connection.until_open()).name == "b"
+        assert (await both.b.connection.until_open()).name == "a"
+        assert both.a.connection.token == both.b.connection.token
+
+    async def test_the_handshake_may_come_byte_by_byte(self) -> None:
+        both = Both()
+        while both.line.deliver(1) + both.line.other.deliver(1):
+            pass
+        assert state_of(both) == (ConnectionState.OPEN,) * 2
+        await both.end()
+
+    @pytest.mark.parametrize("side", ["a", "b"])
+    async def test_an_end_before_it_is_open_fails_whoever_waits(
+        self, side: str
+    ) -> None:
+        both = Both()
+        both.line.deliver(50)
+        await both.cut()
+        connection: Connection = getattr(both, side).connection
+        with pytest.raises(ConnectionLostError, match="cut"):
+            await connection.until_open()
+        assert connection.ended.done()
+        assert getattr(both, side).broken == []
+
+    async def test_a_peer_with_another_secret_is_refused_and_told(self) -> None:
+        def nothing(*_: object) -> None:
+            raise AssertionError
+
+        ends = [
+            Connection(
+                Handshake(role, secret, os.urandom(NONCE_BYTES)),
+                loop=asyncio.get_running_loop(),
+                limits=MessageLimits(),
+                introduce=lambda _: None,
+                on_hello=nothing,
+            )
+            for role, secret in ((Role.DIALER, b"one"), (Role.ACCEPTOR, b"other"))
+        ]
+        line = join(*ends)
+        while line.deliver() + line.other.deliver():
+            pass
+        await asyncio.sleep(0)
+        for end in ends:
+            with pytest.raises(AuthenticationError, match="different secrets"):
+                await end.until_open()
+
+    async def test_what_is_no_hello_ends_it(self) -> None:
+        both = Both()
+        both.line.deliver(40)
+        both.line.other.deliver()
+        both.a.connection.send(FrameKind.REQUEST, 1)  # after the dialer's HELLO
+        both.b.connection.open_to = lambda _: None  # type: ignore[method-assign, assignment]
+        await both.turn()
+        both.line.deliver()
+        await both.turn()
+        with pytest.raises(MalformedError, match="a REQUEST came before the HELLO"):
+            await both.b.connection.until_open()
+
+    async def test_one_that_was_given_up_before_it_was_made_ends_when_it_is(
+        self,
+    ) -> None:
+        both = Both()
+        late = both.a.make(Role.DIALER)
+        late.fail(ClosedError("too late"))
+        join(late, both.b.make(Role.ACCEPTOR))
+        await both.turn()
+        with pytest.raises(ClosedError, match="too late"):
+            await late.until_open()
+        await both.end()
+
+
+class TestMessages:
+    loops = {"sim": SimLoop}  # noqa: RUF012
+
+    async def test_they_arrive_in_order_and_whole(self, both: Both) -> None:
+        both.a.send(1, b"one")
+        both.a.send(2, b"two", b"payload", b"")
+        both.b.send(3, b"back", LARGE[:70_000])
+        await both.settle()
+        assert both.b.messages == [(1, b"one", b""), (2, b"two", b"payload")]
+        assert both.a.messages == [(3, b"back", LARGE[:70_000])]
+
+    async def test_a_small_one_overtakes_a_large_payload(self, both: Both) -> None:
+        both.line.other.handler.pause_writing()
+        both.line.handler.pause_writing()
+        both.a.send(1, b"large", LARGE)
+        both.a.send(2, b"small")
+        await both.settle()
+        assert both.b.messages == [(2, b"small", b"")]
+        both.line.handler.resume_writing()
+        await both.settle()
+        assert both.b.messages[1:] == [(1, b"large", LARGE)]
+
+    async def test_the_first_of_a_turn_is_written_at_once(self, both: Both) -> None:
+        both.a.connection.join(b"ahead ")
+        assert not both.line.sent
+        both.a.connection.post((b"first ",))
+        assert both.line.sent == b"ahead first "
+        both.a.connection.post((b"second ",))
+        both.a.connection.join(b"third ")
+        assert both.line.sent == b"ahead first "
+        both.a.connection.push(b"now")
+        assert both.line.sent == b"ahead first second third now"
+        both.line.sent.clear()
+
+    async def test_what_can_wait_is_written_in_the_next_turn(self, both: Both) -> None:
+        both.a.connection.join(b"alone")
+        await both.turn()
+        assert both.line.sent == b"alone"
+        both.line.sent.clear()
+
+    async def test_what_is_held_is_written_with_the_next(self, both: Both) -> None:
+        both.a.connection.hold(b"held ", 1.0)
+        await both.turn()
+        assert not both.line.sent
+        both.a.connection.post((b"next ",))
+        both.a.connection.hold(b"last")
+        await both.turn()
+        assert both.line.sent == b"held next last"
+        both.line.sent.clear()
+
+    async def test_what_is_held_is_written_when_its_time_is_over(
+        self, both: Both
+    ) -> None:
+        both.a.connection.hold(b"with ")  # which has no limit
+        both.a.connection.hold(b"long ", 3.0)
+        both.a.connection.hold(b"short", 1.0)
+        await asyncio.sleep(0.9)
+        assert not both.line.sent
+        await asyncio.sleep(0.2)
+        assert both.line.sent == b"with long short"
+        both.a.connection.hold(b" for ever")  # the time of the first is not its
+        await asyncio.sleep(10.0)
+        assert both.line.sent == b"with long short"
+        both.line.sent.clear()
+
+    async def test_one_that_is_held_back_is_passed_by(self, both: Both) -> None:
+        held = PendingBuffers([memoryview(b"of it")])
+        both.a.connection.send(FrameKind.REQUEST, 1, buffers=held)
+        both.a.send(2, b"next")
+        await both.settle()
+        assert both.b.messages == [(2, b"next", b"")]
+        held.release()
+        await both.settle()
+        assert both.b.messages[1:] == [(1, b"", b"of it")]
+
+    @pytest.mark.parametrize("is_held", [False, True])
+    async def test_one_that_is_given_up_never_arrives(
+        self, both: Both, *, is_held: bool
+    ) -> None:
+        both.line.handler.pause_writing()
+        sent: list[bool] = []
+        buffers = [memoryview(LARGE)]
+        both.a.connection.send(
+            FrameKind.REQUEST,
+            1,
+            buffers=PendingBuffers(buffers) if is_held else buffers,
+            on_sent=lambda: sent.append(True),
+        )
+        assert not both.a.connection.drop(FrameKind.REQUEST, 2)
+        assert both.a.connection.drop(FrameKind.REQUEST, 1)
+        assert not both.a.connection.drop(FrameKind.REQUEST, 1)
+        assert sent == [True]
+        both.b.on_transfer_dropped = lambda *_: None  # type: ignore[method-assign]
+        both.line.handler.resume_writing()
+        await both.settle()
+        assert both.b.messages == []
+
+    async def test_bytes_that_make_no_sense_end_it_and_it_says_why(
+        self, both: Both
+    ) -> None:
+        both.a.connection.stream.write_uncounted(b"x" * 40)
+        await both.settle()
+        assert "a frame begins with" in both.b.lost[0]
+        assert b"it could not take what this worker sent" in both.line.other.sent
+        assert both.b.broken == []
+
+
+class TestTheEnd:
+    loops = {"sim": SimLoop}  # noqa: RUF012
+
+    async def test_in_order_what_was_sent_is_delivered_before(self, both: Both) -> None:
+        both.a.send(1, b"last")
+        both.a.connection.close("enough")
+        await both.settle()
+        assert both.b.messages == [(1, b"last", b"")]
+        assert both.b.connection.peer_closed == "enough"
+        assert both.a.lost == ["None"]
+        assert both.a.broken == []
+
+    async def test_the_peer_is_told_and_does_not_wait_for_another(
+        self, both: Both
+    ) -> None:
+        both.b.connection.on_peer_close("")
+        await both.cut()
+        assert both.b.lost == ["cut"]
+        assert both.b.broken == []
+        assert both.b.connection.peer_closed == "it closed the connection"
+
+    async def test_the_word_of_the_peer_may_come_after_the_break(
+        self, both: Both
+    ) -> None:
+        await both.cut()
+        both.b.connection.on_peer_close("it was stopped")
+        assert both.b.lost == ["it was stopped"]
+
+    @pytest.mark.parametrize("way", ["fail", "end"])
+    async def test_it_ends_once_with_the_first_reason(
+        self, both: Both, way: str
+    ) -> None:
+        end = getattr(both.a.connection, way)
+        end(ClosedError("first"))
+        end(ClosedError("second"))
+        await both.turn()
+        assert both.a.lost == ["first"]
+        assert both.a.connection.state is ConnectionState.CLOSED
+
+    async def test_what_is_sent_afterwards_is_dropped(self, both: Both) -> None:
+        held, waits = PendingBuffers([memoryview(b"x")]), []
+        both.a.connection.send(
+            FrameKind.REQUEST, 1, buffers=held, on_sent=lambda: waits.append("held")
+        )
+        both.line.handler.pause_writing()
+        both.a.connection.send(
+            FrameKind.REQUEST,
+            2,
+            buffers=[memoryview(LARGE)],
+            on_sent=lambda: waits.append("large"),
+        )
+        both.a.connection.end(ClosedError("over"))
+        assert waits == ["held", "large"]
+        both.a.connection.send(
+            FrameKind.REQUEST, 3, on_sent=lambda: waits.append("late")
+        )
+        assert waits[2:] == ["late"]
+        both.a.connection.post((b"late",))
+        with pytest.raises(ConnectionLostError, match="has ended"):
+            await both.a.connection.writable()
+        await both.a.connection.settled()
+
+
+SCRIPT = (b"one", b"", b"three" * 9)
+
+
+class TestResuming:
+    loops = {"sim": SimLoop}  # noqa: RUF012
+
+    async def play_cut(self, cut_a: int, cut_b: int, payload: bytes = b"") -> int:
+        """Send the script both ways, with a cut after so many bytes of each.
+
+        Returns:
+            How many bytes there were one way.
+        """
+        both = await opened()
+        a, b = both.a, both.b
+        for call_id, control in enumerate(SCRIPT):
+            a.send(call_id, control, payload)
+            b.send(call_id, control, payload)
+        await both.turn()
+        total = len(both.line.sent)
+        both.line.deliver(cut_a)
+        both.line.other.deliver(cut_b)
+        await both.cut()
+        assert a.broken == b.broken == ["cut"]
+        a.send(9, b"while it is broken")
+        await both.resume()
+        a.send(10, b"afterwards")
+        await both.settle()
+        script = [(at, one, payload) for at, one in enumerate(SCRIPT)]
+        ends = [(9, b"while it is broken", b""), (10, b"afterwards", b"")]
+        assert sorted(a.messages) == script, (cut_a, cut_b)
+        assert sorted(b.messages) == script + ends, (cut_a, cut_b)
+        assert a.lost == b.lost == []
+        await both.end()
+        return total
+
+    async def test_a_cut_at_every_byte_loses_nothing_and_repeats_nothing(self) -> None:
+        total = await self.play_cut(0, 0)
+        for cut in range(total + 1):
+            await self.play_cut(cut, total - cut)
+            await self.play_cut(cut, cut)
+
+    async def test_a_cut_inside_large_payloads(self) -> None:
+        payload = LARGE[:200_001]
+        for cut in range(1, 610_000, 30_011):
+            await self.play_cut(cut, cut // 2, payload)
+
+    async def test_it_may_break_again_before_anything_was_read(
+        self, both: Both
+    ) -> None:
+        both.a.send(1, b"message")
+        await both.turn()
+        for _ in range(3):
+            await both.cut()
+            await both.resume()
+            both.line.sent.clear()
+        await both.cut()
+        await both.resume()
+        assert both.b.messages == [(1, b"message", b"")]
+
+    async def test_an_ack_that_is_due_goes_with_the_next_message(
+        self, both: Both
+    ) -> None:
+        kept = both.b.connection._resumption.unacknowledged  # noqa: SLF001
+        both.b.send(1, b"", bytes(ACK_BYTES - 41))  # a header and a length take 48
+        await both.settle()
+        both.b.send(2, b"")
+        await both.settle()
+        read = both.a.connection.received
+        assert both.b.acks == []
+        both.a.send(3, b"")
+        await both.settle()
+        assert both.b.acks == [read - 40]
+        assert kept.nbytes == 40
+
+    async def test_an_ack_goes_by_itself_if_another_is_due(self, both: Both) -> None:
+        kept = both.b.connection._resumption.unacknowledged  # noqa: SLF001
+        for call_id in (1, 2, 3):
+            both.b.send(call_id, b"", bytes(ACK_BYTES))
+            await both.settle()
+        # Both went; the third waits again, for a message or for the next one.
+        assert both.b.acks[1:] == [both.b.acks[0] + ACK_BYTES + 48]
+        assert kept.nbytes == ACK_BYTES + 48
+
+    async def test_an_ack_that_waits_goes_when_asked_for(self, both: Both) -> None:
+        kept = both.b.connection._resumption.unacknowledged  # noqa: SLF001
+        both.b.send(1, b"", bytes(ACK_BYTES))
+        await both.settle()
+        read = both.a.connection.received
+        assert both.b.acks == []
+        both.a.connection.acknowledge(100)
+        await both.settle()
+        assert both.b.acks == [read]
+        assert kept.nbytes == 0
+
+    async def test_what_is_read_is_acknowledged_when_asked_for(
+        self, both: Both
+    ) -> None:
+        both.b.send(1, b"")
+        await both.settle()
+        both.a.connection.acknowledge(100)  # of so much there is no news
+        await both.settle()
+        assert both.b.acks == []
+        both.a.connection.acknowledge()
+        await both.settle()
+        assert both.b.acks == [both.a.connection.received]
+
+    async def test_an_ack_of_more_than_was_sent_is_refused(self, both: Both) -> None:
+        with pytest.raises(MalformedError, match="were sent"):
+            both.a.connection.on_ack(1 << 40)
+
+    async def test_the_calls_that_cannot_have_left_are_known(self, both: Both) -> None:
+        assert both.a.connection.first_unsent == NEVER
+        both.a.next_call_id = 7
+        await both.cut()
+        assert both.a.connection.is_broken
+        assert both.a.connection.first_unsent == 7
+        await both.resume()
+        assert not both.a.connection.is_broken
+        assert both.a.connection.first_unsent == NEVER
+
+    async def test_payloads_wait_and_messages_do_not(self, both: Both) -> None:
+        await both.cut()
+        both.a.send(1, b"large", LARGE)
+        both.a.send(2, b"small")
+        await both.resume()
+        await both.settle()
+        assert both.b.messages == [(2, b"small", b""), (1, b"large", LARGE)]
+
+    async def test_whoever_waits_until_it_is_settled_goes_on(self, both: Both) -> None:
+        await both.cut()
+        waiting = asyncio.create_task(both.a.connection.settled())
+        await both.turn()
+        assert not waiting.done()
+        await both.resume()
+        await waiting
+
+    async def test_a_silent_transport_is_given_up_and_brings_nothing_more(
+        self, both: Both
+    ) -> None:
+        both.b.send(1, b"late")
+        await both.turn()
+        old = both.line
+        await both.resume()
+        assert both.a.broken[0].endswith("another transport takes its place")
+        assert old.is_ended
+        assert both.a.messages == [(1, b"late", b"")]
+
+    async def test_the_next_transport_gets_what_was_asked_of_the_last(
+        self, both: Both
+    ) -> None:
+        both.a.connection.stream.pause_reading()
+        await both.cut()
+        await both.resume()
+        assert not both.line.is_reading
+        both.a.connection.stream.resume_reading()
+        assert both.line.is_reading
+
+    async def test_a_refusal_ends_it_at_the_side_that_dials(self, both: Both) -> None:
+        await both.cut()
+        both.b.refuses = True
+        await both.resume()
+        assert both.a.lost == [REFUSED]
+        assert not both.a.connection.is_broken
+
+    async def test_one_that_has_ended_is_not_resumed(self, both: Both) -> None:
+        await both.cut()
+        both.b.connection.end(ClosedError("given up"))
+        await both.resume()
+        await both.settle()
+        assert both.b.lost == ["given up"]
+        assert both.b.connection.stream.transport is None
+
+    async def test_a_peer_that_has_read_more_than_was_sent_is_refused(
+        self, both: Both
+    ) -> None:
+        await both.cut()
+        both.b.connection._receipts.received = 1 << 40  # noqa: SLF001  (it lies)
+        await both.resume()
+        await both.settle()
+        assert "were sent" in both.a.lost[0]
+
+    @pytest.mark.parametrize("way", ["close", "fail"])
+    async def test_to_end_a_broken_one_ends_it_in_the_next_turn(
+        self, both: Both, way: str
+    ) -> None:
+        await both.cut()
+        if way == "close":
+            both.a.connection.close()
+        else:
+            both.a.connection.fail(ClosedError("enough"))
+        assert not both.a.connection.is_broken
+        with pytest.raises(ConnectionLostError, match="cannot be resumed"):
+            both.a.connection.adopt(both.line, 0)
+        await both.turn()
+        assert both.a.lost == ["None" if way == "close" else "enough"]
+
+    async def test_too_much_written_meanwhile_ends_it(self, both: Both) -> None:
+        await both.cut()
+        piece = memoryview(bytes(DISCONNECTED_BYTES_MAX // 4))
+        for _ in range(5):
+            both.a.connection.post((piece,))
+            await both.turn()
+        assert "bytes of messages wait" in both.a.lost[0]
+
+    async def test_one_that_closes_may_still_get_another_transport(
+        self, both: Both
+    ) -> None:
+        both.b.connection.on_peer_close("soon")
+        both.a.send(1, b"on its way")
+        await both.turn()
+        both.a.connection.break_off("silent")
+        both.b.connection.break_off("silent")
+        await both.resume()
+        assert both.b.messages == [(1, b"on its way", b"")]
+        await both.cut()
+        assert both.b.lost == ["cut"]

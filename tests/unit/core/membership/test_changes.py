@@ -1,0 +1,81 @@
+"""Changes that a slow program has not taken are combined without changing the end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from asyncrpc.core.ids import WorkerInfo
+from asyncrpc.core.membership.changes import RESYNC, MemberChange, combined
+from asyncrpc.core.membership.machine.records import (
+    ChangeKind,
+)
+
+STEPS_MAX = 5
+A = WorkerInfo("a", 0)
+AWAY: tuple[bool, int] = (False, 0)
+
+State = tuple[bool, int]  # whether the worker is there, and its last life
+
+
+def following(state: State) -> Iterator[MemberChange]:
+    """Yield what can happen to a worker next."""
+    is_there, life = state
+    if is_there:
+        yield MemberChange(ChangeKind.LEFT, A, life)
+        yield MemberChange(ChangeKind.LOST, A, life)
+        yield MemberChange(ChangeKind.RESTARTED, A, life + 1, life)
+    else:
+        yield MemberChange(ChangeKind.JOINED, A, life + 1)
+        if life:
+            yield MemberChange(ChangeKind.BACK, A, life)
+
+
+def after(state: State, change: MemberChange) -> State:
+    """Return what a program knows after a change."""
+    return change.kind not in (ChangeKind.LEFT, ChangeKind.LOST), change.incarnation
+
+
+def histories(state: State, steps: int) -> Iterator[list[MemberChange]]:
+    yield []
+    if steps:
+        for change in following(state):
+            for rest in histories(after(state, change), steps - 1):
+                yield [change, *rest]
+
+
+def known(state: State, changes: Sequence[MemberChange]) -> State:
+    for change in changes:
+        state = after(state, change)
+    return state
+
+
+def test_a_program_knows_the_same_after_one_change_as_after_all() -> None:
+    for start in (AWAY, (True, 1)):
+        for history in histories(start, STEPS_MAX):
+            found = combined(history)
+            assert len(found) <= 1
+            there, life = known(start, history)
+            known_there, known_life = known(start, found)
+            assert known_there is there
+            assert not there or known_life == life
+            if found and found[0].kind is ChangeKind.RESTARTED:
+                assert found[0].previous == start[1] != found[0].incarnation
+            if found and not there:
+                assert found[0].incarnation == start[1]  # the life that it knew
+
+
+def test_changes_of_several_workers_stay_apart() -> None:
+    b = WorkerInfo("b", 1)
+    left, joined = (
+        MemberChange(ChangeKind.LEFT, A, 1),
+        MemberChange(ChangeKind.JOINED, b, 2),
+    )
+    for order in itertools.permutations([left, joined]):
+        assert combined(order) == list(order)
+
+
+def test_what_comes_before_a_look_at_all_is_dropped() -> None:
+    left = MemberChange(ChangeKind.LEFT, A, 1)
+    assert combined([left, RESYNC]) == [RESYNC]
+    assert combined([RESYNC, left]) == [RESYNC, left]

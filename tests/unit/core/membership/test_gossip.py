@@ -1,0 +1,99 @@
+"""News go once along the ring, many in one message, past those who are out of reach."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from asyncrpc.core.membership.gossip import BATCH_S, Gossip
+from asyncrpc.core.membership.machine.membership import (
+    Membership,
+)
+from asyncrpc.core.membership.machine.records import (
+    Record,
+)
+from asyncrpc.core.membership.machine.ring import place_of
+from asyncrpc.core.membership.messages import SERVICE, read_news
+from asyncrpc.errors import WorkerLostError
+from tests.unit.core.membership.peers import Company, run
+
+
+def begun(company: Company) -> tuple[Gossip, Membership]:
+    gossip = Gossip(company, company, lambda: BATCH_S)
+    records = [Record(one.member, 1) for one in company.known]
+    table = Membership(records[0])
+    table.begin(records, company.loop.time())
+    gossip.begin(table)
+    return gossip, table
+
+
+def told(company: Company) -> dict[str, list[Any]]:
+    """Return the records that each peer was told, by its name."""
+    found: dict[str, list[Any]] = {}
+    for one in company.known:
+        for service, method, (items,) in one.made.sent:
+            assert (service, method) == (SERVICE, "news")
+            names = [read_news(item).record.name for item in items]
+            found.setdefault(one.member.name, []).append(names)
+    return found
+
+
+def test_many_news_at_once_are_one_message_for_each() -> None:
+    async def main() -> None:
+        company = Company("a", "b")
+        company.connect("b")
+        gossip, table = begun(company)
+        records = list(table.records)
+        for record in records:
+            gossip.announce(record)
+        assert told(company) == {}
+        await asyncio.sleep(2 * BATCH_S)
+        assert told(company) == {"b": [[one.name for one in records]]}
+        assert gossip.sent == 1
+
+    run(main())
+
+
+def test_news_are_passed_on_once_however_often_they_are_heard() -> None:
+    async def main() -> None:
+        company = Company("a", "b")
+        company.connect("b")
+        gossip, table = begun(company)
+        for _ in range(3):
+            gossip.announce(table.me)
+            await asyncio.sleep(2 * BATCH_S)
+        assert told(company) == {"b": [["a"]]}
+
+    run(main())
+
+
+def test_of_those_who_cannot_be_reached_others_tell_the_part() -> None:
+    async def main() -> None:
+        names = [f"w{number}" for number in range(12)]
+        company = Company(*names)
+        company.connect(*names[1:])
+        gossip, table = begun(company)
+        routes = dict(table.alive.routes("w0", place_of("w0")))
+        past = {one: table.alive.route_past(one, routes[one]) for one in routes}
+        gone, (instead, _) = next((one, to) for one, to in past.items() if to)
+        company.find(gone).link = None
+        company.fail(gone, WorkerLostError("gone", to="x", function="connect"))
+        gossip.announce(table.me)
+        await asyncio.sleep(10 * BATCH_S)
+        assert set(told(company)) == routes.keys() - {gone} | {instead}
+
+    run(main())
+
+
+def test_closed_it_tells_nobody_any_more() -> None:
+    async def main() -> None:
+        company = Company("a", "b")
+        company.connect("b")
+        gossip, table = begun(company)
+        gossip.announce(table.me)
+        gossip.close()
+        gossip.announce(table.me)
+        await asyncio.sleep(2 * BATCH_S)
+        assert told(company) == {}
+
+    run(main())

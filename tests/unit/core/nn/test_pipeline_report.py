@@ -1,0 +1,77 @@
+"""What a report says of spans that are known: sums, parts, and an aligned drawing."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncrpc.nn import ActionKind, ActionSpan, PipelineReport, StageAction, StageReport
+from asyncrpc.parallel.pipeline.schedules import TRAINING, simulate
+
+
+def report(schedule: str, stages: int, chunks: int) -> PipelineReport:
+    """Return that of stages whose forward passes take 1 s, backward passes 2 s."""
+    spans = simulate(
+        schedule, stages, chunks, lambda _, one: 2.0 - (one.kind is ActionKind.FORWARD)
+    )
+    return PipelineReport(
+        schedule,
+        chunks,
+        tuple(
+            StageReport(f"s{9 + index}", tuple(one), 0)
+            for index, one in enumerate(spans)
+        ),
+    )
+
+
+@pytest.mark.parametrize("schedule", TRAINING)
+def test_a_perfect_pipeline_has_the_bubble_of_the_formula(schedule: str) -> None:
+    found = report(schedule, 3, 8)
+    assert found.duration_s == pytest.approx(3.0 * 10)
+    assert [one.busy_s for one in found.stages] == pytest.approx([24.0] * 3)
+    assert found.idle == pytest.approx([0.2] * 3)
+    assert found.bubble == pytest.approx(0.2)
+    assert found.balance == pytest.approx(0.2)
+    assert found.formula == pytest.approx(0.2)
+
+
+def test_messages_that_take_time_are_in_the_bubble_and_not_in_the_balance() -> None:
+    """Gradients of the last stage come 3 s late to the first."""
+    prompt = report("gpipe", 2, 2)
+    spans = tuple(
+        one
+        if one.action.kind is ActionKind.FORWARD
+        else ActionSpan(one.action, one.start_s + 3.0, one.end_s + 3.0)
+        for one in prompt.stages[0].spans
+    )
+    late = PipelineReport("gpipe", 2, (StageReport("s9", spans, 2), prompt.stages[1]))
+    assert (prompt.duration_s, late.duration_s) == pytest.approx((9.0, 12.0))
+    assert (prompt.bubble, late.bubble) == pytest.approx((1 / 3, 1 / 2))
+    assert (prompt.balance, late.balance) == pytest.approx((1 / 3, 1 / 3))
+
+
+def test_a_drawing_shows_who_did_what() -> None:
+    assert report("gpipe", 2, 2).timeline(9).splitlines() == [
+        "s9  ab...AABB",
+        "s10 .abAABB..",
+    ]
+    assert report("1f1b", 2, 2).timeline(9).splitlines() == [
+        "s9  ab..AA.BB",
+        "s10 .aAAbBB..",
+    ]
+
+
+def test_a_drawing_has_lines_of_one_length_and_begins_with_the_first() -> None:
+    stages = (
+        StageReport(
+            "front", (ActionSpan(StageAction(ActionKind.FORWARD, 0), 5.0, 6.0),), 1
+        ),
+        StageReport(
+            "b", (ActionSpan(StageAction(ActionKind.BACKWARD, 27), 6.0, 6.1),), 1
+        ),
+    )
+    lines = PipelineReport("gpipe", 1, stages).timeline(11).splitlines()
+    assert lines == ["front aaaaaaaaaa.", "b     ..........B"]
+
+
+def test_more_micro_batches_than_letters_begin_anew() -> None:
+    assert set(report("gpipe", 1, 27).timeline(81).split(" ")[1]) >= {"a", "z", "A"}

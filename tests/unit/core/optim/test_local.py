@@ -1,0 +1,237 @@
+"""Norms of gradients of every kind that torch has; steps that fail leave no trace."""
+
+from __future__ import annotations
+
+import math
+import threading
+from fractions import Fraction
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import torch
+
+from asyncrpc.core.autograd.gradient_lock import GradientLock
+from asyncrpc.core.optim.local import (
+    LocalOptimizer,
+    exact_sum,
+    norm_of,
+    scale_for,
+    squares,
+)
+from asyncrpc.core.optim.options import GroupChange
+from asyncrpc.errors import OptimizerError
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+)
+def test_the_norm_is_taken_in_double_precision(dtype: torch.dtype) -> None:
+    """In half precision this norm, 2 ** 16, would be infinite."""
+    gradients = [torch.full((4,), 2.0**15, dtype=dtype), None]
+    assert norm_of(squares(gradients)) == 2.0**16
+
+
+def test_complex_and_sparse_gradients_count_by_their_parts() -> None:
+    imaginary = torch.tensor([3 + 4j], dtype=torch.complex64)
+    assert sum(squares([imaginary, imaginary.conj()])) == 50.0
+    # An index that comes twice: its values add up before they are squared.
+    sparse = torch.sparse_coo_tensor(
+        torch.tensor([[0, 0]]), torch.tensor([1.0, 2.0]), (5,), check_invariants=True
+    )
+    assert sum(squares([sparse])) == pytest.approx(9.0)
+
+
+def test_no_gradients_have_no_norm() -> None:
+    assert squares([]) == squares([None]) == []
+    assert norm_of([]) == 0.0
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_one_bad_element_makes_the_norm_bad(bad: float) -> None:
+    gradients = [torch.ones(100), torch.tensor([1.0, bad])]
+    assert not math.isfinite(norm_of(squares(gradients)))
+
+
+@hypothesis.given(st.lists(st.floats(-1e300, 1e300), max_size=20), st.integers(0, 20))
+def test_a_sum_is_the_same_however_it_is_cut(values: list[float], at: int) -> None:
+    wanted = math.fsum(values)
+    assert math.fsum([*exact_sum(values[:at]), *exact_sum(values[at:])]) == wanted
+    assert sum(map(Fraction, exact_sum(values))) == sum(map(Fraction, values))
+
+
+@pytest.mark.parametrize(
+    ("norm", "clip", "wanted"),
+    [
+        (None, None, 1.0),
+        (2.0, None, 1.0),
+        (2.0, 3.0, 1.0),
+        (2.0, 1.0, 1.0 / (2.0 + 1e-6)),
+        (0.0, 1.0, 1.0),
+        (math.inf, 1.0, 0.0),
+    ],
+)
+def test_gradients_are_scaled_down_and_never_up(
+    norm: float | None, clip: float | None, wanted: float
+) -> None:
+    assert scale_for(norm, clip, skip_nonfinite=False) == wanted
+
+
+@pytest.mark.parametrize("norm", [math.inf, math.nan])
+def test_what_is_not_finite_is_skipped_only_if_asked(norm: float) -> None:
+    assert scale_for(norm, None, skip_nonfinite=True) is None
+    assert scale_for(norm, 1.0, skip_nonfinite=True) is None
+    assert scale_for(norm, None, skip_nonfinite=False) == 1.0
+    assert scale_for(1.0, None, skip_nonfinite=True) == 1.0
+
+
+def test_a_norm_that_is_nan_clips_to_nan_as_torch_does() -> None:
+    scale = scale_for(math.nan, 1.0, skip_nonfinite=False)
+    assert scale is not None
+    assert math.isnan(scale)
+
+
+def numbered(count: int = 2) -> list[torch.Tensor]:
+    return [torch.full((2,), float(n), requires_grad=True) for n in range(count)]
+
+
+class Failing(torch.optim.SGD):
+    """Changes what it has before it raises, once it has taken `well` steps."""
+
+    def __init__(self, params: Any, well: int = 0) -> None:
+        super().__init__(params, lr=0.1, momentum=0.9)
+        self.well = well
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        self.well -= 1
+        if self.well < 0:
+            self.param_groups[0]["lr"] = 7.0
+            raise ArithmeticError("after all was changed")
+
+
+def local_of(optimizer: torch.optim.Optimizer) -> LocalOptimizer:
+    return LocalOptimizer(optimizer, GradientLock())
+
+
+def step(local: LocalOptimizer, *gradients: torch.Tensor | None) -> None:
+    local.step(gradients, 1.0, [], allow_stale=False)
+
+
+def test_a_step_that_raises_puts_everything_back() -> None:
+    parameters = numbered()
+    parameters[0].grad = kept = torch.full((2,), 7.0)
+    local = local_of(Failing(parameters, well=1))
+    gradients = [torch.ones(2), torch.ones(2)]
+    step(local, *gradients)
+    before = [one.detach().clone() for one in parameters], local.state()
+    for _ in range(2):  # and frees the lock
+        with pytest.raises(ArithmeticError, match="all was changed"):
+            local.step(gradients, 1.0, [GroupChange(0, {"lr": 0.5})], allow_stale=False)
+        assert parameters[0].grad is kept
+        assert parameters[1].grad is None
+        found = [one.detach() for one in parameters], local.state()
+        assert str(found) == str(before)
+
+
+def test_a_graph_of_values_that_were_undone_does_not_go_backward() -> None:
+    (parameter,) = numbered(1)
+    local = local_of(torch.optim.SGD([parameter], lr=0.1))
+    snapshot = local.step_kept([torch.ones(2)], 1.0, [], allow_stale=False)
+    squared = parameter.square()  # of what is put back in the next line
+    local.locked(snapshot.restore)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            squared.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        step(local, torch.ones(2))
+
+
+def is_held(lock: GradientLock) -> bool:
+    """Say whether another thread could not take a lock."""
+    found = []
+
+    def look() -> None:
+        if lock.acquire(blocking=False):
+            lock.release()
+            found.append(False)
+        else:
+            found.append(True)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    looking.join()
+    return found[0]
+
+
+class Watching(torch.optim.SGD):
+    """Looks whether the lock over `.grad` is held while it steps."""
+
+    def __init__(self, params: Any, lock: GradientLock) -> None:
+        super().__init__(params, lr=0.1)
+        self.lock = lock
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert is_held(self.lock)
+        super().step(closure)
+
+
+def test_a_step_holds_off_backward_passes() -> None:
+    lock = GradientLock()
+    local = LocalOptimizer(Watching(numbered(1), lock), lock)
+    step(local, torch.ones(2))
+    local.step_kept([torch.ones(2)], 1.0, [], allow_stale=False)
+    assert not is_held(lock)
+
+
+def test_what_is_kept_undoes_a_step() -> None:
+    parameters = numbered()
+    local = local_of(torch.optim.Adam(parameters, lr=0.1))
+    snapshot = local.step_kept([torch.ones(2), None], 1.0, [], allow_stale=False)
+    assert parameters[0].tolist() != [0.0, 0.0]
+    local.locked(snapshot.restore)
+    assert [one.tolist() for one in parameters] == [[0.0, 0.0], [1.0, 1.0]]
+    assert local.state()["state"] == {}
+
+
+def test_a_step_is_sure_once_each_parameter_has_been_stepped_in_the_same_way() -> None:
+    local = local_of(torch.optim.SGD(numbered(), lr=0.1))
+    one, sparse = torch.ones(2), torch.ones(2).to_sparse()
+    assert not local.is_sure([one, None])
+    step(local, one, None)
+    assert local.is_sure([one, None])
+    assert not local.is_sure([one, one])
+    assert not local.is_sure([sparse, None])
+    assert not local.is_sure([one])  # as a group was being added
+    step(local, sparse, one)
+    assert local.is_sure([sparse, one])
+    local.load_state(local.state())  # torch checks no shape of it
+    assert not local.is_sure([sparse, one])
+    step(local, sparse, one)
+    local.set_options([GroupChange(0, {"maximize": True})])
+    assert not local.is_sure([sparse, one])
+    step(local, sparse, one)
+    local.add_group({"params": numbered(1)})
+    assert not local.is_sure([sparse, one, one])
+    assert local.is_sure([sparse, one, None])
+
+
+def test_an_optimizer_of_the_users_is_never_sure() -> None:
+    local = local_of(Failing(numbered(1), well=2))
+    step(local, torch.ones(2))
+    assert not local.is_sure([torch.ones(2)])
+    hooked = torch.optim.SGD(numbered(1), lr=0.1)
+    hooked.register_step_post_hook(lambda *_: None)
+    local = local_of(hooked)
+    step(local, torch.ones(2))
+    assert not local.is_sure([torch.ones(2)])
+
+
+def test_a_step_that_raises_where_it_was_sure_says_what_is_left() -> None:
+    (parameter,) = numbered(1)
+    optimizer = torch.optim.Adam([parameter], lr=0.1)
+    local = local_of(optimizer)
+    step(local, torch.ones(2))
+    optimizer.state[parameter]["exp_avg"] = torch.zeros(3)  # behind our back
+    with pytest.raises(OptimizerError, match=r"RuntimeError: .*may be applied in part"):
+        step(local, torch.ones(2))

@@ -1,0 +1,126 @@
+"""What looks at a step of an optimizer is not left out."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import profiler
+from torch.optim import lr_scheduler
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from asyncrpc.core.optim.plain_step import plain_step_of
+
+OPTIMIZERS = [
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adagrad,
+    torch.optim.RMSprop,
+]
+
+
+def parameter() -> torch.nn.Parameter:
+    found = torch.nn.Parameter(torch.ones(3))
+    found.grad = torch.arange(3.0)
+    return found
+
+
+class Halving(torch.optim.Optimizer):
+    """A user's optimizer, which counts its steps."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.steps += 1
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.mul_(0.5)
+
+
+@pytest.mark.parametrize("kind", [*OPTIMIZERS, Halving])
+def test_it_does_what_step_does(kind: Any) -> None:
+    mine, its = parameter(), parameter()
+    one, other = kind([mine]), kind([its])
+    step = plain_step_of(one)
+    for _ in range(3):
+        step()
+        other.step()
+    assert torch.equal(mine, its)
+    assert mine.grad is not None
+    assert not torch.equal(mine, torch.ones(3))
+
+
+def test_a_step_leaves_torchs_wrapper_out() -> None:
+    optimizer = torch.optim.SGD([parameter()], lr=1.0)
+    with mock.patch.object(torch.autograd.profiler, "record_function") as ranges:
+        plain_step_of(optimizer)()
+        assert not ranges.called
+        optimizer.step()
+        assert ranges.called
+
+
+def test_hooks_of_it_and_of_all_are_called() -> None:
+    optimizer = torch.optim.SGD([parameter()], lr=1.0)
+    step, calls = plain_step_of(optimizer), []
+
+    def note(*_: Any) -> None:
+        calls.append(1)
+
+    for register in (
+        optimizer.register_step_pre_hook,
+        optimizer.register_step_post_hook,
+        register_optimizer_step_pre_hook,
+        register_optimizer_step_post_hook,
+    ):
+        handle = register(note)
+        calls.clear()
+        step()
+        assert calls == [1]
+        handle.remove()
+        step()
+        assert calls == [1]
+
+
+def test_a_scheduler_of_learning_rates_sees_its_steps() -> None:
+    optimizer = torch.optim.SGD([parameter()], lr=1.0)
+    step = plain_step_of(optimizer)
+    scheduler = lr_scheduler.StepLR(optimizer, 1)
+    step()
+    scheduler.step()  # warns, which is an error here, if it has seen no step
+
+
+def test_profilers_see_a_range() -> None:
+    optimizer = torch.optim.SGD([parameter()], lr=1.0)
+    step = plain_step_of(optimizer)
+    with profiler.profile(activities=[profiler.ProfilerActivity.CPU]) as found:
+        step()
+    assert "Optimizer.step#SGD.step" in {one.name for one in found.events()}
+
+
+def test_what_wraps_the_step_of_a_class_is_called() -> None:
+    class Mine(torch.optim.SGD):
+        pass
+
+    optimizer = Mine([parameter()], lr=1.0)
+    step, calls = plain_step_of(optimizer), []
+    original: Any = Mine.step
+
+    @functools.wraps(original)
+    def wrapper(*args: Any) -> Any:
+        calls.append(1)
+        return original(*args)
+
+    Mine.step = wrapper  # type: ignore[method-assign, assignment]
+    step()
+    plain_step_of(optimizer)()
+    assert calls == [1, 1]

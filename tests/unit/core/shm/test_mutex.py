@@ -1,0 +1,98 @@
+"""The lock in shared memory: one holder, and none when it is dead."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncrpc.core.shm.mutex import RobustMutex
+from asyncrpc.core.shm.slab import Slab
+
+REPOSITORY = Path(__file__).parents[4]
+HOLDER = """
+import signal, sys
+from asyncrpc.core.shm.mutex import RobustMutex
+from asyncrpc.core.shm.slab import Slab
+
+slab = Slab(int(sys.argv[1]), 4096)
+RobustMutex(slab.address).acquire()
+print("held", flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def slab() -> Iterator[Slab]:
+    made = Slab.create(4096)
+    RobustMutex(made.address).create()
+    yield made
+    made.close_descriptor()
+
+
+def take_and_release(mutex: RobustMutex) -> None:
+    mutex.acquire()
+    mutex.release()
+
+
+def test_one_thread_at_a_time(slab: Slab) -> None:
+    mutex = RobustMutex(slab.address)
+    counts = [0]
+
+    def count() -> None:
+        for _ in range(2000):
+            mutex.acquire()
+            before = counts[0]
+            counts[0] = before + 1
+            mutex.release()
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert counts == [8000]
+
+
+def test_twice_is_an_error_and_what_is_not_ours_is_not_released(slab: Slab) -> None:
+    mutex = RobustMutex(slab.address)
+    mutex.release()  # nobody has it
+    mutex.acquire()
+    with pytest.raises(OSError) as caught:  # noqa: PT011  its number is looked at
+        mutex.acquire()
+    assert caught.value.errno == errno.EDEADLK
+    stranger = threading.Thread(target=mutex.release)
+    stranger.start()
+    stranger.join()
+    with pytest.raises(OSError, match="lock in shared memory"):
+        mutex.acquire()
+    mutex.release()
+    mutex.acquire()
+    mutex.release()
+
+
+def test_it_is_free_when_its_holder_is_killed(slab: Slab) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(slab.descriptor)],
+        pass_fds=[slab.descriptor],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        mutex = RobustMutex(slab.address)
+        waiting = threading.Thread(target=take_and_release, args=(mutex,))
+        waiting.start()
+        holder.send_signal(signal.SIGKILL)
+        waiting.join(60.0)
+        assert not waiting.is_alive()
+    mutex.acquire()  # and usable as before
+    mutex.release()

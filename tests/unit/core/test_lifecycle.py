@@ -1,0 +1,109 @@
+"""A worker's life: what may be done with it when, and the picture of it in the docs.
+
+$ python -m tests.unit.core.test_lifecycle    # prints the picture
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from asyncrpc import UsageError
+from asyncrpc.core.lifecycle import TRANSITIONS, Event, Lifecycle, WorkerState
+from asyncrpc.core.loop.loop_guard import LoopGuard
+from asyncrpc.errors import NotStartedError
+
+DOC = Path(__file__).parents[3] / "docs" / "explanation" / "architecture.md"
+PATHS = {
+    WorkerState.NEW: (),
+    WorkerState.STARTING: (Event.START,),
+    WorkerState.RUNNING: (Event.START, Event.STARTED),
+    WorkerState.DRAINING: (Event.START, Event.STARTED, Event.SHUT_DOWN),
+    WorkerState.CLOSED: (Event.START, Event.STARTED, Event.SHUT_DOWN, Event.DRAINED),
+    WorkerState.FORKED: (Event.START, Event.FORK),
+}
+
+
+def lifecycle_in(state: WorkerState) -> Lifecycle:
+    found = Lifecycle("a")
+    for event in PATHS[state]:
+        found.advance(event)
+    assert found.state is state
+    return found
+
+
+def diagram() -> str:
+    """Draw `TRANSITIONS` as mermaid text, without forks."""
+    lines = ["stateDiagram-v2", "    [*] --> NEW"]
+    for state, row in TRANSITIONS.items():
+        lines += [
+            f"    {state.name} --> {after.name}: {event.value}"
+            for event, after in row.items()
+            if event is not Event.FORK
+        ]
+    return "\n".join([*lines, "    CLOSED --> [*]"])
+
+
+def test_the_picture_is_the_table() -> None:
+    text = DOC.read_text(encoding="utf-8")
+    drawn = text.split("```mermaid\nstateDiagram-v2", 1)[1].split("\n```", 1)[0]
+    assert f"stateDiagram-v2{drawn}" == diagram()
+
+
+@pytest.mark.parametrize(
+    "state", [one for one in WorkerState if one is not WorkerState.NEW]
+)
+def test_a_fork_ends_the_copy_in_every_state(state: WorkerState) -> None:
+    assert TRANSITIONS[state][Event.FORK] is WorkerState.FORKED
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (WorkerState.NEW, "has not been started; use `async with`"),
+        (WorkerState.CLOSED, "does not run: it has been shut down"),
+        (WorkerState.FORKED, "a forked child has no worker"),
+    ],
+)
+def test_who_uses_it_wrongly_is_told_why(state: WorkerState, text: str) -> None:
+    one = lifecycle_in(state)
+    with pytest.raises(NotStartedError, match=text):
+        one.check_running()
+    with pytest.raises(NotStartedError, match=text):
+        LoopGuard(one).check_on_loop("Worker.find")
+
+
+@pytest.mark.parametrize(
+    "state", [WorkerState.STARTING, WorkerState.RUNNING, WorkerState.DRAINING]
+)
+def test_functions_in_flight_may_use_it_until_it_has_drained(
+    state: WorkerState,
+) -> None:
+    one = lifecycle_in(state)
+    one.check_running()
+    assert one.is_draining is (state is WorkerState.DRAINING)
+
+
+async def test_its_loop_and_no_other() -> None:
+    guard = LoopGuard(lifecycle_in(WorkerState.RUNNING))
+    guard.loop = asyncio.get_running_loop()
+    guard.check_on_loop("Worker.find")
+    with pytest.raises(UsageError, match=r"Worker\.find .* in a thread without one"):
+        await asyncio.to_thread(guard.check_on_loop, "Worker.find")
+
+
+async def test_its_loop_is_still_the_one_when_it_has_ended() -> None:
+    guard = LoopGuard(lifecycle_in(WorkerState.CLOSED))
+    guard.loop = asyncio.get_running_loop()
+    guard.check_loop("Worker.shutdown")
+    with pytest.raises(NotStartedError, match="has been shut down"):
+        guard.check_on_loop("Worker.find")
+    guard.lifecycle.advance(Event.FORK)
+    with pytest.raises(NotStartedError, match="a forked child has no worker"):
+        guard.check_loop("Worker.shutdown")
+
+
+if __name__ == "__main__":
+    print(diagram())  # noqa: T201  # to be pasted

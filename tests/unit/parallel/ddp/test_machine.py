@@ -1,0 +1,140 @@
+"""Buckets are filled as they should be, and reduced in one order at every rank."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from asyncrpc.parallel.ddp.machine import ParameterSpec, Readiness, assign
+
+
+def sizes(*nbytes: int, kind: str = "float") -> list[ParameterSpec]:
+    return [ParameterSpec(size, kind) for size in nbytes]
+
+
+class TestAssign:
+    def test_a_bucket_is_full_with_what_comes_over_its_cap(self) -> None:
+        items = sizes(4, 4, 4, 4, 4, 4)
+        found = assign(items, range(6), first_cap_bytes=4, cap_bytes=10)
+        assert found == [[0], [1, 2, 3], [4, 5]]
+
+    def test_it_follows_the_order(self) -> None:
+        found = assign(sizes(1, 1, 1), [2, 0, 1], first_cap_bytes=2, cap_bytes=9)
+        assert found == [[2, 0], [1]]
+
+    def test_kinds_have_buckets_of_their_own(self) -> None:
+        items = [
+            ParameterSpec(4, "a"),
+            ParameterSpec(4, "b"),
+            ParameterSpec(4, "a"),
+            ParameterSpec(4, "b"),
+        ]
+        found = assign(items, range(4), first_cap_bytes=8, cap_bytes=8)
+        assert found == [[0, 2], [1, 3]]
+
+    def test_what_is_full_first_comes_first(self) -> None:
+        items = [ParameterSpec(1, "a"), ParameterSpec(8, "b"), ParameterSpec(8, "a")]
+        found = assign(items, range(3), first_cap_bytes=8, cap_bytes=8)
+        assert found == [[1], [0, 2]]
+
+    def test_some_are_alone(self) -> None:
+        items = [
+            ParameterSpec(1, "a"),
+            ParameterSpec(1, "a", is_alone=True),
+            ParameterSpec(1, "a"),
+        ]
+        found = assign(items, range(3), first_cap_bytes=9, cap_bytes=9)
+        assert found == [[1], [0, 2]]
+
+    @pytest.mark.parametrize("seed", range(30))
+    def test_each_is_in_one_bucket_of_its_kind(self, seed: int) -> None:
+        draw = random.Random(seed)
+        items = [
+            ParameterSpec(draw.randint(0, 50), draw.choice("ab"), draw.random() < 0.1)
+            for _ in range(draw.randint(1, 40))
+        ]
+        order = draw.sample(range(len(items)), len(items))
+        found = assign(items, order, first_cap_bytes=20, cap_bytes=90)
+        assert sorted(itertools.chain(*found)) == list(range(len(items)))
+        for bucket in found:
+            assert len({items[number].kind for number in bucket}) == 1
+            assert len(bucket) == 1 or not any(items[n].is_alone for n in bucket)
+            # One less, and it is not full.
+            assert sum(items[number].nbytes for number in bucket[:-1]) < 90
+
+
+class TestReadiness:
+    def test_a_bucket_waits_for_those_before_it(self) -> None:
+        readiness = Readiness([[0, 1], [2]], [1, 1, 1])
+        assert readiness.arrive(2)
+        assert readiness.ready(2) == 0
+        assert readiness.arrive(0)
+        assert readiness.ready(0) == 0
+        assert readiness.missing() == [1]
+        assert readiness.arrive(1)
+        assert readiness.ready(1) == 2
+        assert readiness.order == [2, 0, 1]
+
+    def test_a_gradient_may_come_several_times(self) -> None:
+        readiness = Readiness([[0]], [2])
+        assert not readiness.arrive(0)
+        assert readiness.missing() == [0]
+        assert readiness.arrive(0)
+        assert not readiness.is_expected(0)
+        assert readiness.ready(0) == 1
+
+    def test_what_never_comes_is_not_waited_for(self) -> None:
+        readiness = Readiness([[0], [1]], [0, 1])
+        assert readiness.reduced == 1
+        assert not readiness.is_expected(0)
+        assert readiness.missing() == [1]
+
+    def test_what_is_complete_without_having_come(self) -> None:
+        readiness = Readiness([[0]], [1])
+        assert readiness.ready(0) == 1
+        assert not readiness.is_expected(0)
+        assert readiness.missing() == []
+        assert readiness.order == []
+
+    def test_what_is_held_counts_and_waits(self) -> None:
+        readiness = Readiness([[0], [1], [2]], [1, 1, 1], is_held=True)
+        for number in (1, 0, 1):
+            assert readiness.is_expected(number)
+            assert not readiness.arrive(number)
+        assert readiness.reduced == 0
+        assert readiness.release() == [1, 0]
+        assert readiness.counts == [1, 2, 0]
+        assert readiness.ready(1) == 0
+        assert readiness.ready(0) == 2
+        assert readiness.missing() == [2]
+
+    def test_nothing_is_let_go_that_was_not_held(self) -> None:
+        readiness = Readiness([[0]], [1])
+        readiness.arrive(0)
+        assert readiness.release() == []
+
+    @pytest.mark.parametrize("seed", range(50))
+    def test_every_order_ends_with_all_reduced(self, seed: int) -> None:
+        draw = random.Random(seed)
+        uses = [draw.randint(0, 3) for _ in range(draw.randint(1, 12))]
+        cuts = sorted(draw.sample(range(len(uses) + 1), min(2, len(uses))))
+        parts = [0, *cuts, len(uses)]
+        buckets = [list(range(a, b)) for a, b in itertools.pairwise(parts)]
+        readiness = Readiness(buckets, uses)
+        events = [number for number, count in enumerate(uses) for _ in range(count)]
+        draw.shuffle(events)
+        reduced = readiness.reduced
+        complete: set[int] = {number for number, count in enumerate(uses) if not count}
+        for number in events:
+            assert readiness.is_expected(number)
+            if readiness.arrive(number):
+                complete.add(number)
+                readiness.ready(number)
+            # As many as are full from the first on, and never fewer than before.
+            full = itertools.takewhile(complete.issuperset, buckets)
+            assert readiness.reduced == len(list(full)) >= reduced
+            reduced = readiness.reduced
+        assert readiness.reduced == len(buckets)
+        assert readiness.missing() == []

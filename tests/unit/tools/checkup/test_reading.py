@@ -1,0 +1,146 @@
+"""The facts of the real process and host."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import platform
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import asyncrpc
+from asyncrpc import NetworkOptions, Options
+from asyncrpc.core.transport.tls import Tls
+from asyncrpc.tools.checkup.machine.checks import check_all
+from asyncrpc.tools.checkup.machine.facts import LibraryFacts, SharedMemoryFacts
+from asyncrpc.tools.checkup.machine.findings import CheckState
+from asyncrpc.tools.checkup.reading import (
+    Circumstances,
+    gather,
+    libraries,
+    secret_file,
+    shared_memory,
+    wall_clock,
+)
+
+PLAIN = Circumstances(Options(secret="x" * 32), is_one_host=True)
+
+
+def test_this_process_is_seen() -> None:
+    facts = gather(PLAIN, {"OMP_NUM_THREADS": "3"})
+    assert facts.versions.asyncrpc == asyncrpc.__version__
+    assert facts.versions.python == platform.python_version()
+    installed = {one.name: one.version for one in facts.versions.libraries}
+    assert installed["torch"] == importlib.metadata.version("torch")
+    assert facts.threads.torch_threads == torch.get_num_threads()
+    assert facts.threads.omp == "3"
+    assert facts.secrets.secret_bytes == 32
+    assert facts.secrets.origin == "Options.secret"
+    assert facts.files.files_max is None or facts.files.files_max > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_this_host_is_seen() -> None:
+    facts = gather(PLAIN, {})
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert facts.memory.total is not None
+    assert abs(facts.memory.total - pages) < pages / 10
+    assert facts.files.opened
+    assert facts.clocks.source or not Path("/sys/devices/system/clocksource").exists()
+    for one in facts.network.interfaces:
+        assert one.mtu is not None
+        assert one.addresses
+
+
+def test_every_check_says_something_of_the_real_host() -> None:
+    findings = check_all(gather(PLAIN, {}))
+    names = [one.check for one in findings]
+    for name in (
+        *("asyncrpc", "Python", "torch", "event loop", "threads", "time-outs"),
+        *("memory", "memory limit", "open files", "huge pages"),
+        *("monotonic clock", "wall clock", "interface", "secret", "debuggers"),
+    ):
+        assert name in names
+    assert all(one.found for one in findings)
+    wrong = [one for one in findings if one.state is CheckState.WRONG]
+    assert wrong == []  # or the tests could not run here
+
+
+async def test_the_loop_of_a_worker_is_named() -> None:
+    loop = type(asyncio.get_running_loop())
+    found = replace(PLAIN, loop=loop, is_debug=True)
+    facts = await asyncio.to_thread(gather, found, {})
+    assert facts.loop.kind == loop.__module__.partition(".")[0]
+    assert facts.loop.is_debug
+
+
+def test_the_clock_of_the_wall_can_be_judged() -> None:
+    is_synchronised, error_s = wall_clock()
+    if is_synchronised:
+        assert error_s is not None
+        assert 0 <= error_s < 3600
+    else:
+        assert error_s is None
+
+
+def test_requirements_are_read() -> None:
+    found = libraries(
+        [
+            "torch>=2.6",
+            "uvloop>=0.19; sys_platform != 'win32'",
+            'ray<3,>=2.60; extra == "ray"',
+            'pytest>=8; extra == "dev"',
+            "no-such-package-here (>=1)",
+        ]
+    )
+    assert [(one.name, one.wanted, one.extra) for one in found] == [
+        ("torch", ">=2.6", ""),
+        ("uvloop", ">=0.19", ""),
+        ("ray", "<3,>=2.60", "ray"),
+        ("no-such-package-here", ">=1", ""),
+    ]
+    assert found[-1] == LibraryFacts("no-such-package-here", "", ">=1")
+    assert {one.name for one in libraries([])} >= {"torch", "msgpack", "uvloop"}
+
+
+def test_an_interface_that_is_missing_is_told() -> None:
+    options = Options(network=NetworkOptions(interface="none7"))
+    facts = gather(Circumstances(options), {"ASYNCRPC_INTERFACE": "none7"})
+    assert "none7" in facts.network.trouble
+    assert facts.network.chosen_by == "ASYNCRPC_INTERFACE"
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"), [(0o600, ""), (0o644, "has mode 0644"), (0o660, "has mode 0660")]
+)
+def test_files_that_others_can_read_are_found(
+    tmp_path: Path, mode: int, words: str
+) -> None:
+    path = tmp_path / "key.pem"
+    path.write_text("a key")
+    path.chmod(mode)
+    found = secret_file("Tls.key", str(path))
+    assert found.problem.startswith(words)
+    assert bool(found.problem) == bool(words)
+    tls = Tls(certificate="c.pem", key=path, ca="ca.pem")
+    environ = {"ASYNCRPC_SECRET_FILE": str(path)}
+    files = gather(Circumstances(Options(tls=tls)), environ).secrets.files
+    assert [one.what for one in files] == ["ASYNCRPC_SECRET_FILE", "Tls.key"]
+    assert all(one.problem == found.problem for one in files)
+
+
+def test_a_file_that_is_missing_is_told(tmp_path: Path) -> None:
+    assert "cannot be read" in secret_file("x", str(tmp_path / "none")).problem
+
+
+def test_a_file_system_is_measured(tmp_path: Path) -> None:
+    found = shared_memory(tmp_path)
+    assert found.size is not None
+    assert found.size >= found.free
+    assert found.is_writable
+    assert shared_memory(tmp_path / "none") == SharedMemoryFacts(None)

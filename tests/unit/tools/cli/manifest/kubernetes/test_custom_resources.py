@@ -1,0 +1,166 @@
+"""What is peculiar to each custom resource, and what its schema refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncrpc.clusters.manifest.kubernetes.workload import PodProbe, ProbeKind
+from asyncrpc.errors import UsageError
+from tests.unit.tools.cli.manifest.kubernetes.schemas import (
+    ManifestRefusedError,
+    check_object,
+    custom_schemas,
+)
+from tests.unit.tools.cli.manifest.kubernetes.test_manifests import (
+    objects,
+    the,
+    workers,
+)
+from tests.unit.tools.cli.manifest.kubernetes.workloads import small
+
+
+def variables(kind: str) -> dict[str, Any]:
+    (worker,) = workers(kind, small())
+    return {
+        one["name"]: one.get("value", one.get("valueFrom")) for one in worker["env"]
+    }
+
+
+def test_each_custom_resource_has_a_schema() -> None:
+    kinds = {kind for _, kind in custom_schemas()}
+    assert kinds == {
+        *("JobSet", "LeaderWorkerSet", "TrainJob", "TrainingRuntime", "RayJob")
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "path", "value", "words"),
+    [
+        ("jobset", "JobSet", "spec/network/publishNotReady", True, "publishNotReady"),
+        ("jobset", "JobSet", "spec/failurePolicy/maxRestarts", "3", "not of type"),
+        ("jobset", "JobSet", "spec/failurePolicy/restartStrategy", "All", "not one of"),
+        ("lws", "LeaderWorkerSet", "spec/startupPolicy", "Ready", "not one of"),
+        (
+            "lws",
+            "LeaderWorkerSet",
+            "spec/leaderWorkerTemplate/size",
+            "4",
+            "not of type",
+        ),
+        ("lws", "LeaderWorkerSet", "spec/leaderWorkerTemplate", {}, "workerTemplate"),
+        ("trainjob", "TrainJob", "spec/runtimeRef", {}, "'name' is a required"),
+        ("trainjob", "TrainJob", "spec/trainer/nodes", 4, "nodes"),
+        ("trainjob", "TrainingRuntime", "spec", {}, "should be non-empty"),
+        ("trainjob", "TrainingRuntime", "spec/mlPolicy/torch/nproc", 1, "nproc"),
+        ("ray", "RayJob", "spec/entrypoint", ["python"], "not of type"),
+        ("ray", "RayJob", "spec/rayClusterSpec", {}, "'headGroupSpec' is a required"),
+    ],
+)
+def test_what_is_wrong_is_refused(
+    kind: str, name: str, path: str, value: object, words: str
+) -> None:
+    found = the(name, objects(kind))
+    *outer, last = path.split("/")
+    part = found
+    for one in outer:
+        part = part[one]
+    part[last] = value
+    with pytest.raises(ManifestRefusedError, match=words):
+        check_object(found)
+
+
+def test_the_pods_of_a_job_know_it_from_others_of_its_name() -> None:
+    uid = "metadata.labels['batch.kubernetes.io/controller-uid']"
+    source = {"fieldRef": {"fieldPath": uid}}
+    assert variables("job")["ASYNCRPC_RUN_ID"] == source
+
+
+def test_the_pods_of_a_job_set_know_where_they_meet_and_their_attempt() -> None:
+    found = variables("jobset")
+    assert found["WORLD_SIZE"] == "4"
+    assert found["MASTER_ADDR"] == "trainer-worker-0-0.trainer"
+    spec = the("JobSet", objects("jobset"))["spec"]
+    assert spec["network"]["subdomain"] == "trainer"
+    assert spec["network"]["publishNotReadyAddresses"]
+    attempt = "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"
+    assert found["JOBSET_RESTART_ATTEMPT"] == {"fieldRef": {"fieldPath": attempt}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("jobset", "JobSet"), ("trainjob", "TrainingRuntime")]
+)
+def test_all_start_again_and_disruptions_do_not_count(kind: str, name: str) -> None:
+    spec = the(name, objects(kind))["spec"]
+    spec = spec["template"]["spec"] if name == "TrainingRuntime" else spec
+    policy = spec["failurePolicy"]
+    assert policy["maxRestarts"] == 2
+    (rule,) = policy["rules"]
+    assert rule["action"] == "RestartJobSetAndIgnoreMaxRestarts"
+    (job,) = spec["replicatedJobs"]
+    job = job["template"]["spec"]
+    assert job["backoffLimit"] == 0
+    assert {one["action"] for one in job["podFailurePolicy"]["rules"]} == {"FailJob"}
+    (container,) = job["template"]["spec"]["containers"]
+    code = job["podFailurePolicy"]["rules"][1]["onExitCodes"]
+    assert code["containerName"] == container["name"]
+
+
+def test_a_leader_worker_set_tells_its_pods_all_but_the_port() -> None:
+    assert variables("lws").keys() == {"MASTER_PORT", "ASYNCRPC_SECRET_FILE"}
+    spec = the("LeaderWorkerSet", objects("lws"))["spec"]
+    assert spec["leaderWorkerTemplate"]["size"] == 4
+    template = spec["leaderWorkerTemplate"]["workerTemplate"]
+    assert template["spec"]["restartPolicy"] == "Always"
+    # The leader is ready when it has met the others, which must not wait for that.
+    assert spec["startupPolicy"] == "LeaderCreated"
+
+
+def test_a_train_job_names_its_runtime_whose_container_is_called_node() -> None:
+    found = objects("trainjob")
+    run, runtime = the("TrainJob", found), the("TrainingRuntime", found)
+    reference = run["spec"]["runtimeRef"]
+    assert (reference["kind"], reference["name"]) == ("TrainingRuntime", "trainer")
+    assert runtime["metadata"]["name"] == "trainer"
+    assert run["spec"]["trainer"] == {"numNodes": 4}
+    (worker,) = workers("trainjob")
+    assert worker["name"] == "node"
+    names = {one["name"] for one in worker["env"]}
+    assert not names & {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+def test_a_train_job_has_the_port_of_its_controller() -> None:
+    with pytest.raises(UsageError, match="--port must be 29500 for a TrainJob"):
+        objects("trainjob", small(port=7000))
+
+
+def test_a_ray_job_runs_the_program_on_a_head_without_cores() -> None:
+    found = the("RayJob", objects("ray", small(command=("python", "-c", "a b"))))
+    assert found["spec"]["entrypoint"] == "python -c 'a b'"
+    cluster = found["spec"]["rayClusterSpec"]
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    (group,) = cluster["workerGroupSpecs"]
+    assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == 4
+    # KubeRay makes the commands.
+    assert all("command" not in one for one in workers("ray"))
+
+
+def test_the_operator_of_ray_is_let_in_to_the_dashboard_alone() -> None:
+    policy = the("NetworkPolicy", objects("ray"))["spec"]
+    _, rule = policy["ingress"]
+    assert rule["ports"] == [{"port": 8265, "protocol": "TCP"}]
+
+
+def test_ray_is_probed_by_its_operator() -> None:
+    with pytest.raises(UsageError, match="--probe must be none for Ray"):
+        objects("ray", small(probe=PodProbe(ProbeKind.HTTP, 8080)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"), [("job", 61), ("jobset", 46), ("lws", 59), ("trainjob", 48)]
+)
+def test_the_names_of_pods_fit_the_dns(kind: str, most: int) -> None:
+    objects(kind, small(name="a" * most))
+    with pytest.raises(UsageError, match=f"NAME must have at most {most} characters"):
+        objects(kind, small(name="a" * (most + 1)))

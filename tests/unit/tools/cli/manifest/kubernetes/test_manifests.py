@@ -1,0 +1,194 @@
+"""Every manifest passes Kubernetes' own schemas, and a broken one does not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from asyncrpc.clusters.manifest.kubernetes.kinds import KINDS
+from asyncrpc.clusters.manifest.kubernetes.workload import PodProbe, ProbeKind, Workload
+from tests.unit.tools.cli.manifest.kubernetes.schemas import (
+    NEWEST,
+    OLDEST,
+    ManifestRefusedError,
+    check_objects,
+)
+from tests.unit.tools.cli.manifest.kubernetes.workloads import full, small
+
+Object = dict[str, Any]
+
+
+def objects(kind: str, workload: Workload | None = None) -> list[Object]:
+    return KINDS[kind](workload or fullest(kind))
+
+
+def parts(found: Any) -> Iterator[Object]:
+    """Return every dictionary in an object."""
+    if isinstance(found, dict):
+        yield found
+        for one in found.values():
+            yield from parts(one)
+    elif isinstance(found, list):
+        for one in found:
+            yield from parts(one)
+
+
+def pods(kind: str, workload: Workload | None = None) -> list[Object]:
+    """Return the specifications of the workers' pods of a kind."""
+    found = parts(objects(kind, workload))
+    return [one for one in found if "containers" in one and "volumes" in one]
+
+
+def fullest(kind: str) -> Workload:
+    """Return a workload that has everything that its kind may have."""
+    return full(probe=PodProbe()) if kind == "ray" else full()
+
+
+def workers(kind: str, workload: Workload | None = None) -> list[Object]:
+    """Return the containers of the workers of a kind."""
+    found = pods(kind, workload)
+    return [container for pod in found for container in pod["containers"]]
+
+
+def the(kind: str, found: list[Object]) -> Object:
+    """Return the one object of a kind of Kubernetes."""
+    (one,) = [each for each in found if each["kind"] == kind]
+    return one
+
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@every_kind
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_every_object_passes_the_schema(kind: str, version: str) -> None:
+    check_objects(objects(kind), version)
+    check_objects(objects(kind, small()), version)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"ray"}))
+def test_a_probe_of_the_listening_port_passes(kind: str) -> None:
+    check_objects(objects(kind, small(probe=PodProbe(ProbeKind.TCP, 29_600))))
+
+
+@every_kind
+def test_a_field_of_a_pod_that_does_not_exist_is_refused(kind: str) -> None:
+    found = objects(kind)
+    for pod in [one for one in parts(found) if "containers" in one]:
+        pod["terminationGraceSeconds"] = 30
+    with pytest.raises(ManifestRefusedError, match="terminationGraceSeconds"):
+        check_objects(found)
+
+
+@every_kind
+def test_a_container_without_a_name_is_refused(kind: str) -> None:
+    found = objects(kind)
+    for pod in [one for one in parts(found) if "containers" in one]:
+        del pod["containers"][0]["name"]
+    with pytest.raises(ManifestRefusedError, match="'name' is a required property"):
+        check_objects(found)
+
+
+@every_kind
+def test_a_number_as_text_is_refused(kind: str) -> None:
+    found = objects(kind)
+    for pod in [one for one in parts(found) if "containers" in one]:
+        pod["terminationGracePeriodSeconds"] = "30"
+    with pytest.raises(ManifestRefusedError, match="'30' is not of type"):
+        check_objects(found)
+
+
+@every_kind
+def test_no_manifest_holds_a_secret(kind: str) -> None:
+    kinds = {one["kind"] for one in objects(kind)}
+    assert "Secret" not in kinds
+    for container in workers(kind):
+        by_name = {one["name"]: one for one in container["env"]}
+        path = by_name["ASYNCRPC_SECRET_FILE"]["value"]
+        (mount,) = [
+            m for m in container["volumeMounts"] if path.startswith(m["mountPath"])
+        ]
+        assert mount["readOnly"]
+        assert "ASYNCRPC_SECRET" not in by_name
+    for pod in pods(kind):
+        (volume,) = [one for one in pod["volumes"] if "secret" in one]
+        assert volume["secret"]["secretName"] == "shared-secret"
+        assert volume["secret"]["defaultMode"] == 0o400
+
+
+@every_kind
+def test_shared_memory_is_a_volume_in_memory(kind: str) -> None:
+    for pod in pods(kind):
+        (volume,) = [one for one in pod["volumes"] if "emptyDir" in one]
+        assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
+        for container in pod["containers"]:
+            paths = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+            assert paths[volume["name"]] == "/dev/shm"  # noqa: S108  (a mount)
+
+
+@every_kind
+def test_only_members_are_let_in(kind: str) -> None:
+    found = objects(kind)
+    policy = the("NetworkPolicy", found)["spec"]
+    wanted = policy["podSelector"]["matchLabels"].items()
+    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["ingress"][0] == {"from": [{"podSelector": policy["podSelector"]}]}
+    for template in [
+        one for one in parts(found) if "containers" in one.get("spec", {})
+    ]:
+        assert wanted <= template["metadata"]["labels"].items()
+
+
+@every_kind
+def test_all_objects_are_in_the_namespace(kind: str) -> None:
+    assert {one["metadata"]["namespace"] for one in objects(kind)} == {"research"}
+    given = {one["metadata"].get("namespace") for one in objects(kind, small())}
+    assert given == {None}
+
+
+@every_kind
+def test_gpus_are_limited_and_cores_are_not(kind: str) -> None:
+    for container in workers(kind):
+        wanted = container["resources"]
+        gpus = {} if container["name"] == "ray-head" else {"nvidia.com/gpu": "2"}
+        assert wanted["requests"] == {"cpu": "4", "memory": "16Gi"} | gpus
+        assert wanted["limits"] == {"memory": "16Gi"} | gpus
+    assert all(one["resources"] == {} for one in workers(kind, small()))
+
+
+@every_kind
+def test_a_user_may_read_the_secret_and_gains_no_rights(kind: str) -> None:
+    for pod in pods(kind):
+        security = pod["securityContext"]
+        assert security["runAsUser"] == security["fsGroup"] == 1000
+        assert security["runAsNonRoot"]
+        for container in pod["containers"]:
+            assert not container["securityContext"]["allowPrivilegeEscalation"]
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert all("runAsUser" not in pod["securityContext"] for pod in pods(kind, small()))
+
+
+@every_kind
+def test_services_of_the_namespace_set_no_variables(kind: str) -> None:
+    for pod in pods(kind):
+        assert pod["enableServiceLinks"] is False
+
+
+@every_kind
+def test_dollars_stay_what_they_are(kind: str) -> None:
+    for container in workers(kind):
+        by_name = {one["name"]: one.get("value") for one in container["env"]}
+        assert by_name["PATTERN"] == "$$(HOME)"
+
+
+@every_kind
+def test_a_builder_changes_nothing_and_shares_nothing(kind: str) -> None:
+    workload = fullest(kind)
+    first, second = objects(kind, workload), objects(kind, workload)
+    before = copy.deepcopy(second)
+    for one in list(parts(first)):
+        one.clear()
+    assert second == before

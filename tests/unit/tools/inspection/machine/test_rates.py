@@ -1,0 +1,74 @@
+"""Rates come from the last events: over a window, or over what is remembered."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from asyncrpc.core.ids import Incarnation, WorkerId
+from asyncrpc.core.trace.events import CallEnded, CallServed
+from asyncrpc.tools.inspection.events import KIND_NAMES, RecentEvents
+from asyncrpc.tools.inspection.machine.rates import by_function, percentile, rates_of
+from asyncrpc.trace import RECENT_MAX
+
+PEER = WorkerId("b", Incarnation(2))
+
+
+def recent(**events: list[Any]) -> RecentEvents:
+    return RecentEvents(
+        100.0, 0, [], **{name: events.get(name, []) for name in KIND_NAMES}
+    )
+
+
+def call(at_s: float, took_s: float = 0.01, outcome: str = "ok") -> CallEnded:
+    return CallEnded(at_s, at_s - took_s, PEER, "add", 1, outcome, 300, 200, "")
+
+
+def test_counts_what_ended_in_the_window() -> None:
+    calls = [call(90.0), call(96.0, 0.02), call(97.0, 0.04, "ValueError")]
+    made = rates_of(recent(calls=calls), window_s=5.0).made
+    assert (made.per_s, made.failed_per_s, made.bytes_per_s) == (0.4, 0.2, 200.0)
+    assert made.p50_s == pytest.approx(0.02)
+    assert made.p99_s == pytest.approx(0.04)
+
+
+def test_a_full_ring_tells_of_less_than_the_window() -> None:
+    calls = [call(99.0 + place / RECENT_MAX) for place in range(RECENT_MAX)]
+    assert rates_of(recent(calls=calls), window_s=5.0).made.per_s == RECENT_MAX
+
+
+@pytest.mark.parametrize("place", [0, RECENT_MAX - 1])
+def test_calls_that_look_are_no_work_and_count_for_what_is_remembered(
+    place: int,
+) -> None:
+    calls = [call(99.0 + at / RECENT_MAX) for at in range(RECENT_MAX)]
+    calls[place] = calls[place]._replace(function="inspection.summary")
+    made = rates_of(recent(calls=calls), window_s=5.0).made
+    assert made.per_s == RECENT_MAX - 1
+    served = [CallServed(99.0, 98.0, 98.9, PEER, "inspection.calls", 1, "ok")]
+    assert by_function(recent(served=served), window_s=5.0) == {}
+
+
+def test_of_nothing_there_are_no_times() -> None:
+    found = rates_of(recent(), window_s=5.0)
+    assert found.made.per_s == found.steps_per_s == 0.0
+    assert math.isnan(found.served.p50_s)
+
+
+def test_served_calls_by_function_include_their_wait() -> None:
+    served = [
+        CallServed(99.0, 98.0, 98.9, PEER, "slow", 1, "ok"),
+        CallServed(99.5, 99.4, 99.4, PEER, "fast", 2, "ok"),
+    ]
+    found = by_function(recent(served=served), window_s=5.0)
+    assert found["slow"].p50_s == 1.0
+    assert found["fast"].per_s == 0.2
+
+
+def test_percentiles_are_values_that_occur() -> None:
+    values = [float(one) for one in range(1, 101)]
+    assert percentile(values, 0.5) == 50.0
+    assert percentile(values, 0.99) == 99.0
+    assert percentile([3.0], 0.99) == 3.0

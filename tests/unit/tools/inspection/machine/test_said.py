@@ -1,0 +1,94 @@
+"""A stall is said once, and again only if it has been over."""
+
+from __future__ import annotations
+
+from asyncrpc.tools.inspection.machine.graph import Hang, find_hangs, graph_of
+from asyncrpc.tools.inspection.machine.said import SaidHangs
+from asyncrpc.tools.inspection.records import (
+    Actor,
+    ActorKind,
+    NoAnswer,
+    StackFrame,
+    Trouble,
+    Wait,
+    WaitKind,
+    WorkerSnapshot,
+)
+
+
+def actor(name: str, wait: Wait, *, line: int = 1) -> Actor:
+    frames = (StackFrame(name, "train.py", line),)
+    return Actor(ActorKind.TASK, name, name, frames, wait, is_internal=False)
+
+
+def tasks(*places: int, for_s: float = 9.0) -> Wait:
+    return Wait(WaitKind.TASKS, "a task", for_s, places)
+
+
+def seen(*actors: Actor, name: str = "a") -> WorkerSnapshot:
+    return WorkerSnapshot(name, 0, 1, 2, "host", 0.0, -1, actors, (), ())
+
+
+STANDS = Wait(WaitKind.CONDITION, "Condition `go`", 9.0)
+SLOW = seen(actor("train", tasks(1)), actor("step", STANDS))
+CYCLE = seen(actor("left", tasks(1)), actor("right", tasks(0)))
+
+
+def news(
+    said: SaidHangs, snapshot: WorkerSnapshot, **silent: NoAnswer
+) -> list[tuple[Hang, ...]]:
+    graph = graph_of([snapshot], silent)
+    found = find_hangs(graph, after_s=3.0)
+    return [(one,) for one in said.news(graph, found)]
+
+
+def test_what_is_found_again_is_not_news() -> None:
+    said = SaidHangs("a")
+    assert len(news(said, SLOW)) == 1
+    assert news(said, SLOW) == []
+    assert len(said) == 1
+
+
+def test_the_line_does_not_matter() -> None:
+    said = SaidHangs("a")
+    assert news(said, SLOW)
+    later = seen(actor("train", tasks(1)), actor("step", STANDS, line=70))
+    assert news(said, later) == []
+
+
+def test_a_cycle_is_the_same_wherever_it_is_entered() -> None:
+    said = SaidHangs("a")
+    assert len(news(said, CYCLE)) == 1
+    turned = seen(actor("right", tasks(1)), actor("left", tasks(0)))
+    assert news(said, turned) == []
+
+
+def test_another_fault_is_news() -> None:
+    said = SaidHangs("a")
+    assert news(said, SLOW)
+    both = seen(*SLOW.actors, actor("other", tasks(3)), actor("reader", STANDS))
+    assert len(news(said, both)) == 1
+    assert len(said) == 2
+
+
+def test_what_was_over_is_said_anew() -> None:
+    said = SaidHangs("a")
+    assert news(said, SLOW)
+    assert news(said, seen(actor("step", STANDS))) == []
+    assert len(said) == 0
+    assert len(news(said, SLOW)) == 1
+    said.forget()
+    assert len(news(said, SLOW)) == 1
+
+
+def test_only_what_concerns_the_worker_counts() -> None:
+    assert news(SaidHangs("b"), SLOW) == []
+
+
+def test_why_a_worker_does_not_answer_matters() -> None:
+    said = SaidHangs("a")
+    wait = Wait(WaitKind.ROUND, "barrier 1", 9.0, members=("a", "b"))
+    waiting = seen(actor("train", wait))
+    assert news(said, waiting, b=NoAnswer(Trouble.SILENT, ""))
+    assert news(said, waiting, b=NoAnswer(Trouble.SILENT, "in other words")) == []
+    assert news(said, waiting, b=NoAnswer(Trouble.STOPPED, ""))
