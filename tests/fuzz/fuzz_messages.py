@@ -19,8 +19,7 @@ import msgpack
 import torch
 
 from asyncrpc import AsyncRpcError, Group, Policy, RRef, Worker
-from asyncrpc.autograd import backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context
 from asyncrpc.core.serde import Codec, FunctionTable, Limits, describe_exception
 from asyncrpc.core.services.messages import Request
 from asyncrpc.core.transport.address import Address

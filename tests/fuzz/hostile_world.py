@@ -31,8 +31,7 @@ from asyncrpc import (
     RRef,
     Worker,
 )
-from asyncrpc.autograd import backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context
 from asyncrpc.core.links.connection import Connection
 from asyncrpc.core.links.tokens import Token
 from asyncrpc.core.transport.address import Address

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from asyncrpc import LivenessOptions, NetworkOptions, Options, RRef, Worker
-from asyncrpc.autograd import backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context
 from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.optim.service import OptimizerService
 from asyncrpc.optim import DistributedOptimizer

@@ -12,8 +12,7 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import RRef
-from asyncrpc.autograd import Context, backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import Context, backward, context
 from asyncrpc.optim import DistributedOptimizer
 from tests.numerics.remote import Layer, PlainSGD
 

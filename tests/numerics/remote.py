@@ -10,8 +10,7 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import RRef
-from asyncrpc.autograd import backward, current_context, get_gradients
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context, current_context, get_gradients
 from asyncrpc.optim import DistributedOptimizer
 
 Tensors = list[torch.Tensor]

@@ -19,8 +19,7 @@ from torch.autograd.graph import get_gradient_edge
 
 import asyncrpc
 from asyncrpc import RRef, Worker
-from asyncrpc.autograd import Context, backward, current_context, get_gradients
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import Context, backward, context, current_context, get_gradients
 from asyncrpc.testing import Cluster, acting_as
 from asyncrpc.testing.network import Network
 

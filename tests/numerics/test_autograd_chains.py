@@ -14,8 +14,7 @@ import torch
 
 import asyncrpc
 from asyncrpc import Worker
-from asyncrpc.autograd import backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context
 from asyncrpc.core.services.ports import PeerLink
 from tests.inner_state import routes_of
 from tests.numerics.stateful_objects import Keepers, ask, check, deaf, group_of, leaf

@@ -16,8 +16,7 @@ import torch
 
 import asyncrpc
 from asyncrpc import RRef, Worker
-from asyncrpc.autograd import backward, current_context, get_gradients
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context, current_context, get_gradients
 from asyncrpc.testing import acting_as
 from tests.numerics.stateful_objects import (
     Gate,

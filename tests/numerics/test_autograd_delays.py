@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import asyncrpc
-from asyncrpc.autograd import backward, get_gradients
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
 from tests import raw_messages

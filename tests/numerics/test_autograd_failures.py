@@ -11,8 +11,7 @@ import torch
 
 import asyncrpc
 from asyncrpc import Worker
-from asyncrpc.autograd import Context, backward, get_gradients
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import Context, backward, context, get_gradients
 from asyncrpc.core.services.ports import PeerLink
 from tests import raw_messages
 from tests.numerics.stateful_objects import (

@@ -11,8 +11,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 import asyncrpc
-from asyncrpc.autograd import backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context
 from tests.numerics.stateful_objects import Keepers, Program, ask, check, group_of, leaf
 
 Roots = list[torch.Tensor]

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc.autograd import backward, get_gradients
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context, get_gradients
 from tests.numerics.stateful_objects import (
     Gate,
     Keepers,

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from asyncrpc import RRef, UsageError
-from asyncrpc.autograd import backward, get_gradients
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.errors import OptimizerError
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, acting_as

@@ -15,8 +15,7 @@ import torch
 
 import asyncrpc
 from asyncrpc import RRef, UsageError, WorkerLostError
-from asyncrpc.autograd import Context, backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import Context, backward, context
 from asyncrpc.errors import InvalidContextError, OptimizerError
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, acting_as

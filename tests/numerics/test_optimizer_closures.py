@@ -12,8 +12,7 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import UsageError
-from asyncrpc.autograd import Context, backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import Context, backward, context
 from asyncrpc.errors import OptimizerError
 from asyncrpc.optim import DistributedOptimizer
 from tests.inner_state import turns_of

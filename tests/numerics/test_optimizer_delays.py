@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrpc.autograd import backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network

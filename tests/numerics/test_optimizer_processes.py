@@ -16,8 +16,7 @@ import uvloop
 from torch import nn
 
 from asyncrpc import Worker, WorkerLostError
-from asyncrpc.autograd import backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context
 from asyncrpc.nn import RemoteModule
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as

@@ -12,8 +12,7 @@ from torch import nn
 from torch.optim import lr_scheduler as lrs
 
 from asyncrpc import UsageError
-from asyncrpc.autograd import backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context
 from asyncrpc.errors import OptimizerError
 from asyncrpc.optim import DistributedOptimizer
 from tests.numerics.groups import (

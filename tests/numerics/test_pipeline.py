@@ -19,8 +19,7 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import RRef, Worker
-from asyncrpc.autograd import backward, get_gradients
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.nn import Pipeline, PipelineResult, RemoteModule
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.parallel.pipeline.schedules import TRAINING

@@ -15,7 +15,7 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import NetworkOptions, Options, RRef, Worker
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import context
 from asyncrpc.nn import Pipeline
 from asyncrpc.parallel.pipeline.schedules import TRAINING
 from asyncrpc.testing import Cluster, acting_as

@@ -20,8 +20,7 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import Options, Policy, RRef, Worker
-from asyncrpc.autograd import get_gradients
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import context, get_gradients
 from asyncrpc.nn import Pipeline
 from asyncrpc.parallel.pipeline.schedules import TRAINING
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as

@@ -11,8 +11,7 @@ import torch
 
 import asyncrpc
 from asyncrpc import RRef, UsageError
-from asyncrpc.autograd import backward, get_gradients
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.core.services.ports import PeerLink
 from asyncrpc.core.services.router import Route
 from asyncrpc.errors import BackwardFailedError, OptimizerError, WorkerLostError

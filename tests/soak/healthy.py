@@ -26,8 +26,7 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import Group, Options, RRef, Worker
-from asyncrpc.autograd import backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import ProcessCluster
 from asyncrpc.tools.inspection.group import view_of

@@ -31,9 +31,8 @@ from asyncrpc.core.arguments import (
     check_sequence,
     wrong,
 )
-from asyncrpc.core.autograd import context
 from asyncrpc.core.autograd.context import current_context_var
-from asyncrpc.core.autograd.public import current_context
+from asyncrpc.core.autograd.public import context, current_context
 from asyncrpc.core.nn import owner
 from asyncrpc.core.nn.remote_module import RemoteModule
 from asyncrpc.core.optim.distributed import DistributedOptimizer

@@ -18,8 +18,7 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import Group, LivenessOptions, Worker
-from asyncrpc.autograd import backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context
 from asyncrpc.core.calls.streams import OutboundCall
 from asyncrpc.core.links.link import Link
 from asyncrpc.nn import RemoteModule

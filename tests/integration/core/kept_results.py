@@ -15,7 +15,7 @@ import torch
 
 import asyncrpc
 from asyncrpc import Group, Worker
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import context
 from asyncrpc.core.loop.loops import running_loop
 from asyncrpc.testing import acting_as
 from tests.integration.core import remote

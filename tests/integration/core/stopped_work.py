@@ -17,8 +17,7 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import AsyncRpcError, Peer, Worker
-from asyncrpc.autograd import backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context
 from asyncrpc.nn import RemoteModule
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import acting_as

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from asyncrpc import AsyncRpcError, Policy, RRef, Worker, serving
-from asyncrpc.autograd import backward, get_gradients
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.core.services.messages import Message, Request
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import acting_as

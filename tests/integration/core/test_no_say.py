@@ -16,9 +16,8 @@ import torch
 
 import asyncrpc
 from asyncrpc import AsyncRpcError, Group, RRef, Worker, join_group
-from asyncrpc.autograd import backward, get_gradients
+from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.collectives import rendezvous
-from asyncrpc.core.autograd import context
 from asyncrpc.core.autograd.context import current_context_var
 from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.links.link import Link

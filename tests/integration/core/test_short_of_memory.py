@@ -27,8 +27,7 @@ from asyncrpc import (
     RRef,
     Worker,
 )
-from asyncrpc.autograd import backward, get_gradients
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.errors import DecodeError, EncodeError
 from asyncrpc.nn import RemoteModule
 from asyncrpc.testing import ProcessCluster, acting_as

@@ -36,8 +36,7 @@ from asyncrpc import (
     on_loop,
     serving,
 )
-from asyncrpc.autograd import backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context
 from asyncrpc.errors import CollectiveError, OptimizerError
 from asyncrpc.nn import RemoteModule
 from asyncrpc.optim import DistributedOptimizer

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from asyncrpc import DeviceOptions, Options, RRef
-from asyncrpc.autograd import backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context
 from asyncrpc.core.members import UNKNOWN_INCARNATION
 from asyncrpc.core.optim.callbacks import run_with_callbacks
 from asyncrpc.errors import (

@@ -30,8 +30,7 @@ from asyncrpc import (
     Worker,
     WorkerLostError,
 )
-from asyncrpc.autograd import backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context
 from asyncrpc.core.links.link import Link
 from asyncrpc.core.membership.messages import fields_of
 from asyncrpc.core.parts import Parts

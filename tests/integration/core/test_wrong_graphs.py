@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from asyncrpc import Options, Worker
-from asyncrpc.autograd import backward, get_gradients
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.errors import BackwardFailedError
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.integration.core import misbehaving

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from asyncrpc import AsyncRpcError, Options, RRef, Worker
-from asyncrpc.autograd import backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context
 from asyncrpc.errors import OptimizerError
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as

@@ -14,7 +14,7 @@ import torch
 import uvloop
 
 from asyncrpc import Worker
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import context
 from asyncrpc.core.services.ports import PeerLink
 from asyncrpc.testing import Cluster, acting_as
 from tests.inner_state import routes_of

@@ -16,8 +16,7 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import RRef, UsageError, Worker
-from asyncrpc.autograd import backward, get_gradients
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.core.nn import owner
 from asyncrpc.errors import UnknownWorkerError
 from asyncrpc.nn import RemoteModule

@@ -13,8 +13,7 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import Worker
-from asyncrpc.autograd import backward, get_gradients
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.errors import UsageError
 from asyncrpc.nn import RemoteModule
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as

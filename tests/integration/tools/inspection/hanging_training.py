@@ -12,8 +12,7 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import Group, RRef, Worker
-from asyncrpc.autograd import backward
-from asyncrpc.core.autograd import context
+from asyncrpc.autograd import backward, context
 from asyncrpc.ddp import DistributedDataParallel
 from asyncrpc.optim import DistributedOptimizer
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import asyncrpc.torch_backend
+from asyncrpc.torch_backend import AsyncRpcProcessGroup
 
 Scenario = Callable[..., None]
 
@@ -27,12 +27,10 @@ def play(_rank: int, scenario: Scenario, *args: Any) -> None:
         dist.destroy_process_group()
 
 
-def world() -> asyncrpc.parallel.collectives.torch_backend.AsyncRpcProcessGroup:
+def world() -> AsyncRpcProcessGroup:
     """The default process group."""
     found = dist.group.WORLD
-    assert isinstance(
-        found, asyncrpc.parallel.collectives.torch_backend.AsyncRpcProcessGroup
-    )
+    assert isinstance(found, AsyncRpcProcessGroup)
     return found
 
 

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from asyncrpc.multiprocessing import launch
-from asyncrpc.parallel.collectives import torch_backend
+from asyncrpc.parallel.collectives.torch_backend import registration
+from asyncrpc.torch_backend import AsyncRpcProcessGroup
 from tests.integration.parallel.collectives.torch_backend.playing import world
 
 
@@ -116,7 +117,7 @@ def test_options_the_backend_lacks_are_refused_by_name() -> None:
 
     given: Any = Given()
     with pytest.raises(ValueError, match="leave out enable_reconfigure=True"):
-        torch_backend._create(given, None)  # noqa: SLF001
-    kind = torch_backend.AsyncRpcProcessGroup
+        registration._create(given, None)  # noqa: SLF001
+    kind = AsyncRpcProcessGroup
     assert not kind.supports_reconfigure
     assert not kind.supports_window
