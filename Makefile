@@ -18,7 +18,8 @@ tests = $(wildcard $(addprefix tests/,$(1)))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-deep test-all check fmt lint type arch unit property \
-	cov sim sim-nightly chaos integration mutants numerics programs conformance conformance-c10d conformance-ddp \
+	cov test-core test-compat test-parallel test-serving test-tools test-launching \
+	sim sim-nightly chaos integration mutants numerics programs conformance conformance-c10d conformance-ddp \
 	conformance-files docs kills \
 	examples soak bench bench-peers bench-serve fuzz test-cuda test-tpu test-xla \
 	test-hosts test-clusters test-browser test-outside clean
@@ -49,7 +50,7 @@ ALL_CORES = -n auto --maxprocesses 4 --dist worksteal
 TWO_AT_A_TIME = -n 2 --dist worksteal
 # In asyncio's debug mode loops refuse calls from other threads, and say where what nobody
 # awaited was made.
-IN_DEBUG_MODE = $(call tests,unit simulation numerics integration/transport)
+IN_DEBUG_MODE = $(call tests,unit simulation numerics integration/core/transport)
 PART ?= 1/1
 
 test: $(STAMP) ## Run the quick tests: ten minutes on two cores, on loopback, without a GPU
@@ -64,6 +65,36 @@ test-deep: $(STAMP) ## Run the other tests; PART=2/4: the second of four parts
 	$(PYTEST) --asyncio-debug --tier quick --part $(PART) $(ALL_CORES) $(IN_DEBUG_MODE)
 
 test-all: test test-deep ## Run all tests
+
+# The core, and each part that stands on it, by itself: folders as in asyncrpc/.
+quick = $(PYTEST) --tier quick $(1) $(call tests,$(2))
+ON_PARALLEL = simulation/test_groups.py simulation/test_elastic.py numerics/ddp
+ON_SERVING = simulation/test_replicas.py simulation/test_replica_policies.py \
+	simulation/test_weights.py
+ON_TOOLS = simulation/test_dashboard.py
+NOT_CORE = $(addprefix --ignore=tests/,$(ON_PARALLEL) $(ON_SERVING) $(ON_TOOLS))
+
+test-core: $(STAMP) ## Run the quick tests of the core: four minutes on two cores
+	$(call quick,$(ALL_CORES) $(NOT_CORE),unit/core property simulation)
+	$(call quick,$(TWO_AT_A_TIME),integration/core)
+
+test-compat: $(STAMP) ## Those of torch's names
+	$(call quick,$(TWO_AT_A_TIME),unit/compat integration/compat)
+
+test-parallel: $(STAMP) ## Those of collectives, data parallelism and pipelines
+	$(call quick,$(ALL_CORES),unit/parallel $(ON_PARALLEL))
+	$(call quick,$(TWO_AT_A_TIME),integration/parallel)
+
+test-serving: $(STAMP) ## Those of serving
+	$(call quick,$(ALL_CORES),unit/serving $(ON_SERVING))
+	$(call quick,$(TWO_AT_A_TIME),integration/serving)
+
+test-tools: $(STAMP) ## Those of inspection, metrics and the command line
+	$(call quick,$(ALL_CORES),unit/tools $(ON_TOOLS))
+	$(call quick,$(TWO_AT_A_TIME),integration/tools)
+
+test-launching: $(STAMP) ## Those of Ray, manifests and preemption, without a cluster
+	$(call quick,$(TWO_AT_A_TIME),unit/clusters integration/clusters)
 
 # Accelerators' runtimes replace parts of torch, or need another one: each has an
 # environment of its own.  Both run on the CPU here, by PJRT.

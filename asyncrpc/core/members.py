@@ -9,8 +9,11 @@ from typing import Final, Protocol, runtime_checkable
 import msgpack
 
 from asyncrpc.core.ids import Incarnation
+from asyncrpc.core.loop.waits import WaitDescription, WaitKind
 from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import MalformedError, ProtocolError, RendezvousTimeoutError
+
+_RANKS_SHOWN: Final = 8
 
 UNKNOWN_INCARNATION: Final = Incarnation(0)
 RELAY: Final = "relay://"  # begins the address of a guest; its gateway's name follows
@@ -152,3 +155,21 @@ def missing_error(
 def _shown(texts: Sequence[str]) -> str:
     more = f" and {len(texts) - SHOWN_MAX} more" if len(texts) > SHOWN_MAX else ""
     return ", ".join(texts[:SHOWN_MAX]) + more
+
+
+def wait_at_start(missing: Sequence[int] | None, world_size: int) -> WaitDescription:
+    """Describe the wait for the others at the start.
+
+    Args:
+        missing: ranks that have not come; None: only rank 0 knows.
+        world_size: how many ranks must come.
+    """
+    if missing is None:
+        absent = f"rank 0 of {world_size} knows who is missing"
+    else:
+        shown = ", ".join(map(str, missing[:_RANKS_SHOWN]))
+        more = len(missing) - _RANKS_SHOWN
+        shown += f" and {more} more" if more > 0 else ""
+        noun, verb = ("rank", "has") if len(missing) == 1 else ("ranks", "have")
+        absent = f"{noun} {shown} of {world_size} {verb} not come"
+    return WaitDescription(WaitKind.ROUND, f"the others at the start: {absent}")

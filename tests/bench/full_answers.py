@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from asyncrpc.core.ids import ContextId, Incarnation, RRefId
+from asyncrpc.core.loop.waits import WaitKind
 from asyncrpc.tools.inspection.collective_records import (
     UNDER_WAY,
     CollectiveHistory,
@@ -45,7 +46,6 @@ from asyncrpc.tools.inspection.records import (
     ServedCall,
     StackFrame,
     Wait,
-    WaitKind,
     WorkerSnapshot,
 )
 from asyncrpc.tools.inspection.reference_records import ReferenceSeen, ReferencesSeen

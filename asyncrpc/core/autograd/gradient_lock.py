@@ -14,6 +14,8 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from asyncrpc.core.loop.waits import WaitDescription, WaitKind, waits
+
 _OWNER: Final = re.compile(r"owner=(\d+)")
 
 
@@ -40,6 +42,7 @@ class GradientLock:
         self._lock: Any = threading.RLock()
         self.changes: list[Suspendable] = []
 
+    @waits(lambda at: at["self"].wait_now())
     def acquire(self, blocking: bool = True) -> bool:  # noqa: FBT001, FBT002  (as RLock)
         """Wait for the lock, or do not; return whether this thread has it."""
         acquired: bool = self._lock.acquire(blocking)
@@ -49,6 +52,7 @@ class GradientLock:
         """Let go of the lock once."""
         self._lock.release()
 
+    @waits(lambda at: at["self"].wait_now())
     def __enter__(self) -> None:
         self._lock.acquire()
 
@@ -67,6 +71,14 @@ class GradientLock:
         found = _OWNER.search(repr(self._lock))  # a lock tells its owner nowhere else
         return int(found[1]) if found else 0
 
+    def wait_now(self) -> WaitDescription | None:
+        """Describe the wait for the thread that has the lock, if one has."""
+        if not (owner := self.owner):
+            return None
+        return WaitDescription(
+            WaitKind.LOCK, "the lock over gradients", threads=(owner,)
+        )
+
     def give_up(self) -> Any:
         """Take back what is there under the lock and release it, however often held.
 
@@ -78,6 +90,7 @@ class GradientLock:
             change.suspend()
         return changes, self._lock._release_save()  # noqa: SLF001
 
+    @waits(lambda at: at["self"].wait_now())
     def take_back(self, token: Any) -> None:
         """Wait for the lock again, and make the changes again."""
         changes, saved = token

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Final, Self
 
 import torch
@@ -26,6 +27,7 @@ from asyncrpc.core.autograd.machine import LocalPass, Wave
 from asyncrpc.core.autograd.messages import Advance, PassAnswer, PassId, PassIds
 from asyncrpc.core.autograd.torch_only import PLAIN, is_plain, without_functions
 from asyncrpc.core.ids import ContextId, Incarnation, MessageId, WorkerId
+from asyncrpc.core.loop.waits import WaitDescription, WaitKind, waits
 from asyncrpc.errors import AutogradError, MalformedError
 
 ABORTED: Final = "the pass has been aborted"
@@ -445,6 +447,7 @@ class Pass:
             back.gradients, reports, back.asked, back.given, back.history, None
         )
 
+    @waits(lambda at: at["self"].wait_now())
     async def idle(self) -> None:
         """Wait until nothing is under way for the pass here.
 
@@ -455,6 +458,20 @@ class Pass:
             self._idle = asyncio.get_running_loop().create_future()
             await self._idle  # work under way ends, well or not, and calls `look_up`
         self.check()
+
+    def wait_now(self) -> WaitDescription:
+        """Describe what it waits for: work for it, here and at peers."""
+        return WaitDescription(
+            WaitKind.BACKWARD, "its backward pass", self, is_part=self._asked_by
+        )
+
+    def _asked_by(self, call: Any) -> bool:
+        """Return whether a call asks a peer to take part; its callback has the pass."""
+        callbacks = tuple(getattr(call, "_callbacks", None) or ())
+        return any(
+            isinstance(callback, partial) and any(arg is self for arg in callback.args)
+            for callback, _ in callbacks
+        )
 
     def abort(self, reason: str) -> None:
         """End the work here."""

@@ -19,6 +19,7 @@ from asyncrpc.core.autograd.requests import PassRequests
 from asyncrpc.core.autograd.segment_events import SegmentEvents
 from asyncrpc.core.autograd.state import ABORTED, Pass
 from asyncrpc.core.ids import ContextId, Incarnation
+from asyncrpc.core.loop.waits import works_for
 from asyncrpc.core.trace.events import outcome_of
 from asyncrpc.errors import AutogradError
 
@@ -106,6 +107,7 @@ class PassWork:
         maker = one.ids.pass_id.root
         return self.steps.vote_after_pass(maker, one.votes_on, gathered)
 
+    @works_for(lambda at: at["one"])
     async def _drain(self, one: Pass) -> None:
         """Run segments until none is ready; send their results on."""
         try:

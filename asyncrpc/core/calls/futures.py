@@ -18,6 +18,7 @@ from asyncrpc.core.loop.forking import is_parents
 from asyncrpc.core.loop.loop_guard import LoopGuard
 from asyncrpc.core.loop.loops import running_loop
 from asyncrpc.core.loop.threads import thread_blocked
+from asyncrpc.core.loop.waits import WaitDescription, WaitKind, waits
 from asyncrpc.core.options import PLAIN, CallOptions
 from asyncrpc.errors import ClosedError, Outcome, UsageError
 
@@ -269,6 +270,7 @@ class AwaitedCall(CallFuture[T]):
     add_done_callback = asyncio.Future.add_done_callback
 
 
+@waits(lambda at: _answer_awaited(at["future"]))
 def is_done_within(future: asyncio.Future[Any], timeout_s: float | None) -> bool:
     """Block this thread, which is not the loop's, until a future of the loop is done.
 
@@ -288,6 +290,11 @@ def is_done_within(future: asyncio.Future[Any], timeout_s: float | None) -> bool
         raise loop_closed() from None
     with thread_blocked():
         return wait_on_loop(loop, ended.wait, timeout_s)
+
+
+def _answer_awaited(future: asyncio.Future[Any]) -> WaitDescription | None:
+    is_call = isinstance(future, CallFuture)
+    return WaitDescription(WaitKind.CALL, call=future) if is_call else None
 
 
 def wait_on_loop(

@@ -39,6 +39,7 @@ from asyncrpc.core.calls.preparation import PACK_HERE_BYTES_MAX
 from asyncrpc.core.devices.maps import DEVICES, DeviceMap
 from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.loop.waits import works_for
 from asyncrpc.core.serde import Encoded, compression_for_answer
 from asyncrpc.core.services.extensions import (
     NOTE,
@@ -385,6 +386,7 @@ class InboundCall:
         else:
             self._on_returned(result)
 
+    @works_for(lambda at: at["self"])
     def _in_thread(
         self,
         context: contextvars.Context,

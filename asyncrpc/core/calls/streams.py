@@ -23,6 +23,7 @@ from asyncrpc.core.calls.machine.streams import (
 from asyncrpc.core.calls.modes import Mode, Target
 from asyncrpc.core.devices.maps import DeviceMap
 from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.loop.waits import WaitDescription, WaitKind, waits
 from asyncrpc.core.options import LimitOptions
 from asyncrpc.core.torch_modes import surrounded
 from asyncrpc.errors import CallError, DeadlineExceededError, MalformedError, Outcome
@@ -77,6 +78,9 @@ class StreamProducer:
         if self._credit.has_room:
             self._room.set()
 
+    @waits(
+        lambda _: WaitDescription(WaitKind.CREDIT, "room at the consumer of its stream")
+    )
     async def wait(self) -> None:
         """Wait until one more item may be sent.
 
@@ -216,6 +220,7 @@ class StreamReceiver:
         """Return whether the stream has ended and all its items have arrived."""
         return self._order.state is StreamState.WHOLE
 
+    @waits(lambda at: WaitDescription(WaitKind.STREAM, call=at["self"]))
     async def take(self) -> Any:
         """Return the next item, or `END`; raise what ended the stream.
 

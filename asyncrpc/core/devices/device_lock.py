@@ -14,10 +14,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
-from types import CodeType
 from typing import Final
 
 from asyncrpc.core.devices.names import DeviceName
+from asyncrpc.core.loop.waits import WaitDescription, WaitKind, waits
 from asyncrpc.errors import UsageError
 
 
@@ -71,6 +71,7 @@ class _LockQueue:
         # A ticket, its lock, and the thread that holds it or waits.
         self._entries: list[tuple[object, DeviceLock, int]] = []
 
+    @waits(lambda at: at["self"].wait_now(at.get("ticket"), at["lock"]))
     def enter(self, lock: DeviceLock) -> None:
         ticket = object()
         with self._changed:
@@ -82,15 +83,15 @@ class _LockQueue:
         before = takewhile(lambda entry: entry[0] is not ticket, self._entries)
         return not any(lock.overlaps(other) for _, other, _ in before)
 
-    def ahead_of(self, ident: int) -> list[int]:
-        entries = tuple(
-            self._entries
-        )  # without the lock: another thread may hold it for long
-        mine = [at for at, (*_, whose) in enumerate(entries) if whose == ident]
-        if not mine:
-            return []
-        lock = entries[mine[-1]][1]
-        return [one for _, other, one in entries[: mine[-1]] if lock.overlaps(other)]
+    def wait_now(self, ticket: object, lock: DeviceLock) -> WaitDescription | None:
+        """Describe what the holder of a ticket waits for, if it waits."""
+        # Without `_changed`: another thread may hold it for long.
+        entries = tuple(self._entries)
+        before = takewhile(lambda entry: entry[0] is not ticket, entries)
+        ahead = tuple(ident for _, other, ident in before if lock.overlaps(other))
+        if not ahead:
+            return None
+        return WaitDescription(WaitKind.DEVICE, "the device lock", threads=ahead)
 
     def leave(self, lock: DeviceLock) -> None:
         with self._changed:
@@ -101,15 +102,6 @@ class _LockQueue:
 
 
 _QUEUE: Final = _LockQueue()
-WAITS: Final[CodeType] = _LockQueue.enter.__code__  # where a thread waits
-
-
-def ahead_of(ident: int) -> list[int]:
-    """Return the threads that a thread waits for, if it waits for devices.
-
-    Thread safety: from any thread.
-    """
-    return _QUEUE.ahead_of(ident)
 
 
 @contextmanager

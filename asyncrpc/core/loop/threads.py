@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 
+from asyncrpc.core.loop.waits import works_for
 from asyncrpc.core.torch_modes import drop_modes
 from asyncrpc.errors import ClosedError, Outcome, RejectedError
 
@@ -94,6 +95,14 @@ def outcome_to(future: asyncio.Future[Any]) -> Done:
             future.set_result(result)
 
     return finish
+
+
+def _work_of(done: Any) -> object:
+    """Return whose job a thread runs: a call, or the future of `outcome_to`."""
+    for cell in getattr(done, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, asyncio.Future):
+            return cell.cell_contents
+    return getattr(done, "__self__", None)
 
 
 async def in_new_thread(loop: asyncio.AbstractEventLoop, job: Callable[[], T]) -> T:
@@ -328,6 +337,7 @@ class ThreadPool:
             return False
         return True
 
+    @works_for(lambda at: _work_of(at.get("done")))
     def _run(self) -> None:
         try:
             while (work := self._next()) is not None:

@@ -27,12 +27,14 @@ from asyncrpc.core.devices import pjrt
 from asyncrpc.core.environment import GivenPlace, LaunchPlacement
 from asyncrpc.core.environment.values import Field
 from asyncrpc.core.host.this_host import LAUNCHER_PID
+from asyncrpc.core.loop.waits import waits
 from asyncrpc.core.members import (
     UNKNOWN_INCARNATION,
     Member,
     Rendezvous,
     RunningGroup,
     missing_error,
+    wait_at_start,
 )
 from asyncrpc.core.membership.launched_store import given_in
 from asyncrpc.core.membership.store_places import GivenStore, Hosting, TcpPlace
@@ -183,6 +185,7 @@ class LocalRendezvous:
         """
         check_count("world_size", self.world_size, at_least=1)
 
+    @waits(lambda at: wait_at_start(at["self"].missing, at["self"].world_size))
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
         """Internal: publish the record in a dictionary, and wait for the others.
 

@@ -25,11 +25,13 @@ from torch.distributed import (  # type: ignore[attr-defined]
 from asyncrpc.core.host.shortage import shortage_of
 from asyncrpc.core.loop.clock import Clock
 from asyncrpc.core.loop.threads import Done, outcome_to
+from asyncrpc.core.loop.waits import waits
 from asyncrpc.core.members import (
     Member,
     OfferedGroup,
     RunningGroup,
     missing_error,
+    wait_at_start,
 )
 from asyncrpc.core.membership.machine.keeping import Finding
 from asyncrpc.core.membership.offers import OfferBoard
@@ -144,6 +146,7 @@ class StoreRendezvous:
         self._is_second = threading.Event()
         self._thread = _StoreThread(f"asyncrpc-rendezvous-{rank}")
 
+    @waits(lambda at: wait_at_start(at["self"].missing, at["self"].world_size))
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
         """Publish the record and wait for the word.
 

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 from asyncrpc.core.autograd.state import StepAfterPass, VotesWithPass
 from asyncrpc.core.calls.context import deadline_var
 from asyncrpc.core.ids import ContextId, WorkerId
+from asyncrpc.core.loop.waits import does
 from asyncrpc.core.optim import messages as m
 from asyncrpc.core.optim import states
 from asyncrpc.core.optim.groups import Group, owners_of, part_of, references_in
@@ -34,6 +35,7 @@ from asyncrpc.core.optim.options import (
 )
 from asyncrpc.core.optim.owners import Owners, named, told, try_each
 from asyncrpc.core.optim.step import StepOptions, StepResult
+from asyncrpc.core.optim.turns import step_label
 from asyncrpc.errors import (
     CallError,
     EncodeError,
@@ -248,6 +250,7 @@ class PerOwnerOptimizer:
             self._options().note_step()
         return StepResult(scale is not None, count, norm)
 
+    @does(lambda at: step_label(at["self"].key))
     async def _commit(
         self,
         step: _Commit,

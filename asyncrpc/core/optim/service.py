@@ -49,7 +49,7 @@ from asyncrpc.core.optim.local import (
 )
 from asyncrpc.core.optim.options import Options, can_travel, options_of
 from asyncrpc.core.optim.snapshot import Snapshot
-from asyncrpc.core.optim.turns import TurnQueue
+from asyncrpc.core.optim.turns import TurnQueue, step_label
 from asyncrpc.core.rref.handle import RRef
 from asyncrpc.core.serde import words_of
 from asyncrpc.core.services.messages import Request, refusal
@@ -130,7 +130,7 @@ class OptimizerService:
         self._kept: dict[Key, _UndoableStep] = {}
         # Why a step that came with a backward pass failed: the maker asks for it next.
         self._failed: dict[Key, tuple[ContextId, BaseException]] = {}
-        self._turns = TurnQueue()
+        self._turns = TurnQueue(self._steps_kept_on)
         self._runner = Runner(threads, autograd.engine.lock)
         self._serial = 0
         autograd.step_with(self)
@@ -159,9 +159,10 @@ class OptimizerService:
         self._serial += 1
         return self._serial
 
-    def kept_on(self, keys: AbstractSet[int]) -> list[Key]:
-        """Return the optimizers whose steps are kept on some of these parameters."""
-        return [key for key, one in self._kept.items() if one.local.keys & keys]
+    def _steps_kept_on(self, keys: AbstractSet[int]) -> tuple[str, ...]:
+        """Return labels of the steps that are kept on some of these parameters."""
+        kept = tuple(self._kept.items())
+        return tuple(step_label(key) for key, step in kept if step.local.keys & keys)
 
     # --- messages (Service) ----------------------------------------------------------
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
+from asyncrpc.core.loop.waits import WaitDescription, WaitKind, waits
 from asyncrpc.core.optim.machine import Turns
 from asyncrpc.errors import ClosedError
 
@@ -12,7 +14,16 @@ from asyncrpc.errors import ClosedError
 class TurnQueue:
     """The turns of one worker.  At most as many wait as there are calls in flight."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        needs: Callable[[AbstractSet[int]], tuple[str, ...]] = lambda _: (),
+    ) -> None:
+        """Begin without a turn.
+
+        Args:
+            needs: returns what a turn on some parameters waits for; see `waits.does`.
+        """
+        self.needs = needs
         self._turns = Turns()
         self._futures: dict[int, asyncio.Future[None]] = {}
         self._serial = 0
@@ -20,6 +31,14 @@ class TurnQueue:
     def __len__(self) -> int:
         return len(self._turns)
 
+    @waits(
+        lambda at: WaitDescription(
+            WaitKind.TURN,
+            "its turn to change parameters",
+            at["self"],
+            needs=at["self"].needs(at["keys"]),
+        )
+    )
     async def take(self, keys: AbstractSet[int]) -> int:
         """Wait for a turn on these parameters; return its number, for `end`.
 
@@ -55,3 +74,9 @@ class TurnQueue:
             future = self._futures.pop(following)
             if not future.done():  # else its wait was cancelled, and ends by itself
                 future.set_result(None)
+
+
+def step_label(optimizer: tuple[int, int]) -> str:
+    """Return the label of the step that an optimizer takes; see `waits.does`."""
+    maker, serial = optimizer
+    return f"step {maker:016x}/{serial}"

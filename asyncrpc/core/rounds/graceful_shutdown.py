@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from asyncrpc.core.loop.waits import WaitDescription, WaitKind, does, waits
 from asyncrpc.core.members import UNKNOWN_INCARNATION
 from asyncrpc.core.membership.machine.membership import (
     Membership,
@@ -33,6 +34,7 @@ from asyncrpc.errors import UnknownWorkerError
 
 # The pauses after which a busy worker checks again whether it is idle: no event tells
 # it of the end of each call.
+END_OF_GROUP: Final = "the end of the group"  # a label, see `waits.does`
 LOOK_FIRST_S: Final = 0.001
 LOOK_MAX_S: Final = 0.02
 
@@ -130,6 +132,8 @@ class GracefulShutdown:
         """Whether this worker has asked for the end of the group."""
         return self.has_group and self.machine.phase is not Phase.BEFORE
 
+    @does(lambda _: END_OF_GROUP)
+    @waits(lambda at: at["self"].wait_now())
     async def wait(
         self, timeout_s: float | None, drain_timeout_s: float
     ) -> ShutdownReport:
@@ -151,6 +155,21 @@ class GracefulShutdown:
         # Not by the present time: a timer may be a little early.
         is_late = end_s is not None and limit_s == end_s and not self._is_over
         return self._report(is_late, max(left_s, 0.0))
+
+    def wait_now(self) -> WaitDescription:
+        """Describe what it waits for: the others, or calls here."""
+        participant = self.participant
+        if participant is not None and participant.series.is_waiting:
+            return WaitDescription(
+                WaitKind.ROUND,
+                participant.label,
+                members=participant.members,
+                needs=(END_OF_GROUP,),
+                since_s=self.began_s,
+            )
+        return WaitDescription(
+            WaitKind.IN_FLIGHT, "calls in flight", since_s=self.began_s
+        )
 
     async def _until_over(
         self, end_s: float | None, drain_timeout_s: float

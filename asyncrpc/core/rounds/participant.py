@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from asyncrpc.core.ids import Incarnation, WorkerId
+from asyncrpc.core.loop.waits import WaitDescription, WaitKind, waits
 from asyncrpc.core.members import UNKNOWN_INCARNATION
 from asyncrpc.core.membership.ports import Peers
 from asyncrpc.core.rounds.machine.messages import (
@@ -85,6 +86,11 @@ class RoundParticipant:
         """The names of all members, for people to read."""
         return tuple(map(self._service.name_of, self.series.ranks))
 
+    @waits(
+        lambda at: WaitDescription(
+            WaitKind.ROUND, at["self"].label, members=at["self"].members
+        )
+    )
     async def come(
         self, timeout_s: float | None, on_passed: Callable[[int], None] | None = None
     ) -> None:

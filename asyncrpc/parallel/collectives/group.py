@@ -11,13 +11,14 @@ from weakref import WeakKeyDictionary
 import torch
 
 from asyncrpc.core.arguments import check_kind
+from asyncrpc.core.loop.waits import does
 from asyncrpc.core.torch_modes import plain_steps
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import CollectiveError, UsageError
 from asyncrpc.parallel.collectives import given
 from asyncrpc.parallel.collectives import tensors as shapes
 from asyncrpc.parallel.collectives.machine.operations import Descriptor
-from asyncrpc.parallel.collectives.matching import CollectiveRun, Matching
+from asyncrpc.parallel.collectives.matching import CollectiveRun, Matching, group_label
 from asyncrpc.parallel.collectives.messages import SERVICE
 from asyncrpc.parallel.collectives.path import Path
 from asyncrpc.parallel.collectives.reductions import reduction_for
@@ -120,6 +121,11 @@ class Group:
         self._duplicates = 0
         self.kept: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
 
+    @property
+    def path(self) -> str:
+        """Internal: the names of its parent groups and its own, joined by slashes."""
+        return self._matching.path
+
     def subgroup(self, ranks: Sequence[int], *, name: str = "") -> Group:
         """Make a group of some of these ranks; only those ranks call this.
 
@@ -195,6 +201,7 @@ class Group:
         self.parts.check_on_loop("Group")
         return self
 
+    @does(lambda at: group_label(at["self"].path))  # in its `async with`
     async def __aexit__(
         self,
         kind: type[BaseException] | None,

@@ -7,7 +7,7 @@ one collective does not affect the next ones; a lost rank fails them all.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ import torch
 
 from asyncrpc.core.calls.futures import task_here
 from asyncrpc.core.ids import Incarnation, WorkerId
+from asyncrpc.core.loop.waits import WaitDescription, WaitKind, waits
 from asyncrpc.core.members import UNKNOWN_INCARNATION
 from asyncrpc.core.services.messages import Notice
 from asyncrpc.core.services.ports import PeerLink, ask
@@ -413,6 +414,7 @@ class CollectiveRun:
         self._unanswered += 1
         answer.add_done_callback(self._on_answer)
 
+    @waits(lambda at: at["self"].wait_now())
     async def take(self, rank: int) -> Sequence[torch.Tensor]:
         """Return the next tensors from a rank; the caller owns them."""
         place = MessageKey(rank, self._taken[rank])
@@ -426,11 +428,22 @@ class CollectiveRun:
             arrival.taken.set_result(None)
         return arrival.tensors
 
+    @waits(lambda at: at["self"].wait_now())
     async def settle(self) -> None:
         """Wait until all sent tensors have been consumed."""
         self._waits_for = None
         while self._unanswered:
             await self._wait()
+
+    def wait_now(self) -> WaitDescription:
+        """Describe the wait; a collective waits many times, on a new future each."""
+        return WaitDescription(
+            WaitKind.COLLECTIVE,
+            self.label,
+            members=tuple(self.matching.members),
+            needs=tuple(group_labels(self.matching.path)),
+            since_s=self.began_s,
+        )
 
     def refuse(self, rank: int, deed: str) -> CollectiveError:
         """Fail the collective for a rank's deed; return the error to raise."""
@@ -465,6 +478,7 @@ class CollectiveRun:
         if self.operation.failure is not None:
             raise error_of(self.operation.failure)
 
+    @waits(lambda at: at["self"].wait_now())
     async def pause(self, limit_s: float) -> None:
         """Wait until the state has changed, for at most `limit_s` seconds.
 
@@ -477,6 +491,7 @@ class CollectiveRun:
         finally:
             timer.cancel()
 
+    @waits(lambda at: at["self"].wait_now())
     async def until_done(self, other: asyncio.Future[Any]) -> None:
         """Wait for a future that this collective needs first.
 
@@ -571,3 +586,15 @@ class CollectiveRun:
     def _give_up(self, timeout_s: float) -> None:
         matching = self.matching
         matching.worker.start_task(matching.give_up(self, timeout_s))
+
+
+def group_labels(path: str) -> Iterator[str]:
+    """Yield the labels of a group and of its parent groups; see `waits.does`."""
+    while path:
+        yield group_label(path)
+        path = path.rpartition("/")[0]
+
+
+def group_label(path: str) -> str:
+    """Return the label of what a group does; see `waits.does`."""
+    return f"group {path}"

@@ -23,10 +23,12 @@ import torch
 
 from asyncrpc.core.calls.foreign_futures import when_done
 from asyncrpc.core.calls.futures import task_here
+from asyncrpc.core.loop.waits import does
 from asyncrpc.core.serde import text_of, words_of
 from asyncrpc.core.torch_modes import alone, plain_steps
 from asyncrpc.errors import CollectiveError, UsageError
 from asyncrpc.parallel.collectives.group import Group
+from asyncrpc.parallel.collectives.matching import group_label
 from asyncrpc.parallel.ddp.bucket import GradBucket
 from asyncrpc.parallel.ddp.buffers import Buffers
 from asyncrpc.parallel.ddp.hooks.states import bound
@@ -174,6 +176,7 @@ class Exchange:
             self.refuse("gave up its backward pass")
             current.end(CollectiveError("this backward pass has been given up"))
 
+    @does(lambda at: group_label(at["self"].group.path))
     @plain_steps
     async def run(self, current: Backward) -> None:
         """Reduce what a pass gathers; `current` ends, whatever happens."""

@@ -16,6 +16,7 @@ import torch
 
 from asyncrpc.core.calls.context import PassPart
 from asyncrpc.core.loop.clock import now_s
+from asyncrpc.core.loop.waits import WaitDescription, WaitKind, waits
 from asyncrpc.parallel.ddp.buckets import Buckets
 from asyncrpc.parallel.ddp.machine import Readiness
 
@@ -123,6 +124,13 @@ class Backward:
         self.check()
         return now_s() - begun_s
 
+    @waits(
+        lambda at: WaitDescription(
+            WaitKind.REDUCTION,
+            "the reduction of its gradients",
+            tasks=() if at["self"].task is None else (at["self"].task,),
+        )
+    )
     def wait_ended(self) -> None:
         """Wait until nothing more is sent or received for the pass."""
         with self._pool.blocked():
@@ -161,11 +169,19 @@ class Backward:
         yield
         self.communication_s += now_s() - begun_s
 
+    def wait_now(self, bucket: int | None) -> WaitDescription:
+        """Describe what the loop waits for: gradients, which a thread computes."""
+        total = len(self.results)
+        which = "all gradients" if bucket is None else f"bucket {bucket + 1} of {total}"
+        return WaitDescription(WaitKind.THREADS, f"{which} of a backward pass", self)
+
+    @waits(lambda at: at["self"].wait_now(at["bucket"]))
     async def wait_full(self, bucket: int) -> None:
         """Wait until a bucket is full."""
         while self._full <= bucket:
             await self._wait()
 
+    @waits(lambda at: at["self"].wait_now(None))
     async def wait_over(self) -> None:
         """Wait until the thread has nothing more to add."""
         while not self._is_over:

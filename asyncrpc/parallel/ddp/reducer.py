@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from asyncrpc.core.calls.context import PassEnding, PassPart, part_of_pass_var
 from asyncrpc.core.calls.futures import refuse_on_loop
+from asyncrpc.core.loop.waits import works_for
 from asyncrpc.core.torch_modes import plain_steps, undisturbed, with_defaults
 from asyncrpc.errors import UsageError
 from asyncrpc.parallel.ddp.exchange import Exchange
@@ -123,6 +124,7 @@ class Reducer:
         # ended when it begins.
         current = self._prepare(terms, is_plain=False)
 
+        @works_for(lambda at: at["current"])
         def run() -> None:
             try:
                 try:

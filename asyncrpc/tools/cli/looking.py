@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from asyncrpc.core.loop.waits import WaitKind
 from asyncrpc.tools.cli.observing import (
     TROUBLE,
     add_observing,
@@ -34,7 +35,6 @@ from asyncrpc.tools.inspection.records import (
     NO_ACTOR,
     ActorKind,
     CallKey,
-    WaitKind,
     WorkerSnapshot,
 )
 

@@ -9,26 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Final, Protocol
 
 from asyncrpc.core import torch_modes
-from asyncrpc.core.autograd.state import Pass
 from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.calls.inbound import InboundCall
 from asyncrpc.core.calls.machine.calls import PendingCalls, ServedCalls
 from asyncrpc.core.calls.streams import StreamReceiver
+from asyncrpc.core.loop.waits import WaitKind
 from asyncrpc.core.members import Member
 from asyncrpc.core.services.ports import Identity, PeerLink
 from asyncrpc.core.trace.recorder import FlightRecorder
-from asyncrpc.parallel.ddp.passes import Backward
 from asyncrpc.tools.inspection.ages import WaitAges
 from asyncrpc.tools.inspection.collector import held_back
 from asyncrpc.tools.inspection.loop_tasks import BY_REFERENCE, tasks_of
 from asyncrpc.tools.inspection.neighbours import Neighbours
-from asyncrpc.tools.inspection.own_waits import is_of_pass, labels_of, works_for
-from asyncrpc.tools.inspection.recognition import is_of_library
+from asyncrpc.tools.inspection.recognition import is_of_library, labels_of, work_of
 from asyncrpc.tools.inspection.records import (
     NO_ACTOR,
     UNKNOWN_S,
@@ -38,7 +37,6 @@ from asyncrpc.tools.inspection.records import (
     OutgoingCall,
     ServedCall,
     Wait,
-    WaitKind,
     WorkerSnapshot,
 )
 from asyncrpc.tools.inspection.threads import ThreadStack, frame_of, source_of, stacks
@@ -161,7 +159,8 @@ class SnapshotTaker:
             stack.ident: len(self._tasks) + index
             for index, stack in enumerate(self._threads)
         }
-        self._jobs: dict[int, int] = {}  # id of a future: the thread that runs its job
+        # By the id of an object that is worked for, such as a call: who does.
+        self._working: defaultdict[int, list[int]] = defaultdict(list)
         self._serving: dict[int, int] = {}  # id of an inbound call: place of its actor
 
     def take(self) -> WorkerSnapshot:
@@ -200,12 +199,14 @@ class SnapshotTaker:
                 if inbound.task is not None:
                     place = self._places.get(id(inbound.task), NO_ACTOR)
                     self._serving[id(inbound)] = place
+        for place, seen in enumerate(self._tasks):
+            for subject in work_of(seen.chain.steps):
+                self._working[id(subject)].append(place)
         for stack in self._threads:
             place = self._by_ident[stack.ident]
-            if (call := stack.serves()) is not None:
-                self._serving[id(call)] = place
-            if (job := stack.runs_job()) is not None:
-                self._jobs[id(job)] = place
+            for subject in stack.works_for():
+                self._working[id(subject)].append(place)
+                self._serving[id(subject)] = place
 
     def _made(self) -> list[OutgoingCall]:
         return [
@@ -296,7 +297,7 @@ class SnapshotTaker:
         if found.kind in BY_REFERENCE and found.subject is not None:
             actors, is_sure, is_closed = self._look.who_ends(place)
             return wait._replace(actors=actors, is_sure=is_sure, is_closed=is_closed)
-        return self._for_work(place, wait, found.subject)
+        return self._for_work(place, wait, found.subject, found.is_part)
 
     def _places_of(self, tasks: Iterable[asyncio.Task[Any]]) -> tuple[int, ...]:
         return tuple(self._places[id(one)] for one in tasks if id(one) in self._places)
@@ -326,33 +327,28 @@ class SnapshotTaker:
         made = [self._key_of(one) for link in self._links for one in link.pending]
         return wait._replace(actors=served, calls=tuple(made[:CALLS_MAX]))
 
-    def _for_work(self, place: int, wait: Wait, subject: Any) -> Wait:
-        """Return the wait for a thread, or for a backward pass."""
+    def _for_work(
+        self,
+        place: int,
+        wait: Wait,
+        subject: Any,
+        is_part: Callable[[Any], bool] | None,
+    ) -> Wait:
+        """Return the wait for what tasks and threads do for an object, or peers."""
         if isinstance(subject, concurrent.futures.Future):
             actors, what = self._executor(subject)
             is_sure = subject.running()
             return wait._replace(actors=actors, what=what, is_sure=is_sure)
-        if isinstance(subject, Backward):
-            filling = (one for one in self._threads if one.runs_pass(subject))
-            places = tuple(self._by_ident[one.ident] for one in filling)
-            return wait._replace(actors=places)
-        if isinstance(subject, Pass):
-            return self._for_pass(place, wait, subject)
-        if (thread := self._jobs.get(id(subject))) is not None:
+        at_work = self._working.get(id(subject), ())
+        here = tuple(other for other in at_work if other != place)
+        if is_part is not None:
+            made = (call for link in self._links for call in link.pending)
+            asked = tuple(self._key_of(call) for call in made if is_part(call))
+            wait = wait._replace(calls=asked)
+        if here and wait.kind is WaitKind.FUTURE:
             kind, what = WaitKind.THREADS, "a function in a thread"
-            return wait._replace(kind=kind, what=what, actors=(thread,))
-        return wait
-
-    def _for_pass(self, place: int, wait: Wait, one: Pass) -> Wait:
-        """Return the wait for what peers, and other tasks here, do for a pass."""
-        here = tuple(
-            other
-            for other, seen in enumerate(self._tasks)
-            if other != place and works_for(one, seen.chain.steps)
-        )
-        made = (call for link in self._links for call in link.pending)
-        asked = tuple(self._key_of(call) for call in made if is_of_pass(one, call))
-        return wait._replace(actors=here, calls=asked)
+            return wait._replace(kind=kind, what=what, actors=here)
+        return wait._replace(actors=here) if here else wait
 
     def _call_served_by(self, place: int) -> CallKey | None:
         for link in self._links:
@@ -392,25 +388,19 @@ class SnapshotTaker:
 
     def _wait_of_thread(self, stack: ThreadStack) -> Wait | None:
         """Return what a thread waits for through asyncrpc, or None."""
-        if (call := stack.waits_for()) is not None:
-            return self._for_call(Wait(WaitKind.CALL, ""), call)
-        if (one := stack.waits_for_pass()) is not None:
-            if one.task is None:  # the reduction has not begun
-                return Wait(WaitKind.REDUCTION, "the reduction of its gradients")
-            return Wait(
-                WaitKind.REDUCTION,
-                "the reduction of its gradients",
-                self._ages.age_s(one.task),
-                self._places_of((one.task,)),
-            )
-        if ahead := stack.ahead_at_device():
-            places = tuple(map(self._by_ident.get, ahead))
-            actors = tuple(at for at in places if at is not None)
-            return Wait(WaitKind.DEVICE, "the device lock", actors=actors)
-        owner = self._by_ident.get(stack.owner_of_gradients() or 0)
-        if owner is not None:
-            return Wait(WaitKind.LOCK, "the lock over gradients", actors=(owner,))
-        return None
+        description = stack.wait()
+        if description is None:
+            return None
+        wait = Wait(description.kind, description.what)
+        if description.call is not None:
+            return self._for_call(wait, description.call)
+        threads = (self._by_ident.get(ident) for ident in description.threads)
+        actors = (
+            *self._places_of(description.tasks),
+            *(place for place in threads if place is not None),
+        )
+        ages = [self._ages.age_s(task) for task in description.tasks]
+        return wait._replace(actors=actors, for_s=max(ages, default=wait.for_s))
 
 
 def snapshot_of(

@@ -22,12 +22,11 @@ from heapq import nlargest
 from types import CoroutineType, FrameType, MethodType
 from typing import Any, Final, NamedTuple
 
+from asyncrpc.core.loop.waits import WaitDescription, WaitKind
 from asyncrpc.tools.inspection import awaits
 from asyncrpc.tools.inspection.ages import WaitAges
 from asyncrpc.tools.inspection.awaits import Chain
 from asyncrpc.tools.inspection.recognition import recognized
-from asyncrpc.tools.inspection.recognized import Recognized
-from asyncrpc.tools.inspection.records import WaitKind
 
 ACTORS_MAX: Final = 2000
 SUBJECTS_MAX: Final = 64  # the longest waited for, whose referrers are looked at
@@ -52,7 +51,7 @@ class SeenTask(NamedTuple):
 
     task: asyncio.Task[Any]
     chain: Chain
-    found: Recognized
+    found: WaitDescription
 
 
 class LoopTasks:

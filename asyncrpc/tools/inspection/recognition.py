@@ -1,25 +1,27 @@
 """What a task waits for, judged by the code that waits and the future that it awaits.
 
-Recognized are the primitives of asyncio, calls, and the waits inside of asyncrpc.  The
-program's function that uses one of them is shown with it; the inside of a library is
-not: a task in `Queue.join` waits for a queue, not for the event inside of the queue.
+Recognized are the primitives of asyncio and calls; functions of asyncrpc declare what
+they wait for, see `core.loop.waits`.  The program's function that uses one of them is
+shown with it; the inside of a library is not: a task in `Queue.join` waits for a queue,
+not for the event inside of the queue.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from asyncrpc.core.calls.futures import CallFuture
-from asyncrpc.tools.inspection.awaits import AwaitStep, Chain
-from asyncrpc.tools.inspection.names import local, name_in
-from asyncrpc.tools.inspection.own_waits import OWN_WAITS
-from asyncrpc.tools.inspection.recognized import Recognize, Recognized
-from asyncrpc.tools.inspection.records import WaitKind
+from asyncrpc.core.loop.waits import WaitDescription, WaitKind, declaration_of
+from asyncrpc.tools.inspection.awaits import AwaitStep, Chain, entered
+from asyncrpc.tools.inspection.names import local, locals_of, name_in
+
+# Takes the step of a function of asyncio that waits, and the step that called it.
+Recognize: TypeAlias = Callable[[AwaitStep, AwaitStep | None], WaitDescription]
 
 _STANDARD: Final = str(Path(asyncio.__file__).parents[2])  # Python's own library
 _INSTALLED: Final = ("site-packages", "dist-packages")  # lie inside of it
@@ -34,21 +36,45 @@ def is_of_library(code: CodeType) -> bool:
     return code.co_filename.startswith(_ASYNCRPC)
 
 
-def recognized(chain: Chain) -> Recognized:
+def recognized(chain: Chain) -> WaitDescription:
     """Return what the task of a chain waits for."""
     if chain.awaited is None:
-        return Recognized(WaitKind.RUNS)
+        return WaitDescription(WaitKind.RUNS)
     if isinstance(chain.awaited, CallFuture):
-        return Recognized(WaitKind.CALL, call=chain.awaited)
-    found = None
+        return WaitDescription(WaitKind.CALL, call=chain.awaited)
+    wait: WaitDescription | None = None
     for place in range(len(chain.steps) - 1, -1, -1):
         step = chain.steps[place]
         if not is_of_library(step.code):
             break
+        declaration = declaration_of(step.code)
         if (recognize := _BY_CODE.get(step.code)) is not None:
             user = chain.steps[place - 1] if place else None
-            found = recognize(step, user) or found
-    return found or _future(chain.awaited)
+            wait = recognize(step, user)
+        elif declaration is not None and declaration.waits is not None:
+            wait = declaration.waits(locals_of(step.frame)) or wait
+    return wait or _future(chain.awaited)
+
+
+def labels_of(steps: Sequence[AwaitStep]) -> Iterator[str]:
+    """Yield the labels of what a task does for others; see `records.Actor.does`."""
+    for step in steps:
+        declaration = declaration_of(step.code)
+        if declaration is not None and declaration.does is not None:
+            yield declaration.does(locals_of(step.frame))
+        for manager in entered(step):
+            leave = getattr(type(manager), "__aexit__", None)
+            declaration = declaration_of(getattr(leave, "__code__", None))
+            if declaration is not None and declaration.does is not None:
+                yield declaration.does({"self": manager})
+
+
+def work_of(steps: Sequence[AwaitStep]) -> Iterator[object]:
+    """Yield the objects that a task works for, and for which others wait."""
+    for step in steps:
+        declaration = declaration_of(step.code)
+        if declaration is not None and declaration.work is not None:
+            yield declaration.work(locals_of(step.frame))
 
 
 # --- asyncio -------------------------------------------------------------------------
@@ -57,24 +83,24 @@ def recognized(chain: Chain) -> Recognized:
 def _named(kind: WaitKind, shown: str) -> Recognize:
     """Return a recognizer of a primitive, named by a variable of its user."""
 
-    def recognize(step: AwaitStep, user: AwaitStep | None) -> Recognized:
+    def recognize(step: AwaitStep, user: AwaitStep | None) -> WaitDescription:
         subject = local(step.frame, "self")
         name = ""
         if user is not None and subject is not None:
             name = name_in(user.frame, subject)
-        return Recognized(kind, _called(shown, name), subject)
+        return WaitDescription(kind, _called(shown, name), subject)
 
     return recognize
 
 
-def _entering(step: AwaitStep, user: AwaitStep | None) -> Recognized:
+def _entering(step: AwaitStep, user: AwaitStep | None) -> WaitDescription:
     """Recognize the primitive that a task waits to enter by `async with`."""
     subject = local(step.frame, "self")
     kind, shown = WaitKind.LOCK, type(subject).__name__
     if isinstance(subject, asyncio.Semaphore):
         kind = WaitKind.SEMAPHORE
     name = "" if user is None else name_in(user.frame, subject)
-    return Recognized(kind, _called(shown, name), subject)
+    return WaitDescription(kind, _called(shown, name), subject)
 
 
 def _called(shown: str, name: str) -> str:
@@ -86,7 +112,7 @@ def _called(shown: str, name: str) -> str:
     return f"an {shown}" if shown[0] in "AEIOU" else f"a {shown}"
 
 
-def _joined(step: AwaitStep, _: AwaitStep | None) -> Recognized:
+def _joined(step: AwaitStep, _: AwaitStep | None) -> WaitDescription:
     """Recognize the tasks that a `TaskGroup` waits for at its end."""
     group = local(step.frame, "self")
     return _tasks(getattr(group, "_tasks", ()))
@@ -95,7 +121,7 @@ def _joined(step: AwaitStep, _: AwaitStep | None) -> Recognized:
 def _all_of(name: str) -> Recognize:
     """Return a recognizer of the tasks in a variable of a function of asyncio."""
 
-    def recognize(step: AwaitStep, _: AwaitStep | None) -> Recognized:
+    def recognize(step: AwaitStep, _: AwaitStep | None) -> WaitDescription:
         found = local(step.frame, name)
         is_one = isinstance(found, asyncio.Future)
         return _future(found) if is_one else _tasks(tuple(found or ()))
@@ -103,23 +129,23 @@ def _all_of(name: str) -> Recognize:
     return recognize
 
 
-def _tasks(futures: Iterable[Any]) -> Recognized:
+def _tasks(futures: Iterable[Any]) -> WaitDescription:
     open_ = [one for one in tuple(futures) if one is not None and not one.done()]
     tasks = tuple(one for one in open_ if isinstance(one, asyncio.Task))
     calls = tuple(one for one in open_ if isinstance(one, CallFuture))
     if not tasks and len(calls) == 1:
-        return Recognized(WaitKind.CALL, call=calls[0])
+        return WaitDescription(WaitKind.CALL, call=calls[0])
     noun = "task" if tasks else "call"
     what = f"{len(open_)} {noun}s" if len(open_) != 1 else f"a {noun}"
-    return Recognized(WaitKind.TASKS, what, tasks=tasks, calls=calls)
+    return WaitDescription(WaitKind.TASKS, what, tasks=tasks, calls=calls)
 
 
-def _sleep(step: AwaitStep, _: AwaitStep | None) -> Recognized:
+def _sleep(step: AwaitStep, _: AwaitStep | None) -> WaitDescription:
     delay = local(step.frame, "delay")
-    return Recognized(WaitKind.SLEEP, f"sleep({delay})")
+    return WaitDescription(WaitKind.SLEEP, f"sleep({delay})")
 
 
-def _future(awaited: Any) -> Recognized:
+def _future(awaited: Any) -> WaitDescription:
     """Recognize a future by its type, and by its callbacks."""
     if isinstance(awaited, asyncio.Task):
         return _tasks((awaited,))
@@ -129,13 +155,13 @@ def _future(awaited: Any) -> Recognized:
     innermost = awaited
     for behind in _behind(awaited):
         if isinstance(behind, CallFuture):
-            return Recognized(WaitKind.CALL, call=behind)
+            return WaitDescription(WaitKind.CALL, call=behind)
         if isinstance(behind, asyncio.Task):
             return _tasks((behind,))
         if isinstance(behind, concurrent.futures.Future):
-            return Recognized(WaitKind.THREADS, "a thread", behind)
+            return WaitDescription(WaitKind.THREADS, "a thread", behind)
         innermost = behind
-    return Recognized(WaitKind.FUTURE, "a future", innermost)
+    return WaitDescription(WaitKind.FUTURE, "a future", innermost)
 
 
 def _behind(future: Any) -> Iterable[Any]:
@@ -175,5 +201,4 @@ _BY_CODE: Final[Mapping[CodeType, Recognize]] = {
     asyncio.wait.__code__: _all_of("fs"),
     asyncio.wait_for.__code__: _all_of("fut"),
     asyncio.sleep.__code__: _sleep,
-    **OWN_WAITS,
 }

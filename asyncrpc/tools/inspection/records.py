@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from typing import Annotated, NamedTuple
 
+from asyncrpc.core.loop.waits import WaitKind
 from asyncrpc.core.services.schema import EnumName, Integer
 
 UNKNOWN_S = -1.0
@@ -23,36 +24,6 @@ class ActorKind(enum.Enum):
 
     TASK = "task"
     THREAD = "thread"
-
-
-class WaitKind(enum.Enum):
-    """What a task or thread waits for."""
-
-    RUNS = "nothing: it runs, or is about to"
-    CALL = "the answer of a call"
-    STREAM = "an item of a stream"
-    CREDIT = "room at the consumer of a stream"
-    TASKS = "the end of other tasks"
-    LOCK = "a lock"
-    SEMAPHORE = "a semaphore"
-    CONDITION = "a condition"
-    EVENT = "an event"
-    ITEM = "an item of a queue"
-    ROOM = "room in a queue"
-    WORK = "the end of the work that a queue has handed out"
-    BARRIER = "a barrier of this process"
-    ROUND = "other members: a barrier, a rendezvous or the end of the group"
-    COLLECTIVE = "other ranks of a collective"
-    BACKWARD = "its backward pass on other workers"
-    REDUCTION = "the reduction of its gradients"
-    TURN = "its turn to change parameters"
-    INBOUND = "room for a large request at the callee"
-    IN_FLIGHT = "calls in flight"
-    DEVICE = "the device lock"
-    THREADS = "a thread"
-    SLEEP = "time"
-    SOCKET = "a socket or a pipe"
-    FUTURE = "a future"
 
 
 class StackFrame(NamedTuple):

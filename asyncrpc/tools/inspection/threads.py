@@ -1,39 +1,25 @@
 """The threads of this process: where each is, and what it waits for.
 
-Of a thread that waits inside of C only its line is seen.  Waits through asyncrpc are
-recognized: for the answer of a call, by `wait`; for the device lock; for the lock over
-gradients; for the end of a backward pass, whose gradients the loop reduces.
+Of a thread that waits inside of C only its line is seen.  Functions of asyncrpc that
+wait in a thread declare it, see `core.loop.waits`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures.thread
 import linecache
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, Final
 
-from asyncrpc.core.autograd.gradient_lock import GradientLock
-from asyncrpc.core.calls import futures
-from asyncrpc.core.calls.futures import CallFuture
-from asyncrpc.core.calls.inbound import InboundCall
-from asyncrpc.core.devices import device_lock
-from asyncrpc.core.loop.threads import ThreadPool
-from asyncrpc.parallel.ddp.passes import Backward
+from asyncrpc.core.loop.waits import Declaration, WaitDescription, declaration_of
 from asyncrpc.tools.inspection.names import local, locals_of
 from asyncrpc.tools.inspection.records import StackFrame
 
 FRAMES_MAX: Final = 100  # of one stack; the innermost ones
-_IN_THREAD: Final[CodeType] = InboundCall._in_thread.__code__  # noqa: SLF001
 _RUN_JOB: Final[CodeType] = concurrent.futures.thread._WorkItem.run.__code__  # noqa: SLF001
-_POOL: Final[CodeType] = ThreadPool._run.__code__  # noqa: SLF001
-_WAITING: Final[Mapping[CodeType, str]] = {
-    CallFuture.wait.__code__: "self",
-    futures.is_done_within.__code__: "future",
-}
 
 
 class ThreadStack:
@@ -49,78 +35,36 @@ class ThreadStack:
         self.name = name
         self.frames = tuple(_outwards(innermost))
 
-    def waits_for(self) -> CallFuture[Any] | None:
-        """Return the call whose answer the thread waits for; None if it does not."""
-        for frame in self.frames:
-            if (name := _WAITING.get(frame.f_code)) is not None:
-                found = local(frame, name)
-                if isinstance(found, CallFuture):
-                    return found
+    def wait(self) -> WaitDescription | None:
+        """Return what the thread waits for through asyncrpc, as declared."""
+        for frame, declaration in self._declared():
+            if declaration.waits is not None:
+                wait = declaration.waits(locals_of(frame))
+                if wait is not None and wait.threads != (self.ident,):
+                    return wait
         return None
 
-    def serves(self) -> InboundCall | None:
-        """Return the call whose function the thread runs; None if it runs none."""
+    def works_for(self) -> Iterator[object]:
+        """Yield the objects that the thread works for, such as a served call."""
+        for frame, declaration in self._declared():
+            if declaration.work is not None:
+                yield declaration.work(locals_of(frame))
+        if (job := self.runs_job()) is not None:
+            yield job
+
+    def _declared(self) -> Iterator[tuple[FrameType, Declaration]]:
         for frame in self.frames:
-            if frame.f_code is _IN_THREAD:
-                found = local(frame, "self")
-            elif frame.f_code is _POOL:  # it may still wait for a device
-                found = getattr(local(frame, "done"), "__self__", None)
-            else:
-                continue
-            if isinstance(found, InboundCall):
-                return found
-        return None
+            if (declaration := declaration_of(frame.f_code)) is not None:
+                yield frame, declaration
 
-    def waits_for_pass(self) -> Backward | None:
-        """Return the backward pass whose reduction the thread waits for."""
+    def runs_job(self) -> concurrent.futures.Future[Any] | None:
+        """Return the future of the job that the thread runs for an executor."""
         for frame in self.frames:
-            if frame.f_code is Backward.wait_ended.__code__:
-                found = local(frame, "self")
-                if isinstance(found, Backward):
-                    return found
-        return None
-
-    def runs_pass(self, one: Backward) -> bool:
-        """Return whether the thread fills the buckets of a backward pass."""
-        return any(
-            frame.f_code.co_qualname == "Reducer.backward.<locals>.run"
-            and locals_of(frame).get("current") is one
-            for frame in self.frames
-        )
-
-    def ahead_at_device(self) -> list[int]:
-        """Return the idents of the threads ahead of this one at the device lock."""
-        if any(frame.f_code is device_lock.WAITS for frame in self.frames):
-            return device_lock.ahead_of(self.ident)
-        return []
-
-    def owner_of_gradients(self) -> int | None:
-        """Return the ident of the thread that holds the lock over gradients.
-
-        A thread that waits for it is in a method of the lock, which calls no other.
-        """
-        lock = local(self.frames[0], "self") if self.frames else None
-        owner = lock.owner if type(lock) is GradientLock else 0
-        return owner if owner not in (0, self.ident) else None
-
-    def runs_job(self) -> concurrent.futures.Future[Any] | asyncio.Future[Any] | None:
-        """Return the future of the job that the thread runs for an executor or pool."""
-        for frame in self.frames:
-            if frame.f_code is _POOL:
-                return _future_of(local(frame, "done"))
             if frame.f_code is _RUN_JOB:
-                found = getattr(local(frame, "self"), "future", None)
-                if isinstance(found, concurrent.futures.Future):
-                    return found
+                future = getattr(local(frame, "self"), "future", None)
+                if isinstance(future, concurrent.futures.Future):
+                    return future
         return None
-
-
-def _future_of(done: Any) -> asyncio.Future[Any] | None:
-    """Return the future that a pool completes when a job ends; see `outcome_to`."""
-    for cell in getattr(done, "__closure__", None) or ():
-        if isinstance(cell.cell_contents, asyncio.Future):
-            return cell.cell_contents
-    return None
 
 
 def stacks() -> list[ThreadStack]:

@@ -6,19 +6,14 @@ import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from asyncrpc.core.loop.waits import WaitKind
 from asyncrpc.serving.dashboard.machine.answers import known, known_age
 from asyncrpc.serving.dashboard.machine.overview import row_of, silent_row
 from asyncrpc.tools.inspection.details import LinkDetails, WorkerDetails
 from asyncrpc.tools.inspection.events import KIND_NAMES, RecentEvents
 from asyncrpc.tools.inspection.machine.slices import Slices, parts_of, weighed_parts
 from asyncrpc.tools.inspection.machine.wording import named, place_of, words_of
-from asyncrpc.tools.inspection.records import (
-    Actor,
-    ActorKind,
-    NoAnswer,
-    WaitKind,
-    WorkerSnapshot,
-)
+from asyncrpc.tools.inspection.records import Actor, ActorKind, NoAnswer, WorkerSnapshot
 from asyncrpc.tools.inspection.summaries import WorkerSummary
 
 ACTORS_MAX: Final = 200  # of tasks, and of threads

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from asyncrpc.core.loop.waits import WaitKind
 from asyncrpc.tools.inspection.machine.slices import (
     Slices,
     finished,
@@ -32,7 +33,6 @@ from asyncrpc.tools.inspection.records import (
     NoAnswer,
     ServedCall,
     Wait,
-    WaitKind,
     WorkerSnapshot,
 )
 

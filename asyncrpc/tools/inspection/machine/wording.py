@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
+from asyncrpc.core.loop.waits import WaitKind
 from asyncrpc.tools.inspection.machine.graph import (
     NO_THREAD,
     AwaitGraph,
@@ -21,7 +22,6 @@ from asyncrpc.tools.inspection.records import (
     ServedCall,
     StackFrame,
     Wait,
-    WaitKind,
     WorkerSnapshot,
 )
 

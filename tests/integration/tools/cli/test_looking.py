@@ -13,11 +13,11 @@ import pytest
 import pytest_asyncio
 
 from asyncrpc import Options, Worker
+from asyncrpc.core.loop.waits import WaitKind
 from asyncrpc.testing import ProcessCluster
 from asyncrpc.tools.cli.main import main
 from asyncrpc.tools.inspection.group import view_of
 from asyncrpc.tools.inspection.observer import Observer
-from asyncrpc.tools.inspection.records import WaitKind
 from tests.integration.tools.inspection import hanging
 
 SECRET: Final = "a secret of this test"

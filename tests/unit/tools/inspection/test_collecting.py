@@ -10,10 +10,11 @@ from typing import Any
 import pytest_asyncio
 
 from asyncrpc import LocalRendezvous, Worker
+from asyncrpc.core.loop.waits import WaitKind
 from asyncrpc.tools.inspection.ages import WaitAges
 from asyncrpc.tools.inspection.collecting import snapshot_of
 from asyncrpc.tools.inspection.loop_tasks import SUBJECTS_MAX
-from asyncrpc.tools.inspection.records import Actor, Wait, WaitKind, WorkerSnapshot
+from asyncrpc.tools.inspection.records import Actor, Wait, WorkerSnapshot
 
 
 @pytest_asyncio.fixture

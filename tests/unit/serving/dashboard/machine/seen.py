@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from asyncrpc.core.loop.waits import WaitKind
 from asyncrpc.tools.inspection.records import (
     NO_ACTOR,
     Actor,
@@ -13,7 +14,6 @@ from asyncrpc.tools.inspection.records import (
     ServedCall,
     StackFrame,
     Wait,
-    WaitKind,
     WorkerSnapshot,
 )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from asyncrpc.core.loop.waits import WaitKind
 from asyncrpc.serving.dashboard.machine.hangs import (
     FRAMES_MAX,
     NODES_MAX,
@@ -20,7 +21,6 @@ from asyncrpc.tools.inspection.records import (
     NoAnswer,
     Trouble,
     Wait,
-    WaitKind,
     WorkerSnapshot,
 )
 from tests.unit.serving.dashboard.machine.seen import (

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from asyncrpc.core.ids import ContextId, Incarnation, MessageId, RRefId, WorkerId
+from asyncrpc.core.loop.waits import WaitKind
 from asyncrpc.serving.dashboard.machine.overview import KEYS
 from asyncrpc.serving.dashboard.machine.worker import (
     ACTORS_MAX,
@@ -26,7 +27,7 @@ from asyncrpc.tools.inspection.details import (
 )
 from asyncrpc.tools.inspection.events import KIND_NAMES, RecentEvents
 from asyncrpc.tools.inspection.machine.slices import SLICE_MAX
-from asyncrpc.tools.inspection.records import NoAnswer, Trouble, Wait, WaitKind
+from asyncrpc.tools.inspection.records import NoAnswer, Trouble, Wait
 from asyncrpc.trace import (
     OK,
     BackwardPassEnded,

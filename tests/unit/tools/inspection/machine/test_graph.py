@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from asyncrpc.core.loop.waits import WaitKind
 from asyncrpc.tools.inspection.machine.graph import (
     Hang,
     Node,
@@ -26,7 +27,6 @@ from asyncrpc.tools.inspection.records import (
     StackFrame,
     Trouble,
     Wait,
-    WaitKind,
     WorkerSnapshot,
 )
 

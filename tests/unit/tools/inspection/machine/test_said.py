@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncrpc.core.loop.waits import WaitKind
 from asyncrpc.tools.inspection.machine.graph import Hang, find_hangs, graph_of
 from asyncrpc.tools.inspection.machine.said import SaidHangs
 from asyncrpc.tools.inspection.records import (
@@ -11,7 +12,6 @@ from asyncrpc.tools.inspection.records import (
     StackFrame,
     Trouble,
     Wait,
-    WaitKind,
     WorkerSnapshot,
 )
 
