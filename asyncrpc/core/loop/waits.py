@@ -102,9 +102,9 @@ class Declaration:
 _DECLARATIONS: Final[dict[CodeType, Declaration]] = {}
 
 
-def declaration_of(code: CodeType) -> Declaration | None:
+def declaration_of(code: CodeType | None) -> Declaration | None:
     """Return what is declared of the function with this code."""
-    return _DECLARATIONS.get(code)
+    return None if code is None else _DECLARATIONS.get(code)
 
 
 def waits(describe: Callable[[Variables], WaitDescription | None]) -> Callable[[F], F]:
@@ -138,5 +138,5 @@ def does(label: Callable[[Variables], str]) -> Callable[[F], F]:
 
 
 def _declaration(function: Callable[..., Any]) -> Declaration:
-    code: CodeType = inspect.unwrap(function).__code__  # type: ignore[attr-defined]
+    code: CodeType = inspect.unwrap(function).__code__
     return _DECLARATIONS.setdefault(code, Declaration())
