@@ -285,7 +285,7 @@ def _overlap(items: Sequence[_OutgoingTensor], union: Span) -> bool:
         return True
     if any(item.tensor.itemsize != item_bytes for item in items):
         return True
-    taken = torch.zeros(elements, dtype=torch.bool, device="cpu")
+    covered = torch.zeros(elements, dtype=torch.bool, device="cpu")
     for item in items:
         tensor = item.tensor
         strides = tensor.stride()
@@ -294,7 +294,7 @@ def _overlap(items: Sequence[_OutgoingTensor], union: Span) -> bool:
             for size, step in zip(tensor.shape, strides, strict=True)
         ]
         offset = tensor.storage_offset() - union.start // item_bytes
-        mine = taken.as_strided(shape, strides, offset)
+        mine = covered.as_strided(shape, strides, offset)
         if bool(mine.any()):
             return True
         mine.fill_(True)  # noqa: FBT003

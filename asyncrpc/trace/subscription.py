@@ -79,13 +79,13 @@ class Subscription(Generic[E]):
 
         Thread safety: from any thread.
         """
-        taken: list[E] = []
+        events: list[E] = []
         while self._come:
             try:
-                taken.append(self._come.popleft())
+                events.append(self._come.popleft())
             except IndexError:  # another thread took it
                 break
-        return taken
+        return events
 
     def __aiter__(self) -> Self:
         return self
