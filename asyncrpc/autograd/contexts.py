@@ -127,9 +127,9 @@ class Contexts:
         if len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
         for pass_id in list(state.passes):
-            one = state.end_pass(pass_id, commit=False)
-            if one is not None:
-                one.abort("the autograd context was left")
+            backward_pass = state.end_pass(pass_id, commit=False)
+            if backward_pass is not None:
+                backward_pass.abort("the autograd context was left")
         self._tell(state.peers, context_id, {told_by, context_id.creator})
 
     def _tell(
@@ -145,10 +145,10 @@ class Contexts:
         """Drop every graph, and fail the tasks that wait here for a pass."""
         for state in self.open.values():
             for pass_id in list(state.passes):
-                one = state.end_pass(pass_id, commit=False)
+                backward_pass = state.end_pass(pass_id, commit=False)
                 # Requests of passes that other workers began are cancelled elsewhere.
-                if one is not None and pass_id[0] == self._me.incarnation:
-                    one.abort("the worker was shut down")
+                if backward_pass is not None and pass_id[0] == self._me.incarnation:
+                    backward_pass.abort("the worker was shut down")
         self.open.clear()
 
 

@@ -260,10 +260,14 @@ class LocalPass(Generic[S, N]):
         here = set(nodes)
         ends, cuts = [], []
         for node in nodes:
-            after = [one for one, _ in self._following(node) if one is not None]
-            if not any(one in here for one in after):
+            after = [
+                follower
+                for follower, _ in self._following(node)
+                if follower is not None
+            ]
+            if not any(follower in here for follower in after):
                 ends.append(node)
-            if any(one not in here for one in after):
+            if any(follower not in here for follower in after):
                 cuts.append(node)
         return ends, cuts
 
@@ -329,4 +333,4 @@ class Wave:
     @property
     def unfinished(self) -> list[int]:
         """Return the workers that have work left, and wait for messages to do it."""
-        return [one.worker for one in self.reports.values() if not one.is_done]
+        return [report.worker for report in self.reports.values() if not report.is_done]

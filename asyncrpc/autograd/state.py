@@ -176,14 +176,14 @@ class ContextState:
             AutogradError: the pass has ended; that notice may overtake a request, which
                 runs as a task.
         """
-        one = self.passes.get(pass_id)
-        if one is not None:
-            return one
+        backward_pass = self.passes.get(pass_id)
+        if backward_pass is not None:
+            return backward_pass
         if pass_id in self.ended:
             raise AutogradError(ABORTED)
         edges = dict(self._edges())
-        one = self.passes[pass_id] = Pass(self, pass_id, root, edges, keeping)
-        return one
+        backward_pass = self.passes[pass_id] = Pass(self, pass_id, root, edges, keeping)
+        return backward_pass
 
     def _edges(self) -> Iterator[tuple[CrossingId, GradientEdge]]:
         for message, sent in self.sent.items():
@@ -221,8 +221,12 @@ class ContextState:
         # A gradient of a subclass may add up in user code.
         if any(
             (have := self._committed.get(key)) is not None
-            and not (is_plain(have) and is_plain(one) and (one.is_cpu or not defers))
-            for key, one in gradients.items()
+            and not (
+                is_plain(have)
+                and is_plain(gradient)
+                and (gradient.is_cpu or not defers)
+            )
+            for key, gradient in gradients.items()
         ):
             self._later.append(gradients)
         else:
@@ -392,11 +396,11 @@ class Pass:
         """Let tensors take part: find the graph that they reach."""
         is_all = len(crossings) == len(self.edges) == self.state.tensors_sent
         if is_all and not self.region.nodes:
-            found = self.region.adopt(self.state.prefetched)
+            nodes = self.region.adopt(self.state.prefetched)
         else:  # some of them, or roots
             edges = [self.edges[crossing] for crossing in crossings]
-            found = self.region.extend(edges)
-        self.new.update(dict.fromkeys(found))
+            nodes = self.region.extend(edges)
+        self.new.update(dict.fromkeys(nodes))
 
     def enter(self, gradients: dict[CrossingId, torch.Tensor | None]) -> None:
         """Take gradients that have arrived.
