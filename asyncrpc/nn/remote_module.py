@@ -331,8 +331,10 @@ class RemoteModule:
         Source: torch.distributed.nn.RemoteModule.remote_parameters.
         """
         check_flag("recurse", recurse)
-        found: list[RRef[nn.Parameter]] = await self._call(owner.parameters, recurse)
-        return found
+        parameters: list[RRef[nn.Parameter]] = await self._call(
+            owner.parameters, recurse
+        )
+        return parameters
 
     async def named_remote_parameters(
         self,
@@ -355,10 +357,10 @@ class RemoteModule:
             >>> biases = [one for name, one in named if name.endswith("bias")]
         """
         check_flag("recurse", recurse)
-        found: list[tuple[str, RRef[nn.Parameter]]] = await self._call(
+        parameters: list[tuple[str, RRef[nn.Parameter]]] = await self._call(
             owner.named_parameters, recurse
         )
-        return found
+        return parameters
 
     async def to(self, dtype: torch.dtype) -> Self:
         """Cast the module's floating-point parameters and buffers, in place.
@@ -424,8 +426,8 @@ class RemoteModule:
         Cancellation:
             Nothing changes.
         """
-        found: dict[str, torch.Tensor] = await self._call(owner.state)
-        return found
+        state: dict[str, torch.Tensor] = await self._call(owner.state)
+        return state
 
     async def load_state_dict(
         self, state_dict: Mapping[str, torch.Tensor], *, strict: bool = True

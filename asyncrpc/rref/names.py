@@ -48,7 +48,9 @@ class PeerNames:
         met = self._met.get(who) or self._heard.get(who, "")
         if met and directory.known_incarnation(met) == who:
             return met  # nearly always; a group may have thousands of others
-        listed = (one.name for one in directory.members if one.incarnation == who)
+        listed = (
+            member.name for member in directory.members if member.incarnation == who
+        )
         return next(listed, met)
 
     def shown(self, who: Incarnation) -> str:

@@ -81,9 +81,9 @@ class Records:
         Args:
             count: how many of each at most; None: all.
         """
-        found = [self._owned(rref_id) for rref_id in islice(self._owner, count)]
-        found += [self._held(rref_id) for rref_id in islice(self._user, count)]
-        return sorted(found, key=lambda record: (-record.age_s, record.rref_id))
+        records = [self._owned(rref_id) for rref_id in islice(self._owner, count)]
+        records += [self._held(rref_id) for rref_id in islice(self._user, count)]
+        return sorted(records, key=lambda record: (-record.age_s, record.rref_id))
 
     def _owned(self, rref_id: RRefId) -> RRefRecord:
         future = self._values.get(rref_id)
