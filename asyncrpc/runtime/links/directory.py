@@ -579,10 +579,14 @@ class Directory(Generic[LinkT]):
             timeout_s: seconds; lanes that take longer are left as they are.
         """
         connections = [link.connection for link in self._links.values()]
-        lanes = [one.lanes for one in connections if one.lanes is not None]
+        lanes = [
+            connection.lanes
+            for connection in connections
+            if connection.lanes is not None
+        ]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await asyncio.gather(*(one.close() for one in lanes))
+                await asyncio.gather(*(lane.close() for lane in lanes))
 
     async def close(self, timeout_s: float) -> None:
         """End every connection, in order where the peer still listens."""

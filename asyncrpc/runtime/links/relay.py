@@ -299,19 +299,19 @@ class Relay:
             return
         guest.hello(answer)
         if answer.verdict:
-            for one in (guest, member):
-                one.open_to(SILENT)
-                one.close()
+            for connection in (guest, member):
+                connection.open_to(SILENT)
+                connection.close()
             return
         self._splice(guest, member)
 
-    def _splice(self, one: LinkConnection, other: LinkConnection) -> None:
-        tickets = tuple(filter(None, (one.ticket, other.ticket)))
+    def _splice(self, guest: LinkConnection, member: LinkConnection) -> None:
+        tickets = tuple(filter(None, (guest.ticket, member.ticket)))
         try:
-            ends = one.release_transport(), other.release_transport()
+            ends = guest.release_transport(), member.release_transport()
         except TransportError as error:
-            one.fail(error)
-            other.fail(error)
+            guest.fail(error)
+            member.fail(error)
             return
         self.splices[Splice(*ends, self._forget)] = tickets
 

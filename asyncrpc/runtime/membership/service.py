@@ -223,7 +223,7 @@ class MembershipService:
         self.gossip.begin(table)
         # Includes workers in a list, of which only the addresses are known.
         listed = members if records is None else []
-        self._peers.add(listed or [one.member for one in table.records])
+        self._peers.add(listed or [record.member for record in table.records])
         self._keeper.begin(rendezvous, table)
 
     def start(self) -> None:
@@ -267,7 +267,9 @@ class MembershipService:
     @property
     def known(self) -> list[WorkerInfo]:
         """Every member that is there, as far as is known; this one included."""
-        return [WorkerInfo(one.name, one.member.rank) for one in self.table.records]
+        return [
+            WorkerInfo(record.name, record.member.rank) for record in self.table.records
+        ]
 
     async def find(self, name: str, timeout_s: float) -> None:
         """Ask others about a worker that this one does not know.
@@ -358,14 +360,14 @@ class MembershipService:
 
     # --- what other workers say ------------------------------------------------------
 
-    def _on_news(self, link: MemberLink, told: MemberNews) -> None:
+    def _on_news(self, link: MemberLink, message: MemberNews) -> None:
         """Take news; a wrong record does not affect the others.
 
         Raises:
             MalformedError: a record is malformed.
         """
         problem: MalformedError | None = None
-        for item in told.items:
+        for item in message.items:
             try:
                 news = read_news(item)
             except MalformedError as error:
@@ -444,7 +446,7 @@ class MembershipService:
             guest = self.table.get(name)
             if guest is not None:
                 lost = self.table.lose(name, guest.incarnation, now_s)
-                self.carry_out(one for one in lost if isinstance(one, Changed))
+                self.carry_out(effect for effect in lost if isinstance(effect, Changed))
 
     def _is_linked(self, known: Record, record: Record) -> bool:
         """Return whether a link speaks for the known life, against a record.
@@ -553,8 +555,8 @@ class MembershipService:
         self.carry_out(self.table.outlive(record))
 
     def _iterators(self) -> list[MemberChanges]:
-        found = (ref() for ref in self._changes)
-        return [one for one in found if one is not None]
+        iterators = (ref() for ref in self._changes)
+        return [iterator for iterator in iterators if iterator is not None]
 
     def _wake(self) -> float:
         """Compare from now on, since there is news; return how long the news waits."""
@@ -591,4 +593,4 @@ def _first_life(member: Member) -> Record:
 
 
 def _is_list(members: Iterable[Member]) -> bool:
-    return any(one.incarnation == UNKNOWN_INCARNATION for one in members)
+    return any(member.incarnation == UNKNOWN_INCARNATION for member in members)

@@ -245,7 +245,11 @@ class Regions:
                 outcome=Outcome.NOT_EXECUTED,
             ) from error
         missing = self._kept.missing(link, shared)
-        devices = [one.device for one in shared.values() if one.device.type != "cpu"]
+        devices = [
+            storage.device
+            for storage in shared.values()
+            if storage.device.type != "cpu"
+        ]
         marks = self._host.devices.marks(devices) if devices else []
         if missing or marks:
             held = link.defer(encoded)
@@ -301,10 +305,10 @@ class Regions:
     ) -> None:
         """Ask until the peer has all regions; again if it lets go meanwhile."""
         for _ in range(QUESTIONS_MAX):
-            if not question.left:
+            if not question.unconfirmed:
                 return
             await self._pass_left(link, question)
-        if question.left:
+        if question.unconfirmed:
             raise _refused("the peer releases the memory each time that it gets it")
 
     async def _pass_left(
@@ -446,11 +450,13 @@ class Regions:
             raise _refused("this worker shares no memory with you")
 
     async def _on_has(self, link: PeerLink, asked: HasRegions) -> list[bool]:
-        found = [self._has(one.key, one.size_bytes) for one in asked.regions]
-        for one, has in zip(asked.regions, found, strict=True):
+        has_region = [
+            self._has(region.key, region.size_bytes) for region in asked.regions
+        ]
+        for region, has in zip(asked.regions, has_region, strict=True):
             if has:
-                self._kept.on_asked(link, one.key)
-        return found
+                self._kept.on_asked(link, region.key)
+        return has_region
 
     async def _on_attach(
         self, link: PeerLink, asked: AttachRegion | AttachPart
@@ -466,8 +472,8 @@ class Regions:
         self._check_shares(link)
         self._kept.on_asked(link, asked.key)
 
-    async def _on_gone(self, link: PeerLink, told: RegionsGone) -> None:
-        self._kept.on_gone(link, told.keys)
+    async def _on_gone(self, link: PeerLink, message: RegionsGone) -> None:
+        self._kept.on_gone(link, message.keys)
 
     def _has(self, key: bytes, nbytes: int) -> bool:
         storage = self._kept.find(key)
