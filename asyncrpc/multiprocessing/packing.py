@@ -35,7 +35,7 @@ from asyncrpc.multiprocessing.arguments import refuse_graph, refusing
 from asyncrpc.serde.layouts import is_known, put_together, take_apart
 from asyncrpc.serde.shared import MappedFiles, key_of, mark
 from asyncrpc.serde.spans import reach
-from asyncrpc.shm.channel import Channel, Hold, Taken
+from asyncrpc.shm.channel import Channel, Hold, TakenItem
 from asyncrpc.shm.machine.ring import (
     BLOCKS_MAX,
     DESCRIPTORS_MAX,
@@ -288,7 +288,7 @@ class PackedItem:
             self._channel.write_outside(self._blocks, self._body)
 
 
-def unpack(item: Taken, channel: Channel, known: MappedFiles) -> Any:
+def unpack(item: TakenItem, channel: Channel, known: MappedFiles) -> Any:
     """Return the value of an item; its tensors are over the queue's memory.
 
     Raises:

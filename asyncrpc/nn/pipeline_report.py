@@ -145,6 +145,6 @@ def _letter(spans: Sequence[ActionSpan], from_s: float, width_s: float) -> str:
     idle_s = width_s - sum(took.values())
     if not took or idle_s > max(took.values()):
         return IDLE
-    action: StageAction = max(took, key=lambda taken_action: took[taken_action])
+    action: StageAction = max(took, key=lambda candidate: took[candidate])
     letter = LETTERS[action.chunk % len(LETTERS)]
     return letter if action.kind is ActionKind.FORWARD else letter.upper()

@@ -161,9 +161,7 @@ class OptimizerService:
 
     def kept_on(self, keys: AbstractSet[int]) -> list[Key]:
         """Return the optimizers whose steps are kept on some of these parameters."""
-        return [
-            key for key, undoable in self._kept.items() if undoable.local.keys & keys
-        ]
+        return [key for key, step in self._kept.items() if step.local.keys & keys]
 
     # --- messages (Service) ----------------------------------------------------------
 

@@ -105,7 +105,7 @@ class _HoldWatch(weakref.ref[Hold]):
 
 
 @dataclass(slots=True)
-class Taken:
+class TakenItem:
     """An item that this process has taken.
 
     Attributes:
@@ -304,7 +304,7 @@ class Channel:
 
     # --- taking ----------------------------------------------------------------------
 
-    def take(self) -> Taken | None:
+    def take(self) -> TakenItem | None:
         """Take the next item.
 
         Returns:
@@ -320,7 +320,7 @@ class Channel:
             self._feed()
         return item
 
-    def _pop(self) -> Taken | OSError | None:
+    def _pop(self) -> TakenItem | OSError | None:
         """Take an item; return an error, not raise it, so that nothing is half done."""
         item = self._ring.first()
         if item is None:
@@ -343,7 +343,7 @@ class Channel:
         except OSError as error:
             close_all(descriptors)
             return error
-        return Taken(holds, _body_of(item, holds), descriptors, makes_room)
+        return TakenItem(holds, _body_of(item, holds), descriptors, makes_room)
 
     def _feed(self) -> None:
         """Wake the processes that wait for room."""

@@ -244,11 +244,14 @@ class ProfilingRequest:
         end_us = wall_us()
         moved_us = _moved_us(ranges, self._start_us, end_us)
         prefix = self._name + REMOTE_OP
-        for gathered in ranges:
-            start, end = gathered.start_us + moved_us, gathered.end_us + moved_us
+        for remote_range in ranges:
+            start, end = (
+                remote_range.start_us + moved_us,
+                remote_range.end_us + moved_us,
+            )
             self._gatherer.add(
-                gathered._replace(
-                    name=prefix + gathered.name, start_us=start, end_us=end
+                remote_range._replace(
+                    name=prefix + remote_range.name, start_us=start, end_us=end
                 )
             )
         if isinstance(self._gatherer, Session):
@@ -262,8 +265,8 @@ def _moved_us(ranges: list[Range], start_us: float, end_us: float) -> float:
     """
     if not ranges:
         return 0.0
-    first = min(gathered.start_us for gathered in ranges)
-    last = max(gathered.end_us for gathered in ranges)
+    first = min(remote_range.start_us for remote_range in ranges)
+    last = max(remote_range.end_us for remote_range in ranges)
     if start_us <= first and last <= end_us:
         return 0.0
     spare_us = end_us - start_us - (last - first)

@@ -34,7 +34,7 @@ from asyncrpc.runtime.options import CallOptions
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 
-class Made(Protocol):
+class CreatedReference(Protocol):
     """A reference to a value that a call makes."""
 
     _profiled: torch.futures.Future[None]
@@ -43,7 +43,7 @@ class Made(Protocol):
         """Return a future that completes when the owner has the value."""
 
 
-M = TypeVar("M", bound=Made)
+M = TypeVar("M", bound=CreatedReference)
 
 _is_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled  # noqa: SLF001
 find_builtin: Callable[[Any], str | None] = _builtins._find_builtin  # noqa: SLF001
@@ -166,7 +166,7 @@ class _Shown:
 
         return wish
 
-    def follow(self, rref: Made) -> None:
+    def follow(self, rref: CreatedReference) -> None:
         """End the range when a value is made; then ask for the ranges."""
         asked, agent, to = self._asked, self._agent, self._to
         if asked is None:
