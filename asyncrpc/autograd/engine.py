@@ -274,8 +274,8 @@ class Engine:
             parameter for ending in flow.endings for parameter in ending.parameters
         ]
         parameters = list(dict.fromkeys((*flow.staged, *ending)))
-        have = [flow.staged.get(parameter) for parameter in parameters]
-        with self.lock, GradientsSetAside(self.lock, parameters, have):
+        gradients = [flow.staged.get(parameter) for parameter in parameters]
+        with self.lock, GradientsSetAside(self.lock, parameters, gradients):
             while flow.endings:
                 flow.endings[0].end()
                 flow.endings = flow.endings[1:]
@@ -290,13 +290,13 @@ class Engine:
         # when it has all of a bucket, and then changes them in place.
         staged = run.flow.staged
         parameters = list(dict.fromkeys((*run.parameters, *staged)))
-        have = [staged.get(parameter) for parameter in parameters]
+        gradients = [staged.get(parameter) for parameter in parameters]
         # All in this thread, also what is on devices: hooks see its context variables.
         before = _C._is_multithreading_enabled()  # noqa: SLF001
         _C._set_multithreading_enabled(False)  # noqa: FBT003, SLF001
         try:
             with (
-                GradientsSetAside(self.lock, parameters, have),
+                GradientsSetAside(self.lock, parameters, gradients),
                 _Catching(self.lock, run.received) as caught,
             ):
                 _run(run)
@@ -403,8 +403,8 @@ class _Border:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._took: Gradient | None = None  # its input, after all hooks
-        self._gave: Gradient = ()
+        self._incoming: Gradient | None = None  # its input, after all hooks
+        self._outgoing: Gradient = ()
 
     def __enter__(self) -> Self:
         self._handle = self._node.register_hook(self._catch)
@@ -414,20 +414,20 @@ class _Border:
     def __exit__(self, *_: object) -> None:
         self._handle.remove()
 
-    def _catch(self, gave: Gradient, took: Gradient) -> None:
-        self._took, self._gave = took, gave
+    def _catch(self, outgoing: Gradient, incoming: Gradient) -> None:
+        self._incoming, self._outgoing = incoming, outgoing
 
     def pass_on(self, here: Container[Node], flow: Flow) -> None:
         """Add the outgoing gradients to those that enter the nodes that run later."""
-        if self._took is None:
+        if self._incoming is None:
             return  # no gradient came so far
-        after, gave = following(self._node), self._gave
+        after, outgoing = following(self._node), self._outgoing
         if not isinstance(self._node, BackwardCFunction):
             # A node of torch's own has computed only the gradients that the engine
             # needed.  It is called again outside of the engine, which runs no hooks.
-            computed = self._node(*self._took)  # type: ignore[operator]
-            gave = computed if len(after) > 1 else (computed,)
-        for (child, number), gradient in zip(after, gave, strict=True):
+            computed = self._node(*self._incoming)  # type: ignore[operator]
+            outgoing = computed if len(after) > 1 else (computed,)
+        for (child, number), gradient in zip(after, outgoing, strict=True):
             if child is not None and child not in here and gradient is not None:
                 edge = GradientEdge(child, number)
                 flow.enter(edge, _as_the_engine_passes_on(gradient, edge))

@@ -220,9 +220,9 @@ class ContextState:
         """
         # A gradient of a subclass may add up in user code.
         if any(
-            (have := self._committed.get(key)) is not None
+            (earlier := self._committed.get(key)) is not None
             and not (
-                is_plain(have)
+                is_plain(earlier)
                 and is_plain(gradient)
                 and (gradient.is_cpu or not defers)
             )
@@ -234,8 +234,8 @@ class ContextState:
 
     def _add(self, gradients: dict[torch.Tensor, torch.Tensor]) -> None:
         for parameter, gradient in gradients.items():
-            have = self._committed.get(parameter)
-            self._committed[parameter] = total(have, gradient)
+            earlier = self._committed.get(parameter)
+            self._committed[parameter] = total(earlier, gradient)
 
     def gradients_with(
         self, staged: dict[torch.Tensor, torch.Tensor]

@@ -268,9 +268,11 @@ class SubstituteFinder(MetaPathFinder, Loader):
         for name in self._replaced():
             self.displaced[name] = sys.modules.pop(name)
         for (module, name), (home, our_name) in _REPLACED.items():
-            theirs = importlib.import_module(module)
-            self.replaced[module, name] = getattr(theirs, name)
-            setattr(theirs, name, getattr(importlib.import_module(home), our_name))
+            torch_module = importlib.import_module(module)
+            self.replaced[module, name] = getattr(torch_module, name)
+            setattr(
+                torch_module, name, getattr(importlib.import_module(home), our_name)
+            )
 
     def fill(self) -> None:
         """Load the substitutes of modules that had been loaded, and set their names.
@@ -369,10 +371,10 @@ def _rebind(
             continue
         values[id(module)] = {name.rpartition(".")[2]: new[name]}
         for key in dir(module):
-            mine = getattr(module, key, _NOTHING)
+            old_value = getattr(module, key, _NOTHING)
             other = getattr(new[name], key, _NOTHING)
-            if callable(mine) and mine is not other is not _NOTHING:
-                values.setdefault(id(mine), {})[key] = other
+            if callable(old_value) and old_value is not other is not _NOTHING:
+                values.setdefault(id(old_value), {})[key] = other
     for name, module in list(sys.modules.items()):
         if name.startswith(_TORCH) and name not in old:
             for key, value in list(vars(module).items()):

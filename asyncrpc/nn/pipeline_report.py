@@ -136,15 +136,15 @@ class PipelineReport:
 
 def _letter(spans: Sequence[ActionSpan], from_s: float, width_s: float) -> str:
     """Return the letter of the pass that took most of `width_s` from `from_s` on."""
-    took = {
+    shared = {
         span.action: shared_s
         for span in spans
         if (shared_s := min(span.end_s, from_s + width_s) - max(span.start_s, from_s))
         > 0
     }
-    idle_s = width_s - sum(took.values())
-    if not took or idle_s > max(took.values()):
+    idle_s = width_s - sum(shared.values())
+    if not shared or idle_s > max(shared.values()):
         return IDLE
-    action: StageAction = max(took, key=lambda candidate: took[candidate])
+    action: StageAction = max(shared, key=lambda candidate: shared[candidate])
     letter = LETTERS[action.chunk % len(LETTERS)]
     return letter if action.kind is ActionKind.FORWARD else letter.upper()

@@ -103,11 +103,11 @@ def changes(now: Sequence[Options], known: Sequence[Options]) -> Changes:
     group_changes: Changes = []
     if now is known:
         return group_changes
-    for index, (group, have) in enumerate(zip(now, known, strict=True)):
+    for index, (group, known_group) in enumerate(zip(now, known, strict=True)):
         differing = {
             key: value
             for key, value in group.items()
-            if key not in have or not _is_same(value, have[key])
+            if key not in known_group or not _is_same(value, known_group[key])
         }
         if differing:
             group_changes.append(GroupChange(index, differing))
@@ -136,10 +136,10 @@ def set_options(optimizer: torch.optim.Optimizer, differing: Changes) -> None:
     for index, values in differing:
         group = optimizer.param_groups[index]
         for key, value in values.items():
-            have = group.get(key)
-            if isinstance(have, torch.Tensor):
+            current = group.get(key)
+            if isinstance(current, torch.Tensor):
                 with torch.no_grad():
-                    have.copy_(torch.as_tensor(value, device=have.device))
+                    current.copy_(torch.as_tensor(value, device=current.device))
             else:
                 group[key] = value
 

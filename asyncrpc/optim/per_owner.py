@@ -311,8 +311,8 @@ class PerOwnerOptimizer:
         )
         options = next(iter(known.values()))[-1]
         self._options().add_param_group({**options, "params": []})
-        for owner, have in known.items():
-            self._known[owner] = [*self._known[owner], have[-1]]
+        for owner, group_options in known.items():
+            self._known[owner] = [*self._known[owner], group_options[-1]]
         await self.make(name)
 
     async def state(self, *, per_owner: bool) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class Records:
     def holders(self, rref_id: RRefId) -> dict[str, int]:
         """Return the holders of a value of this worker, by name, with their forks."""
         held = self._owner.holders(rref_id)
-        return {self._names.shown(who): forks for who, forks in held.items()}
+        return {self._names.shown(holder): forks for holder, forks in held.items()}
 
 
 def _type_name(value: Value | None) -> str:

@@ -102,8 +102,10 @@ class RRef(Handle[T]):
         value = f"GloballyUniqueId(created_on={rank}, local_id={number})"
         if self.is_owner():
             return f"OwnerRRef({value})"
-        mine = f"GloballyUniqueId(created_on={agents.current().rank}, local_id={fork})"
-        return f"UserRRef(RRefId = {value}, ForkId = {mine})"
+        fork_id = (
+            f"GloballyUniqueId(created_on={agents.current().rank}, local_id={fork})"
+        )
+        return f"UserRRef(RRefId = {value}, ForkId = {fork_id})"
 
     __repr__ = __str__
 

@@ -86,12 +86,14 @@ class _LockQueue:
         entries = tuple(
             self._entries
         )  # without the lock: another thread may hold it for long
-        mine = [at for at, (*_, whose) in enumerate(entries) if whose == ident]
-        if not mine:
+        positions = [at for at, (*_, holder) in enumerate(entries) if holder == ident]
+        if not positions:
             return []
-        lock = entries[mine[-1]][1]
+        lock = entries[positions[-1]][1]
         return [
-            holder for _, other, holder in entries[: mine[-1]] if lock.overlaps(other)
+            holder
+            for _, other, holder in entries[: positions[-1]]
+            if lock.overlaps(other)
         ]
 
     def leave(self, lock: DeviceLock) -> None:

@@ -273,8 +273,8 @@ class Devices:
     def _undeclared(self, type_: str) -> str:
         if self._declared is None:
             return f'declare it with DeviceOptions(names=("{type_}",))'
-        mine = ", ".join(map(str, self._declared)) or "none"
-        return f"its DeviceOptions.names are {mine}"
+        declared = ", ".join(map(str, self._declared)) or "none"
+        return f"its DeviceOptions.names are {declared}"
 
     async def fetched(self, copies: Sequence[Copy]) -> None:
         """Wait until host memory has been filled.

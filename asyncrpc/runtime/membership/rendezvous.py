@@ -215,8 +215,8 @@ class LocalRendezvous:
                     await self._changed.wait()
         except TimeoutError:
             missing = list(self.missing)
-            came = sorted(self._members.values(), key=lambda member: member.rank)
-            error = missing_error(missing, self.world_size, timeout_s, came)
+            arrived = sorted(self._members.values(), key=lambda member: member.rank)
+            error = missing_error(missing, self.world_size, timeout_s, arrived)
             raise error from None
         return list(self._members.values())
 

@@ -286,8 +286,10 @@ class StoreRendezvous:
             store, missing = self._store, outcome
             assert store is not None
             absent = set(missing)
-            came = [key for rank, key in enumerate(keys) if rank not in absent]
-            members = [Member.decode(packed) for packed in _get_all(store, came)]
+            present_keys = [key for rank, key in enumerate(keys) if rank not in absent]
+            members = [
+                Member.decode(packed) for packed in _get_all(store, present_keys)
+            ]
             store.add(f"{PREFIX}/read", 1)
         except (RuntimeError, OSError) as error:  # what torch raises of a lost store
             raise _StoreLostError(_first_line(error)) from error
