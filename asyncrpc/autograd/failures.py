@@ -13,7 +13,7 @@ from asyncrpc.ids import ContextId
 from asyncrpc.serde import words_of
 
 
-def is_told(error: BaseException) -> bool:
+def is_reported(error: BaseException) -> bool:
     """Return whether `backward` reports an error in its own words.
 
     It does not for errors that end a program or a task; nor for ours, if they arose

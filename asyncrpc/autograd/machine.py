@@ -175,7 +175,7 @@ class LocalPass(Generic[S, N]):
         is_rest = not self._open and not self._waiting
         nodes = self._release(is_rest=is_rest)
         if not nodes and self._apart:
-            return self._one_apart()
+            return self._single_node_segment()
         starts = self._starts_here()
         if not nodes and not starts:
             return None
@@ -188,7 +188,7 @@ class LocalPass(Generic[S, N]):
         self._here = [start for start in self._here if start not in starts]
         return starts
 
-    def _one_apart(self) -> Segment[S, N]:
+    def _single_node_segment(self) -> Segment[S, N]:
         """Hand out a node that must run by itself."""
         node = self._apart.pop()
         self._hand_out(node)

@@ -242,13 +242,13 @@ class PassParticipant:
         if state is None:
             return
         state.check_part(link.peer)
-        backward_pass, told_by = state.passes.get(pass_id), link.peer.incarnation
+        backward_pass, reporter = state.passes.get(pass_id), link.peer.incarnation
         if pass_id.root == self._me.incarnation:
             raise MalformedError(
                 f"worker {link.peer.name!r} ended a backward pass that only this "
                 "worker, which began it, may end"
             )
-        if backward_pass is not None and told_by not in (
+        if backward_pass is not None and reporter not in (
             pass_id.root,
             *backward_pass.inward,
         ):
@@ -258,8 +258,8 @@ class PassParticipant:
             )
         if backward_pass is None and pass_id not in state.ended:
             self._contexts.keep(state, link)
-        if backward_pass is None and told_by != pass_id.root:
-            state.given_up.add((pass_id, told_by))
+        if backward_pass is None and reporter != pass_id.root:
+            state.given_up.add((pass_id, reporter))
             return
         self._ends.finish(ids, commit=commit)
 

@@ -30,7 +30,7 @@ import torch
 from asyncrpc.autograd.contexts import Contexts
 from asyncrpc.autograd.ends import PassEnds
 from asyncrpc.autograd.engine import Keeping, root_gradients
-from asyncrpc.autograd.failures import failed, is_told
+from asyncrpc.autograd.failures import failed, is_reported
 from asyncrpc.autograd.functions import CrossingId, edge_of
 from asyncrpc.autograd.messages import PassId, PassIds
 from asyncrpc.autograd.placing import on_devices_of
@@ -136,7 +136,7 @@ class RootPasses:
                     worker=self._me.name,
                     context_id=str(context_id),
                 ) from error
-            if not is_told(error):
+            if not is_reported(error):
                 raise
             raise failed(self._me.name, context_id, error) from error
         self._ends.finish(ids, commit=True)

@@ -63,7 +63,7 @@ class ContextState:
         id: the same on every worker.
         creator: the worker that opened it, whose name may not be known.
         sent: where gradients of sent tensors enter, by message.
-        given_to: workers that messages of this context went to.
+        sent_to: workers that messages of this context went to.
         brought_by: workers that messages of this context came from first.
         joined: workers that have asked to be told the end of this context.
         passes: backward passes under way.
@@ -87,7 +87,6 @@ class ContextState:
         "brought_by",
         "creator",
         "ended",
-        "given_to",
         "given_up",
         "id",
         "is_prefetching",
@@ -96,6 +95,7 @@ class ContextState:
         "passes",
         "prefetched",
         "sent",
+        "sent_to",
         "tensors_sent",
     )
 
@@ -103,7 +103,7 @@ class ContextState:
         self.id = context_id
         self.creator = creator
         self.sent: dict[MessageId, Sent] = {}
-        self.given_to: set[WorkerId] = set()
+        self.sent_to: set[WorkerId] = set()
         self.brought_by: set[WorkerId] = set()
         self.joined: set[WorkerId] = set()
         self.passes: dict[PassId, Pass] = {}
@@ -128,7 +128,7 @@ class ContextState:
     @property
     def peers(self) -> set[WorkerId]:
         """The workers that are told the end of the context."""
-        return self.given_to | self.brought_by | self.joined
+        return self.sent_to | self.brought_by | self.joined
 
     def check_part(self, peer: WorkerId) -> None:
         """Refuse a message of a worker that has no part in the context.
@@ -139,7 +139,7 @@ class ContextState:
         if (
             peer.incarnation != self.id.creator
             and peer not in self.brought_by
-            and peer not in self.given_to
+            and peer not in self.sent_to
         ):
             raise MalformedError(
                 f"worker {peer.name!r} has no part in autograd context {self.id}"

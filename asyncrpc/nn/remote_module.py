@@ -132,7 +132,7 @@ class RemoteModule:
         """
         placement = Placement.parse(remote_device)
         _check_class(module_cls)
-        _check_given(() if args is None else args, kwargs)
+        _check_arguments(() if args is None else args, kwargs)
         worker = current_worker().parts
         # By name, so that the error about an argument that cannot travel names it.
         values = {
@@ -300,7 +300,7 @@ class RemoteModule:
         """
         if type(name) is not str or not name.isidentifier() or len(name) > _NAME_MAX:
             raise wrong("name", "the name of a method", name)
-        _check_given(args, kwargs)
+        _check_arguments(args, kwargs)
         _worker_of(self._rref).check_on_loop("RemoteModule.run_method")
         return await self._start(name, tuple(args), dict(kwargs or {}))
 
@@ -498,7 +498,7 @@ def _check_class(module_cls: object) -> None:
         raise wrong("module_cls", wanted, module_cls)
 
 
-def _check_given(args: object, kwargs: object) -> None:
+def _check_arguments(args: object, kwargs: object) -> None:
     """Raise UsageError unless these are positional and keyword arguments."""
     check_sequence("args", args, "a list of arguments")
     if kwargs is not None:

@@ -211,7 +211,7 @@ class DistributedOptimizer:
         if (context is None) == (closure is None) or (
             isinstance(engine, GatheredOptimizer) and closure is None
         ):
-            raise UsageError(self._what_a_step_takes())
+            raise UsageError(self._step_usage())
         if context is not None:
             context.service.state(context)  # it is open, or this raises
         return await self._noted(self._take_step(context, closure, how))
@@ -274,7 +274,7 @@ class DistributedOptimizer:
         check_flags(retain_graph=retain_graph)
         engine = self._engine
         if isinstance(engine, GatheredOptimizer):
-            raise UsageError(self._what_a_step_takes())
+            raise UsageError(self._step_usage())
         service = context.service
         service.check_on_loop("DistributedOptimizer.backward_and_step")
         service.state(context)  # it is open, or this raises
@@ -326,7 +326,7 @@ class DistributedOptimizer:
             (recorder.now_s(), began_s, self._name, names, outcome, task)
         )
 
-    def _what_a_step_takes(self) -> str:
+    def _step_usage(self) -> str:
         if isinstance(self._engine, GatheredOptimizer):
             return (
                 f"{self._name} evaluates the model several times in a step: pass a "

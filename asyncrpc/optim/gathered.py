@@ -62,7 +62,7 @@ class GatheredOptimizer:
         self._threads = threads
         self._mirrors: list[torch.Tensor] = []
         self._listed_on: set[WorkerId] = set()  # owners that list their parameters
-        self._one_at_a_time = asyncio.Lock()
+        self._turn_lock = asyncio.Lock()
 
     async def make(self, name: str) -> None:
         """List the parameters on their owners, and make the optimizer of the mirrors.
@@ -72,7 +72,7 @@ class GatheredOptimizer:
         """
         if self.options is not None:
             return
-        async with self._one_at_a_time:
+        async with self._turn_lock:
             problem = f"{name} could not be made"
             if not self._listed_on:
                 await self._owners.relist(self._groups)
@@ -124,7 +124,7 @@ class GatheredOptimizer:
     async def _step(self, closure: Closure, how: StepOptions) -> StepResult:
         optimizer = self.options
         assert optimizer is not None  # made
-        async with self._one_at_a_time:
+        async with self._turn_lock:
             run = _StepRun(self, closure, how)
             owners = sorted(self._owners.listed)
             snapshot: Snapshot | None = None
@@ -227,14 +227,14 @@ class GatheredOptimizer:
                 "leave per_owner out"
             )
         assert self.options is not None  # made
-        async with self._one_at_a_time:
+        async with self._turn_lock:
             return copy.deepcopy(self.options.state_dict())
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
         """Load a state; see `DistributedOptimizer.load_state_dict`."""
         states.check_fits(self._groups, state)
         assert self.options is not None  # made
-        async with self._one_at_a_time:
+        async with self._turn_lock:
             self.options.load_state_dict(dict(state))
 
 

@@ -443,7 +443,9 @@ class Options:
             UsageError: a file does not hold a secret, or others can read it; or the
                 environment has two secrets that differ.
         """
-        options = replace(self, secret=self._found_secret(environ), secret_file=None)
+        options = replace(
+            self, secret=self._configured_secret(environ), secret_file=None
+        )
         if options.token is None and environ.get(TOKEN_VARIABLE):
             options = replace(options, token=environ[TOKEN_VARIABLE])
         interface = options.network.interface or environ.get(INTERFACE_VARIABLE)
@@ -455,7 +457,7 @@ class Options:
             options = replace(options, network=network)
         return options
 
-    def _found_secret(self, environ: Mapping[str, str]) -> str | bytes | None:
+    def _configured_secret(self, environ: Mapping[str, str]) -> str | bytes | None:
         if self.secret is not None:
             return self.secret
         if self.secret_file is not None:

@@ -68,8 +68,8 @@ class DescriptorPassage:
             OSError: this process can open no more descriptors; nothing has changed.
         """
         while True:
-            found_tag, descriptors = self._receive(socket.MSG_PEEK)
-            if found_tag != tag:
+            queued_tag, descriptors = self._receive(socket.MSG_PEEK)
+            if queued_tag != tag:
                 close_all(descriptors)
                 self._drop()
                 continue

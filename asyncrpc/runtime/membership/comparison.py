@@ -136,7 +136,7 @@ class Comparison:
             if table.successor:
                 await self._visit(table.successor)
             self._turn += 1
-            lost = table.lost_one(self._turn)
+            lost = table.next_lost(self._turn)
             if lost:
                 await self._look_for(lost)
         finally:

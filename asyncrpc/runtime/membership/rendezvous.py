@@ -295,11 +295,11 @@ def open_rendezvous(
         return joining, -1 if rank is None else rank, world_size or 0
     is_xla = where.startswith(pjrt.SCHEME)
     if is_xla:
-        found_at = pjrt.place(environ)
-        rank = found_at.rank if rank is None else rank
-        world_size = found_at.world_size if world_size is None else world_size
+        position = pjrt.place(environ)
+        rank = position.rank if rank is None else rank
+        world_size = position.world_size if world_size is None else world_size
         is_env = bool(environ.get("RANK"))
-        where = "env://" if is_env else f"tcp://{found_at.host}:{found_at.port}"
+        where = "env://" if is_env else f"tcp://{position.host}:{position.port}"
     url = urlsplit(where)
     if url.scheme not in _SCHEMES:
         raise _no_place(where)

@@ -387,9 +387,9 @@ class MembershipService:
     async def _on_find(self, _: MemberLink, asked: FindMember) -> Record | None:
         return self.table.get(asked.member)
 
-    def _doubt_told_by(self, teller: Incarnation) -> None:
+    def _doubt_names_from(self, teller: Incarnation) -> None:
         """Ask the workers that only one said there were, which is gone."""
-        for name in self.table.hearsay.told_by(teller):
+        for name in self.table.hearsay.names_from(teller):
             record = self.table.get(name)
             if record is not None and record.is_alive:
                 self._doubts.add(record.member)
@@ -399,7 +399,7 @@ class MembershipService:
         now_s = self._scheduler.loop.time()
         if self._is_closed:
             return
-        self._doubt_told_by(peer.incarnation)
+        self._doubt_names_from(peer.incarnation)
         known = self.table.get(peer.name)
         if known is None:
             self._guests_lost_s[peer.name] = now_s
@@ -440,7 +440,7 @@ class MembershipService:
 
         All members find that out by themselves, so nobody need be told.
         """
-        self._doubt_told_by(record.incarnation)
+        self._doubt_names_from(record.incarnation)
         now_s = self._scheduler.loop.time()
         for name in self.table.guests_of(record.name):
             guest = self.table.get(name)

@@ -329,12 +329,12 @@ class Regions:
                 missing.append(key)
         limit = asyncio.Semaphore(PASSING_MAX)
 
-        async def pass_one(key: bytes) -> None:
+        async def pass_region(key: bytes) -> None:
             async with limit:
                 await self._pass(link, key)
             self._kept.confirm(question, key)
 
-        await asyncio.gather(*map(pass_one, missing))
+        await asyncio.gather(*map(pass_region, missing))
 
     async def _pass(self, link: PeerLink, key: bytes) -> None:
         mover = self._memory.mover_of(link)

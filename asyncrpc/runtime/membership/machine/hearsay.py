@@ -47,7 +47,7 @@ class Hearsay:
         for name in [name for name, teller in self._teller_of.items() if teller != by]:
             self.discard(name)
 
-    def told_by(self, teller: Incarnation) -> list[str]:
+    def names_from(self, teller: Incarnation) -> list[str]:
         """Return the unmet names that a worker has told."""
         return list(self._names_of.get(teller, ()))
 

@@ -405,7 +405,7 @@ class Membership:
         """The worker whose death this one must notice; empty if it is alone."""
         return self.carriers.next_to(self.me.name)
 
-    def lost_one(self, turn: int) -> str:
+    def next_lost(self, turn: int) -> str:
         """Return the lost worker to look for in a round; empty if none was lost.
 
         It lies between this worker and its successor, so that few workers look for the
