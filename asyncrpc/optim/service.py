@@ -173,10 +173,10 @@ class OptimizerService:
                 SystemExit, which would end the event loop; other workers also report it
                 as the error of a step.
         """
-        asked: Any = request  # all have a serial
+        untyped: Any = request  # all have a serial
         try:
             answer: T = await self._handlers[type(request)](
-                (self.me.incarnation, asked.serial), request
+                (self.me.incarnation, untyped.serial), request
             )
         except (Exception, asyncio.CancelledError):
             raise
@@ -290,16 +290,16 @@ class OptimizerService:
 
         return await self._run_in_turn(local, gradients, step.context_id, job)
 
-    async def _prepare(self, key: Key, asked: m.PrepareStep) -> m.StepVote:
+    async def _prepare(self, key: Key, request: m.PrepareStep) -> m.StepVote:
         """Vote: how many gradients, their squares, and whether the step cannot raise.
 
         Raises:
             OptimizerError: this worker has no part of the optimizer.
         """
         local = self._find_optimizer(key)
-        gradients = await self._gradients_of(local, asked.context_id)
+        gradients = await self._gradients_of(local, request.context_id)
         parts: list[float] = []
-        if asked.needs_norm:
+        if request.needs_norm:
             parts = await self._threads.run_in_thread(partial(squares, gradients))
         return m.StepVote(_count(gradients), parts, local.is_sure(gradients))
 
@@ -319,12 +319,12 @@ class OptimizerService:
             await self._run_in_turn(local, gradients, commit.context_id, job)
         return _count(gradients)
 
-    async def _settle(self, key: Key, asked: m.SettleStep) -> None:
+    async def _settle(self, key: Key, request: m.SettleStep) -> None:
         """Settle a kept step, if there is one."""
         kept = self._kept.pop(key, None)
         if kept is None:
             return
-        if asked.is_applied:
+        if request.is_applied:
             self._turns.end(kept.turn)
         else:
             await asyncio.shield(self._put_back(kept))
@@ -338,17 +338,17 @@ class OptimizerService:
         await self._keep(key, turn, local, partial(local.locked, local.snapshot))
         return await self._threads.run_in_thread(local.values)
 
-    async def _assign(self, key: Key, asked: m.AssignValues) -> None:
+    async def _assign(self, key: Key, request: m.AssignValues) -> None:
         kept = self._kept.get(key)
         if kept is None:
             raise OptimizerError("parameters may only be set between begin and settle")
-        values, allow_stale = asked.values, asked.allow_stale
+        values, allow_stale = request.values, request.allow_stale
         await self._threads.run_in_thread(
             partial(kept.local.assign, values, allow_stale=allow_stale)
         )
 
-    async def _gradients(self, key: Key, asked: m.GetGradients) -> Gradients:
-        gradients = await self._gradients_of(self._find(key), asked.context_id)
+    async def _gradients(self, key: Key, request: m.GetGradients) -> Gradients:
+        gradients = await self._gradients_of(self._find(key), request.context_id)
         in_memory: Gradients = await self._threads.run_in_thread(
             partial(in_host_memory, gradients)
         )
@@ -430,12 +430,12 @@ class OptimizerService:
     # --- everything else -------------------------------------------------------------
 
     async def _create(
-        self, key: Key, asked: m.CreateOptimizer
+        self, key: Key, request: m.CreateOptimizer
     ) -> m.MadeOptimizer | None:
         """Make a local optimizer, or, without a class, list the parameters."""
-        cls, args, kwargs = asked.optimizer_class, asked.args, asked.kwargs
+        cls, args, kwargs = request.optimizer_class, request.args, request.kwargs
         self._check_new(key)
-        resolved = [await _resolved(group) for group in asked.params_rref]
+        resolved = [await _resolved(group) for group in request.params_rref]
         lock = self._autograd.engine.lock
         if cls is None:
             listed = (parameter for group in resolved for parameter in group["params"])
@@ -455,23 +455,23 @@ class OptimizerService:
         self._add(key, local)
         return report
 
-    async def _add_group(self, key: Key, asked: m.AddGroup) -> list[Options]:
+    async def _add_group(self, key: Key, request: m.AddGroup) -> list[Options]:
         """Add a group; return the options of all."""
         local = self._find_optimizer(key)
-        resolved = await _resolved(asked.group)
+        resolved = await _resolved(request.group)
         return await self._in_thread(partial(local.add_group, resolved))
 
     async def _state(self, key: Key, _: m.GetState) -> dict[str, Any]:
         return await self._in_thread(self._find_optimizer(key).state)
 
-    async def _load_state(self, key: Key, asked: m.LoadState) -> list[Options]:
+    async def _load_state(self, key: Key, request: m.LoadState) -> list[Options]:
         """Load a state; return the options of all groups."""
         local = self._find_optimizer(key)
-        return await self._in_thread(partial(local.load_state, asked.state))
+        return await self._in_thread(partial(local.load_state, request.state))
 
-    async def _set_options(self, key: Key, asked: m.SetOptions) -> None:
+    async def _set_options(self, key: Key, request: m.SetOptions) -> None:
         local = self._find_optimizer(key)
-        await self._in_thread(partial(local.set_options, asked.differing))
+        await self._in_thread(partial(local.set_options, request.differing))
 
     def _in_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Run code of an optimizer, which may ask for the current worker."""
@@ -507,10 +507,10 @@ class OptimizerService:
 def _route(kind: type[Request[Any]], handler: Handler) -> Route:
     """Return the route of a request, whose handler gets the optimizer that it names."""
 
-    def reply(link: PeerLink, asked: Any) -> Coroutine[Any, Any, Any]:
+    def reply(link: PeerLink, request: Any) -> Coroutine[Any, Any, Any]:
         if kind is m.CreateOptimizer:
             link.check_room(OPTIMIZER_BYTES)
-        return handler((link.peer.incarnation, asked.serial), asked)
+        return handler((link.peer.incarnation, request.serial), request)
 
     return answers(kind, reply)
 

@@ -384,8 +384,8 @@ class MembershipService:
         self.gossip.on_ready(link.peer.name)
         return self.table.welcome
 
-    async def _on_find(self, _: MemberLink, asked: FindMember) -> Record | None:
-        return self.table.get(asked.member)
+    async def _on_find(self, _: MemberLink, request: FindMember) -> Record | None:
+        return self.table.get(request.member)
 
     def _doubt_names_from(self, teller: Incarnation) -> None:
         """Ask the workers that only one said there were, which is gone."""

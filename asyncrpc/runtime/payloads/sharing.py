@@ -501,35 +501,35 @@ class Sharing:
 
     # --- notices of peers ------------------------------------------------------------
 
-    def _on_attach(self, link: PeerLink, asked: AttachSlab) -> None:
-        self._host.start_task(self._attach(link, asked))
+    def _on_attach(self, link: PeerLink, request: AttachSlab) -> None:
+        self._host.start_task(self._attach(link, request))
 
-    async def _attach(self, link: PeerLink, asked: AttachSlab) -> None:
+    async def _attach(self, link: PeerLink, request: AttachSlab) -> None:
         """Map a slab of a peer, and answer."""
         try:
-            await self._map(link, asked)
+            await self._map(link, request)
             refusal = ""
         except (AsyncRpcError, OSError, TimeoutError) as error:
             refusal = str(error) or "its descriptor has not arrived"
         if not link.is_lost:
-            link.tell(SlabAttached(asked.slab, refusal))
+            link.tell(SlabAttached(request.slab, refusal))
 
-    async def _map(self, link: PeerLink, asked: AttachSlab) -> None:
-        borrowed, slab = self._borrowed.get(link), asked.slab
+    async def _map(self, link: PeerLink, request: AttachSlab) -> None:
+        borrowed, slab = self._borrowed.get(link), request.slab
         if borrowed is None:
             raise _rejected("this worker shares no memory with you")
         limit_bytes = self._limit_bytes
-        if borrowed.size_bytes + asked.size_bytes > limit_bytes:
+        if borrowed.size_bytes + request.size_bytes > limit_bytes:
             raise _rejected(
                 f"at most {limit_bytes} bytes of a peer's memory are mapped"
             )
         if slab in borrowed.slabs:
             raise MalformedError(f"slab {slab} was passed twice")
-        descriptor = await self.inbox.claim(asked.token)
+        descriptor = await self.inbox.claim(request.token)
         if self._borrowed.get(link) is not borrowed:  # nothing would unmap it
             os.close(descriptor)
             raise _rejected("the connection has ended")
-        mapped = Slab.attach(descriptor, asked.size_bytes)
+        mapped = Slab.attach(descriptor, request.size_bytes)
         borrowed.slabs[slab] = mapped
         self._note(_PEERS, _TAKEN, mapped.size_bytes)
         await self._host.run_on_host(mapped.prefault)
