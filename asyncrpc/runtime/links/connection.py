@@ -361,7 +361,7 @@ class Connection:
                 lengths=lengths,
                 payload_bytes=sum(lengths),
             )
-            parts = (opening, *buffers)
+            parts: tuple[bytes | memoryview, ...] = (opening, *buffers)
             is_short = sum(lengths) <= JOINED_BYTES_MAX
             self._write((b"".join(parts),) if is_short else parts)
         if on_sent is not None:
