@@ -258,9 +258,9 @@ def init_rpc(
         rendezvous=rendezvous,
         options=options,
     )
-    for left in workers_left_running():
-        if left.name == worker.name:
-            raise _already(left, "on this event loop")
+    for running in workers_left_running():
+        if running.name == worker.name:
+            raise _already(running, "on this event loop")
     return _Starting(worker)
 
 

@@ -157,9 +157,9 @@ class Substitute(types.ModuleType):
         vars(self)["_homes"] = tuple(homes)
         vars(self)["_original"] = original
         vars(self)["__all__"] = [
-            one
-            for one in getattr(homes[0], "__all__", ())
-            if not isinstance(getattr(homes[0], one), types.ModuleType)
+            public_name
+            for public_name in getattr(homes[0], "__all__", ())
+            if not isinstance(getattr(homes[0], public_name), types.ModuleType)
         ]
 
     def _home_of(self, name: str) -> types.ModuleType | None:
@@ -169,9 +169,9 @@ class Substitute(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if not _is_dunder(name):
             for home in self.__dict__["_homes"]:
-                found = getattr(home, name, _NOTHING)
-                if found is not _NOTHING:
-                    return found
+                value = getattr(home, name, _NOTHING)
+                if value is not _NOTHING:
+                    return value
             imported = getattr(self.__dict__["_original"], name, _NOTHING)
             if isinstance(imported, types.ModuleType):  # one that is replaced, or not
                 imported = sys.modules.get(imported.__name__, _NOTHING)
@@ -268,9 +268,11 @@ class SubstituteFinder(MetaPathFinder, Loader):
         for name in self._replaced():
             self.displaced[name] = sys.modules.pop(name)
         for (module, name), (home, our_name) in _REPLACED.items():
-            theirs = importlib.import_module(module)
-            self.replaced[module, name] = getattr(theirs, name)
-            setattr(theirs, name, getattr(importlib.import_module(home), our_name))
+            torch_module = importlib.import_module(module)
+            self.replaced[module, name] = getattr(torch_module, name)
+            setattr(
+                torch_module, name, getattr(importlib.import_module(home), our_name)
+            )
 
     def fill(self) -> None:
         """Load the substitutes of modules that had been loaded, and set their names.
@@ -319,8 +321,10 @@ def _set_in_parent(name: str, module: types.ModuleType | None) -> None:
 
 
 def _installed() -> SubstituteFinder | None:
-    found = (one for one in sys.meta_path if isinstance(one, SubstituteFinder))
-    return next(found, None)
+    installed = (
+        finder for finder in sys.meta_path if isinstance(finder, SubstituteFinder)
+    )
+    return next(installed, None)
 
 
 def _homes() -> dict[str, list[types.ModuleType]]:
@@ -351,7 +355,7 @@ def _homes() -> dict[str, list[types.ModuleType]]:
 
 
 def _below(package: types.ModuleType) -> set[str]:
-    return {one.name for one in pkgutil.iter_modules(package.__path__)}
+    return {submodule.name for submodule in pkgutil.iter_modules(package.__path__)}
 
 
 def _rebind(
@@ -367,10 +371,10 @@ def _rebind(
             continue
         values[id(module)] = {name.rpartition(".")[2]: new[name]}
         for key in dir(module):
-            mine = getattr(module, key, _NOTHING)
+            old_value = getattr(module, key, _NOTHING)
             other = getattr(new[name], key, _NOTHING)
-            if callable(mine) and mine is not other is not _NOTHING:
-                values.setdefault(id(mine), {})[key] = other
+            if callable(old_value) and old_value is not other is not _NOTHING:
+                values.setdefault(id(old_value), {})[key] = other
     for name, module in list(sys.modules.items()):
         if name.startswith(_TORCH) and name not in old:
             for key, value in list(vars(module).items()):
@@ -392,7 +396,11 @@ def _holders(finder: SubstituteFinder) -> Iterator[str]:
         held = getattr(module, "__dict__", None)
         if name.startswith(_UNASKED) or not isinstance(held, dict):
             continue
-        yield from (f"{name}.{one}" for one, v in list(held.items()) if id(v) in stale)
+        yield from (
+            f"{name}.{attribute}"
+            for attribute, v in list(held.items())
+            if id(v) in stale
+        )
 
 
 def _differing(displaced: Mapping[str, types.ModuleType]) -> Iterator[int]:

@@ -257,11 +257,11 @@ class RememberingAutograd(AutogradService):
             state.id not in self.contexts.open
         ):  # it has ended: nothing would remove them
             return {key: SendRpcBackward(sent) for key, sent in state.sent.items()}
-        made = self._sent.setdefault(state.id, {})
+        nodes = self._sent.setdefault(state.id, {})
         for message, sent in state.sent.items():
-            if message not in made:
-                made[message] = SendRpcBackward(sent)
-        return dict(made)
+            if message not in nodes:
+                nodes[message] = SendRpcBackward(sent)
+        return dict(nodes)
 
     def _forget(self, context_id: ContextId) -> None:
         """Remove the nodes of a context that has ended."""

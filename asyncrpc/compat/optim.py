@@ -40,8 +40,8 @@ class DistributedOptimizer:
         async def make() -> Optimizer:
             forget_deadline()
             current_worker_var.set(agent.worker)
-            made = Optimizer(optimizer_class, list(params_rref), *args, **kwargs)
-            return await made
+            optimizer = Optimizer(optimizer_class, list(params_rref), *args, **kwargs)
+            return await optimizer
 
         try:
             self._optimizer = agent.host.run(make())

@@ -137,11 +137,11 @@ class profile(torch.profiler.profile):  # noqa: N801  (as torch's)
 
     def events(self) -> Any:
         """Return the events, including those of callees."""
-        found: Any = super().events()  # type: ignore[no-untyped-call]
+        events: Any = super().events()  # type: ignore[no-untyped-call]
         if self._gatherer is not None and self.profiler is not None:
             _add(self.profiler, self._gatherer)
             self._gatherer = None
-        return found
+        return events
 
     def key_averages(self, *args: Any, **kwargs: Any) -> Any:
         """Return the events, averaged by name; the arguments are torch's."""
@@ -171,30 +171,31 @@ def _add_ranges(events: Any, ranges: list[Range], origin_us: float) -> None:
     if not ranges:
         return
     # torch builds trees of adjacent events: those of one thread of one rank.
-    ordered = sorted(ranges, key=lambda one: one.rank)
-    remote: Any = EventList([_event(one, origin_us) for one in ordered])  # type: ignore[no-untyped-call]
+    ordered = sorted(ranges, key=lambda remote_range: remote_range.rank)
+    remote_events = [_event(remote_range, origin_us) for remote_range in ordered]
+    remote: Any = EventList(remote_events)  # type: ignore[no-untyped-call]
     remote._build_tree()  # noqa: SLF001
     events.extend(remote)
-    events.sort(key=lambda one: (one.time_range.start, -one.time_range.end))
+    events.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
 
 
-def _event(one: Range, origin_us: float) -> FunctionEvent:
+def _event(remote_range: Range, origin_us: float) -> FunctionEvent:
     return FunctionEvent(  # type: ignore[no-untyped-call]
         id=0,
-        node_id=one.rank,
-        name=one.name,
-        trace_name=one.name,
-        thread=one.thread,
-        start_us=one.start_us - origin_us,
-        end_us=one.end_us - origin_us,
-        fwd_thread=one.fwd_thread,
-        input_shapes=one.shapes,
-        stack=list(one.stack),
-        scope=one.scope,
-        cpu_memory_usage=one.memory_bytes,
-        is_async=one.is_async,
+        node_id=remote_range.rank,
+        name=remote_range.name,
+        trace_name=remote_range.name,
+        thread=remote_range.thread,
+        start_us=remote_range.start_us - origin_us,
+        end_us=remote_range.end_us - origin_us,
+        fwd_thread=remote_range.fwd_thread,
+        input_shapes=remote_range.shapes,
+        stack=list(remote_range.stack),
+        scope=remote_range.scope,
+        cpu_memory_usage=remote_range.memory_bytes,
+        is_async=remote_range.is_async,
         is_remote=True,
-        sequence_nr=one.sequence_nr,
+        sequence_nr=remote_range.sequence_nr,
         is_legacy=True,
-        flops=one.flops,
+        flops=remote_range.flops,
     )

@@ -146,7 +146,7 @@ def check_text(name: str, value: object, *, at_most: int | None = None) -> None:
         raise wrong(name, "a non-empty string", value)
     if at_most is not None and len(value) > at_most:
         raise wrong(name, f"a string of at most {at_most} characters", value)
-    if any("\ud800" <= one <= "\udfff" for one in value):
+    if any("\ud800" <= character <= "\udfff" for character in value):
         raise wrong(name, "a string without surrogates, as UTF-8 has none", value)
 
 
@@ -202,7 +202,7 @@ def sizes_of(shape: tuple[Any, ...]) -> list[int]:
 def check_texts(name: str, value: Any, *, at_least: int = 0) -> None:
     """Raise UsageError unless an argument is a list or tuple of non-empty strings."""
     is_several = isinstance(value, list | tuple) and len(value) >= at_least
-    if not is_several or not all(isinstance(one, str) and one for one in value):
+    if not is_several or not all(isinstance(text, str) and text for text in value):
         raise wrong(name, "a list of non-empty strings", value)
 
 

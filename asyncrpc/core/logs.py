@@ -130,7 +130,10 @@ def printable(text: str) -> str:
     """Return a text of a peer without what would command the terminal."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    return "".join(
+        character if character.isprintable() else ascii(character)[1:-1]
+        for character in text
+    )
 
 
 logging.getLogger("asyncrpc").addFilter(PeerLineFilter())

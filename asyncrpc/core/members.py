@@ -144,10 +144,10 @@ def missing_error(
 ) -> RendezvousTimeoutError:
     """Return the error that names the missing ranks and the present workers."""
     ranks = _shown([str(rank) for rank in missing])
-    came = _shown([f"{one.name!r} (rank {one.rank})" for one in present])
+    names = _shown([f"{member.name!r} (rank {member.rank})" for member in present])
     return RendezvousTimeoutError(
         f"{world_size - len(missing)} of {world_size} workers appeared within "
-        f"{timeout_s:g} s; missing: rank {ranks}; there: {came}",
+        f"{timeout_s:g} s; missing: rank {ranks}; there: {names}",
         missing=missing,
     )
 

@@ -96,19 +96,19 @@ class CallOptions:
 PLAIN: Final = CallOptions()
 
 
-def with_options(options: CallOptions, given: Mapping[str, Any]) -> CallOptions:
+def with_options(options: CallOptions, changes: Mapping[str, Any]) -> CallOptions:
     """Return call options with some of their fields replaced.
 
     Raises:
         UsageError: there is no such option, or a value is not valid.
     """
-    names = [one.name for one in fields(CallOptions)]
-    for name in given:
+    names = [field.name for field in fields(CallOptions)]
+    for name in changes:
         if name not in names:
             raise UsageError(
                 f"there is no call option {name!r}; the options are {', '.join(names)}"
             )
-    return replace(options, **given)
+    return replace(options, **changes)
 
 
 def options_within(timeout_s: Any) -> CallOptions:
@@ -185,8 +185,8 @@ class NetworkOptions:
     def compression_to(self, peer: str) -> Compression | None:
         """Internal: return the codec of calls to a peer that name no codec."""
         codec = self.codecs.get(peer, self.codecs.get("*", ""))
-        what = "each codec in NetworkOptions.codecs"
-        check_kind(what, codec, str, "the name of a codec")
+        name = "each codec in NetworkOptions.codecs"
+        check_kind(name, codec, str, "the name of a codec")
         return compression_named(codec)
 
 
@@ -280,11 +280,11 @@ class LimitOptions:
         Raises:
             UsageError: a number is out of its range; the message names the field.
         """
-        for one in fields(self):
-            if one.name != "message":
-                least = 0 if one.name in _MAY_BE_ZERO else 1
-                value = getattr(self, one.name)
-                check_count(f"LimitOptions.{one.name}", value, at_least=least)
+        for limit in fields(self):
+            if limit.name != "message":
+                least = 0 if limit.name in _MAY_BE_ZERO else 1
+                value = getattr(self, limit.name)
+                check_count(f"LimitOptions.{limit.name}", value, at_least=least)
         wanted = "a MessageLimits"
         check_kind("LimitOptions.message", self.message, MessageLimits, wanted)
 
@@ -326,12 +326,12 @@ class DeviceOptions:
 
     def map_to(self, peer: str) -> DeviceMap | None:
         """Internal: return the device map of calls that have no map of their own."""
-        given = self.maps.get(peer, self.maps.get("*"))
-        if not given:
+        device_map = self.maps.get(peer, self.maps.get("*"))
+        if not device_map:
             return None
-        what = f"the device map for {peer!r} in DeviceOptions.maps"
-        check_kind(what, given, Mapping, "a mapping from devices to devices")
-        return DeviceMap.parse(given, what)
+        name = f"the device map for {peer!r} in DeviceOptions.maps"
+        check_kind(name, device_map, Mapping, "a mapping from devices to devices")
+        return DeviceMap.parse(device_map, name)
 
     @property
     def parsed_names(self) -> tuple[DeviceName, ...] | None:
@@ -443,19 +443,21 @@ class Options:
             UsageError: a file does not hold a secret, or others can read it; or the
                 environment has two secrets that differ.
         """
-        given = replace(self, secret=self._found_secret(environ), secret_file=None)
-        if given.token is None and environ.get(TOKEN_VARIABLE):
-            given = replace(given, token=environ[TOKEN_VARIABLE])
-        interface = given.network.interface or environ.get(INTERFACE_VARIABLE)
+        options = replace(
+            self, secret=self._configured_secret(environ), secret_file=None
+        )
+        if options.token is None and environ.get(TOKEN_VARIABLE):
+            options = replace(options, token=environ[TOKEN_VARIABLE])
+        interface = options.network.interface or environ.get(INTERFACE_VARIABLE)
         has_own_secret = self.secret is not None or self.secret_file is not None
         if not interface and not has_own_secret and environ.get(ONE_HOST_VARIABLE):
             interface = _LOOPBACK
-        if interface and interface != given.network.interface:
-            network = replace(given.network, interface=interface)
-            given = replace(given, network=network)
-        return given
+        if interface and interface != options.network.interface:
+            network = replace(options.network, interface=interface)
+            options = replace(options, network=network)
+        return options
 
-    def _found_secret(self, environ: Mapping[str, str]) -> str | bytes | None:
+    def _configured_secret(self, environ: Mapping[str, str]) -> str | bytes | None:
         if self.secret is not None:
             return self.secret
         if self.secret_file is not None:
@@ -463,13 +465,13 @@ class Options:
         text, path = environ.get(SECRET_VARIABLE), environ.get(SECRET_FILE_VARIABLE)
         if not path:
             return text or None
-        found = read_secret(path, SECRET_FILE_VARIABLE)
-        if text and text.encode(errors="surrogateescape") != found:
+        secret = read_secret(path, SECRET_FILE_VARIABLE)
+        if text and text.encode(errors="surrogateescape") != secret:
             raise UsageError(
                 f"{SECRET_VARIABLE} and {SECRET_FILE_VARIABLE} ({path!r}) hold"
                 " different secrets; unset one of them"
             )
-        return found
+        return secret
 
 
 # Fields of `LimitOptions` that may be 0, which turns the feature off.
@@ -486,8 +488,8 @@ _GROUPS: Final = {
 def _check_times(options: object, *names: str) -> None:
     """Raise UsageError unless these fields are times above 0."""
     for name in names:
-        what = f"{type(options).__name__}.{name}"
-        _check_time(what, getattr(options, name), "a positive number of seconds")
+        field_name = f"{type(options).__name__}.{name}"
+        _check_time(field_name, getattr(options, name), "a positive number of seconds")
 
 
 def _check_time(name: str, value: Any, wanted: str) -> None:

@@ -88,7 +88,7 @@ class Parts:
         propagators: take part in every message.
         tracer: shows calls in traces, see `trace_by`; None: calls are not traced.
         note_of: returns the note beside the answer to a call, from what its function
-            has said (`InboundCall.said`); None: there are no notes.
+            has said (`InboundCall.note`); None: there are no notes.
         queues: of requests that come to this worker's process, by name: each returns
             its figures, from any thread; metrics show them.
         on_raised: called with exceptions of called functions; a facade prints them.
@@ -380,7 +380,7 @@ class Parts:
         """Return the threads for plain functions."""
         options = self.options
         names = options.devices.parsed_names or ()
-        exclusive = [one for one in names if backend_of(one.type).is_exclusive]
+        exclusive = [device for device in names if backend_of(device.type).is_exclusive]
         is_exclusive = options.devices.exclusive
         if is_exclusive is None:
             is_exclusive = bool(exclusive)
@@ -450,13 +450,17 @@ class Parts:
 
     def _sidecar_listening(self) -> Listening:
         """Return where peers on other hosts can ask whether this worker runs."""
-        found = tuple(one for one in self.listeners if isinstance(one, TcpListener))
-        published = (one for one in self.addresses if one.startswith("tcp://"))
+        listeners = tuple(
+            listener for listener in self.listeners if isinstance(listener, TcpListener)
+        )
+        published = (
+            address for address in self.addresses if address.startswith("tcp://")
+        )
 
         async def adopt(sock: Any) -> None:
-            await found[0].adopt(sock)
+            await listeners[0].adopt(sock)
 
-        return Listening(tuple(published), found, adopt)
+        return Listening(tuple(published), listeners, adopt)
 
     def _default_addresses(self) -> list[str]:
         self.socket_directory = SocketDirectory()

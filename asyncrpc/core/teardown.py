@@ -114,8 +114,12 @@ class Teardown:
         steps: list[tuple[str, Callable[[float], Awaitable[None]], float]] = [
             ("its listeners", self._close_listeners, _LISTENERS_S),
             *(
-                (f"its service {one.name!r}", partial(_close_service, one), _SERVICES_S)
-                for one in parts.services
+                (
+                    f"its service {service.name!r}",
+                    partial(_close_service, service),
+                    _SERVICES_S,
+                )
+                for service in parts.services
             ),
             ("its tasks", parts.tasks.cancel, _TASKS_S),
             ("its connections", self._close_connections, connections_s),
@@ -124,13 +128,13 @@ class Teardown:
             ("its rendezvous", partial(_leave, leaving), CLOSING_S),
         ]
         end_s, cancelled = parts.loop.time() + CLOSING_S, None
-        for what, step, most_s in steps:
+        for subject, step, most_s in steps:
             left_s = 0.0 if cancelled else end_s - parts.loop.time()
             patience_s = max(min(most_s, left_s), _HASTE_S)
             # A step knows its limit; one that does not heed it is cut short.
             limit_s = max(min(1.5 * most_s, left_s), _HASTE_S)
             try:
-                await self._take(what, step(patience_s), limit_s)
+                await self._take(subject, step(patience_s), limit_s)
             except asyncio.CancelledError as error:
                 cancelled = error
         parts.deadlines.close()
@@ -141,16 +145,18 @@ class Teardown:
         if cancelled is not None:
             raise cancelled
 
-    async def _take(self, what: str, step: Awaitable[None], limit_s: float) -> None:
+    async def _take(self, subject: str, step: Awaitable[None], limit_s: float) -> None:
         """Take one step of the end; log it if it fails, or lasts too long."""
         try:
             async with asyncio.timeout(limit_s):
                 await step
         except TimeoutError:
-            logger.warning("worker %r: %s did not end in time", self._parts.name, what)
+            logger.warning(
+                "worker %r: %s did not end in time", self._parts.name, subject
+            )
         except Exception:  # whatever it is, the other steps must be taken
             logger.exception(
-                "worker %r: %s failed while it ended", self._parts.name, what
+                "worker %r: %s failed while it ended", self._parts.name, subject
             )
 
     async def _close_listeners(self, _most_s: float) -> None:
@@ -165,15 +171,15 @@ class Teardown:
     async def _close_threads(self, most_s: float) -> None:
         parts = self._parts
         parts.receive_pool.close()
-        left = await parts.pool.close(most_s)
+        running = await parts.pool.close(most_s)
         if parts.host_pool is not parts.pool:
-            left += await parts.host_pool.close(most_s)
-        left += await parts.devices.close(most_s)
-        if left:
+            running += await parts.host_pool.close(most_s)
+        running += await parts.devices.close(most_s)
+        if running:
             logger.warning(
                 "worker %r: these threads still run, as their functions do not end: %s",
                 self._parts.name,
-                ", ".join(left),
+                ", ".join(running),
             )
 
 
@@ -197,8 +203,8 @@ def report(name: str, outcome: ShutdownReport, timeout_s: float | None) -> None:
     if not outcome.missing:
         return
     is_draining = outcome.phase is Phase.DRAINING
-    had = "still had calls in flight" if is_draining else _HAD_NOT_ASKED
-    problem = f"{_listed(outcome.missing)} {had}"
+    omission = "still had calls in flight" if is_draining else _HAD_NOT_ASKED
+    problem = f"{_listed(outcome.missing)} {omission}"
     if outcome.is_late:
         raise TimeoutError(
             f"worker {name!r} has shut down without the others: after "

@@ -283,12 +283,12 @@ class FunctionModes:
     there again in the next one, and the thread gets its own modes back.
     """
 
-    __slots__ = ("_default_device", "_others", "modes")
+    __slots__ = ("_default_device", "_thread_modes", "modes")
 
     def __init__(self, modes: Modes | None = None) -> None:
         """Begin with these modes; None: the defaults."""
         self.modes = modes
-        self._others: Modes | None = None
+        self._thread_modes: Modes | None = None
         self._default_device: Any = None
 
     def __enter__(self) -> None:
@@ -297,7 +297,7 @@ class FunctionModes:
             self._default_device = None
         else:
             self._default_device = default_device_here()
-            self._others = take(self._default_device)
+            self._thread_modes = take(self._default_device)
         if self.modes is not None:
             put(self.modes)
 
@@ -308,9 +308,9 @@ class FunctionModes:
             kind is not None or (_has_functions() and _has_hooks())
         )
         self.modes = None if is_plain else take(self._default_device)
-        if self._others is not None:
-            others, self._others = self._others, None
-            put(others)
+        if self._thread_modes is not None:
+            thread_modes, self._thread_modes = self._thread_modes, None
+            put(thread_modes)
 
 
 def drop_modes() -> None:

@@ -76,8 +76,8 @@ def current_worker(name: str | None = None) -> Worker:
 
 def _only_here() -> Worker | None:
     """Return the only worker that runs on the event loop that runs here."""
-    here = [one for one in _workers() if one.parts.loop_guard.is_on_loop]
-    running = [one for one in here if one.parts.lifecycle.is_usable]
+    here = [worker for worker in _workers() if worker.parts.loop_guard.is_on_loop]
+    running = [worker for worker in here if worker.parts.lifecycle.is_usable]
     return running[0] if len(running) == 1 else None
 
 
@@ -96,7 +96,11 @@ def workers_left_running() -> list[Worker]:
 
 
 def _left_anywhere() -> list[Worker]:
-    return [one for one in _workers() if one.parts.is_for_loop and not one.is_closed]
+    return [
+        worker
+        for worker in _workers()
+        if worker.parts.is_for_loop and not worker.is_closed
+    ]
 
 
 def _left_running(name: str | None) -> Worker:
@@ -188,14 +192,14 @@ class Worker:
         check_name("name", "-" if name is None else name)
         check_kind("options", options, (Options, NoneType), "an Options or None")
         check_kind("network", network, (Connector, NoneType), "a Connector or None")
-        given = (options or Options()).with_environment()
-        found, rank, world_size = open_rendezvous(
+        completed = (options or Options()).with_environment()
+        rendezvous, rank, world_size = open_rendezvous(
             rendezvous, rank=rank, world_size=world_size
         )
         name = name or _name_of(rank)
-        is_strict = given.policy is Policy.STRICT
+        is_strict = completed.policy is Policy.STRICT
         identity = WorkerIdentity(name, rank, world_size, is_strict=is_strict)
-        self.parts = Parts(identity, given, found, network)
+        self.parts = Parts(identity, completed, rendezvous, network)
         self.parts.extensions.append(self._extend)
 
     # --- life ------------------------------------------------------------------------

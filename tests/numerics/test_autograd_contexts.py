@@ -211,7 +211,7 @@ async def test_a_context_that_has_ended_ends_where_its_last_bearer_is_lost() -> 
         a, b, c = workers
         async with context() as ctx:
             await ask(keepers["b"], "relay", keepers["c"], "times", leaf())
-            state_on(b, ctx.id).given_to.clear()  # so it cannot tell `c`
+            state_on(b, ctx.id).sent_to.clear()  # so it cannot tell `c`
         await until(lambda: not open_contexts(b))
         assert open_contexts(c) == 1
         await b.shutdown(drain_timeout_s=0)

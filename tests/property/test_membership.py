@@ -217,7 +217,7 @@ class Members(RuleBasedStateMachine):
             else:
                 lost = table.lose(successor, record.incarnation, 0.0)
                 self.apply(name, lost)
-        known = table.get(table.lost_one(turn))
+        known = table.get(table.next_lost(turn))
         if known is not None and self.runs(known):
             self.meet(name, known.name)
             self.compare(name, known.name)

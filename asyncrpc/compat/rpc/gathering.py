@@ -103,7 +103,9 @@ class Settings(NamedTuple):
 def start_of(records: Any) -> Any:
     """Return the record with which the legacy profiler began."""
     return next(
-        one for one in itertools.chain(*records) if one.name() == "__start_profile"
+        record
+        for record in itertools.chain(*records)
+        if record.name() == "__start_profile"
     )
 
 
@@ -164,8 +166,8 @@ class Gatherer:
 
 def gatherer_here() -> Gatherer | None:
     """Return the gatherer for the calls of this thread."""
-    found: Gatherer | None = getattr(_threads, "gatherer", None)
-    return found
+    gatherer: Gatherer | None = getattr(_threads, "gatherer", None)
+    return gatherer
 
 
 class Session(Gatherer):
@@ -207,7 +209,8 @@ class Session(Gatherer):
         self._is_over = True
         own = self._thread
         return [
-            one._replace(thread=own) if one.thread < 0 else one for one in self.ranges
+            own_range._replace(thread=own) if own_range.thread < 0 else own_range
+            for own_range in self.ranges
         ]
 
 
@@ -241,10 +244,15 @@ class ProfilingRequest:
         end_us = wall_us()
         moved_us = _moved_us(ranges, self._start_us, end_us)
         prefix = self._name + REMOTE_OP
-        for one in ranges:
-            start, end = one.start_us + moved_us, one.end_us + moved_us
+        for remote_range in ranges:
+            start, end = (
+                remote_range.start_us + moved_us,
+                remote_range.end_us + moved_us,
+            )
             self._gatherer.add(
-                one._replace(name=prefix + one.name, start_us=start, end_us=end)
+                remote_range._replace(
+                    name=prefix + remote_range.name, start_us=start, end_us=end
+                )
             )
         if isinstance(self._gatherer, Session):
             self._gatherer.show(self._name, self._start_us, end_us, is_async=is_async)
@@ -257,8 +265,8 @@ def _moved_us(ranges: list[Range], start_us: float, end_us: float) -> float:
     """
     if not ranges:
         return 0.0
-    first = min(one.start_us for one in ranges)
-    last = max(one.end_us for one in ranges)
+    first = min(remote_range.start_us for remote_range in ranges)
+    last = max(remote_range.end_us for remote_range in ranges)
     if start_us <= first and last <= end_us:
         return 0.0
     spare_us = end_us - start_us - (last - first)
@@ -370,7 +378,7 @@ class ProfiledThreads:
             self._kept[token] = ranges
         return result
 
-    def taken(self, token: str) -> list[Range]:
+    def take_kept(self, token: str) -> list[Range]:
         """Return the ranges that are kept under a token, and remove them."""
         with self._lock:
             return self._kept.pop(token, [])

@@ -201,9 +201,9 @@ def _remote(rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float) 
         service = service_of(rref)
         return service.remote_method(rref, name, args, kwargs, agent.limit_s(timeout))
 
-    from asyncrpc.compat.rpc.rref import made  # noqa: PLC0415  (which needs this)
+    from asyncrpc.compat.rpc.rref import start_creation  # noqa: PLC0415  (which needs this)
 
-    return made(agent, start, timeout)
+    return start_creation(agent, start, timeout)
 
 
 # The functions for calls, by name, and what calls a method directly in their place.

@@ -104,8 +104,8 @@ def open_store(
     if world_size:
         store, rank, _ = next(rendezvous(where, rank=rank, world_size=world_size))
     else:
-        given = SimpleNamespace(init_method=where)
-        store = _create_store_from_options(given, rank)  # type: ignore[no-untyped-call]
+        store_options = SimpleNamespace(init_method=where)
+        store = _create_store_from_options(store_options, rank)  # type: ignore[no-untyped-call]
     store.set_timeout(timedelta(seconds=options.rpc_timeout or 60.0))
     with _serial_lock:
         store = PrefixStore(f"asyncrpc/{_serial}", store)
@@ -122,10 +122,10 @@ def _by_launcher(where: str, rank: int, world_size: int | None) -> tuple[str, in
     if where != _ENV or has_all_of_torch():
         return where, rank
     try:
-        found = find_store(None if rank < 0 else rank, world_size)
+        store = find_store(None if rank < 0 else rank, world_size)
     except UsageError as error:
         raise ValueError(f"env:// rendezvous: {_as_torch_says(str(error))}") from None
-    return found.url, found.rank
+    return store.url, store.rank
 
 
 def _as_torch_says(problem: str) -> str:
@@ -211,9 +211,11 @@ async def _start(worker: Worker) -> None:
     Programs give their first calls timeouts of milliseconds, without connecting.
     """
     await worker.__aenter__()
-    others = [one.name for one in worker.known_members if one.name != worker.name]
-    if len(others) <= _CONNECTED_MAX:
-        linking = (worker.parts.link_to(name) for name in others)
+    other_names = [
+        member.name for member in worker.known_members if member.name != worker.name
+    ]
+    if len(other_names) <= _CONNECTED_MAX:
+        linking = (worker.parts.link_to(name) for name in other_names)
         await asyncio.gather(*linking, return_exceptions=True)
 
 

@@ -108,11 +108,11 @@ class Contexts:
             )
         return state
 
-    def release(self, context_id: ContextId, told_by: int = 0) -> None:
+    def release(self, context_id: ContextId, reporter: int = 0) -> None:
         """End a context here, and on every worker that it went on to.
 
         Args:
-            told_by: the worker that reported the end, and knows it already; 0: the end
+            reporter: the worker that reported the end, and knows it already; 0: the end
                 is known here first.
         """
         state = self.open.pop(context_id, None)
@@ -123,14 +123,14 @@ class Contexts:
             self._kept[peer] -= count
             if not self._kept[peer]:
                 del self._kept[peer]
-        self._ended[context_id] = told_by in (0, context_id.creator)
+        self._ended[context_id] = reporter in (0, context_id.creator)
         if len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
         for pass_id in list(state.passes):
-            one = state.end_pass(pass_id, commit=False)
-            if one is not None:
-                one.abort("the autograd context was left")
-        self._tell(state.peers, context_id, {told_by, context_id.creator})
+            backward_pass = state.end_pass(pass_id, commit=False)
+            if backward_pass is not None:
+                backward_pass.abort("the autograd context was left")
+        self._tell(state.peers, context_id, {reporter, context_id.creator})
 
     def _tell(
         self, peers: Iterable[WorkerId], context_id: ContextId, knowing: set[int]
@@ -145,10 +145,10 @@ class Contexts:
         """Drop every graph, and fail the tasks that wait here for a pass."""
         for state in self.open.values():
             for pass_id in list(state.passes):
-                one = state.end_pass(pass_id, commit=False)
+                backward_pass = state.end_pass(pass_id, commit=False)
                 # Requests of passes that other workers began are cancelled elsewhere.
-                if one is not None and pass_id[0] == self._me.incarnation:
-                    one.abort("the worker was shut down")
+                if backward_pass is not None and pass_id[0] == self._me.incarnation:
+                    backward_pass.abort("the worker was shut down")
         self.open.clear()
 
 

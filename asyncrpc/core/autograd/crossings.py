@@ -62,7 +62,7 @@ class Crossings:
         serial = 0
         if tensors:
             serial = self._note_sent(state, tensors, link)
-        state.given_to.add(link.peer)
+        state.sent_to.add(link.peer)
         if context.id.creator == self._me:
             return [*context.id, serial]  # the receiver knows this worker's name
         # Each time: this message may be the first of the context that is read there,
@@ -114,7 +114,7 @@ class Crossings:
         if is_new:
             link.check_room(RECORD_BYTES)
         state = self._contexts.enter(context_id, WorkerId(name, context_id.creator))
-        if link.peer not in state.given_to:  # else it answers, or goes round
+        if link.peer not in state.sent_to:  # else it answers, or goes round
             state.brought_by.add(link.peer)
         if is_new or (serial and link.peer in state.brought_by):
             self._contexts.keep(state, link)

@@ -29,40 +29,42 @@ class PassEnds:
         self._pool = pool
         self._recorder = recorder
 
-    def note_begun(self, one: Pass) -> None:
+    def note_begun(self, backward_pass: Pass) -> None:
         """Note that this worker takes part in a pass."""
-        one.began_s = one.began_s or self._recorder.now_s()
+        backward_pass.began_s = backward_pass.began_s or self._recorder.now_s()
 
     def finish(self, ids: PassIds, *, commit: bool) -> None:
         """Commit or abort a pass here, and on the workers that this one asked."""
         context_id, pass_id = ids
         state = self._contexts.open.get(context_id)
-        one = None if state is None else state.end_pass(pass_id, commit=commit)
-        if state is None or one is None:
+        backward_pass = (
+            None if state is None else state.end_pass(pass_id, commit=commit)
+        )
+        if state is None or backward_pass is None:
             return
-        self._note_end(one, commit=commit)
+        self._note_end(backward_pass, commit=commit)
         if commit:
-            state.commit(one.flow.staged, defers=self._pool.is_exclusive)
+            state.commit(backward_pass.flow.staged, defers=self._pool.is_exclusive)
         else:
-            one.abort(ABORTED)
+            backward_pass.abort(ABORTED)
         # It takes the way of the requests, so that workers that only others know learn
         # of it; on each link it comes after the request that made them take part.
-        for peer in one.onward:
+        for peer in backward_pass.onward:
             if peer not in (self._me, pass_id.root):
                 link = self._directory.link_of(peer)
                 if link is not None:
                     link.tell(CommitPass(ids) if commit else AbortPass(ids))
 
-    def _note_end(self, one: Pass, *, commit: bool) -> None:
+    def _note_end(self, backward_pass: Pass, *, commit: bool) -> None:
         recorder = self._recorder
         recorder.passes.record(
             (
                 recorder.now_s(),
-                one.began_s,
-                plain(one.ids.context_id),
-                one.root,
+                backward_pass.began_s,
+                plain(backward_pass.ids.context_id),
+                backward_pass.root,
                 commit,
-                one.ids.pass_id.number,
-                one.task,
+                backward_pass.ids.pass_id.number,
+                backward_pass.task,
             )
         )

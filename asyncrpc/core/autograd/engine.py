@@ -148,7 +148,7 @@ class SegmentRun:
             gradients += flow.staged.values()
         if not runs_torch_only(self.nodes, parameters, gradients):
             return None
-        if any(one.numel() > SMALL_NUMEL for one in parameters):
+        if any(parameter.numel() > SMALL_NUMEL for parameter in parameters):
             return None
         (node, _), gradient = next(iter(self.entering.items()))
         if gradient.numel() > SMALL_NUMEL or not gradient.is_cpu:
@@ -181,7 +181,7 @@ def root_gradients(
             f"gradients must have one tensor for each of the {len(roots)} roots, not "
             f"{len(gradients)}"
         )
-    found: list[torch.Tensor] = []
+    start_gradients: list[torch.Tensor] = []
     for index, root in enumerate(roots):
         if not isinstance(root, torch.Tensor):
             raise wrong(f"roots[{index}]", "a tensor", root)
@@ -203,8 +203,8 @@ def root_gradients(
                 f"gradients[{index}] must have the shape of roots[{index}], "
                 f"{tuple(root.shape)}, not {tuple(gradient.shape)}"
             )
-        found.append(torch.ones_like(root) if gradient is None else gradient)
-    return found
+        start_gradients.append(torch.ones_like(root) if gradient is None else gradient)
+    return start_gradients
 
 
 def prepare(
@@ -280,8 +280,8 @@ class Engine:
             parameter for ending in flow.endings for parameter in ending.parameters
         ]
         parameters = list(dict.fromkeys((*flow.staged, *ending)))
-        have = [flow.staged.get(parameter) for parameter in parameters]
-        with self.lock, GradientsSetAside(self.lock, parameters, have):
+        gradients = [flow.staged.get(parameter) for parameter in parameters]
+        with self.lock, GradientsSetAside(self.lock, parameters, gradients):
             while flow.endings:
                 flow.endings[0].end()
                 flow.endings = flow.endings[1:]
@@ -296,13 +296,13 @@ class Engine:
         # when it has all of a bucket, and then changes them in place.
         staged = run.flow.staged
         parameters = list(dict.fromkeys((*run.parameters, *staged)))
-        have = [staged.get(parameter) for parameter in parameters]
+        gradients = [staged.get(parameter) for parameter in parameters]
         # All in this thread, also what is on devices: hooks see its context variables.
         before = _C._is_multithreading_enabled()  # noqa: SLF001
         _C._set_multithreading_enabled(False)  # noqa: FBT003, SLF001
         try:
             with (
-                GradientsSetAside(self.lock, parameters, have),
+                GradientsSetAside(self.lock, parameters, gradients),
                 _Catching(self.lock, run.received) as caught,
             ):
                 _run(run)
@@ -326,33 +326,33 @@ class _Catching:
         self._caught: Leaving = {}
 
     def __enter__(self) -> Leaving:
-        for one in self._received:
-            one.begin()
+        for leaf in self._received:
+            leaf.begin()
         self._lock.changes.append(self)
         return self._caught
 
     def __exit__(self, *_: object) -> None:
         self._lock.changes.pop()
         # Here and not later: other passes go through the same nodes.
-        for one in self._received:
-            if (gradient := one.end()) is not None:
-                self._caught[one] = gradient
+        for leaf in self._received:
+            if (gradient := leaf.end()) is not None:
+                self._caught[leaf] = gradient
 
     def suspend(self) -> None:
         """Take what was caught so far, while other passes may run."""
-        self._meanwhile = [one.end() for one in self._received]
+        self._meanwhile = [leaf.end() for leaf in self._received]
 
     def resume(self) -> None:
         """Go on from there."""
-        for one, gradient in zip(self._received, self._meanwhile, strict=True):
-            one.begin(gradient)
+        for leaf, gradient in zip(self._received, self._meanwhile, strict=True):
+            leaf.begin(gradient)
 
 
 def _run(run: SegmentRun) -> None:
     segment, keeping = run.segment, run.keeping
     edges = [GradientEdge(node, number) for node, number in run.entering]
     ends = () if segment.is_rest else segment.ends  # all of the graph, or up to these
-    inputs = tuple(GradientEdge(one, 0) for one in ends)
+    inputs = tuple(GradientEdge(end, 0) for end in ends)
     create_graph = keeping.create_graph
     # Gradients that cross the border are computed after the run, from the kept graph.
     retain_graph = keeping.retain_graph or create_graph or bool(segment.cuts)
@@ -409,8 +409,8 @@ class _Border:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._took: Gradient | None = None  # its input, after all hooks
-        self._gave: Gradient = ()
+        self._incoming: Gradient | None = None  # its input, after all hooks
+        self._outgoing: Gradient = ()
 
     def __enter__(self) -> Self:
         self._handle = self._node.register_hook(self._catch)
@@ -420,20 +420,20 @@ class _Border:
     def __exit__(self, *_: object) -> None:
         self._handle.remove()
 
-    def _catch(self, gave: Gradient, took: Gradient) -> None:
-        self._took, self._gave = took, gave
+    def _catch(self, outgoing: Gradient, incoming: Gradient) -> None:
+        self._incoming, self._outgoing = incoming, outgoing
 
     def pass_on(self, here: Container[Node], flow: Flow) -> None:
         """Add the outgoing gradients to those that enter the nodes that run later."""
-        if self._took is None:
+        if self._incoming is None:
             return  # no gradient came so far
-        after, gave = following(self._node), self._gave
+        after, outgoing = following(self._node), self._outgoing
         if not isinstance(self._node, BackwardCFunction):
             # A node of torch's own has computed only the gradients that the engine
             # needed.  It is called again outside of the engine, which runs no hooks.
-            found = self._node(*self._took)  # type: ignore[operator]
-            gave = found if len(after) > 1 else (found,)
-        for (child, number), gradient in zip(after, gave, strict=True):
+            computed = self._node(*self._incoming)  # type: ignore[operator]
+            outgoing = computed if len(after) > 1 else (computed,)
+        for (child, number), gradient in zip(after, outgoing, strict=True):
             if child is not None and child not in here and gradient is not None:
                 edge = GradientEdge(child, number)
                 flow.enter(edge, _as_the_engine_passes_on(gradient, edge))

@@ -13,7 +13,7 @@ from asyncrpc.core.serde import words_of
 from asyncrpc.errors import AutogradError, BackwardFailedError, CallError, RemoteError
 
 
-def is_told(error: BaseException) -> bool:
+def is_reported(error: BaseException) -> bool:
     """Return whether `backward` reports an error in its own words.
 
     It does not for errors that end a program or a task; nor for ours, if they arose
@@ -33,12 +33,12 @@ def failed(
         name: of the worker that began the pass.
     """
     worker, text, kind = name, words_of(error), type(error)
-    told: Any = error
-    if issubclass(kind, RemoteError) and "worker" in told.__dict__:
-        worker = told.worker
-        text = f"{told.remote_type}: {told.remote_message}"
+    original: Any = error
+    if issubclass(kind, RemoteError) and "worker" in original.__dict__:
+        worker = original.worker
+        text = f"{original.remote_type}: {original.remote_message}"
     elif issubclass(kind, CallError):  # the worker is lost, or did not answer
-        worker = told.to or worker
+        worker = original.to or worker
     return BackwardFailedError(
         f"Error on worker {worker!r}: {text}",
         worker=worker,

@@ -39,12 +39,12 @@ class CrossingId(NamedTuple):
 
 
 @with_defaults
-def total(have: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:
+def total(sum_so_far: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:
     """Return a gradient plus an earlier one, if any; each may be sparse."""
-    if have is None:
+    if sum_so_far is None:
         return more
     # Torch adds a sparse tensor to a dense one, but not the other way round.
-    return more + have if have.is_sparse else have + more
+    return more + sum_so_far if sum_so_far.is_sparse else sum_so_far + more
 
 
 @dataclass(slots=True, eq=False)

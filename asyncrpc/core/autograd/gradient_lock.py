@@ -68,8 +68,8 @@ class GradientLock:
     @property
     def owner(self) -> int:
         """Return the ident of the thread that has the lock; 0: none has."""
-        found = _OWNER.search(repr(self._lock))  # a lock tells its owner nowhere else
-        return int(found[1]) if found else 0
+        match = _OWNER.search(repr(self._lock))  # a lock tells its owner nowhere else
+        return int(match[1]) if match else 0
 
     def wait_now(self) -> WaitDescription | None:
         """Describe the wait for the thread that has the lock, if one has."""
@@ -129,26 +129,26 @@ class GradientsSetAside:
     def __enter__(self) -> None:
         self._before = [parameter.grad for parameter in self._parameters]
         try:
-            self._put(self._meanwhile)
+            self._set_gradients(self._meanwhile)
         except BaseException:
-            self._put(self._before)
+            self._set_gradients(self._before)
             raise
         self._lock.changes.append(self)
 
     def __exit__(self, *_: object) -> None:
         self._lock.changes.pop()
-        self._put(self._before)
+        self._set_gradients(self._before)
 
     def suspend(self) -> None:
         """Restore `.grad` while this thread waits."""
         self._meanwhile = [parameter.grad for parameter in self._parameters]
-        self._put(self._before)
+        self._set_gradients(self._before)
 
     def resume(self) -> None:
         """Put the gradients back; others may have changed `.grad` meanwhile."""
         self._before = [parameter.grad for parameter in self._parameters]
-        self._put(self._meanwhile)
+        self._set_gradients(self._meanwhile)
 
-    def _put(self, gradients: Sequence[torch.Tensor | None]) -> None:
+    def _set_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient

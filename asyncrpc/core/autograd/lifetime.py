@@ -81,19 +81,19 @@ class ContextLifetime:
         for _ in range(min(len(brought), JOINS_MAX)):
             self._scheduler.start_task(self._join_all(brought))
 
-    def _end(self, left: list[tuple[ContextId, ContextState]]) -> None:
+    def _end(self, remaining: list[tuple[ContextId, ContextState]]) -> None:
         """End some of the contexts of a lost worker, and the rest in later turns."""
-        for context_id, state in left[-ENDED_IN_A_TURN:]:
+        for context_id, state in remaining[-ENDED_IN_A_TURN:]:
             if self._contexts.open.get(context_id) is state:
                 self._contexts.release(context_id)
-        del left[-ENDED_IN_A_TURN:]
-        if left:
-            self._scheduler.loop.call_soon(self._end, left)
+        del remaining[-ENDED_IN_A_TURN:]
+        if remaining:
+            self._scheduler.loop.call_soon(self._end, remaining)
 
-    async def _join_all(self, left: list[tuple[ContextId, ContextState]]) -> None:
+    async def _join_all(self, remaining: list[tuple[ContextId, ContextState]]) -> None:
         """Ask the creators of contexts, which others take from the list as well."""
-        while left:
-            await self._join(*left.pop())
+        while remaining:
+            await self._join(*remaining.pop())
 
     async def _join(self, context_id: ContextId, state: ContextState) -> None:
         """Ask the creator of a context to report its end itself."""

@@ -175,7 +175,7 @@ class LocalPass(Generic[S, N]):
         is_rest = not self._open and not self._waiting
         nodes = self._release(is_rest=is_rest)
         if not nodes and self._apart:
-            return self._one_apart()
+            return self._single_node_segment()
         starts = self._starts_here()
         if not nodes and not starts:
             return None
@@ -188,7 +188,7 @@ class LocalPass(Generic[S, N]):
         self._here = [start for start in self._here if start not in starts]
         return starts
 
-    def _one_apart(self) -> Segment[S, N]:
+    def _single_node_segment(self) -> Segment[S, N]:
         """Hand out a node that must run by itself."""
         node = self._apart.pop()
         self._hand_out(node)
@@ -260,10 +260,14 @@ class LocalPass(Generic[S, N]):
         here = set(nodes)
         ends, cuts = [], []
         for node in nodes:
-            after = [one for one, _ in self._following(node) if one is not None]
-            if not any(one in here for one in after):
+            after = [
+                follower
+                for follower, _ in self._following(node)
+                if follower is not None
+            ]
+            if not any(follower in here for follower in after):
                 ends.append(node)
-            if any(one not in here for one in after):
+            if any(follower not in here for follower in after):
                 cuts.append(node)
         return ends, cuts
 
@@ -329,4 +333,4 @@ class Wave:
     @property
     def unfinished(self) -> list[int]:
         """Return the workers that have work left, and wait for messages to do it."""
-        return [one.worker for one in self.reports.values() if not one.is_done]
+        return [report.worker for report in self.reports.values() if not report.is_done]

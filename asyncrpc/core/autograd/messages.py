@@ -60,11 +60,11 @@ def check_gradients(brought: BringsGradients) -> None:
             names a missing gradient.
     """
     gradients, history = brought.gradients, brought.history
-    asked, given = len(brought.asked), len(brought.given)
-    if asked % 2 or given != 2 * len(gradients):
+    asked_length, given_length = len(brought.asked), len(brought.given)
+    if asked_length % 2 or given_length != 2 * len(gradients):
         raise MalformedError(
-            f"the message names {asked} / 2 and {given} / 2 tensors, but has "
-            f"{len(gradients)} gradients"
+            f"the message names {asked_length} / 2 and {given_length} / 2 tensors, but "
+            f"has {len(gradients)} gradients"
         )
     if history is None:
         return
@@ -249,12 +249,12 @@ def read_meta(meta: Any) -> tuple[ContextId, int, str]:
 
 def keys_of(received: Iterable[Received]) -> list[int]:
     """Return the keys of tensors at their sender, in one list."""
-    return [part for one in received for part in one.crossing.key]
+    return [part for leaf in received for part in leaf.crossing.key]
 
 
 def by_sender(received: Iterable[Received]) -> dict[WorkerId, list[Received]]:
     """Return received tensors by the worker that sent them."""
     grouped: dict[WorkerId, list[Received]] = {}
-    for one in received:
-        grouped.setdefault(one.sender, []).append(one)
+    for leaf in received:
+        grouped.setdefault(leaf.sender, []).append(leaf)
     return grouped

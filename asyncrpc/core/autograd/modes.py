@@ -55,8 +55,8 @@ class ThreadModes:
 
     def here(self) -> Any:
         """Return this thread's modes as they travel; None if all are defaults."""
-        found = modes_here()
-        return None if found == DEFAULTS else _lowered(found)
+        modes = modes_here()
+        return None if modes == DEFAULTS else _lowered(modes)
 
     def surround(self, meta: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function, run under the modes that came with the call.
@@ -81,12 +81,14 @@ def _lowered(modes: Modes) -> list[Any]:
 def _lifted(meta: Any) -> Modes:
     try:
         flags, autocast = meta
-        found = {str(kind): _DTYPES[dtype] for kind, dtype in autocast.items()}
+        dtypes = {str(kind): _DTYPES[dtype] for kind, dtype in autocast.items()}
         flags = int(flags)
     except (ValueError, TypeError, AttributeError, LookupError) as error:
         raise MalformedError(f"modes are malformed: {meta!r:.80}") from error
     # Device types that this torch does not know are left out.
-    autocast = {kind: dtype for kind, dtype in found.items() if kind in AUTOCAST_DTYPES}
+    autocast = {
+        kind: dtype for kind, dtype in dtypes.items() if kind in AUTOCAST_DTYPES
+    }
     return Modes(
         not flags & _NO_GRAD,
         bool(flags & _INFERENCE),

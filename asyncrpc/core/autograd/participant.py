@@ -80,35 +80,41 @@ class PassParticipant:
         is_own = pass_id.root == self._me.incarnation
         if is_new and (is_own or (pass_id, link.peer.incarnation) in state.given_up):
             raise AutogradError(ABORTED)
-        one = state.join_pass(pass_id, advance.root, advance.keeping)
-        self._ends.note_begun(one)
-        one.check()
-        one.inward[link.peer.incarnation] = link.peer
+        backward_pass = state.join_pass(pass_id, advance.root, advance.keeping)
+        self._ends.note_begun(backward_pass)
+        backward_pass.check()
+        backward_pass.inward[link.peer.incarnation] = link.peer
         also: Sequence[CrossingId] = ()
         if is_new:
-            one.is_fast, one.votes_on = advance.is_fast, advance.votes_on
-            also = one.machine.unsettled if one.is_fast else ()
-        await self._take(one, link.peer, coming, arrived, also, advance)
-        answer = await self._work.work(one, link.peer.incarnation)
+            backward_pass.is_fast, backward_pass.votes_on = (
+                advance.is_fast,
+                advance.votes_on,
+            )
+            also = backward_pass.machine.unsettled if backward_pass.is_fast else ()
+        await self._take(backward_pass, link.peer, coming, arrived, also, advance)
+        answer = await self._work.work(backward_pass, link.peer.incarnation)
         if advance.step is None:
             return answer
-        return await self._with_step(one, link.peer, advance.step, answer)
+        return await self._with_step(backward_pass, link.peer, advance.step, answer)
 
     async def _with_step(
-        self, one: Pass, peer: WorkerId, step: list[Any], answer: PassAnswer
+        self, backward_pass: Pass, peer: WorkerId, step: list[Any], answer: PassAnswer
     ) -> PassAnswer:
         """Commit a pass and take the step after it, if this worker was the last."""
-        is_last = one.is_done and not (
-            one.onward or answer.asked or answer.given or answer is NOTHING_NEW
+        is_last = backward_pass.is_done and not (
+            backward_pass.onward
+            or answer.asked
+            or answer.given
+            or answer is NOTHING_NEW
         )
         steps = self._work.steps
         if not is_last or steps is None:
             return answer
-        self._ends.finish(one.ids, commit=True)
+        self._ends.finish(backward_pass.ids, commit=True)
         return answer._replace(step=await steps.step_after_pass(peer, step))
 
     async def on_gradients_back(
-        self, one: Pass, peer: WorkerId, answer: PassAnswer
+        self, backward_pass: Pass, peer: WorkerId, answer: PassAnswer
     ) -> None:
         """Take gradients that came with the answer of a worker that was asked.
 
@@ -117,15 +123,15 @@ class PassParticipant:
                 it.
         """
         coming, arrived = self._crossings(answer.asked), self._crossings(answer.given)
-        one.check()
-        one.state.check_sent(peer, (*coming, *arrived))
-        await self._take(one, peer, coming, arrived, (), answer)
-        one.wave.outstanding -= 1
-        await self._work.work(one)
+        backward_pass.check()
+        backward_pass.state.check_sent(peer, (*coming, *arrived))
+        await self._take(backward_pass, peer, coming, arrived, (), answer)
+        backward_pass.wave.outstanding -= 1
+        await self._work.work(backward_pass)
 
     async def _take(  # noqa: PLR0917
         self,
-        one: Pass,
+        backward_pass: Pass,
         peer: WorkerId,
         coming: Sequence[CrossingId],
         arrived: Sequence[CrossingId],
@@ -134,20 +140,20 @@ class PassParticipant:
     ) -> None:
         """Let tensors take part, and enter the gradients that have come."""
         for crossing in (*coming, *arrived):
-            if not one.machine.knows(crossing):
-                raise one.state.never_sent(crossing)
-        one.take_part(one.machine.want([*coming, *arrived, *also]))
+            if not backward_pass.machine.knows(crossing):
+                raise backward_pass.state.never_sent(crossing)
+        backward_pass.take_part(backward_pass.machine.want([*coming, *arrived, *also]))
         gradients = await at_their_devices(
-            self._devices, one.state, arrived, brought.gradients
+            self._devices, backward_pass.state, arrived, brought.gradients
         )
         if brought.history is not None:
             gradients = self._with_history(peer, gradients, brought.history)
-        one.enter(dict(zip(arrived, gradients, strict=True)))
+        backward_pass.enter(dict(zip(arrived, gradients, strict=True)))
 
     def _crossings(self, keys: Sequence[int]) -> list[CrossingId]:
         me = self._me.incarnation
         pairs = zip(keys[::2], keys[1::2], strict=True)
-        return [CrossingId(MessageId(me, one), at) for one, at in pairs]
+        return [CrossingId(MessageId(me, serial), at) for serial, at in pairs]
 
     def _with_history(
         self,
@@ -158,13 +164,13 @@ class PassParticipant:
         """Make gradients that have a history on another worker differentiable here."""
         serial, *indices = history
         message = MessageId(peer.incarnation, serial)
-        found = list(gradients)
+        differentiable = list(gradients)
         for position, index in enumerate(indices):
-            gradient = found[index]
+            gradient = differentiable[index]
             assert gradient is not None  # `Advance.check` has checked it
-            one = Received(CrossingId(message, position), peer)
-            found[index] = self._receive(gradient, one)
-        return found
+            leaf = Received(CrossingId(message, position), peer)
+            differentiable[index] = self._receive(gradient, leaf)
+        return differentiable
 
     async def on_close(self, link: PeerLink, request: ClosePass) -> PassAnswer:
         """Record that no further workers take part.
@@ -175,16 +181,16 @@ class PassParticipant:
         """
         context_id, pass_id = request.ids
         state = self._contexts.state(context_id)
-        one = state.passes.get(pass_id)
-        if one is None:
+        backward_pass = state.passes.get(pass_id)
+        if backward_pass is None:
             raise AutogradError(ABORTED)
-        if link.peer.incarnation not in one.inward:
+        if link.peer.incarnation not in backward_pass.inward:
             raise MalformedError(
                 f"worker {link.peer.name!r} closed a backward pass that it did not ask "
                 "this worker to take part in"
             )
-        one.check()
-        return await self._work.close(one, link.peer.incarnation)
+        backward_pass.check()
+        return await self._work.close(backward_pass, link.peer.incarnation)
 
     async def on_waits(self, link: PeerLink, request: AskWaits) -> list[str]:
         """Return what a pass waits for.
@@ -193,15 +199,15 @@ class PassParticipant:
             MalformedError: the peer has not asked this worker.
         """
         context_id, pass_id = request.ids
-        one = self._contexts.state(context_id).passes.get(pass_id)
-        if one is None:
+        backward_pass = self._contexts.state(context_id).passes.get(pass_id)
+        if backward_pass is None:
             return []
-        if link.peer.incarnation not in one.inward:
+        if link.peer.incarnation not in backward_pass.inward:
             raise MalformedError(
                 f"worker {link.peer.name!r} asked what a backward pass waits for that "
                 "it did not ask this worker to take part in"
             )
-        return await self._waits.explain(one, request.asked)
+        return await self._waits.explain(backward_pass, request.asked)
 
     async def on_outcome(self, _link: PeerLink, request: PassOutcome) -> bool:
         """Wait until a pass that began here has ended; return whether it succeeded.
@@ -236,33 +242,41 @@ class PassParticipant:
         if state is None:
             return
         state.check_part(link.peer)
-        one, told_by = state.passes.get(pass_id), link.peer.incarnation
+        backward_pass, reporter = state.passes.get(pass_id), link.peer.incarnation
         if pass_id.root == self._me.incarnation:
             raise MalformedError(
                 f"worker {link.peer.name!r} ended a backward pass that only this "
                 "worker, which began it, may end"
             )
-        if one is not None and told_by not in (pass_id.root, *one.inward):
+        if backward_pass is not None and reporter not in (
+            pass_id.root,
+            *backward_pass.inward,
+        ):
             raise MalformedError(
                 f"worker {link.peer.name!r} ended a backward pass that it did not "
                 "ask this worker to take part in"
             )
-        if one is None and pass_id not in state.ended:
+        if backward_pass is None and pass_id not in state.ended:
             self._contexts.keep(state, link)
-        if one is None and told_by != pass_id.root:
-            state.given_up.add((pass_id, told_by))
+        if backward_pass is None and reporter != pass_id.root:
+            state.given_up.add((pass_id, reporter))
             return
         self._ends.finish(ids, commit=commit)
 
     def on_peer_lost(self, peer: WorkerId) -> None:
         """End the passes of a lost worker; ask how those ended that it asked us for."""
         for context_id, state in list(self._contexts.open.items()):
-            for pass_id, one in list(state.passes.items()):
+            for pass_id, backward_pass in list(state.passes.items()):
                 ids = PassIds(context_id, pass_id)
                 if pass_id.root == peer.incarnation:
                     self._ends.finish(ids, commit=False)
-                elif peer.incarnation in one.inward and one.root != self._me.name:
-                    self._scheduler.start_task(self._ask_outcome(ids, one.root))
+                elif (
+                    peer.incarnation in backward_pass.inward
+                    and backward_pass.root != self._me.name
+                ):
+                    self._scheduler.start_task(
+                        self._ask_outcome(ids, backward_pass.root)
+                    )
 
     async def _ask_outcome(self, ids: PassIds, root: str) -> None:
         """Ask the worker that began a pass how it ended: its message may be lost."""

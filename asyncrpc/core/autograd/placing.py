@@ -34,7 +34,7 @@ async def at_their_devices(
     if not wanted:
         return gradients
     placed = await to.placed(wanted)
-    return [placed.get(index, one) for index, one in enumerate(gradients)]
+    return [placed.get(index, gradient) for index, gradient in enumerate(gradients)]
 
 
 async def on_devices_of(
@@ -44,7 +44,8 @@ async def on_devices_of(
     is_exclusive = threads.pool.is_exclusive
     with without_functions():
         is_here = all(
-            is_plain(one) and (one.is_cpu or not is_exclusive) for one in tensors
+            is_plain(tensor) and (tensor.is_cpu or not is_exclusive)
+            for tensor in tensors
         )
     if is_here:
         return job()

@@ -47,13 +47,13 @@ def current_context() -> Context:
     Raises:
         InvalidContextError: no context is open here.
     """
-    found = current_context_var.get()
-    if found is None:
+    context = current_context_var.get()
+    if context is None:
         raise InvalidContextError(
             "there is no autograd context here; use `async with "
             "asyncrpc.autograd.context() as ctx:`"
         )
-    return found
+    return context
 
 
 async def backward(
@@ -103,14 +103,14 @@ async def backward(
     Source: torch.distributed.autograd.backward, whose FAST mode waits forever if a
     result is not used.
     """
-    given = checked_roots(context, roots, gradients, timeout_s)
+    root_tensors = checked_roots(context, roots, gradients, timeout_s)
     check_flags(retain_graph=retain_graph, create_graph=create_graph)
     check_choice("mode", mode, ("smart", "fast"))
     service = context.service
     service.check_on_loop("autograd.backward")
     await service.backward(
         context,
-        given,
+        root_tensors,
         gradients,
         Keeping(retain_graph, create_graph),
         service.deadline_of(timeout_s),

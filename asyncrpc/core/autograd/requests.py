@@ -64,50 +64,57 @@ class PassRequests:
 
     def send(
         self,
-        one: Pass,
+        backward_pass: Pass,
         asked: Sequence[Received],
-        given: Sequence[Received],
+        computed: Sequence[Received],
         gradients: Mapping[Received, torch.Tensor],
     ) -> None:
         """Ask the senders of received tensors to take part, or give them gradients."""
-        for leaf in (*asked, *given):
-            one.new.pop(leaf, None)
-        coming, going = by_sender(asked), by_sender(given)
+        for leaf in (*asked, *computed):
+            backward_pass.new.pop(leaf, None)
+        coming, going = by_sender(asked), by_sender(computed)
         for peer in coming | going:
             leaves = going.get(peer, [])
-            found = [gradients.get(leaf) for leaf in leaves]
+            leaf_gradients = [gradients.get(leaf) for leaf in leaves]
             advance = Advance(
-                gradients=found,
-                ids=one.ids,
-                root=one.root,
-                keeping=one.keeping,
-                is_fast=one.is_fast,
+                gradients=leaf_gradients,
+                ids=backward_pass.ids,
+                root=backward_pass.root,
+                keeping=backward_pass.keeping,
+                is_fast=backward_pass.is_fast,
                 asked=keys_of(coming.get(peer, [])),
                 given=keys_of(leaves),
-                history=self._keep_history(one.state, peer, found),
-                step=None if one.step is None else _step_for(one, peer, coming | going),
-                votes_on=one.votes_on,
+                history=self._keep_history(backward_pass.state, peer, leaf_gradients),
+                step=None
+                if backward_pass.step is None
+                else _step_for(backward_pass, peer, coming | going),
+                votes_on=backward_pass.votes_on,
             )
-            if one.wave.owes == peer.incarnation and _can_go_back(one, found):
-                one.going_back = advance
+            if backward_pass.wave.owes == peer.incarnation and _can_go_back(
+                backward_pass, leaf_gradients
+            ):
+                backward_pass.going_back = advance
             else:
-                self._request(one, peer, advance)
-        if one.wave.outstanding:  # its answer may wait for the gradients that go back
-            self.send_ahead(one)
+                self._request(backward_pass, peer, advance)
+        if backward_pass.wave.outstanding:
+            # Its answer may wait for the gradients that go back.
+            self.send_ahead(backward_pass)
 
-    def send_ahead(self, one: Pass) -> None:
+    def send_ahead(self, backward_pass: Pass) -> None:
         """Send gradients at once that should have gone with an answer, now delayed."""
-        back, one.going_back = one.going_back, None
+        back, backward_pass.going_back = backward_pass.going_back, None
         if back is not None:
-            asked_by = one.wave.owes
+            asked_by = backward_pass.wave.owes
             assert asked_by is not None  # or nothing would go back
-            self._request(one, one.inward[Incarnation(asked_by)], back)
+            self._request(
+                backward_pass, backward_pass.inward[Incarnation(asked_by)], back
+            )
 
-    def close(self, one: Pass) -> None:
+    def close(self, backward_pass: Pass) -> None:
         """Tell the workers that take part that no others will."""
-        for peer in list(one.onward.values()):
-            if peer.incarnation not in (self._me, one.ids.pass_id.root):
-                self._request(one, peer, ClosePass(one.ids))
+        for peer in list(backward_pass.onward.values()):
+            if peer.incarnation not in (self._me, backward_pass.ids.pass_id.root):
+                self._request(backward_pass, peer, ClosePass(backward_pass.ids))
 
     def _keep_history(
         self,
@@ -131,24 +138,32 @@ class PassRequests:
 
     # --- one request -----------------------------------------------------------------
 
-    def _request(self, one: Pass, peer: WorkerId, request: PassRequest) -> None:
-        one.onward[peer.incarnation] = peer
-        one.wave.outstanding += 1
+    def _request(
+        self, backward_pass: Pass, peer: WorkerId, request: PassRequest
+    ) -> None:
+        backward_pass.onward[peer.incarnation] = peer
+        backward_pass.wave.outstanding += 1
         link = self._directory.link_of(peer.incarnation)
         if link is not None:
-            self._request_over(one, link, request)
+            self._request_over(backward_pass, link, request)
         else:
-            self._start(one, partial(self._dial, one, peer, request))
+            self._start(
+                backward_pass, partial(self._dial, backward_pass, peer, request)
+            )
 
-    async def _dial(self, one: Pass, peer: WorkerId, request: PassRequest) -> None:
+    async def _dial(
+        self, backward_pass: Pass, peer: WorkerId, request: PassRequest
+    ) -> None:
         link = await self._links.link_to(peer.name)
         if link.peer.incarnation != peer.incarnation:
             raise AutogradError(
                 f"worker {peer.name!r} has been restarted since it took part"
             )
-        self._request_over(one, link, request)
+        self._request_over(backward_pass, link, request)
 
-    def _start(self, one: Pass, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _start(
+        self, backward_pass: Pass, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         """Run a job for a pass beside its requests; its error fails the pass."""
 
         async def watched() -> None:
@@ -157,60 +172,70 @@ class PassRequests:
             except asyncio.CancelledError:
                 raise
             except BaseException as error:  # noqa: BLE001  (a hook of the user's may exit)
-                one.fail(error)  # the waiting task gets it
+                backward_pass.fail(error)  # the waiting task gets it
 
         task = self._scheduler.start_task(watched())
-        one.tasks.add(task)
-        task.add_done_callback(partial(_on_ended, one))
+        backward_pass.tasks.add(task)
+        task.add_done_callback(partial(_on_ended, backward_pass))
 
-    def _request_over(self, one: Pass, link: PeerLink, request: PassRequest) -> None:
+    def _request_over(
+        self, backward_pass: Pass, link: PeerLink, request: PassRequest
+    ) -> None:
         # Gradients go through host memory: the receiver knows the tensor's device.
         call = link.ask(request, device_map=TO_HOST)
-        call.add_done_callback(partial(self._on_answer, one, request, link.peer))
+        call.add_done_callback(
+            partial(self._on_answer, backward_pass, request, link.peer)
+        )
 
     def _on_answer(
-        self, one: Pass, request: PassRequest, peer: WorkerId, call: asyncio.Future[Any]
+        self,
+        backward_pass: Pass,
+        request: PassRequest,
+        peer: WorkerId,
+        call: asyncio.Future[Any],
     ) -> None:
         error = AutogradError(ABORTED) if call.cancelled() else call.exception()
         has_step = isinstance(request, Advance) and request.step is not None
-        step = one.step if has_step else None
+        step = backward_pass.step if has_step else None
         if step is not None:
             step.is_open = call.cancelled() or _is_unknown(error)
         if error is not None:
-            one.wave.outstanding -= 1
-            one.fail(error)
+            backward_pass.wave.outstanding -= 1
+            backward_pass.fail(error)
             return
         try:
             answer = request.read_answer(peer.name, call.result())
             _check_answer(answer, peer, has_step=has_step)
         except MalformedError as wrong:
-            one.wave.outstanding -= 1
-            one.fail(wrong)
+            backward_pass.wave.outstanding -= 1
+            backward_pass.fail(wrong)
             return
         if step is not None and answer.step is not None:
             step.answer = answer.step
-            del one.onward[peer.incarnation]  # which has committed the pass
-        one.wave.receive(answer.reports)
+            del backward_pass.onward[peer.incarnation]  # which has committed the pass
+        backward_pass.wave.receive(answer.reports)
         if answer.given or answer.asked:
             # The answer is not taken before the gradients, so this worker is not idle.
-            self._start(one, partial(self.take_gradients, one, peer, answer))
+            self._start(
+                backward_pass, partial(self.take_gradients, backward_pass, peer, answer)
+            )
             return
-        one.wave.outstanding -= 1
-        one.look_up()
+        backward_pass.wave.outstanding -= 1
+        backward_pass.look_up()
 
 
 def _step_for(
-    one: Pass, peer: WorkerId, peers: Collection[WorkerId]
+    backward_pass: Pass, peer: WorkerId, peers: Collection[WorkerId]
 ) -> list[Any] | None:
     """Return the step that goes with a request: the last one, to the owner."""
-    step, wave = one.step, one.wave
+    step, wave = backward_pass.step, backward_pass.wave
     assert step is not None  # or nobody asks
     is_last = (
         len(peers) == 1
-        and not one.new
+        and not backward_pass.new
         and not wave.outstanding
         and not wave.unfinished
-        and one.is_done
+        and backward_pass.is_done
     )
     if not is_last or step.owner != peer.incarnation:
         return None
@@ -236,17 +261,17 @@ def _is_unknown(error: BaseException | None) -> bool:
     return isinstance(error, CallError) and error.outcome is Outcome.UNKNOWN
 
 
-def _can_go_back(one: Pass, gradients: Sequence[torch.Tensor | None]) -> bool:
+def _can_go_back(backward_pass: Pass, gradients: Sequence[torch.Tensor | None]) -> bool:
     """Return whether gradients may go with an answer: the first, and on the host."""
     with without_functions():
-        return one.going_back is None and all(
+        return backward_pass.going_back is None and all(
             gradient is None or (is_plain(gradient) and gradient.is_cpu)
             for gradient in gradients
         )
 
 
-def _on_ended(one: Pass, task: asyncio.Task[None]) -> None:
+def _on_ended(backward_pass: Pass, task: asyncio.Task[None]) -> None:
     """Let a pass fail if its work was cancelled: nothing else would report it."""
-    one.tasks.discard(task)
+    backward_pass.tasks.discard(task)
     if task.cancelled():
-        one.fail(AutogradError(ABORTED))
+        backward_pass.fail(AutogradError(ABORTED))

@@ -30,7 +30,7 @@ import torch
 from asyncrpc.core.autograd.contexts import Contexts
 from asyncrpc.core.autograd.ends import PassEnds
 from asyncrpc.core.autograd.engine import Keeping, root_gradients
-from asyncrpc.core.autograd.failures import failed, is_told
+from asyncrpc.core.autograd.failures import failed, is_reported
 from asyncrpc.core.autograd.functions import CrossingId, edge_of
 from asyncrpc.core.autograd.messages import PassId, PassIds
 from asyncrpc.core.autograd.placing import on_devices_of
@@ -96,32 +96,38 @@ class RootPasses:
         """
         state = self._contexts.state(context_id)
         check = partial(root_gradients, roots, gradients)
-        begin_with = [one for one in gradients or () if one is not None]
-        given = await on_devices_of(self._threads, [*roots, *begin_with], check)
+        begin_with = [gradient for gradient in gradients or () if gradient is not None]
+        start_gradients = await on_devices_of(
+            self._threads, [*roots, *begin_with], check
+        )
         pass_id = PassId(self._me.incarnation, self._contexts.next_serial())
         ids = PassIds(context_id, pass_id)
-        one = state.join_pass(pass_id, self._me.name, keeping)
-        self._ends.note_begun(one)
+        backward_pass = state.join_pass(pass_id, self._me.name, keeping)
+        self._ends.note_begun(backward_pass)
         if isinstance(step, VotesWithPass):
-            one.votes_on = step.serial
+            backward_pass.votes_on = step.serial
         else:
-            one.step = step
-        one.task = task_here(asyncio.get_running_loop())
-        one.variables = contextvars.copy_context()
+            backward_pass.step = step
+        backward_pass.task = task_here(asyncio.get_running_loop())
+        backward_pass.variables = contextvars.copy_context()
         limit = None if deadline is None else asyncio.timeout_at(deadline.at_s)
         try:
-            _add_roots(one, roots, given, is_fast=is_fast)
+            _add_roots(backward_pass, roots, start_gradients, is_fast=is_fast)
             if limit is None:  # entering a timeout that never expires takes 3 us
-                await self._run(one)
+                await self._run(backward_pass)
             else:
                 async with limit:
-                    await self._run(one)
-            if one.wave.unfinished:
-                await self._raise_stuck(one)
+                    await self._run(backward_pass)
+            if backward_pass.wave.unfinished:
+                await self._raise_stuck(backward_pass)
         except BaseException as error:
             is_late = limit is not None and limit.expired()
             try:  # the task that asks what the pass waits for can be cancelled
-                waits = "; ".join(await self._waits.explain(one, [])) if is_late else ""
+                waits = (
+                    "; ".join(await self._waits.explain(backward_pass, []))
+                    if is_late
+                    else ""
+                )
             finally:
                 self._ends.finish(ids, commit=False)
             if deadline is not None and is_late:
@@ -130,26 +136,28 @@ class RootPasses:
                     worker=self._me.name,
                     context_id=str(context_id),
                 ) from error
-            if not is_told(error):
+            if not is_reported(error):
                 raise
             raise failed(self._me.name, context_id, error) from error
         self._ends.finish(ids, commit=True)
         if isinstance(step, VotesWithPass):
-            reports = one.wave.reports.values()
+            reports = backward_pass.wave.reports.values()
             step.are_sure = {
-                it.worker: it.is_sure for it in reports if it.is_sure is not None
+                report.worker: report.is_sure
+                for report in reports
+                if report.is_sure is not None
             }
 
-    async def _run(self, one: Pass) -> None:
+    async def _run(self, backward_pass: Pass) -> None:
         """Run a pass until no part of it can go on."""
-        await self._work.work(one)
-        if one.wave.unfinished and not one.is_fast:
-            await self._work.close(one)
+        await self._work.work(backward_pass)
+        if backward_pass.wave.unfinished and not backward_pass.is_fast:
+            await self._work.close(backward_pass)
 
-    async def _raise_stuck(self, one: Pass) -> None:
+    async def _raise_stuck(self, backward_pass: Pass) -> None:
         """Raise the error of a pass that still waits when no message is under way."""
-        text = "; ".join(await self._waits.explain(one, []))
-        if one.is_fast:
+        text = "; ".join(await self._waits.explain(backward_pass, []))
+        if backward_pass.is_fast:
             text += (
                 ". FAST assumes that the roots use every tensor that was sent in the "
                 "context; use mode='smart'"
@@ -159,9 +167,9 @@ class RootPasses:
 
 @with_defaults
 def _add_roots(
-    one: Pass,
+    backward_pass: Pass,
     roots: Sequence[torch.Tensor],
-    given: Sequence[torch.Tensor],
+    start_gradients: Sequence[torch.Tensor],
     *,
     is_fast: bool,
 ) -> None:
@@ -169,9 +177,11 @@ def _add_roots(
     message = MessageId(Incarnation(0), 0)
     crossings = [CrossingId(message, index) for index in range(len(roots))]
     for crossing, root in zip(crossings, roots, strict=True):
-        edge = one.edges[crossing] = edge_of(root)
-        one.machine.add_root(crossing, edge.node)
-    one.is_fast = is_fast
-    also = one.machine.want(one.machine.unsettled) if is_fast else []
-    one.take_part([*crossings, *also])
-    one.enter(dict(zip(crossings, given, strict=True)))
+        edge = backward_pass.edges[crossing] = edge_of(root)
+        backward_pass.machine.add_root(crossing, edge.node)
+    backward_pass.is_fast = is_fast
+    also = (
+        backward_pass.machine.want(backward_pass.machine.unsettled) if is_fast else []
+    )
+    backward_pass.take_part([*crossings, *also])
+    backward_pass.enter(dict(zip(crossings, start_gradients, strict=True)))

@@ -22,11 +22,11 @@ class SegmentEvents:
 
     def note(
         self,
-        one: Pass,
+        backward_pass: Pass,
         nodes: int,
         began_s: float,
         entered: Sequence[CrossingId],
-        left: Sequence[CrossingId] = (),
+        sent: Sequence[CrossingId] = (),
         *,
         outcome: str = OK,
     ) -> None:
@@ -35,10 +35,10 @@ class SegmentEvents:
         Args:
             began_s: when all of its gradients were there.
             entered: the sent tensors whose gradients entered.
-            left: the received tensors whose gradients left.
+            sent: the received tensors whose gradients left.
         """
-        ids = one.ids
-        fed_by, feeds = _messages(entered), _messages(left)
+        ids = backward_pass.ids
+        fed_by, feeds = _messages(entered), _messages(sent)
         left_out = 0
         if len(fed_by) > MESSAGES_MAX or len(feeds) > MESSAGES_MAX:
             left_out = len(fed_by) + len(feeds)
@@ -49,7 +49,7 @@ class SegmentEvents:
                 self.now_s(),
                 began_s,
                 plain(ids.context_id),
-                one.root,
+                backward_pass.root,
                 ids.pass_id.number,
                 nodes,
                 fed_by,
@@ -65,8 +65,8 @@ def _messages(crossings: Sequence[CrossingId]) -> tuple[tuple[Any, ...], ...]:
     if len(crossings) == 1:  # as a rule
         message, _ = crossings[0]
         return (plain(message),) if message.sender else ()
-    found: dict[MessageId, None] = {}
+    messages: dict[MessageId, None] = {}
     for message, _ in crossings:
         if message.sender:
-            found[message] = None
-    return tuple([plain(one) for one in found])
+            messages[message] = None
+    return tuple([plain(message) for message in messages])

@@ -193,12 +193,12 @@ class AutogradService:
             task: the variables of the task for which the code runs, or None.
         """
         worker = self._worker.context
-        found = (worker if task is None else task).copy()
+        variables = (worker if task is None else task).copy()
         if context_id is not None:
             current = Context(self, context_id, is_of_pass=True)
-            found.run(current_context_var.set, current)
-        found.run(current_worker_var.set, worker[current_worker_var])
-        return found
+            variables.run(current_context_var.set, current)
+        variables.run(current_worker_var.set, worker[current_worker_var])
+        return variables
 
     def check_on_loop(self, used: str) -> None:
         """Raise unless this is the loop of the worker, and the worker is running."""

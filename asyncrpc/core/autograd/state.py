@@ -65,7 +65,7 @@ class ContextState:
         id: the same on every worker.
         creator: the worker that opened it, whose name may not be known.
         sent: where gradients of sent tensors enter, by message.
-        given_to: workers that messages of this context went to.
+        sent_to: workers that messages of this context went to.
         brought_by: workers that messages of this context came from first.
         joined: workers that have asked to be told the end of this context.
         passes: backward passes under way.
@@ -89,7 +89,6 @@ class ContextState:
         "brought_by",
         "creator",
         "ended",
-        "given_to",
         "given_up",
         "id",
         "is_prefetching",
@@ -98,6 +97,7 @@ class ContextState:
         "passes",
         "prefetched",
         "sent",
+        "sent_to",
         "tensors_sent",
     )
 
@@ -105,7 +105,7 @@ class ContextState:
         self.id = context_id
         self.creator = creator
         self.sent: dict[MessageId, Sent] = {}
-        self.given_to: set[WorkerId] = set()
+        self.sent_to: set[WorkerId] = set()
         self.brought_by: set[WorkerId] = set()
         self.joined: set[WorkerId] = set()
         self.passes: dict[PassId, Pass] = {}
@@ -130,7 +130,7 @@ class ContextState:
     @property
     def peers(self) -> set[WorkerId]:
         """The workers that are told the end of the context."""
-        return self.given_to | self.brought_by | self.joined
+        return self.sent_to | self.brought_by | self.joined
 
     def check_part(self, peer: WorkerId) -> None:
         """Refuse a message of a worker that has no part in the context.
@@ -141,7 +141,7 @@ class ContextState:
         if (
             peer.incarnation != self.id.creator
             and peer not in self.brought_by
-            and peer not in self.given_to
+            and peer not in self.sent_to
         ):
             raise MalformedError(
                 f"worker {peer.name!r} has no part in autograd context {self.id}"
@@ -178,14 +178,14 @@ class ContextState:
             AutogradError: the pass has ended; that notice may overtake a request, which
                 runs as a task.
         """
-        one = self.passes.get(pass_id)
-        if one is not None:
-            return one
+        backward_pass = self.passes.get(pass_id)
+        if backward_pass is not None:
+            return backward_pass
         if pass_id in self.ended:
             raise AutogradError(ABORTED)
         edges = dict(self._edges())
-        one = self.passes[pass_id] = Pass(self, pass_id, root, edges, keeping)
-        return one
+        backward_pass = self.passes[pass_id] = Pass(self, pass_id, root, edges, keeping)
+        return backward_pass
 
     def _edges(self) -> Iterator[tuple[CrossingId, GradientEdge]]:
         for message, sent in self.sent.items():
@@ -222,9 +222,13 @@ class ContextState:
         """
         # A gradient of a subclass may add up in user code.
         if any(
-            (have := self._committed.get(key)) is not None
-            and not (is_plain(have) and is_plain(one) and (one.is_cpu or not defers))
-            for key, one in gradients.items()
+            (earlier := self._committed.get(key)) is not None
+            and not (
+                is_plain(earlier)
+                and is_plain(gradient)
+                and (gradient.is_cpu or not defers)
+            )
+            for key, gradient in gradients.items()
         ):
             self._later.append(gradients)
         else:
@@ -232,8 +236,8 @@ class ContextState:
 
     def _add(self, gradients: dict[torch.Tensor, torch.Tensor]) -> None:
         for parameter, gradient in gradients.items():
-            have = self._committed.get(parameter)
-            self._committed[parameter] = total(have, gradient)
+            earlier = self._committed.get(parameter)
+            self._committed[parameter] = total(earlier, gradient)
 
     def gradients_with(
         self, staged: dict[torch.Tensor, torch.Tensor]
@@ -394,11 +398,11 @@ class Pass:
         """Let tensors take part: find the graph that they reach."""
         is_all = len(crossings) == len(self.edges) == self.state.tensors_sent
         if is_all and not self.region.nodes:
-            found = self.region.adopt(self.state.prefetched)
+            nodes = self.region.adopt(self.state.prefetched)
         else:  # some of them, or roots
             edges = [self.edges[crossing] for crossing in crossings]
-            found = self.region.extend(edges)
-        self.new.update(dict.fromkeys(found))
+            nodes = self.region.extend(edges)
+        self.new.update(dict.fromkeys(nodes))
 
     def enter(self, gradients: dict[CrossingId, torch.Tensor | None]) -> None:
         """Take gradients that have arrived.

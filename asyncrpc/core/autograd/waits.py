@@ -21,19 +21,19 @@ class PassWaits:
         self._me = me
         self._directory = directory
 
-    async def explain(self, one: Pass, path: list[int]) -> list[str]:
+    async def explain(self, backward_pass: Pass, path: list[int]) -> list[str]:
         """Return a line for each cause of waiting.
 
         Args:
             path: the workers that ask one another; no worker is asked twice.
         """
-        lines = self._waits_here(one)
+        lines = self._waits_here(backward_pass)
         here = [*path, self._me.incarnation]
         asked = {}
-        for peer in one.onward.values():
+        for peer in backward_pass.onward.values():
             link = self._directory.link_of(peer.incarnation)
             if link is not None and peer.incarnation not in here:
-                asked[peer.name] = link.ask(AskWaits(one.ids, here))
+                asked[peer.name] = link.ask(AskWaits(backward_pass.ids, here))
         try:
             if asked:
                 await asyncio.wait(asked.values(), timeout=EXPLAIN_S / (1 + len(path)))
@@ -41,19 +41,19 @@ class PassWaits:
             for call in asked.values():
                 call.cancel()  # does nothing after the answer
         for to, call in asked.items():
-            said = _lines_in(call, to)
-            if said is None:
-                said = [f"worker {to!r} does not answer {self._me.name!r}"]
-            lines += said
+            answered = _lines_in(call, to)
+            if answered is None:
+                answered = [f"worker {to!r} does not answer {self._me.name!r}"]
+            lines += answered
         return list(dict.fromkeys(lines))
 
-    def _waits_here(self, one: Pass) -> list[str]:
+    def _waits_here(self, backward_pass: Pass) -> list[str]:
         name = self._me.name
         lines = []
-        if one.wave.is_running:
+        if backward_pass.wave.is_running:
             lines.append(f"worker {name!r} runs its part of the graph")
-        for message, position in one.machine.waits_for:
-            sent = one.state.sent.get(message)
+        for message, position in backward_pass.machine.waits_for:
+            sent = backward_pass.state.sent.get(message)
             to = "" if sent is None else f" to {sent.to.name!r}"
             lines.append(
                 f"worker {name!r} waits for the gradient of tensor {position} of "

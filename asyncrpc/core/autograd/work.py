@@ -63,7 +63,9 @@ class PassWork:
         self._runner = Runner(threads, engine.lock)
         self.steps: PassSteps | None = None
 
-    async def work(self, one: Pass, asked_by: Incarnation | None = None) -> PassAnswer:
+    async def work(
+        self, backward_pass: Pass, asked_by: Incarnation | None = None
+    ) -> PassAnswer:
         """Run what is ready; return the answer for the worker that asked.
 
         Args:
@@ -72,105 +74,122 @@ class PassWork:
         Raises:
             Exception: the error of the pass.
         """
-        if not one.wave.engage(asked_by):
-            if not one.wave.is_running:  # else the running task looks again
-                one.wave.is_running = (
+        if not backward_pass.wave.engage(asked_by):
+            if not backward_pass.wave.is_running:  # else the running task looks again
+                backward_pass.wave.is_running = (
                     True  # from now on: this worker must not count as idle
                 )
                 # First the gradients that others wait for, then the answer.  If this
                 # fails, the pass has failed, and its waiters know.
                 with suppress(Exception):
-                    await self._drain(one)
+                    await self._drain(backward_pass)
             return NOTHING_NEW
-        if not one.wave.is_running:
-            one.wave.is_running = True
-            await self._drain(one)
-        await one.idle()
-        return one.answer(self._me, is_sure=self._vote(one))
+        if not backward_pass.wave.is_running:
+            backward_pass.wave.is_running = True
+            await self._drain(backward_pass)
+        await backward_pass.idle()
+        return backward_pass.answer(self._me, is_sure=self._vote(backward_pass))
 
-    async def close(self, one: Pass, asked_by: Incarnation | None = None) -> PassAnswer:
+    async def close(
+        self, backward_pass: Pass, asked_by: Incarnation | None = None
+    ) -> PassAnswer:
         """Continue, knowing that no further workers take part, and tell the others."""
-        if one.is_settled:
+        if backward_pass.is_settled:
             return NOTHING_NEW
-        one.is_settled = True
-        one.machine.rule_out()
-        self._requests.close(one)
-        return await self.work(one, asked_by)
+        backward_pass.is_settled = True
+        backward_pass.machine.rule_out()
+        self._requests.close(backward_pass)
+        return await self.work(backward_pass, asked_by)
 
-    def _vote(self, one: Pass) -> bool | None:
+    def _vote(self, backward_pass: Pass) -> bool | None:
         """Vote on the step that is to follow a pass, if that is asked for."""
-        if one.votes_on is None or self.steps is None:
+        if backward_pass.votes_on is None or self.steps is None:
             return None
-        gathered = one.state.gradients_with(one.flow.staged)
+        gathered = backward_pass.state.gradients_with(backward_pass.flow.staged)
         if gathered is None:
             return None
-        maker = one.ids.pass_id.root
-        return self.steps.vote_after_pass(maker, one.votes_on, gathered)
+        maker = backward_pass.ids.pass_id.root
+        return self.steps.vote_after_pass(maker, backward_pass.votes_on, gathered)
 
-    @works_for(lambda at: at["one"])
-    async def _drain(self, one: Pass) -> None:
+    @works_for(lambda at: at["backward_pass"])
+    async def _drain(self, backward_pass: Pass) -> None:
         """Run segments until none is ready; send their results on."""
         try:
-            while await self._run_segment(one):
-                one.check()
-            if one.flow.endings and one.machine.is_done and not one.machine.unsettled:
-                end = partial(self._engine.end, one.flow)
-                await self._in_thread(one, None, end)
-                one.check()
+            while await self._run_segment(backward_pass):
+                backward_pass.check()
+            if (
+                backward_pass.flow.endings
+                and backward_pass.machine.is_done
+                and not backward_pass.machine.unsettled
+            ):
+                end = partial(self._engine.end, backward_pass.flow)
+                await self._in_thread(backward_pass, None, end)
+                backward_pass.check()
         except asyncio.CancelledError:
-            one.fail(AutogradError(ABORTED))
+            backward_pass.fail(AutogradError(ABORTED))
             raise  # the thread goes on
         except BaseException as error:  # a user's hook may exit
-            one.wave.is_running = False
-            one.fail(error)
+            backward_pass.wave.is_running = False
+            backward_pass.fail(error)
             raise
-        one.wave.is_running = False
-        one.look_up()
+        backward_pass.wave.is_running = False
+        backward_pass.look_up()
 
-    async def _run_segment(self, one: Pass) -> bool:
+    async def _run_segment(self, backward_pass: Pass) -> bool:
         """Run a segment if one is ready; return whether it was."""
-        segment = one.machine.next_segment()
+        segment = backward_pass.machine.next_segment()
         if segment is None:
-            self._requests.send(one, list(one.new), [], {})
+            self._requests.send(backward_pass, list(backward_pass.new), [], {})
             return False
-        self._requests.send_ahead(one)
-        if not segment.is_whole and one.new:
+        self._requests.send_ahead(backward_pass)
+        if not segment.is_whole and backward_pass.new:
             ready = set(leaves_of(segment.nodes)[1])
-            later = [leaf for leaf in one.new if leaf not in ready]
-            self._requests.send(one, later, [], {})
-        arrived = {key: one.arrived.pop(key) for key in segment.starts}
+            later = [leaf for leaf in backward_pass.new if leaf not in ready]
+            self._requests.send(backward_pass, later, [], {})
+        arrived = {key: backward_pass.arrived.pop(key) for key in segment.starts}
         nodes, began_s = len(segment.nodes), self._events.now_s()
         entered = [key for key, gradient in arrived.items() if gradient is not None]
-        starts = [(one.edges[key], gradient) for key, gradient in arrived.items()]
+        starts = [
+            (backward_pass.edges[key], gradient) for key, gradient in arrived.items()
+        ]
         entering = [gradient for _, gradient in starts if gradient is not None]
-        entering += one.flow.entering.values()
+        entering += backward_pass.flow.entering.values()
         prepared = partial(
-            prepare, segment, starts, one.region, one.flow, one.keeping
+            prepare,
+            segment,
+            starts,
+            backward_pass.region,
+            backward_pass.flow,
+            backward_pass.keeping,
         )  # which may add gradients up
         run = await on_devices_of(self._threads, entering, prepared)
         leaving = run.straight_through()
         if leaving is None:
             try:
-                leaving = await self._run(one, run)
+                leaving = await self._run(backward_pass, run)
             except BaseException as error:  # a user's hook may exit
                 outcome = outcome_of(error)
-                self._events.note(one, nodes, began_s, entered, outcome=outcome)
+                self._events.note(
+                    backward_pass, nodes, began_s, entered, outcome=outcome
+                )
                 raise
-        left = [received.crossing for received in leaving]
-        self._events.note(one, nodes, began_s, entered, left)
-        one.check()
-        self._requests.send(one, [], run.received, leaving)
+        sent = [received.crossing for received in leaving]
+        self._events.note(backward_pass, nodes, began_s, entered, sent)
+        backward_pass.check()
+        self._requests.send(backward_pass, [], run.received, leaving)
         return True
 
-    async def _run(self, one: Pass, run: SegmentRun) -> Leaving:
+    async def _run(self, backward_pass: Pass, run: SegmentRun) -> Leaving:
         """Run a segment: in a thread, or at once if its kind is always short."""
         kind, job = run.kind, partial(self._engine.run, run)
         if self._runner.may_run_here(kind):
             return self._runner.run_here(kind, job)
-        return await self._in_thread(one, kind, job)
+        return await self._in_thread(backward_pass, kind, job)
 
     async def _in_thread(
-        self, one: Pass, kind: Hashable | None, job: Callable[[], T]
+        self, backward_pass: Pass, kind: Hashable | None, job: Callable[[], T]
     ) -> T:
-        variables = self._variables_of(one.ids.context_id, one.variables)
+        variables = self._variables_of(
+            backward_pass.ids.context_id, backward_pass.variables
+        )
         return await self._runner.run_in_thread(kind, partial(variables.run, job))

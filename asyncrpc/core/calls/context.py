@@ -26,12 +26,12 @@ class RunningCall(Protocol):
     Attributes:
         is_cancelled: whether the caller no longer wants the result.
         pool: the threads of the worker that runs it.
-        said: what its function says of itself, to be told beside the answer.
+        note: what its function says of itself, to be told beside the answer.
     """
 
     is_cancelled: bool
     pool: ThreadPool
-    said: Any
+    note: Any
 
     @property
     def is_running(self) -> bool:

@@ -90,7 +90,7 @@ class InboundCredit:
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._stall_told_s = float("-inf")  # the stall that was logged last
-        self._told: set[int] = set()  # sizes of requests that exceed the limit
+        self._logged_magnitudes: set[int] = set()  # of requests above the limit
 
     def on_held(self) -> None:
         """Adjust the pool's part: more or less is held than before."""
@@ -160,8 +160,9 @@ class InboundCredit:
                 grant.peer.name,
                 self.budget.limit_bytes,
             )
-        elif grant.nbytes.bit_length() not in self._told:  # once for each magnitude
-            self._told.add(grant.nbytes.bit_length())
+        elif grant.nbytes.bit_length() not in self._logged_magnitudes:
+            # Once for each magnitude.
+            self._logged_magnitudes.add(grant.nbytes.bit_length())
             logger.warning(
                 "worker %r: a request of %d bytes from %r is larger than the limit of "
                 "%d (LimitOptions.inbound_bytes_max): such requests are accepted one "

@@ -131,9 +131,9 @@ def _pieces(
     if not (out.is_contiguous() and source.is_contiguous()):
         return [(out, source)]
     to, step = out.view(-1), COPY_BYTES_PER_TURN // out.itemsize
-    come = source.view(-1)
+    flat_source = source.view(-1)
     starts = range(0, to.numel(), step)
-    return [(to[at : at + step], come[at : at + step]) for at in starts]
+    return [(to[at : at + step], flat_source[at : at + step]) for at in starts]
 
 
 def check(out: Any) -> None:

@@ -78,5 +78,7 @@ def holds_device_tensor(error: BaseException) -> bool:
     """Return whether the text of an error may show a tensor on a device."""
     # Read past the error's class, which may redefine `args`.
     args = vars(BaseException)["args"].__get__(error)
-    tensors = [one for one in args if issubclass(type(one), torch.Tensor)]
-    return not all(one.is_cpu for one in tensors)
+    tensors = [
+        argument for argument in args if issubclass(type(argument), torch.Tensor)
+    ]
+    return not all(tensor.is_cpu for tensor in tensors)

@@ -226,8 +226,8 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         Unlike `exception()`, this does not count as retrieval: an error that is never
         retrieved is still logged.
         """
-        found: BaseException | None = self._exception
-        return None if self.cancelled() else found
+        error: BaseException | None = self._exception
+        return None if self.cancelled() else error
 
     @property
     def outcome_if_lost(self) -> Outcome:
@@ -336,16 +336,16 @@ def loop_closed() -> ClosedError:
 
 
 def refuse_on_loop(
-    what: str, instead: str, loop: asyncio.AbstractEventLoop | None = None
+    action: str, instead: str, loop: asyncio.AbstractEventLoop | None = None
 ) -> None:
-    """Raise if this thread runs an event loop, which `what` would stop.
+    """Raise if this thread runs an event loop, which `action` would stop.
 
     Raises:
         UsageError: this thread runs an event loop.
     """
     running = running_loop()
     if running is not None and (loop is None or running is loop):
-        raise UsageError(f"{what} would stop the event loop; {instead} here instead")
+        raise UsageError(f"{action} would stop the event loop; {instead} here instead")
 
 
 def call_site(depth: int) -> tuple[str, int]:

@@ -121,7 +121,7 @@ class InboundCall:
         wanted: the value whose method it calls, if that was not made when it came.
         shown: what a profiler shows of it, until it ends.
         span: what a trace shows of it.
-        said: what its function says of itself, for `note_of` of the worker.
+        note: what its function says of itself, for `note_of` of the worker.
         claim: what a large request holds of the worker's inbound bytes.
     """
 
@@ -137,10 +137,10 @@ class InboundCall:
         "is_cancelled",
         "loans",
         "meta",
+        "note",
         "pool",
         "responder",
         "rref_id",
-        "said",
         "shown",
         "span",
         "target",
@@ -175,7 +175,7 @@ class InboundCall:
         self.task: asyncio.Task[None] | None = None
         self.shown: profiler.record_function | None = None
         self.span: CallSpan | None = None
-        self.said: Any = None
+        self.note: Any = None
         self.watch: Watch | None = None  # of its deadline
         # What the function runs in.  It refers to this call, so the end lets go of it.
         self.context: contextvars.Context | None = host.context.copy()
@@ -796,7 +796,7 @@ class Responder:
         except BaseException as error:
             raise unsendable(error) from error
         if not serial and self._host.note_of is not None:
-            meta = {**(meta or {}), NOTE: self._host.note_of(inbound.said)}
+            meta = {**(meta or {}), NOTE: self._host.note_of(inbound.note)}
         self._send(
             FrameKind.STREAM_ITEM,
             inbound.call_id,
@@ -817,7 +817,7 @@ class Responder:
             returned = self._settle_loans(inbound, answered=True)
             meta: dict[str, Any] = {"l": returned} if returned else {}
             if self._host.note_of is not None:
-                meta[NOTE] = self._host.note_of(inbound.said)
+                meta[NOTE] = self._host.note_of(inbound.note)
             self._send(
                 FrameKind.STREAM_END,
                 inbound.call_id,
@@ -851,7 +851,7 @@ class Responder:
                 meta = meta or {}
                 meta["l"] = returned
         if self._host.note_of is not None:
-            meta = {**(meta or {}), NOTE: self._host.note_of(inbound.said)}
+            meta = {**(meta or {}), NOTE: self._host.note_of(inbound.note)}
         self._send(
             kind,
             inbound.call_id,

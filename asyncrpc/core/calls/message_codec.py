@@ -78,9 +78,9 @@ def unreadable(error: BaseException) -> AsyncRpcError:
     if isinstance(error, AsyncRpcError) and not isinstance(error, RemoteProtocolError):
         return error
     problem = f"what arrived cannot be read: {words_of(error)}"
-    found = DecodeError(problem, outcome=Outcome.NOT_EXECUTED)
-    found.__cause__ = error
-    return found
+    decode_error = DecodeError(problem, outcome=Outcome.NOT_EXECUTED)
+    decode_error.__cause__ = error
+    return decode_error
 
 
 def unsendable(error: BaseException) -> AsyncRpcError:
@@ -354,8 +354,8 @@ class MessageCodec:
         on_gradient: OnGradient | None = None
         for propagator in self._propagators:
             if propagator.key in meta:
-                found = propagator.incoming(self._link, meta[propagator.key])
-                on_gradient = found or on_gradient
+                receive = propagator.incoming(self._link, meta[propagator.key])
+                on_gradient = receive or on_gradient
         return on_gradient
 
     def joined(self, on_gradient: OnGradient | None) -> None:

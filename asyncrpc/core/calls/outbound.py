@@ -738,8 +738,8 @@ class AnswerReceiver:
         except BaseException as raised:  # noqa: BLE001  (a value's own code may run)
             error = _unreadable_answer(raised, call)
         if isinstance(error, CallError):
-            said = str(meta.get("o", ""))
-            error.outcome = Outcome.__members__.get(said, error.outcome)
+            outcome_name = str(meta.get("o", ""))
+            error.outcome = Outcome.__members__.get(outcome_name, error.outcome)
         if isinstance(call, CallFuture):
             self._pending.take(call_id)
             self._note(call, outcome_of(error))

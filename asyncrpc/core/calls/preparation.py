@@ -237,7 +237,7 @@ class MessagePreparation:
         self, arrival: _PendingMessage, control: bytes, buffers: list[memoryview]
     ) -> None:
         if is_staged(control) and not self._status.is_lost:
-            self._put(arrival, control, buffers)
+            self._move_tensors(arrival, control, buffers)
         else:
             self._end(arrival, control, buffers)
 
@@ -253,9 +253,9 @@ class MessagePreparation:
             self._deliver(arrival, unreadable("too many messages for devices"), [])
         else:
             self._note(arrival)
-            self._put(arrival, control, buffers)
+            self._move_tensors(arrival, control, buffers)
 
-    def _put(
+    def _move_tensors(
         self, arrival: _PendingMessage, control: bytes, buffers: list[memoryview]
     ) -> None:
         """Move the tensors of a message to their devices."""

@@ -154,12 +154,12 @@ class CallAdmission:
                 share = "one peer's share of LimitOptions.inbound_calls_max"
                 self._refuse(f"{len(of_peer)} calls of this peer, {share}")
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _refuse(self, load: str) -> NoReturn:
         served = self.ended - self.refused
         self.refused += 1
         after_s = self._rate.retry_after_s(served, self.active, self._now_s())
         raise OverloadedError(
-            f"the worker is serving {what}; try again in {after_s:.3g} s",
+            f"the worker is serving {load}; try again in {after_s:.3g} s",
             retry_after_s=after_s,
         )
 
@@ -411,14 +411,14 @@ class RequestDispatcher:
     ) -> None:
         """Find the target, and run it."""
         if target is None:
-            found = self._value_target(args)
+            resolved = self._value_target(args)
         else:
             named = self._functions.find(target)
             if named is None:
                 self._resolve(inbound, target, args, kwargs)
                 return
-            found = named
-        self._run(inbound, found, args, kwargs, flags)
+            resolved = named
+        self._run(inbound, resolved, args, kwargs, flags)
 
     def _run(
         self,
@@ -518,8 +518,8 @@ class RequestDispatcher:
                 return
             try:
                 mode = self._host.mode_of_method(function)
-                found = Target(name_of_value(function), function, mode)
-                self._run(inbound, found, args, kwargs, 0)
+                method_target = Target(name_of_value(function), function, mode)
+                self._run(inbound, method_target, args, kwargs, 0)
             except AsyncRpcError as error:
                 self._responder.answer_error(
                     inbound, error, outcome=Outcome.NOT_EXECUTED

@@ -39,13 +39,13 @@ class Targets:
             DecodeError: this worker has no function of that name.
             RejectedError: the policy does not allow it.
         """
-        found = self._by_name.get(name)
-        if found is None or not found.is_current:
+        target = self._by_name.get(name)
+        if target is None or not target.is_current:
             function = self._functions.resolve(name)
             module, _, simple = name.partition(":")
             look_up = vars(import_module(module, name)).get
             first = simple.partition(".")[0]
-            found = Target(
+            target = Target(
                 simple,
                 function,
                 mode_of(function),
@@ -55,8 +55,8 @@ class Targets:
                 first,
                 look_up(first),
             )
-            self._by_name[name] = found
-        return found
+            self._by_name[name] = target
+        return target
 
     def mode_of_method(self, method: Callable[..., Any]) -> Mode:
         """Decide where a method of a referenced object runs.

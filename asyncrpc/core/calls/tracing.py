@@ -75,8 +75,8 @@ def trace_function(
 
     def begin(function: str) -> CallSpan:
         waited_s = inbound.host.recorder.now_s() - inbound.came_s
-        found = inbound.meta.get(TRACE)
-        return tracer.served(function, caller, found, waited_s=waited_s)
+        trace_context = inbound.meta.get(TRACE)
+        return tracer.served(function, caller, trace_context, waited_s=waited_s)
 
     # In the call's own context, and no copy of it: there the span becomes current.
     context = inbound.context

@@ -119,10 +119,10 @@ class Backend:
         Raises:
             RuntimeError, OSError, TypeError, ValueError: the memory cannot be opened.
         """
-        found: torch.UntypedStorage = getattr(torch, self.type).open_storage(
+        storage: torch.UntypedStorage = getattr(torch, self.type).open_storage(
             handle, index, nbytes
         )
-        return found
+        return storage
 
     def end(self, handle: list[Any]) -> None:
         """The process that opened exported memory has let go of it, or has ended."""
@@ -199,10 +199,10 @@ class Cuda(Backend):
         where = f"cuda:{index}"
         with _cuda.device(index):
             placed = [
-                torch.empty_like(one, device=where)
-                if _is_block(one)
-                else one.to(where)  # on this thread's stream: the default one
-                for one in tensors
+                torch.empty_like(tensor, device=where)
+                if _is_block(tensor)
+                else tensor.to(where)  # on this thread's stream: the default one
+                for tensor in tensors
             ]
         pairs = zip(placed, tensors, strict=True)
         self._fill([pair for pair in pairs if _is_block(pair[0])], index)
@@ -225,10 +225,12 @@ class Cuda(Backend):
             raise RuntimeError("CUDA does not open memory in the process that made it")
         _cuda.init()
         kind: Any = torch.UntypedStorage
-        found: torch.UntypedStorage = kind._new_shared_cuda(device, *rest)  # noqa: SLF001
-        if found.device.index != index or found.nbytes() != nbytes:
-            raise RuntimeError(f"{found.nbytes()} bytes on {found.device} came instead")
-        return found
+        storage: torch.UntypedStorage = kind._new_shared_cuda(device, *rest)  # noqa: SLF001
+        if storage.device.index != index or storage.nbytes() != nbytes:
+            raise RuntimeError(
+                f"{storage.nbytes()} bytes on {storage.device} came instead"
+            )
+        return storage
 
     def end(self, handle: list[Any]) -> None:
         """Count down for a process that may have been killed before it did.
@@ -317,7 +319,7 @@ class DeviceLockHooks:
         Args:
             devices: of types that are exclusive; without an index: all of the type.
         """
-        self._devices = [(backend_of(one.type), one.index) for one in devices]
+        self._devices = [(backend_of(device.type), device.index) for device in devices]
         self._counts: dict[str, int] = {}
 
     def begin(self) -> None:
@@ -331,8 +333,8 @@ class DeviceLockHooks:
             if index is not None:
                 backend.settle(index)
             elif is_loaded(backend.type):
-                for each in reversed(range(self._count(backend))):
-                    backend.settle(each)  # the first is the thread's own again
+                for device_index in reversed(range(self._count(backend))):
+                    backend.settle(device_index)  # the first is the thread's own again
 
     def _count(self, backend: Backend) -> int:
         if backend.type not in self._counts:

@@ -41,8 +41,8 @@ class DeviceLock:
         if not self._devices or not other._devices:
             return True
         return any(
-            one.type == its.type and (None in (one.index, its.index) or one == its)
-            for one in self._devices
+            own.type == its.type and (None in (own.index, its.index) or own == its)
+            for own in self._devices
             for its in other._devices
         )
 
@@ -96,7 +96,9 @@ class _LockQueue:
     def leave(self, lock: DeviceLock) -> None:
         with self._changed:
             # A lock overlaps with itself: of its entries the first has it.
-            at = next(at for at, (_, one, _) in enumerate(self._entries) if one is lock)
+            at = next(
+                at for at, (_, held, _) in enumerate(self._entries) if held is lock
+            )
             del self._entries[at]
             self._changed.notify_all()
 

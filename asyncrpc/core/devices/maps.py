@@ -31,12 +31,12 @@ class DeviceMap:
         self.takes_host = pairs.get(CPU, CPU) != CPU
 
     @classmethod
-    def parse(cls, given: Mapping[Any, Any], what: str = "device map") -> DeviceMap:
+    def parse(cls, names: Mapping[Any, Any], name: str = "device map") -> DeviceMap:
         """Read a map of device names.
 
         Args:
-            given: from a device to a device, each as `DeviceName.parse` takes it.
-            what: the name of the map in errors.
+            names: from a device to a device, each as `DeviceName.parse` takes it.
+            name: the name of the map in errors.
 
         Raises:
             UsageError: a name is not that of a device, or two devices map to one, so
@@ -45,18 +45,18 @@ class DeviceMap:
         Source: torch's TensorPipeRpcBackendOptions.set_device_map.
         """
         pairs: dict[str, str] = {}
-        for one, other in given.items():
-            at = ANY if one == ANY else DeviceName.parse(one).whole
-            to = DeviceName.parse(other).whole
+        for from_name, to_name in names.items():
+            at = ANY if from_name == ANY else DeviceName.parse(from_name).whole
+            to = DeviceName.parse(to_name).whole
             if pairs.get(at, to) != to:
-                raise UsageError(f"{what} maps {at} to both {pairs[at]} and {to}")
+                raise UsageError(f"{name} maps {at} to both {pairs[at]} and {to}")
             pairs[at] = to
         if len(set(pairs.values())) < len(pairs):
             all_to = list(pairs.values())
             to = next(to for to in all_to if all_to.count(to) > 1)
-            those = " and ".join(at for at in pairs if pairs[at] == to)
+            sources = " and ".join(at for at in pairs if pairs[at] == to)
             raise UsageError(
-                f"{what} maps both {those} to {to}, so results on {to} could not be "
+                f"{name} maps both {sources} to {to}, so results on {to} could not be "
                 "mapped back; map each device to a different one"
             )
         return cls(pairs)
@@ -85,10 +85,10 @@ class DeviceMap:
 
     def target(self, device: str) -> str:
         """Return where tensors of a device go: to the same name, if not in the map."""
-        found = self._pairs.get(device)
-        if found is None:
-            found = device if device == CPU else self._pairs.get(ANY, device)
-        return found
+        target = self._pairs.get(device)
+        if target is None:
+            target = device if device == CPU else self._pairs.get(ANY, device)
+        return target
 
     def inverse(self) -> DeviceMap:
         """Return the map of the way back; `"*"` has no inverse."""

@@ -57,16 +57,16 @@ class DeviceName:
         if type(name) is int and 0 <= name <= INDEX_MAX:
             return cls("cuda", name)
         text = str(name) if isinstance(name, _NAMES) else ""
-        found = _FORM.fullmatch(text)
-        if found is None:
+        match = _FORM.fullmatch(text)
+        if match is None:
             raise UsageError(
                 f"device {shown(name)} is not understood; write 'type' or 'type:index',"
                 " such as 'cpu', 'cuda:1' or 'xla:0'"
             )
-        index = None if found["index"] is None else int(found["index"])
-        if found["type"] == CPU and index:
+        index = None if match["index"] is None else int(match["index"])
+        if match["type"] == CPU and index:
             raise UsageError(f"device must be 'cpu' or 'cpu:0', not {text!r}")
-        return cls(found["type"], None if found["type"] == CPU else index)
+        return cls(match["type"], None if match["type"] == CPU else index)
 
     @property
     def is_cpu(self) -> bool:

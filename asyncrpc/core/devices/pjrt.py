@@ -104,12 +104,14 @@ def choose(
 
 def set_up(environ: MutableMapping[str, str] = os.environ) -> str:
     """Choose the device of this process before torch_xla is imported; return it."""
-    found = {one.name for one in importlib.metadata.entry_points(group=_PLUGINS)}
-    choice = choose(environ, plugins=found, has_tpu=has_tpu())
+    plugins = {
+        plugin.name for plugin in importlib.metadata.entry_points(group=_PLUGINS)
+    }
+    choice = choose(environ, plugins=plugins, has_tpu=has_tpu())
     if environ.get(VARIABLE) != choice.name:
         logger.info("PJRT uses %s: %s", choice.name, choice.because)
         environ[VARIABLE] = choice.name
-    if choice.name in found:
+    if choice.name in plugins:
         environ.setdefault("PJRT_DYNAMIC_PLUGINS", "1")
     return choice.name
 
@@ -136,20 +138,22 @@ def place(environ: Mapping[str, str] = os.environ) -> ProcessPosition:
     Raises:
         UsageError: the environment has only a part of it, or contradicts itself.
     """
-    found = environment.resolve(environ, launcher_pid=LAUNCHER_PID)
-    if found.is_started:
-        return _started_place(found)
-    said = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if environ.get(name)]
+    placement = environment.resolve(environ, launcher_pid=LAUNCHER_PID)
+    if placement.is_started:
+        return _started_place(placement)
+    variables = [
+        name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if environ.get(name)
+    ]
     port = int(environ.get("MASTER_PORT") or MASTER_PORT)
-    if "RANK" in said or "WORLD_SIZE" in said:
-        missing = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} - set(said)
+    if "RANK" in variables or "WORLD_SIZE" in variables:
+        missing = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} - set(variables)
         if missing:
             names = " and ".join(sorted(missing))
             raise UsageError(
-                f"{SCHEME} found {', '.join(said)} in the environment, but no "
+                f"{SCHEME} found {', '.join(variables)} in the environment, but no "
                 f"{names}: torchrun sets all of them"
             )
-        return _started_place(found)
+        return _started_place(placement)
     set_up()
     runtime = module("torch_xla.runtime")
     rank, world_size = int(runtime.global_ordinal()), int(runtime.world_size())
@@ -158,14 +162,14 @@ def place(environ: Mapping[str, str] = os.environ) -> ProcessPosition:
     )
 
 
-def _started_place(found: LaunchPlacement) -> ProcessPosition:
+def _started_place(placement: LaunchPlacement) -> ProcessPosition:
     """Return the place of a replica of a process that a launcher has started."""
     replica, count = replica_var.get()
-    rank = found.require_number(Field.RANK, "RANK") * count + replica
-    world_size = found.require_number(Field.WORLD_SIZE, "WORLD_SIZE") * count
-    if found.host is not None and found.port is None:
-        return ProcessPosition(rank, world_size, found.host, MASTER_PORT)
-    return ProcessPosition(rank, world_size, *found.require_address())
+    rank = placement.require_number(Field.RANK, "RANK") * count + replica
+    world_size = placement.require_number(Field.WORLD_SIZE, "WORLD_SIZE") * count
+    if placement.host is not None and placement.port is None:
+        return ProcessPosition(rank, world_size, placement.host, MASTER_PORT)
+    return ProcessPosition(rank, world_size, *placement.require_address())
 
 
 def _master() -> str:

@@ -78,23 +78,27 @@ class Devices:
             if not name.is_cpu:
                 await self._run(self._counted(backend), backend, name.index)
                 if self._absence(backend, name.index or 0):
-                    here = ", ".join(map(str, self._found()))
+                    here = ", ".join(map(str, self._present_devices()))
                     raise UsageError(
                         f"DeviceOptions.names lists {name}, which this process does "
                         f"not have; it has {here}"
                     )
 
-    def _found(self) -> list[DeviceName]:
+    def _present_devices(self) -> list[DeviceName]:
         """Return the devices that are known to be in this process, `cpu` first."""
-        found = [DeviceName(CPU)]
+        devices = [DeviceName(CPU)]
         for type_, count in self._counts.items():
-            found += (DeviceName(type_, at) for at in range(count))
-        return found
+            devices += (DeviceName(type_, at) for at in range(count))
+        return devices
 
     @property
     def names(self) -> list[str]:
         """The devices that are known to be this worker's, `cpu` first."""
-        return [str(device) for device in self._found() if self._is_allowed(device)]
+        return [
+            str(device)
+            for device in self._present_devices()
+            if self._is_allowed(device)
+        ]
 
     def require(self, name: str) -> str:
         """Return the name of a device of this worker, as torch takes it.
@@ -124,15 +128,15 @@ class Devices:
                 is_loaded(device.type) and not self._backend(device.type).is_exclusive
             )
         return any(
-            one.type == device.type and one.index in (None, device.index or 0)
-            for one in self._declared
+            declared.type == device.type and declared.index in (None, device.index or 0)
+            for declared in self._declared
         )
 
     def _backend(self, type_: str) -> Backend:
-        found = self._backends.get(type_)
-        if found is None:
-            found = self._backends[type_] = backend_of(type_)
-        return found
+        backend = self._backends.get(type_)
+        if backend is None:
+            backend = self._backends[type_] = backend_of(type_)
+        return backend
 
     def _counted(self, backend: Backend) -> Callable[[], None]:
         """Return a function that counts the devices of a type in one of its threads."""
@@ -169,8 +173,10 @@ class Devices:
 
     def marks(self, devices: Iterable[torch.device]) -> list[tuple[torch.device, Any]]:
         """Return marks that devices reach once all tensors of now are ready."""
-        found = ((one, self._backend(one.type).mark(one)) for one in set(devices))
-        return [pair for pair in found if pair[1] is not None]
+        marks = (
+            (device, self._backend(device.type).mark(device)) for device in set(devices)
+        )
+        return [pair for pair in marks if pair[1] is not None]
 
     async def reach(self, marks: Sequence[tuple[torch.device, Any]]) -> None:
         """Wait until the devices have reached their marks.
@@ -267,8 +273,8 @@ class Devices:
     def _undeclared(self, type_: str) -> str:
         if self._declared is None:
             return f'declare it with DeviceOptions(names=("{type_}",))'
-        mine = ", ".join(map(str, self._declared)) or "none"
-        return f"its DeviceOptions.names are {mine}"
+        declared = ", ".join(map(str, self._declared)) or "none"
+        return f"its DeviceOptions.names are {declared}"
 
     async def fetched(self, copies: Sequence[Copy]) -> None:
         """Wait until host memory has been filled.
@@ -358,8 +364,8 @@ class Devices:
         """
         ended = self._host.loop.create_future()
         self.place(wanted, outcome_to(ended))
-        found: Placed = await ended
-        return found
+        placed: Placed = await ended
+        return placed
 
     def place(
         self, wanted: Wanted, done: Callable[[Placed, BaseException | None], None]
@@ -406,7 +412,7 @@ class Devices:
                 raise DecodeError(f"{problem}; send tensor.cpu(), or map the device")
             tensors = [wanted[index][0] for index in indices]
             placed.update(
-                zip(indices, _put(backend, tensors, at), strict=True),
+                zip(indices, _copy_to_device(backend, tensors, at), strict=True),
             )
 
         self._submit(self._pool(backend, at), job, together.on_done)
@@ -418,8 +424,8 @@ class Devices:
             They end by themselves.
         """
         pools = list(self._pools.values())
-        left = await asyncio.gather(*(pool.close(timeout_s) for pool in pools))
-        return [name for names in left for name in names]
+        unended = await asyncio.gather(*(pool.close(timeout_s) for pool in pools))
+        return [name for names in unended for name in names]
 
 
 class _Together:
@@ -428,29 +434,29 @@ class _Together:
     def __init__(
         self, count: int, done: Callable[[BaseException | None], None]
     ) -> None:
-        self._left = count
+        self._open_count = count
         self._done = done
         self._error: BaseException | None = None
 
     def on_done(self, _result: object, error: BaseException | None) -> None:
         """Count one as ended."""
         self._error = self._error or error
-        self._left -= 1
-        if not self._left:
+        self._open_count -= 1
+        if not self._open_count:
             self._done(self._error)
 
 
-def _put(
+def _copy_to_device(
     backend: Backend, tensors: list[torch.Tensor], index: int
 ) -> list[torch.Tensor]:
     try:
         return backend.to_device(tensors, index)
     except (RuntimeError, TypeError, ValueError) as error:
-        what = ", ".join(sorted({_described(tensor) for tensor in tensors})[:4])
+        names = ", ".join(sorted({_described(tensor) for tensor in tensors})[:4])
         # The first sentence: torch's text may be pages long.
         why = str(error).partition("\n")[0].partition(". ")[0]
         raise DecodeError(
-            f"{what} could not be put on {backend.type}:{index}: {why}"
+            f"{names} could not be put on {backend.type}:{index}: {why}"
         ) from error
 
 

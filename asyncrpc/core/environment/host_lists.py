@@ -30,16 +30,16 @@ def expand_hosts(text: str) -> list[str]:
     Raises:
         UsageError: the text is not such a list, or has more than 65,536 hosts.
     """
-    found: list[str] = []
-    for one in _split(text):
-        alternatives = [list(_alternatives(part, text)) for part in _parts(one, text)]
+    hosts: list[str] = []
+    for host in _split(text):
+        alternatives = [list(_alternatives(part, text)) for part in _parts(host, text)]
         size = 1
         for several in alternatives:
             size *= len(several)
-        if len(found) + size > HOSTS_MAX:
+        if len(hosts) + size > HOSTS_MAX:
             raise _refused(text, f"has more than {HOSTS_MAX} hosts")
-        found += map("".join, itertools.product(*alternatives))
-    return found
+        hosts += map("".join, itertools.product(*alternatives))
+    return hosts
 
 
 def first_host(text: str) -> str:
@@ -60,16 +60,16 @@ def expand_counts(text: str) -> list[int]:
     Raises:
         UsageError: the text is not such a list.
     """
-    found: list[int] = []
-    for one in text.split(","):
-        matched = _COUNT.fullmatch(one.strip())
+    counts: list[int] = []
+    for item in text.split(","):
+        matched = _COUNT.fullmatch(item.strip())
         if matched is None:
             raise UsageError(f"{text!r} is not a list of Slurm's, such as '3(x2),1'")
         times = int(matched[2] or 1)
-        if len(found) + times > HOSTS_MAX:
+        if len(counts) + times > HOSTS_MAX:
             raise _refused(text, f"has more than {HOSTS_MAX} numbers")
-        found += [int(matched[1])] * times
-    return found
+        counts += [int(matched[1])] * times
+    return counts
 
 
 def _split(text: str) -> Iterator[str]:
@@ -93,10 +93,10 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _parts(host: str, text: str) -> list[re.Match[str]]:
-    found = list(_PART.finditer(host))
-    if "".join(one.group() for one in found) != host:
+    parts = list(_PART.finditer(host))
+    if "".join(part.group() for part in parts) != host:
         raise _refused(text, "has brackets that do not match")
-    return found
+    return parts
 
 
 def _alternatives(part: re.Match[str], text: str) -> Iterator[str]:
@@ -104,13 +104,15 @@ def _alternatives(part: re.Match[str], text: str) -> Iterator[str]:
     if part[2] is not None:
         yield part[2]
         return
-    for one in part[1].split(","):
-        matched = _RANGE.fullmatch(one)
+    for number_range in part[1].split(","):
+        matched = _RANGE.fullmatch(number_range)
         if matched is None:
-            raise _refused(text, f"has the range {one!r}, not like 1 or 01-16")
+            raise _refused(text, f"has the range {number_range!r}, not like 1 or 01-16")
         first, last = matched[1], matched[2] or matched[1]
         if not int(first) <= int(last) < int(first) + HOSTS_MAX:
-            raise _refused(text, f"has the range {one!r}, which is empty or too long")
+            raise _refused(
+                text, f"has the range {number_range!r}, which is empty or too long"
+            )
         for number in range(int(first), int(last) + 1):
             yield str(number).zfill(len(first))
 

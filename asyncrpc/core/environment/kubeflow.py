@@ -21,9 +21,9 @@ def read(environ: Mapping[str, str]) -> Reading | None:
         UsageError: a variable that must be a number is not.
     """
     variables = Variables(environ, KUBEFLOW)
-    each = variables.text("PET_NPROC_PER_NODE")
+    processes = variables.text("PET_NPROC_PER_NODE")
     # "auto", "cpu" and "gpu" are for torchrun to count.
-    is_one = not each.isdecimal() or int(each) == 1
+    is_one = not processes.isdecimal() or int(processes) == 1
     node = variables.take_number(Field.NODE, "PET_NODE_RANK")
     nodes = variables.text("PET_NNODES")
     # Elastic jobs say 1:4; then torchrun alone knows how many there are.
@@ -42,8 +42,8 @@ def read(environ: Mapping[str, str]) -> Reading | None:
     hint = ""
     if not is_one:
         hint = (
-            f"PET_NPROC_PER_NODE={each} asks for several processes in each pod: start "
-            "the program by torchrun, which reads it"
+            f"PET_NPROC_PER_NODE={processes} asks for several processes in each pod: "
+            "start the program by torchrun, which reads it"
         )
     elif nodes and not is_fixed:
         hint = (

@@ -38,8 +38,8 @@ class GivenPlace:
             Field.NAME: self.name,
         }
         values = tuple(
-            LaunchValue(one, content, f"{one.value}={content!r}", IN_CODE)
-            for one, content in contents.items()
+            LaunchValue(field, content, f"{field.value}={content!r}", IN_CODE)
+            for field, content in contents.items()
             if content is not None
         )
         return Reading(IN_CODE, Starts.NOTHING, values) if values else None
@@ -86,8 +86,8 @@ class LaunchPlacement:
     @property
     def host(self) -> str | None:
         """Host of the meeting point."""
-        found = self.values.get(Field.HOST)
-        return None if found is None else str(found.content)
+        value = self.values.get(Field.HOST)
+        return None if value is None else str(value.content)
 
     @property
     def port(self) -> int | None:
@@ -106,8 +106,8 @@ class LaunchPlacement:
         Empty if it is not known, or if the launcher hosts the store: then it restarts
         all workers or none.
         """
-        found = self.values.get(Field.RUN_ID)
-        return "" if found is None or self.is_served else str(found.content)
+        value = self.values.get(Field.RUN_ID)
+        return "" if value is None or self.is_served else str(value.content)
 
     @property
     def restart(self) -> int:
@@ -117,8 +117,8 @@ class LaunchPlacement:
     @property
     def name(self) -> str | None:
         """Name of this worker: as given, else by its rank."""
-        found = self.values.get(Field.NAME)
-        return None if found is None else str(found.content)
+        value = self.values.get(Field.NAME)
+        return None if value is None else str(value.content)
 
     def require_number(self, wanted: Field, variable: str) -> int:
         """Return a number that must be known.
@@ -126,13 +126,13 @@ class LaunchPlacement:
         Raises:
             UsageError: the number is not known; the message says what to set.
         """
-        found = self._number(wanted)
-        if found is None:
+        number = self._number(wanted)
+        if number is None:
             raise UsageError(
                 f"{wanted.value} is missing: pass {wanted.value}=..., or set {variable}"
                 f" and use the rendezvous env:// ({self.advice()})"
             )
-        return found
+        return number
 
     def require_address(self) -> tuple[str, int]:
         """Return host and port of the meeting point.
@@ -153,5 +153,5 @@ class LaunchPlacement:
         return "; ".join(self.hints) or _STARTERS
 
     def _number(self, wanted: Field) -> int | None:
-        found = self.values.get(wanted)
-        return None if found is None else int(found.content)
+        value = self.values.get(wanted)
+        return None if value is None else int(value.content)

@@ -56,25 +56,25 @@ def read_all(
     Raises:
         UsageError: a variable that must be a number, or a list of hosts, is not.
     """
-    found = [
+    readings = [
         mpi.read_pmi(environ, launcher_pid=launcher_pid)
         if reader is mpi.read_pmi
         else reader(environ)
         for reader in READERS.values()
     ]
-    return [one for one in found if one is not None]
+    return [reading for reading in readings if reading is not None]
 
 
 def resolve(
     environ: Mapping[str, str],
-    given: GivenPlace | None = None,
+    stated_place: GivenPlace | None = None,
     *,
     launcher_pid: int | None = None,
 ) -> LaunchPlacement:
     """Find the placement of this process.
 
     Args:
-        given: the values given by the program; they take precedence.
+        stated_place: the values given by the program; they take precedence.
         launcher_pid: the process that started all processes of this host, for
             launchers that do not name their run.
 
@@ -83,19 +83,23 @@ def resolve(
     """
     readings = read_all(environ, launcher_pid=launcher_pid)
     starter = _innermost(readings)
-    inner = [one for one in readings if not _is_outer(one, starter, readings)]
-    outer = [_as_outer(one, environ) for one in readings if one not in inner]
-    first = (given or GivenPlace()).reading()
+    inner = [
+        reading for reading in readings if not _is_outer(reading, starter, readings)
+    ]
+    outer = [
+        _as_outer(reading, environ) for reading in readings if reading not in inner
+    ]
+    first = (stated_place or GivenPlace()).reading()
     values: dict[Field, LaunchValue] = {}
     for value in [] if first is None else first.values:
         values[value.field] = value
     for field in Field:
-        stated = [one for one in _said(field, inner) if not one.is_derived]
+        stated = [value for value in _stated(field, inner) if not value.is_derived]
         if field not in values:
             _check_agreement(field, stated)
-        candidates = [*stated, *_said(field, inner)]
+        candidates = [*stated, *_stated(field, inner)]
         if field not in _OF_PROCESSES:
-            candidates += _said(field, outer)
+            candidates += _stated(field, outer)
         if candidates:
             values.setdefault(field, candidates[0])
     _name_by_rank(values)
@@ -103,19 +107,21 @@ def resolve(
         values,
         launcher=_launcher(starter, inner),
         is_started=starter is not None,
-        outer=tuple(one.launcher for one in outer),
-        hints=tuple(one.hint for one in inner if one.hint),
+        outer=tuple(reading.launcher for reading in outer),
+        hints=tuple(reading.hint for reading in inner if reading.hint),
     )
 
 
 def _innermost(readings: Sequence[Reading]) -> Reading | None:
     """Return the launcher that started this process, among its siblings."""
     started = [
-        one
-        for one in readings
-        if one.starts is Starts.PROCESSES and not _is_of_slurm(one, readings)
+        reading
+        for reading in readings
+        if reading.starts is Starts.PROCESSES and not _is_of_slurm(reading, readings)
     ]
-    return min(started, key=lambda one: _INNERMOST.index(one.launcher), default=None)
+    return min(
+        started, key=lambda reading: _INNERMOST.index(reading.launcher), default=None
+    )
 
 
 def _is_outer(
@@ -143,8 +149,8 @@ def _is_of_slurm(reading: Reading, readings: Sequence[Reading]) -> bool:
         reading.launcher == mpi.MPICH
         and is_brief
         and any(
-            one.launcher == slurm.SLURM and one.starts is Starts.PROCESSES
-            for one in readings
+            other.launcher == slurm.SLURM and other.starts is Starts.PROCESSES
+            for other in readings
         )
     )
 
@@ -160,11 +166,11 @@ def _as_outer(reading: Reading, environ: Mapping[str, str]) -> Reading:
     return slurm.read_allocation(environ) or reading
 
 
-def _said(field: Field, readings: Sequence[Reading]) -> Iterator[LaunchValue]:
+def _stated(field: Field, readings: Sequence[Reading]) -> Iterator[LaunchValue]:
     for reading in readings:
-        found = reading.get(field)
-        if found is not None:
-            yield found
+        value = reading.get(field)
+        if value is not None:
+            yield value
 
 
 def _check_agreement(field: Field, stated: Sequence[LaunchValue]) -> None:
@@ -176,12 +182,13 @@ def _check_agreement(field: Field, stated: Sequence[LaunchValue]) -> None:
     if field not in _MUST_AGREE:
         return
     for other in stated[1:]:
-        one = stated[0]
-        if other.content != one.content:
+        first = stated[0]
+        if other.content != first.content:
             raise UsageError(
-                f"{one.origin} ({one.launcher}) and {other.origin} ({other.launcher}) "
-                f"disagree on {_SUBJECTS[field]}: unset the variable that is left over "
-                "from another launcher, or correct the one that is wrong"
+                f"{first.origin} ({first.launcher}) and {other.origin} "
+                f"({other.launcher}) disagree on {_SUBJECTS[field]}: unset the "
+                "variable that is left over from another launcher, or correct the one "
+                "that is wrong"
             )
 
 
@@ -197,5 +204,5 @@ def _name_by_rank(values: dict[Field, LaunchValue]) -> None:
 def _launcher(starter: Reading | None, inner: Sequence[Reading]) -> str:
     if starter is not None:
         return starter.launcher
-    nodes = [one for one in inner if one.get(Field.RANK) is not None]
+    nodes = [reading for reading in inner if reading.get(Field.RANK) is not None]
     return nodes[0].launcher if nodes else ""

@@ -78,7 +78,7 @@ class Reading:
 
     def get(self, field: Field) -> LaunchValue | None:
         """Return the value of a field, or None."""
-        return next((one for one in self.values if one.field is field), None)
+        return next((value for value in self.values if value.field is field), None)
 
 
 class Variables:
@@ -91,7 +91,7 @@ class Variables:
 
     def text(self, *names: str) -> str:
         """Return the first of these variables that is not empty, or an empty text."""
-        return next((found for name in names if (found := self._of(name))), "")
+        return next((value for name in names if (value := self._of(name))), "")
 
     def number(self, *names: str, at_most: int | None = None) -> int | None:
         """Return the number in the first of these variables that is set, or None.
@@ -108,17 +108,17 @@ class Variables:
         self, field: Field, *names: str, at_most: int | None = None
     ) -> int | None:
         """Add the number in the first of these variables as a value; return it."""
-        found = self.number(*names, at_most=at_most)
-        if found is not None:
-            self._add(field, found, *names)
-        return found
+        number = self.number(*names, at_most=at_most)
+        if number is not None:
+            self._add(field, number, *names)
+        return number
 
     def take_text(self, field: Field, *names: str) -> str:
         """Add the text of the first of these variables as a value; return it."""
-        found = self.text(*names)
-        if found:
-            self._add(field, found, *names)
-        return found
+        text = self.text(*names)
+        if text:
+            self._add(field, text, *names)
+        return text
 
     def add(
         self, field: Field, content: Content, *names: str, is_derived: bool = False

@@ -60,17 +60,17 @@ def places(environ: Mapping[str, str], user: int, temporary: Path) -> list[RunPl
     ]
 
 
-def problem_of_directory(found: os.stat_result, user: int) -> str | None:
+def problem_of_directory(status: os.stat_result, user: int) -> str | None:
     """Return why a directory cannot hold runs; None: it can.
 
     Args:
-        found: its status; of a link, that of the link itself.
+        status: of the directory; of a link, that of the link itself.
     """
-    mode = stat.S_IMODE(found.st_mode)
-    if not stat.S_ISDIR(found.st_mode):
+    mode = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISDIR(status.st_mode):
         return "is not a directory"
-    if found.st_uid != user:
-        return f"belongs to user {found.st_uid}, not to you (user {user})"
+    if status.st_uid != user:
+        return f"belongs to user {status.st_uid}, not to you (user {user})"
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"has mode {mode:04o}, so that others can write there: chmod 700"
     return None
@@ -127,8 +127,8 @@ def read_own(path: Path) -> bytes | None:
     except OSError:
         return None
     try:
-        found = os.fstat(opened)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        status = os.fstat(opened)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             return None
         text = os.read(opened, FILE_BYTES_MAX + 1)
         return text if len(text) <= FILE_BYTES_MAX else None

@@ -22,12 +22,12 @@ _ROOT: Final = 0
 _PRIVATE: Final = "chmod 600 {path}"
 
 
-def read_secret(path: str, what: str) -> bytes:
+def read_secret(path: str, source: str) -> bytes:
     """Return the secret in a file, without the line's end.
 
     Args:
         path: of the file; links are followed.
-        what: names the path in errors, such as `ASYNCRPC_SECRET_FILE`.
+        source: names the path in errors, such as `ASYNCRPC_SECRET_FILE`.
 
     Raises:
         UsageError: the file cannot be read, is not a regular file, is empty or too
@@ -38,35 +38,35 @@ def read_secret(path: str, what: str) -> bytes:
         opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{what}: cannot read the secret in {path!r}: {error}; make it with"
+            f"{source}: cannot read the secret in {path!r}: {error}; make it with"
             " `(umask 077; openssl rand -hex 32 > FILE)` where every worker can read it"
         ) from error
     try:
         problem = problem_of(os.fstat(opened), os.geteuid())
         if problem is not None:
-            raise UsageError(f"{what}: {path!r} {problem.format(path=path)}")
-        found = os.read(opened, SECRET_BYTES_MAX + 1).rstrip(b"\r\n")
+            raise UsageError(f"{source}: {path!r} {problem.format(path=path)}")
+        secret = os.read(opened, SECRET_BYTES_MAX + 1).rstrip(b"\r\n")
     finally:
         os.close(opened)
-    if not found or len(found) > SECRET_BYTES_MAX:
+    if not secret or len(secret) > SECRET_BYTES_MAX:
         raise UsageError(
-            f"{what}: {path!r} must hold a secret of 1 to {SECRET_BYTES_MAX} bytes"
+            f"{source}: {path!r} must hold a secret of 1 to {SECRET_BYTES_MAX} bytes"
         )
-    return found
+    return secret
 
 
-def problem_of(found: os.stat_result, user: int) -> str | None:
+def problem_of(status: os.stat_result, user: int) -> str | None:
     """Return why a file cannot hold a secret; None: it can."""
-    mode = stat.S_IMODE(found.st_mode)
-    if not stat.S_ISREG(found.st_mode):
+    mode = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISREG(status.st_mode):
         return "must be a regular file"
-    if found.st_uid not in {user, _ROOT}:
-        return f"belongs to user {found.st_uid}, who then knows the secret; copy it"
+    if status.st_uid not in {user, _ROOT}:
+        return f"belongs to user {status.st_uid}, who then knows the secret; copy it"
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
         return (
             f"has mode {mode:04o}, so that others know or choose the secret: "
             f"`{_PRIVATE}`; in Kubernetes set the volume's defaultMode to 0400"
         )
-    if mode & stat.S_IRGRP and found.st_uid != _ROOT:
+    if mode & stat.S_IRGRP and status.st_uid != _ROOT:
         return f"has mode {mode:04o}, so that its group knows the secret: `{_PRIVATE}`"
     return None

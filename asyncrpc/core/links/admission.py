@@ -135,8 +135,12 @@ class Admission:
 
     def _oldest(self) -> Stranger | None:
         """Return the connection that is closed next, if one of them may be."""
-        unproved = [one for one in self._waiting if not one.has_proved]
-        silent = (one for one in unproved if not (one.reads or one.stream.has_begun))
+        unproved = [stranger for stranger in self._waiting if not stranger.has_proved]
+        silent = (
+            stranger
+            for stranger in unproved
+            if not (stranger.reads or stranger.stream.has_begun)
+        )
         return next(silent, next(iter(unproved), None))
 
     def _expire(self, connection: Stranger) -> None:
@@ -167,11 +171,11 @@ class Admission:
             self._counters.handshakes_refused += 1
             self._log("refused", error)
 
-    def _log(self, what: str, why: object) -> None:
-        more = self._log_limit.left_out(what, self._loop.time())
+    def _log(self, action: str, why: object) -> None:
+        more = self._log_limit.left_out(action, self._loop.time())
         if more is not None:
             name = self._identity.name
-            logger.warning("worker %r %s a connection%s: %s", name, what, more, why)
+            logger.warning("worker %r %s a connection%s: %s", name, action, more, why)
 
 
 def check_listen_address(address: Address, options: Options) -> None:
@@ -218,5 +222,5 @@ def warn_of_short_secret(name: str, secret: bytes | None) -> None:
 
 def _is_of_this_host(address: Address, interface: str | None) -> bool:
     if interface is not None and address.host in {"::", "0.0.0.0"}:  # noqa: S104
-        return all(one.is_loopback for one in host_addresses(interface))
+        return all(address.is_loopback for address in host_addresses(interface))
     return is_loopback(address.host)

@@ -146,6 +146,6 @@ class Connections:
             await asyncio.wait(ended, timeout=timeout_s)
         for connection in tuple(self._live):
             connection.fail(ClosedError("the worker is shut down"))
-        left = [connection.ended for connection in tuple(self._live)]
-        if left:
-            await asyncio.wait(left, timeout=1.0)
+        unended = [connection.ended for connection in tuple(self._live)]
+        if unended:
+            await asyncio.wait(unended, timeout=1.0)

@@ -95,7 +95,7 @@ class DialTurns:
         self._waiting: list[tuple[bool, str, int, DialTurn]] = []  # a heap
 
     @contextmanager
-    def one(self, name: str, wakes: asyncio.Event) -> Iterator[DialTurn]:
+    def dial_turn(self, name: str, wakes: asyncio.Event) -> Iterator[DialTurn]:
         """Wait in line until the end of the block, or hold a turn.
 
         Not an asynchronous generator: the end of a loop closes those under the tasks

@@ -164,9 +164,11 @@ class Dialer(Generic[LinkT]):
         try:
             async with asyncio.timeout(self._routes.timeout_s):
                 while True:
-                    left = [one for one in addresses if one not in failed]
+                    untried = [
+                        address for address in addresses if address not in failed
+                    ]
                     with turn.connecting():
-                        dialled = await self._race(entry, attempt, left, failed)
+                        dialled = await self._race(entry, attempt, untried, failed)
                     hello = await self._answer_of(entry, dialled, failed)
                     if hello is not None:
                         turn.answered()
@@ -186,7 +188,7 @@ class Dialer(Generic[LinkT]):
         self,
         entry: PeerEntry[LinkT],
         attempt: int,
-        left: list[Address],
+        untried: list[Address],
         failed: dict[Address, TransportError],
     ) -> Dialled[LinkConnection]:
         """Connect to one of the addresses that are left.
@@ -194,11 +196,11 @@ class Dialer(Generic[LinkT]):
         Raises:
             TransportError: no address accepted a connection, or no address is left.
         """
-        if failed and not left:
+        if failed and not untried:
             raise _listed(failed)
         try:
             dialled = await self._routes.connect(
-                left, lambda: self._new_connection(entry, attempt)
+                untried, lambda: self._new_connection(entry, attempt)
             )
         except AuthenticationError:
             raise
@@ -321,7 +323,7 @@ class _Dial(Generic[LinkT]):
         entry = self._entry
         while True:
             entry.settled.clear()
-            with self._turns.one(entry.member.name, entry.settled) as turn:
+            with self._turns.dial_turn(entry.member.name, entry.settled) as turn:
                 await turn.begun()
                 if not turn.is_held and entry.machine.connection is None:
                     continue  # the peer's connection has come, and ended

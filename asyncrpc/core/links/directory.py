@@ -578,11 +578,11 @@ class Directory(Generic[LinkT]):
         Args:
             timeout_s: seconds; lanes that take longer are left as they are.
         """
-        connections = [link.connection for link in self._links.values()]
-        lanes = [one.lanes for one in connections if one.lanes is not None]
+        of_links = [link.connection.lanes for link in self._links.values()]
+        open_lanes = [lanes for lanes in of_links if lanes is not None]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await asyncio.gather(*(one.close() for one in lanes))
+                await asyncio.gather(*(lanes.close() for lanes in open_lanes))
 
     async def close(self, timeout_s: float) -> None:
         """End every connection, in order where the peer still listens."""

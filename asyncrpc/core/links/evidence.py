@@ -52,9 +52,9 @@ async def evidence_of(
     Cancellation:
         The sidecar is not asked any longer.
     """
-    found = _seen(hello, credentials_pid)
-    if found is not Evidence.UNKNOWN:
-        return found
+    evidence = _local_evidence(hello, credentials_pid)
+    if evidence is not Evidence.UNKNOWN:
+        return evidence
     return await evidence_at(
         hello.sidecar, hello.incarnation, secret=secret, timeout_s=timeout_s
     )
@@ -74,10 +74,14 @@ async def evidence_at(
         secret: as of `evidence_of`, as are the result and cancellation.
         timeout_s: as of `evidence_of`.
     """
-    sidecars = [one for one in map(_tcp_address, addresses) if one is not None]
+    sidecars = [
+        address for address in map(_tcp_address, addresses) if address is not None
+    ]
     if not sidecars:
         return Evidence.UNKNOWN
-    return await _told(incarnation, sidecars[:SIDECARS_MAX], secret, timeout_s)
+    return await _sidecar_evidence(
+        incarnation, sidecars[:SIDECARS_MAX], secret, timeout_s
+    )
 
 
 def evidence_of_pid(pid: int) -> Evidence:
@@ -89,21 +93,21 @@ def evidence_of_pid(pid: int) -> Evidence:
     return _EVIDENCE.get(pulse.state_of(pid, None), Evidence.UNKNOWN)
 
 
-def _seen(hello: Hello, credentials_pid: int | None) -> Evidence:
+def _local_evidence(hello: Hello, credentials_pid: int | None) -> Evidence:
     """Look at a process of this host."""
     address = find_here(hello)
     if address is not None:
         state = pulse.state_of(address.pid, address.started)
-        found = pulse.read_of(address.pid, address.descriptor)
-        if found is not None and found.incarnation != hello.incarnation:
-            found = None
-        return _EVIDENCE.get(pulse.judge(found, state, now_ns()), Evidence.UNKNOWN)
+        peer_pulse = pulse.read_of(address.pid, address.descriptor)
+        if peer_pulse is not None and peer_pulse.incarnation != hello.incarnation:
+            peer_pulse = None
+        return _EVIDENCE.get(pulse.judge(peer_pulse, state, now_ns()), Evidence.UNKNOWN)
     if credentials_pid and credentials_pid == hello.pid and pulse.is_gone(hello.pid):
         return Evidence.GONE
     return Evidence.UNKNOWN
 
 
-async def _told(
+async def _sidecar_evidence(
     incarnation: int, sidecars: list[Address], secret: bytes | None, timeout_s: float
 ) -> Evidence:
     """Ask a sidecar at all of its addresses at once; the first answer counts."""
@@ -120,7 +124,7 @@ async def _told(
 
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
-            tasks += [group.create_task(ask(one)) for one in sidecars]
+            tasks += [group.create_task(ask(address)) for address in sidecars]
     if not answers:
         return Evidence.UNREACHABLE
     return _EVIDENCE.get(answers[0], Evidence.UNKNOWN)
@@ -130,8 +134,10 @@ async def _answer(address: Address, key: bytes, incarnation: int) -> int | None:
     """Return what a sidecar answers at one address; None if it does not."""
     nonce = os.urandom(query.NONCE_BYTES)
     try:
-        found = await Resolver().resolve(address.host, address.port)
-        reader, writer = await asyncio.open_connection(found[0].host, found[0].port)
+        endpoints = await Resolver().resolve(address.host, address.port)
+        reader, writer = await asyncio.open_connection(
+            endpoints[0].host, endpoints[0].port
+        )
     except OSError:
         return None
     try:

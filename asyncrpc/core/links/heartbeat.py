@@ -60,9 +60,9 @@ class PulseAddress:
             parts = text.removeprefix(_SCHEME).split("/")
             if text.startswith(_SCHEME) and len(parts) == len(cls.__slots__):
                 with contextlib.suppress(ValueError):
-                    pid, *others = (int(one) for one in parts)
+                    pid, *numbers = (int(part) for part in parts)
                     if pid > 0:  # others mean groups of processes
-                        return cls(pid, *others)
+                        return cls(pid, *numbers)
         return None
 
     @property

@@ -82,10 +82,10 @@ class PeerTable(Generic[LinkT]):
             UnknownWorkerError: no worker has this name or rank.
             UsageError: `to` is neither a name nor a rank.
         """
-        found = self.get(self._name_of(to))
-        if found is None:
+        member = self.get(self._name_of(to))
+        if member is None:
             raise self._unknown(to)
-        return found
+        return member
 
     def find(self, to: str | int) -> PeerEntry[LinkT]:
         """Return the entry of a worker by name or rank; make it at the first use.
@@ -108,7 +108,7 @@ class PeerTable(Generic[LinkT]):
         return self._by_rank.get(to, "") if isinstance(to, int) else to
 
     def _unknown(self, to: str | int) -> UnknownWorkerError:
-        return UnknownWorkerError(to, sorted(one.name for one in self))
+        return UnknownWorkerError(to, sorted(member.name for member in self))
 
     def incarnation_of(self, name: str) -> Incarnation | None:
         """Return the incarnation that calls to a worker go to; None if not known."""

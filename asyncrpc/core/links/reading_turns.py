@@ -79,12 +79,12 @@ class ReadingTurns:
 
     def _begin_turn(self) -> Callable[[], bool]:
         time, ends_s = self._loop.time, self._loop.time() + TURN_S
-        left = TURN_MESSAGES
+        messages_left = TURN_MESSAGES
 
         def is_over() -> bool:
-            nonlocal left
-            left -= 1
-            if left and time() < ends_s:
+            nonlocal messages_left
+            messages_left -= 1
+            if messages_left and time() < ends_s:
                 return False
             self.hold()
             self._loop.call_soon(self.resume)

@@ -176,8 +176,8 @@ class Reconnector:
         """Resume a broken connection, or end it."""
         connection, control = broken.connection, broken.connection.ack_through
         if connection is not control and connection.role is Role.ACCEPTOR:
-            taken = broken.machine.attempt
-            control.send(FrameKind.LANE_BROKEN, connection.token, aux=taken)
+            attempt_number = broken.machine.attempt
+            control.send(FrameKind.LANE_BROKEN, connection.token, aux=attempt_number)
         attempts: set[asyncio.Task[str]] = set()
         try:
             reason = await self._until_settled(broken, attempts)
@@ -206,10 +206,10 @@ class Reconnector:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             settled.cancel()
-            for one in attempts & done:
-                attempts.discard(one)
-                if not one.cancelled() and one.result():
-                    return one.result()
+            for ended_attempt in attempts & done:
+                attempts.discard(ended_attempt)
+                if not ended_attempt.cancelled() and ended_attempt.result():
+                    return ended_attempt.result()
             if done and connection.is_broken:
                 await asyncio.sleep(machine.pause_s)
             reason = self._on_pause_over(broken)
@@ -252,7 +252,7 @@ class Reconnector:
         name = control.peer.name if control.peer is not None else ""
         routes = self._routes.to(self._calls.member(name))
         if connection.address is not None:
-            routes = [one for one in routes if one != connection.address]
+            routes = [route for route in routes if route != connection.address]
             routes.insert(0, connection.address)
         return routes
 

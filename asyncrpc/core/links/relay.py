@@ -299,19 +299,19 @@ class Relay:
             return
         guest.hello(answer)
         if answer.verdict:
-            for one in (guest, member):
-                one.open_to(SILENT)
-                one.close()
+            for connection in (guest, member):
+                connection.open_to(SILENT)
+                connection.close()
             return
         self._splice(guest, member)
 
-    def _splice(self, one: LinkConnection, other: LinkConnection) -> None:
-        tickets = tuple(filter(None, (one.ticket, other.ticket)))
+    def _splice(self, guest: LinkConnection, member: LinkConnection) -> None:
+        tickets = tuple(filter(None, (guest.ticket, member.ticket)))
         try:
-            ends = one.release_transport(), other.release_transport()
+            ends = guest.release_transport(), member.release_transport()
         except TransportError as error:
-            one.fail(error)
-            other.fail(error)
+            guest.fail(error)
+            member.fail(error)
             return
         self.splices[Splice(*ends, self._forget)] = tickets
 
@@ -329,15 +329,15 @@ class Relay:
 
     # --- the guest -------------------------------------------------------------------
 
-    def _on_meet(self, link: PeerLink, asked: MeetGuest) -> None:
+    def _on_meet(self, link: PeerLink, message: MeetGuest) -> None:
         """Come for another guest, if this is the one that is asked.
 
         Raises:
             MalformedError: another worker than the gateway asks.
         """
-        if asked.guest == self._identity.name and self._peers.routes.gateway:
+        if message.guest == self._identity.name and self._peers.routes.gateway:
             self._check_gateway(link)
-            self._scheduler.start_task(self._come(asked.token))
+            self._scheduler.start_task(self._come(message.token))
 
     async def _come(self, token: int) -> None:
         """Dial the gateway, which joins this connection and the waiting guest's."""
@@ -409,32 +409,32 @@ class Relay:
                 f"only its gateway {gateway!r} may"
             )
 
-    def _on_dial(self, link: PeerLink, asked: DialMember) -> None:
+    def _on_dial(self, link: PeerLink, message: DialMember) -> None:
         """Dial a member, if this is the guest; pass it on, if this is its gateway.
 
         Raises:
             MalformedError: the sender is neither the member nor the gateway.
         """
-        is_own = link.peer == WorkerId(asked.member, Incarnation(asked.incarnation))
-        if not is_own and asked.guest != self._identity.name:
+        is_own = link.peer == WorkerId(message.member, Incarnation(message.incarnation))
+        if not is_own and message.guest != self._identity.name:
             raise MalformedError(
                 f"worker {link.peer.name!r} may ask a guest to dial itself, but not "
-                f"{asked.member!r}"
+                f"{message.member!r}"
             )
         if not is_own:
             self._check_gateway(link)
-        if asked.guest != self._identity.name:
+        if message.guest != self._identity.name:
             guest = None
-            if self._peers.known_incarnation(asked.guest) is not None:
-                guest = self._peers.link_to(asked.guest)
+            if self._peers.known_incarnation(message.guest) is not None:
+                guest = self._peers.link_to(message.guest)
             if guest is not None:  # else it is gone: the asker finds out by itself
-                guest.tell(asked)
+                guest.tell(message)
             return
-        incarnation = Incarnation(asked.incarnation)
-        if self._peers.known_incarnation(asked.member) != incarnation:
-            where = (asked.addresses, asked.host_id)
-            self._peers.add([Member(asked.member, asked.rank, incarnation, *where)])
-        self._scheduler.start_task(self._dial_back(asked.member))
+        incarnation = Incarnation(message.incarnation)
+        if self._peers.known_incarnation(message.member) != incarnation:
+            where = (message.addresses, message.host_id)
+            self._peers.add([Member(message.member, message.rank, incarnation, *where)])
+        self._scheduler.start_task(self._dial_back(message.member))
 
     async def _dial_back(self, name: str) -> None:
         try:

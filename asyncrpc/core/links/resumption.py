@@ -100,7 +100,7 @@ class Resumption:
     def acknowledge(self, news_bytes: int = 1) -> None:
         """Say how much has been read, if the peer does not know of so many bytes."""
         if self.receipts.has_news(news_bytes):
-            self._send_ack(self.receipts.told(), can_wait=False)
+            self._send_ack(self.receipts.acknowledge(), can_wait=False)
         else:
             self._stream.write_ahead()
 
@@ -118,7 +118,7 @@ class Resumption:
 
         If none has gone since the last time, it goes by itself.
         """
-        self._send_ack(self.receipts.told(), can_wait=not self._stream.has_ahead)
+        self._send_ack(self.receipts.acknowledge(), can_wait=not self._stream.has_ahead)
         if self.unacknowledged.nbytes > KEPT_BYTES_MIN:
             self._stream.on_kept()
 
@@ -173,7 +173,7 @@ class Resumption:
         self.on(ResumeEvent.RESUME)
         self.first_unsent = NEVER
         self._stream.go_on(transport, self._handler, rest)
-        self.receipts.told()  # it has just been said
+        self.receipts.acknowledge()  # it has just been said
         if self._stream.room.is_set():
             self._handler.resume_writing()
 

@@ -108,12 +108,12 @@ class Routes:
         """Return the addresses of a worker that this one can use, best first."""
         if self.gateway is not None and member.name != self.own_name:
             return list(self.gateway)
-        found = [
+        usable = [
             address
             for address in Address.parse_all(member.addresses)
             if not self._why_not(address, member)
         ]
-        return sorted(found, key=self._rank)
+        return sorted(usable, key=self._rank)
 
     def _rank(self, address: Address) -> tuple[int, int]:
         worked = self._worked.get(address.network, 0)
@@ -130,7 +130,7 @@ class Routes:
             return ""
         if address.scheme == "uds":
             of_it = "a socket in the file system of another host"
-            if all(one.startswith("uds://") for one in member.addresses):
+            if all(address.startswith("uds://") for address in member.addresses):
                 of_it += f", and {member.name!r} listens at no port; {_HOW_TO_LISTEN}"
             return of_it
         return "the loopback of another host" if address.is_loopback else ""
@@ -138,8 +138,8 @@ class Routes:
     def passed_over(self, member: Member) -> str:
         """Return which addresses of a worker are not tried, each with its reason."""
         parsed = Address.parse_all(member.addresses)
-        reasons = {one: self._why_not(one, member) for one in parsed}
-        return "; ".join(f"{one}: {why}" for one, why in reasons.items() if why)
+        reasons = {address: self._why_not(address, member) for address in parsed}
+        return "; ".join(f"{address}: {why}" for address, why in reasons.items() if why)
 
     async def connect(
         self, addresses: Sequence[Address], make: Callable[[], HandlerT]

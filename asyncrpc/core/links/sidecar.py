@@ -143,7 +143,7 @@ class Sidecar:
         It may become busy before they do, and then could not start the process.
         """
         if self.process is not None and any(
-            one.host_id not in ("", HOST_ID) for one in members
+            member.host_id not in ("", HOST_ID) for member in members
         ):
             self.process.start()
 

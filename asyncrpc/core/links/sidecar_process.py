@@ -109,23 +109,26 @@ class SidecarProcess:
             if own >= 0:
                 os.close(own)
             if self._process is not None or self._is_over:
-                self._resources.handover.given()
+                self._resources.handover.close_sidecar_end()
 
     def _spawn(self, own: int) -> subprocess.Popen[bytes]:
         resources = self._resources
-        given = [resources.memory, own, resources.handover.descriptor]
-        names = [part for one in resources.listening for part in one]
+        descriptors = [resources.memory, own, resources.handover.descriptor]
+        names = [part for door in resources.listening for part in door]
         # Not our output: a process that waits for the end of our output would wait for
         # this process as well.  Not our session: a terminal's keys are for us.
         command = [sys.executable, "-I", "-S", "-c", PROGRAM, PACKAGE]
         process = subprocess.Popen(  # noqa: S603  (nothing in it comes from outside)
-            [*command, *map(str, given), *map(str, names)],
+            [*command, *map(str, descriptors), *map(str, names)],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            pass_fds=[*given, *(one for _, one in resources.listening)],
+            pass_fds=[
+                *descriptors,
+                *(descriptor for _, descriptor in resources.listening),
+            ],
             start_new_session=True,
         )
         assert process.stdin is not None
@@ -145,12 +148,12 @@ class SidecarProcess:
         self.pid = 0
         return self._process.wait()
 
-    def _warn(self, what: str) -> None:
+    def _warn(self, failure: str) -> None:
         logger.warning(
             "worker %r: the process that tells peers on other hosts whether this one "
             "runs %s; they cannot tell it busy from dead any more",
             self._identity.name,
-            what,
+            failure,
         )
 
     def close(self) -> None:

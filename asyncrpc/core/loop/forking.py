@@ -34,15 +34,15 @@ _known: Final[weakref.WeakKeyDictionary[Forkable, Callable[[Any], None]]] = (
 )
 
 
-def end_in_forked_children(one: F, end: Callable[[F], None]) -> None:
-    """Make `one` end in every process that is forked from this one.
+def end_in_forked_children(resource: F, end: Callable[[F], None]) -> None:
+    """Make `resource` end in every process that is forked from this one.
 
     Args:
-        one: what is used here; it is known weakly.
+        resource: what is used here; it is known weakly.
         end: called in a child with the child's copy: it becomes unusable, and lets go
-            of nothing that the parent uses.  It must not refer to `one` itself.
+            of nothing that the parent uses.  It must not refer to `resource`.
     """
-    _known[one] = end
+    _known[resource] = end
 
 
 def known_workers() -> list[Forkable]:
@@ -52,13 +52,13 @@ def known_workers() -> list[Forkable]:
 
 def is_parents(loop: object) -> bool:
     """Return whether a loop is that of a worker in the parent of this fork."""
-    return any(loop is one for one in _parents_loops)
+    return any(loop is parents_loop for parents_loop in _parents_loops)
 
 
 def _end_all() -> None:
-    for one, end in list(_known.items()):
-        _parents_loops.append(one.loop)
-        end(one)
+    for resource, end in list(_known.items()):
+        _parents_loops.append(resource.loop)
+        end(resource)
 
 
 os.register_at_fork(after_in_child=_end_all)

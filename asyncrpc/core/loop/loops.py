@@ -40,13 +40,13 @@ def loop_for(used: str) -> asyncio.AbstractEventLoop:
         UsageError: no event loop runs in this thread, or this process is a forked
             child.
     """
-    found = running_loop()
-    if found is None:
+    loop = running_loop()
+    if loop is None:
         raise UsageError(
             f"{used} needs a running event loop: use it in a coroutine that"
             " `asyncrpc.run` or `asyncio.run` runs in this thread and process"
         )
-    return found
+    return loop
 
 
 def check_loop(used: str, loop: asyncio.AbstractEventLoop, whose: str) -> None:

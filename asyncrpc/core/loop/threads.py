@@ -131,8 +131,8 @@ def settable(error: BaseException) -> BaseException:
     """
     for kind in (StopIteration, GeneratorExit):
         if issubclass(type(error), kind):
-            told = f"a {kind.__name__} was raised where nothing iterates"
-            return _instead(error, told)
+            text = f"a {kind.__name__} was raised where nothing iterates"
+            return _instead(error, text)
     return error
 
 
@@ -144,9 +144,9 @@ def uncancelled(error: BaseException) -> BaseException:
 
 
 def _instead(error: BaseException, text: str) -> RuntimeError:
-    told = RuntimeError(text)
-    told.__cause__ = error
-    return told
+    replacement = RuntimeError(text)
+    replacement.__cause__ = error
+    return replacement
 
 
 class ThreadPool:

@@ -55,17 +55,17 @@ def combined(changes: Iterable[MemberChange]) -> list[MemberChange]:
     A worker that was absent before and is absent now is left out, as is one whose life
     is the same as before.
     """
-    found: dict[str, MemberChange | None] = {}
+    combined_changes: dict[str, MemberChange | None] = {}
     before: dict[str, tuple[bool, int]] = {}  # was it there, and as which life
     for change in changes:
         name = change.member.name
         if change.kind is ChangeKind.RESYNC:
             # What the program will look at includes all of these changes.
-            found, before = {name: change}, {}
+            combined_changes, before = {name: change}, {}
             continue
         before.setdefault(name, _before(change))
-        found[name] = _as_one(before[name], change)
-    return [one for one in found.values() if one is not None]
+        combined_changes[name] = _as_one(before[name], change)
+    return [change for change in combined_changes.values() if change is not None]
 
 
 def _before(change: MemberChange) -> tuple[bool, int]:

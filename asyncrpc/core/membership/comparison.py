@@ -136,7 +136,7 @@ class Comparison:
             if table.successor:
                 await self._visit(table.successor)
             self._turn += 1
-            lost = table.lost_one(self._turn)
+            lost = table.next_lost(self._turn)
             if lost:
                 await self._look_for(lost)
         finally:
@@ -192,10 +192,10 @@ class Comparison:
 
     # --- what others ask -------------------------------------------------------------
 
-    async def on_sync(self, _: MemberLink, asked: CompareDigest) -> list[int] | None:
+    async def on_sync(self, _: MemberLink, request: CompareDigest) -> list[int] | None:
         """Return the digests of this table's parts; None if the tables are the same."""
         self.activate()
-        return None if asked.digest == self._table.digest else self._table.digests
+        return None if request.digest == self._table.digest else self._table.digests
 
     async def on_exchange(
         self, link: MemberLink, exchange: ExchangeRecords

@@ -72,7 +72,7 @@ class Finder:
         await self._ask(name, list(dict.fromkeys(asked))[:ASKED_MAX], timeout_s)
         known = table.get(name)
         if known is None or not known.is_alive:
-            raise UnknownWorkerError(name, [one.name for one in table.records])
+            raise UnknownWorkerError(name, [record.name for record in table.records])
 
     async def refresh(self, table: Membership, name: str) -> bool:
         """Ask connected members whether a worker has moved.
@@ -100,43 +100,52 @@ class Finder:
         Cancellation:
             Nothing has changed.
         """
-        whom = self._linked(table, name)[:HOLDERS_MAX]
+        asked_members = self._linked(table, name)[:HOLDERS_MAX]
         deadline = Deadline.after(REFRESH_S, self._scheduler.loop.time())
         links = self.links()
 
         async def know(other: str) -> Record | None:
             return await ask(links[other], FindMember(name), deadline=deadline)
 
-        asking = [know(other) for other in whom]
+        asking = [know(other) for other in asked_members]
         answers = await asyncio.gather(*asking, return_exceptions=True)
-        known = [one for one in answers if isinstance(one, Record)]
-        return [one.incarnation for one in known if one.is_alive]
+        known = [answer for answer in answers if isinstance(answer, Record)]
+        return [record.incarnation for record in known if record.is_alive]
 
     def _linked(self, table: Membership, name: str) -> list[str]:
         """Return the members that this worker has a link to, except one."""
         linked = self.links()
-        return [one for one in linked if one != name and one in table.carriers]
+        return [
+            member_name
+            for member_name in linked
+            if member_name != name and member_name in table.carriers
+        ]
 
     def _far(self, table: Membership, name: str) -> list[str]:
         """Return the members after the place of a name, except this worker."""
-        found, place = [], place_of(name)
+        far, place = [], place_of(name)
         for _ in range(ASKED_MAX + 1):
-            one = table.carriers.after(place + 1)
-            if one not in ("", name, self._identity.name):
-                found.append(one)
-            place = place_of(one)
-        return found
+            member_name = table.carriers.after(place + 1)
+            if member_name not in ("", name, self._identity.name):
+                far.append(member_name)
+            place = place_of(member_name)
+        return far
 
-    async def _ask(self, name: str, whom: Sequence[str], timeout_s: float) -> None:
+    async def _ask(
+        self, name: str, asked_members: Sequence[str], timeout_s: float
+    ) -> None:
         deadline = Deadline.after(timeout_s, self._scheduler.loop.time())
 
-        async def find(one: str) -> None:
-            link = await self._peers.open_link(one)
+        async def find(member_name: str) -> None:
+            link = await self._peers.open_link(member_name)
             record = await ask(link, FindMember(name), deadline=deadline)
             if record is not None:
                 self._take(record, RECEIVER_ONLY, link)
 
-        asking = [self._scheduler.start_task(find(one)) for one in whom]
+        asking = [
+            self._scheduler.start_task(find(member_name))
+            for member_name in asked_members
+        ]
         try:
             if asking:
                 async with asyncio.timeout(timeout_s):

@@ -125,7 +125,7 @@ class Gossip:
         known = queue.get(item.record.name)
         if known is not None:
             limit = _wider(name, known.limit, item.limit)
-            newer = max(known.record, item.record, key=lambda one: one.order)
+            newer = max(known.record, item.record, key=lambda record: record.order)
             item = replace(item, record=newer, limit=limit)
         queue[item.record.name] = item
         if self._timer is None:
@@ -164,7 +164,7 @@ def news_of(items: Iterable[Rumor]) -> MemberNews:
     return MemberNews([News(item.limit, item.record) for item in items])
 
 
-def _wider(name: str, one: int, other: int) -> int:
+def _wider(name: str, first: int, second: int) -> int:
     """Return the limit of the larger part of the ring after a worker."""
     here = place_of(name)
-    return max(one, other, key=lambda limit: (limit - here) % CIRCLE or CIRCLE)
+    return max(first, second, key=lambda limit: (limit - here) % CIRCLE or CIRCLE)

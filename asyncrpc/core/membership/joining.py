@@ -149,8 +149,13 @@ class Joiner:
 
     async def _is_any_there(self, members: Sequence[Member]) -> bool:
         """Return whether a process that knows the secret listens for a member."""
-        others = [one for one in members if one.name != self._identity.name]
-        knocks = [self._scheduler.start_task(self._is_there(one)) for one in others]
+        other_members = [
+            member for member in members if member.name != self._identity.name
+        ]
+        knocks = [
+            self._scheduler.start_task(self._is_there(member))
+            for member in other_members
+        ]
         try:
             for knock in asyncio.as_completed(knocks):
                 if await knock:
@@ -217,7 +222,9 @@ class Joiner:
         """
         loop = self._scheduler.loop
         end_s = loop.time() + timeout_s
-        others = [one for one in members if one.name != self._identity.name]
+        other_members = [
+            member for member in members if member.name != self._identity.name
+        ]
         problems: dict[str, str] = {}
         while True:
             is_any_there = False
@@ -239,7 +246,7 @@ class Joiner:
                     raise _not_joined(problems, timeout_s, self._peers.early_joiners)
             if self._routes.gateway is not None and len(refused) == len(members):
                 raise refused[0]  # a token that has ended does not come back
-            if not others:  # the only member had this name, and has ended
+            if not other_members:  # the only member had this name, and has ended
                 return []
             if while_there and not is_any_there:
                 raise _not_joined(problems, timeout_s, self._peers.early_joiners)
@@ -470,16 +477,16 @@ class JoinAdmission:
     async def _contested(self, member: Member, limit_s: float) -> str:
         """Return which worker has the name or rank of a new one; empty if none has."""
         loop, table = self._scheduler.loop, self._table
-        for what, record in self._in_its_way(member):
+        for claim, record in self._in_its_way(member):
             if record.incarnation == UNKNOWN_INCARNATION:
-                return f"{REFUSED}{what} is listed for it"
+                return f"{REFUSED}{claim} is listed for it"
             try:
                 async with asyncio.timeout(limit_s):
                     is_alive = await self._is_in_the_way(record)
             except TimeoutError:
-                return f"{what} is taken by worker {record.name!r}, which may be alive"
+                return f"{claim} is taken by worker {record.name!r}, which may be alive"
             if is_alive:
-                return f"{REFUSED}{what} is taken by a running worker"
+                return f"{REFUSED}{claim} is taken by a running worker"
             lost = table.lose(record.name, record.incarnation, loop.time())
             self._carry_out(lost)
         # Another may have come meanwhile.
@@ -487,18 +494,18 @@ class JoinAdmission:
 
     def _in_its_way(self, member: Member) -> list[tuple[str, Record]]:
         """Return the workers that a new one would displace, if they live."""
-        found = []
+        displaced = []
         named, ranked = self._table.get(member.name), self._table.holder_of(member.rank)
         if (
             named is not None
             and named.is_placed
             and named.incarnation != member.incarnation
         ):
-            found.append((f"the name {member.name!r}", named))
+            displaced.append((f"the name {member.name!r}", named))
         # One that is only listed may run, too.
         if ranked is not None and ranked.is_alive and ranked.name != member.name:
-            found.append((f"rank {member.rank}, of {ranked.name!r},", ranked))
-        return found
+            displaced.append((f"rank {member.rank}, of {ranked.name!r},", ranked))
+        return displaced
 
     async def _is_in_the_way(self, record: Record) -> bool:
         """Return whether a worker lives; it does not if another record replaces it."""

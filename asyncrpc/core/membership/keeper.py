@@ -93,7 +93,7 @@ class MeetingPointKeeper:
 
     @property
     def _present(self) -> list[Member]:
-        return [one.member for one in self._table.records]
+        return [record.member for record in self._table.records]
 
     async def _keep(self, point: MeetingPoint) -> None:
         machine = self._machine
@@ -114,11 +114,11 @@ class MeetingPointKeeper:
 
     async def _look(self, point: MeetingPoint) -> KeepingEvent:
         try:
-            found = await point.look(LOOK_S)
+            finding = await point.look(LOOK_S)
         except OSError:  # TimeoutError is one
             return KeepingEvent.ABSENT
         me = self._identity.member.incarnation
-        event = judge(found, point.run, me, self._present)
+        event = judge(finding, point.run, me, self._present)
         if event is KeepingEvent.TAKEN:
             logger.warning(
                 "worker %r: another process with this name has registered at the "

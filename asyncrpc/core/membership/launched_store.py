@@ -75,13 +75,13 @@ def find_store(
     Raises:
         UsageError: a variable is missing, or two launchers disagree.
     """
-    given = GivenPlace(rank, world_size)
-    found = environment.resolve(environ, given, launcher_pid=LAUNCHER_PID)
-    rank = found.require_number(Field.RANK, "RANK")
-    world_size = found.require_number(Field.WORLD_SIZE, "WORLD_SIZE")
-    host, port = found.require_address()
+    stated_place = GivenPlace(rank, world_size)
+    placement = environment.resolve(environ, stated_place, launcher_pid=LAUNCHER_PID)
+    rank = placement.require_number(Field.RANK, "RANK")
+    world_size = placement.require_number(Field.WORLD_SIZE, "WORLD_SIZE")
+    host, port = placement.require_address()
     shown = f"[{host}]" if ":" in host else host
-    return LaunchedStore(f"tcp://{shown}:{port}", rank, world_size, found.restart)
+    return LaunchedStore(f"tcp://{shown}:{port}", rank, world_size, placement.restart)
 
 
 def has_all_of_torch(environ: Mapping[str, str] = os.environ) -> bool:

@@ -47,7 +47,7 @@ _HOST_ID: Final = Passing(
     lambda value: type(value) is str and len(value) <= HOST_ID_CHARACTERS_MAX,
     f"a string of at most {HOST_ID_CHARACTERS_MAX} characters",
 )
-_STATUSES: Final = ", ".join(str(int(one)) for one in Status)
+_STATUSES: Final = ", ".join(str(int(status)) for status in Status)
 
 
 # --- records of members --------------------------------------------------------------
@@ -91,13 +91,13 @@ class _MemberRecord(Kind):
 
 def fields_of(record: Record) -> list[Any]:
     """Return a record as it travels."""
-    one = record.member
+    member = record.member
     fields = MemberFields(
-        one.name,
-        one.rank,
-        one.incarnation,
-        one.addresses,
-        one.host_id,
+        member.name,
+        member.rank,
+        member.incarnation,
+        member.addresses,
+        member.host_id,
         record.generation,
         record.version,
         int(record.status),

@@ -57,11 +57,11 @@ class OfferBoard:
             offered = _members(_get(store, self._offer_key))
         except MalformedError:  # it is replaced
             offered = ()
-        return Finding(run, holder, tuple(one.incarnation for one in offered))
+        return Finding(run, holder, tuple(member.incarnation for member in offered))
 
     def write(self, store: Store, members: Iterable[Member]) -> None:
         """Leave an offer in place of the former one."""
-        packed: bytes = msgpack.packb([one.encode() for one in members])
+        packed: bytes = msgpack.packb([member.encode() for member in members])
         store.set(self._offer_key, packed)  # type: ignore[arg-type]
 
     def read(self, store: Store) -> OfferedGroup | None:
@@ -84,14 +84,14 @@ class OfferBoard:
 
 
 def _get(store: Store, key: str) -> bytes:
-    found: bytes = store.get(key) if store.check([key]) else b""
-    return found
+    value: bytes = store.get(key) if store.check([key]) else b""
+    return value
 
 
 def _members(packed: bytes) -> Sequence[Member]:
     if not packed:
         return ()
     try:
-        return [Member.decode(one) for one in msgpack.unpackb(packed)]
+        return [Member.decode(fields) for fields in msgpack.unpackb(packed)]
     except (TypeError, ValueError) as error:  # msgpack raises these as well
         raise MalformedError(f"the offer at the meeting point: {error}") from error

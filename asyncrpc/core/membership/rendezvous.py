@@ -156,13 +156,17 @@ def _join_addresses(text: str) -> list[str]:
     Raises:
         UsageError: no address follows `join://`.
     """
-    found = [one.strip() for one in text[len(JOIN) :].split(",")]
-    if not any(found):
+    addresses = [address.strip() for address in text[len(JOIN) :].split(",")]
+    if not any(addresses):
         raise wrong("rendezvous", "join://host:port of a running worker", text)
     return [
-        one if "://" in one else f"uds://{one}" if one[:1] == "/" else f"tcp://{one}"
-        for one in found
-        if one
+        address
+        if "://" in address
+        else f"uds://{address}"
+        if address[:1] == "/"
+        else f"tcp://{address}"
+        for address in addresses
+        if address
     ]
 
 
@@ -214,15 +218,15 @@ class LocalRendezvous:
                     await self._changed.wait()
         except TimeoutError:
             missing = list(self.missing)
-            came = sorted(self._members.values(), key=lambda one: one.rank)
-            error = missing_error(missing, self.world_size, timeout_s, came)
+            arrived = sorted(self._members.values(), key=lambda member: member.rank)
+            error = missing_error(missing, self.world_size, timeout_s, arrived)
             raise error from None
         return list(self._members.values())
 
     @property
     def missing(self) -> tuple[int, ...]:
         """Internal: the ranks that have not come."""
-        present = {one.rank for one in tuple(self._members.values())}
+        present = {member.rank for member in tuple(self._members.values())}
         return tuple(sorted(set(range(self.world_size)) - present))
 
     async def publish(self, member: Member) -> None:
@@ -247,8 +251,8 @@ class LocalRendezvous:
         """
 
 
-def _refuse_taken(member: Member, others: Any) -> None:
-    for other in others:
+def _refuse_taken(member: Member, members: Any) -> None:
+    for other in members:
         if other.name == member.name:
             raise UsageError(
                 f"the name {member.name!r} is not unique: another worker of this group "
@@ -290,25 +294,29 @@ def open_rendezvous(
             world_size or _size_of(where),
         )
     if where[: len(JOIN)].lower() == JOIN:
-        found = JoinRendezvous(_join_addresses(where))
-        return found, -1 if rank is None else rank, world_size or 0
+        joining = JoinRendezvous(_join_addresses(where))
+        return joining, -1 if rank is None else rank, world_size or 0
     is_xla = where.startswith(pjrt.SCHEME)
     if is_xla:
-        found_at = pjrt.place(environ)
-        rank = found_at.rank if rank is None else rank
-        world_size = found_at.world_size if world_size is None else world_size
+        position = pjrt.place(environ)
+        rank = position.rank if rank is None else rank
+        world_size = position.world_size if world_size is None else world_size
         is_env = bool(environ.get("RANK"))
-        where = "env://" if is_env else f"tcp://{found_at.host}:{found_at.port}"
+        where = "env://" if is_env else f"tcp://{position.host}:{position.port}"
     url = urlsplit(where)
     if url.scheme not in _SCHEMES:
         raise _no_place(where)
-    given = given_in(where, rank, world_size)
+    stated_place = given_in(where, rank, world_size)
     placement = _of_xla(environ) if is_xla else LaunchPlacement()
     if url.scheme == "env":
-        placement = environment.resolve(environ, given, launcher_pid=LAUNCHER_PID)
-        given = GivenPlace(placement.rank, placement.world_size)
-    rank = _rank_at(where, placement, given.rank)
-    world_size = _known(placement, given.world_size, Field.WORLD_SIZE, "WORLD_SIZE")
+        placement = environment.resolve(
+            environ, stated_place, launcher_pid=LAUNCHER_PID
+        )
+        stated_place = GivenPlace(placement.rank, placement.world_size)
+    rank = _rank_at(where, placement, stated_place.rank)
+    world_size = _known(
+        placement, stated_place.world_size, Field.WORLD_SIZE, "WORLD_SIZE"
+    )
     if not 0 <= rank < world_size:
         raise UsageError(f"rank must be between 0 and {world_size - 1}, not {rank}")
     if url.scheme == "file":
@@ -332,8 +340,8 @@ def _of_xla(environ: Mapping[str, str]) -> LaunchPlacement:
 
     Those count replicas and are known; the number of restarts is not.
     """
-    found = environment.resolve(environ, launcher_pid=LAUNCHER_PID)
-    restart = found.values.get(Field.RESTART)
+    placement = environment.resolve(environ, launcher_pid=LAUNCHER_PID)
+    restart = placement.values.get(Field.RESTART)
     return LaunchPlacement({} if restart is None else {Field.RESTART: restart})
 
 
@@ -369,19 +377,19 @@ def _hosting_of(rank: int, placement: LaunchPlacement) -> Hosting:
 
 
 def _known(
-    placement: LaunchPlacement, found: int | None, wanted: Field, variable: str
+    placement: LaunchPlacement, stated: int | None, wanted: Field, variable: str
 ) -> int:
-    return placement.require_number(wanted, variable) if found is None else found
+    return placement.require_number(wanted, variable) if stated is None else stated
 
 
-def _rank_at(where: str, placement: LaunchPlacement, given: int | None) -> int:
-    if given is None and where.startswith("tcp:"):
+def _rank_at(where: str, placement: LaunchPlacement, rank: int | None) -> int:
+    if rank is None and where.startswith("tcp:"):
         raise UsageError(
             f"at {where} all workers start together and need ranks: pass rank=... and "
             "world_size=...; to join a running group without a rank, use "
             f"{JOIN}host:port of a member"
         )
-    return _known(placement, given, Field.RANK, "RANK")
+    return _known(placement, rank, Field.RANK, "RANK")
 
 
 def _store_address(where: str, placement: LaunchPlacement) -> tuple[str, int]:

@@ -223,7 +223,7 @@ class MembershipService:
         self.gossip.begin(table)
         # Includes workers in a list, of which only the addresses are known.
         listed = members if records is None else []
-        self._peers.add(listed or [one.member for one in table.records])
+        self._peers.add(listed or [record.member for record in table.records])
         self._keeper.begin(rendezvous, table)
 
     def start(self) -> None:
@@ -267,7 +267,9 @@ class MembershipService:
     @property
     def known(self) -> list[WorkerInfo]:
         """Every member that is there, as far as is known; this one included."""
-        return [WorkerInfo(one.name, one.member.rank) for one in self.table.records]
+        return [
+            WorkerInfo(record.name, record.member.rank) for record in self.table.records
+        ]
 
     async def find(self, name: str, timeout_s: float) -> None:
         """Ask others about a worker that this one does not know.
@@ -358,14 +360,14 @@ class MembershipService:
 
     # --- what other workers say ------------------------------------------------------
 
-    def _on_news(self, link: MemberLink, told: MemberNews) -> None:
+    def _on_news(self, link: MemberLink, message: MemberNews) -> None:
         """Take news; a wrong record does not affect the others.
 
         Raises:
             MalformedError: a record is malformed.
         """
         problem: MalformedError | None = None
-        for item in told.items:
+        for item in message.items:
             try:
                 news = read_news(item)
             except MalformedError as error:
@@ -382,12 +384,12 @@ class MembershipService:
         self.gossip.on_ready(link.peer.name)
         return self.table.welcome
 
-    async def _on_find(self, _: MemberLink, asked: FindMember) -> Record | None:
-        return self.table.get(asked.member)
+    async def _on_find(self, _: MemberLink, request: FindMember) -> Record | None:
+        return self.table.get(request.member)
 
-    def _doubt_told_by(self, teller: Incarnation) -> None:
+    def _doubt_names_from(self, teller: Incarnation) -> None:
         """Ask the workers that only one said there were, which is gone."""
-        for name in self.table.hearsay.told_by(teller):
+        for name in self.table.hearsay.names_from(teller):
             record = self.table.get(name)
             if record is not None and record.is_alive:
                 self._doubts.add(record.member)
@@ -397,7 +399,7 @@ class MembershipService:
         now_s = self._scheduler.loop.time()
         if self._is_closed:
             return
-        self._doubt_told_by(peer.incarnation)
+        self._doubt_names_from(peer.incarnation)
         known = self.table.get(peer.name)
         if known is None:
             self._guests_lost_s[peer.name] = now_s
@@ -438,13 +440,13 @@ class MembershipService:
 
         All members find that out by themselves, so nobody need be told.
         """
-        self._doubt_told_by(record.incarnation)
+        self._doubt_names_from(record.incarnation)
         now_s = self._scheduler.loop.time()
         for name in self.table.guests_of(record.name):
             guest = self.table.get(name)
             if guest is not None:
                 lost = self.table.lose(name, guest.incarnation, now_s)
-                self.carry_out(one for one in lost if isinstance(one, Changed))
+                self.carry_out(effect for effect in lost if isinstance(effect, Changed))
 
     def _is_linked(self, known: Record, record: Record) -> bool:
         """Return whether a link speaks for the known life, against a record.
@@ -553,8 +555,8 @@ class MembershipService:
         self.carry_out(self.table.outlive(record))
 
     def _iterators(self) -> list[MemberChanges]:
-        found = (ref() for ref in self._changes)
-        return [one for one in found if one is not None]
+        iterators = (ref() for ref in self._changes)
+        return [iterator for iterator in iterators if iterator is not None]
 
     def _wake(self) -> float:
         """Compare from now on, since there is news; return how long the news waits."""
@@ -591,4 +593,4 @@ def _first_life(member: Member) -> Record:
 
 
 def _is_list(members: Iterable[Member]) -> bool:
-    return any(one.incarnation == UNKNOWN_INCARNATION for one in members)
+    return any(member.incarnation == UNKNOWN_INCARNATION for member in members)

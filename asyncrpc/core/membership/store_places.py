@@ -144,10 +144,12 @@ class TcpPlace:
         begun_s, problem = _now_s(), ""
         while (left_s := end_s - _now_s()) > 0:
             try:
-                found = await self.address.look(left_s)
-                if self._may_host(found, _now_s() - begun_s) and self._host(found):
+                resolved = await self.address.look(left_s)
+                if self._may_host(resolved, _now_s() - begun_s) and self._host(
+                    resolved
+                ):
                     return self._open_own
-                listening = await self.address.knock(found.endpoints, left_s)
+                listening = await self.address.knock(resolved.endpoints, left_s)
             except OSError as error:  # TimeoutError is one
                 # What the end of the time cuts short says less than what was before.
                 is_cut = _now_s() >= end_s
@@ -169,8 +171,8 @@ class TcpPlace:
         if self._offered is not None:
             return self._open_own
         async with asyncio.timeout(limit_s):
-            found = await self.address.look(limit_s)
-            listening = await self.address.knock(found.endpoints, limit_s)
+            resolved = await self.address.look(limit_s)
+            listening = await self.address.knock(resolved.endpoints, limit_s)
         return partial(self._open, listening.host)
 
     def lost(self, timeout_s: float, why: str) -> RendezvousTimeoutError:
@@ -182,22 +184,22 @@ class TcpPlace:
             missing=(str(self.address),),
         )
 
-    def _may_host(self, found: Found, waited_s: float) -> bool:
+    def _may_host(self, resolved: ResolvedName, waited_s: float) -> bool:
         if self._hosting is Hosting.NEVER or self._offered is not None:
             return False
         if self._hosting is Hosting.AT_ONCE:
             # A name that leads here through another address, such as that of a
             # Kubernetes service, looks like one where no process listens; so the port
             # is offered here, too.
-            return bool(found.local) or waited_s >= GRACE_S
-        return found.is_here and waited_s >= GRACE_S
+            return bool(resolved.local) or waited_s >= GRACE_S
+        return resolved.is_here and waited_s >= GRACE_S
 
-    def _host(self, found: Found) -> bool:
+    def _host(self, resolved: ResolvedName) -> bool:
         """Try to host the store; return whether the address leads to it."""
         descriptor = self.address.bind()
         if descriptor is None:  # another process of this host does
             return False
-        host = found.local[0].host if found.local else "127.0.0.1"
+        host = resolved.local[0].host if resolved.local else "127.0.0.1"
         self._offered = TCPStore(
             host,
             self.address.port,
@@ -208,7 +210,7 @@ class TcpPlace:
             master_listen_fd=descriptor,  # from here on the store's to close
         )
         self.is_host = True
-        return bool(found.local)
+        return bool(resolved.local)
 
     def _open_own(self, _timeout_s: float) -> Store:
         assert self._offered is not None
@@ -246,12 +248,14 @@ class TcpPlace:
             Nothing is left of it.
         """
         try:
-            found = await self.address.look(OPEN_S)
-            own = min(map(_order, found.local), default=None)
+            resolved = await self.address.look(OPEN_S)
+            own = min(map(_order, resolved.local), default=None)
             before = [
-                one
-                for one in found.endpoints
-                if one not in found.local and own is not None and _order(one) < own
+                endpoint
+                for endpoint in resolved.endpoints
+                if endpoint not in resolved.local
+                and own is not None
+                and _order(endpoint) < own
             ]
             if not before or self._offered is None:
                 return False

@@ -191,11 +191,11 @@ class StoreRendezvous:
             open_store = await self._place.find(end_s, timeout_s)
             opener = partial(open_store, max(0.0, min(OPEN_S, end_s - _now_s())))
             async with self._looking_for_others():
-                found = await self._in_thread(
+                members = await self._in_thread(
                     self._join, opener, member, end_s, timeout_s
                 )
-            if found is not None:
-                return found
+            if members is not None:
+                return members
             # Workers that came here meanwhile lose the store, and look for it again.
             self._store = None
             self._is_second.clear()
@@ -283,14 +283,16 @@ class StoreRendezvous:
             base = open_store()
             if self._board is not None:
                 self._board.arrive(base, member)
-            found = self._come(base, member, keys, end_s)
-            if not isinstance(found, list):
-                return found
-            store, missing = self._store, found
+            outcome = self._come(base, member, keys, end_s)
+            if not isinstance(outcome, list):
+                return outcome
+            store, missing = self._store, outcome
             assert store is not None
             absent = set(missing)
-            came = [key for rank, key in enumerate(keys) if rank not in absent]
-            members = [Member.decode(packed) for packed in _get_all(store, came)]
+            present_keys = [key for rank, key in enumerate(keys) if rank not in absent]
+            members = [
+                Member.decode(packed) for packed in _get_all(store, present_keys)
+            ]
             store.add(f"{PREFIX}/read", 1)
         except (RuntimeError, OSError) as error:  # what torch raises of a lost store
             raise _StoreLostError(_first_line(error)) from error
@@ -362,8 +364,8 @@ class StoreRendezvous:
             return False
 
     def _former(self, store: Store) -> int:
-        found = store.get(f"{PREFIX}/member/{self.rank}")
-        return Member.decode(found).incarnation
+        packed = store.get(f"{PREFIX}/member/{self.rank}")
+        return Member.decode(packed).incarnation
 
     def _look(self, open_store: Callable[[], Store]) -> Finding:
         assert self._board is not None
@@ -478,7 +480,7 @@ class StoreRendezvous:
 
     def _absent_from(self, store: Store) -> list[int]:
         ranks = range(self.world_size)
-        return [one for one in ranks if not store.check([f"{PREFIX}/member/{one}"])]
+        return [rank for rank in ranks if not store.check([f"{PREFIX}/member/{rank}"])]
 
     def _await_readers(self, timeout_s: float) -> None:
         """Keep a store that this worker hosts until all have read it."""
@@ -513,7 +515,7 @@ def _first_line(error: BaseException) -> str:
 
 def _get_all(store: Store, keys: list[str]) -> list[bytes]:
     try:
-        found: list[bytes] = store.multi_get(keys)
+        values: list[bytes] = store.multi_get(keys)
     except (RuntimeError, NotImplementedError):  # a store without it
-        found = [store.get(key) for key in keys]
-    return found
+        values = [store.get(key) for key in keys]
+    return values

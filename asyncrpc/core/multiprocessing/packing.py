@@ -34,7 +34,7 @@ from asyncrpc.core.multiprocessing.arguments import refuse_graph, refusing
 from asyncrpc.core.serde.layouts import is_known, put_together, take_apart
 from asyncrpc.core.serde.shared import MappedFiles, key_of, mark
 from asyncrpc.core.serde.spans import reach
-from asyncrpc.core.shm.channel import Channel, Hold, Taken
+from asyncrpc.core.shm.channel import Channel, Hold, TakenItem
 from asyncrpc.core.shm.machine.ring import (
     BLOCKS_MAX,
     DESCRIPTORS_MAX,
@@ -100,7 +100,7 @@ class _Sources:
     """The parts of one item, in the order in which its pickle names them."""
 
     def __init__(self, channel: Channel) -> None:
-        self.found: list[_Source] = []
+        self.collected: list[_Source] = []
         self._channel = channel
         self._storages: dict[int, _Source] = {}
         self._tokens: dict[int, _Source] = {}
@@ -133,7 +133,7 @@ class _Sources:
             source = _Source(memory, address, memory.nbytes, _ARRAY)
             source.span(0, memory.nbytes)
             source.where = self._channel.offset_of(address)
-        self.found.append(source)
+        self.collected.append(source)
         return False
 
 
@@ -203,7 +203,7 @@ class PackedItem:
         with refusing("the item cannot be put into a queue"):
             _TensorlessPickler(file, sources).dump(value)
         self._pickle = file.getvalue()
-        self._sources = sources.found
+        self._sources = sources.collected
         self._holds: list[Hold] | None = None
         self._blocks: list[int] = []
         self._descriptors: list[int] = []
@@ -222,8 +222,10 @@ class PackedItem:
             for source in self._sources
             if source.where != NONE and source.kind != _BEHIND_DESCRIPTOR
         }
-        self._copied = [one for one in self._sources if one.where == NONE]
-        self._alone = [one for one in self._copied if one.nbytes >= OWN_BLOCK_BYTES]
+        self._copied = [source for source in self._sources if source.where == NONE]
+        self._alone = [
+            source for source in self._copied if source.nbytes >= OWN_BLOCK_BYTES
+        ]
         self._sizes = self._block_sizes()
         _refuse_too_large(self._sizes, len(self._held), channel.layout.limit_bytes)
 
@@ -244,13 +246,13 @@ class PackedItem:
 
     def _block_sizes(self) -> list[int]:
         """Return the sizes of the blocks to take; the common block is last."""
-        sizes = [one.nbytes for one in self._alone]
-        small = [one for one in self._copied if one.nbytes < OWN_BLOCK_BYTES]
+        sizes = [source.nbytes for source in self._alone]
+        small = [source for source in self._copied if source.nbytes < OWN_BLOCK_BYTES]
         if not small and fits_slot(len(self._held) + len(sizes), self._body_bytes()):
             return sizes
         common = self._outside_bytes(len(self._held) + len(sizes) + 1)
-        for one in small:
-            common = _aligned(common) + one.nbytes
+        for source in small:
+            common = _aligned(common) + source.nbytes
         return [*sizes, common]
 
     def _body_bytes(self) -> int:
@@ -277,8 +279,8 @@ class PackedItem:
                 common = source.where + source.nbytes
             memmove(base + source.where, source.address + source.start, source.nbytes)
         rows = (
-            _ROW.pack(one.where, one.nbytes, one.start, one.kind)
-            for one in self._sources
+            _ROW.pack(source.where, source.nbytes, source.start, source.kind)
+            for source in self._sources
         )
         head = _HEAD.pack(len(self._sources), len(self._keys))
         self._body = b"".join((head, *rows, *self._keys, self._pickle))
@@ -286,13 +288,13 @@ class PackedItem:
             self._channel.write_outside(self._blocks, self._body)
 
 
-def unpack(taken: Taken, channel: Channel, known: MappedFiles) -> Any:
+def unpack(item: TakenItem, channel: Channel, known: MappedFiles) -> Any:
     """Return the value of an item; its tensors are over the queue's memory.
 
     Raises:
         Exception: the error of unpickling; the item is gone.
     """
-    body = taken.body
+    body = item.body
     if body[: _HEAD.size] == _NO_PARTS:
         return pickle.loads(body[_HEAD.size :])  # noqa: S301  see above
     try:
@@ -301,15 +303,15 @@ def unpack(taken: Taken, channel: Channel, known: MappedFiles) -> Any:
         rows = [_ROW.unpack_from(body, at + _ROW.size * row) for row in range(count)]
         at += _ROW.size * count
         memory = memoryview(body)
-        found = (
+        segment_keys = (
             bytes(memory[at + 16 * key : at + 16 * key + 16]) for key in range(keys)
         )
-        holds = {hold.block: hold for hold in taken.holds}
+        holds = {hold.block: hold for hold in item.holds}
         parts: list[Part | memoryview] = []
         for where, nbytes, start, kind in rows:
             if kind == _BEHIND_DESCRIPTOR:
-                storage = known.storage_at(taken.descriptors[where], start, nbytes)
-                key = next(found)
+                storage = known.storage_at(item.descriptors[where], start, nbytes)
+                key = next(segment_keys)
                 if key != _NO_KEY and key_of(storage) is None:
                     mark(storage, key)
                 parts.append((storage, 0))
@@ -322,7 +324,7 @@ def unpack(taken: Taken, channel: Channel, known: MappedFiles) -> Any:
                 parts.append((storage, start))
         return pickle.loads(memory[at + 16 * keys :], buffers=parts)  # noqa: S301  ours
     finally:
-        close_all(taken.descriptors)
+        close_all(item.descriptors)
 
 
 def _pass_along(

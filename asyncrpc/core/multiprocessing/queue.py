@@ -189,12 +189,12 @@ class Queue(Generic[T]):
         """
         refuse_on_loop("Queue.get", "await Queue.get_async() or Queue.get_nowait()")
         deadline = self._deadline(timeout_s)
-        while (taken := self._channel.take()) is None:
+        while (item := self._channel.take()) is None:
             left_s = self._left_s(deadline)
             if left_s <= 0:
                 raise Empty
             _wait(self._channel.ends.items, min(left_s, ITEMS_POLL_S))
-        return cast("T", unpack(taken, self._channel, self._known))
+        return cast("T", unpack(item, self._channel, self._known))
 
     def get_nowait(self) -> T:
         """Take the oldest item if there is one.
@@ -208,10 +208,10 @@ class Queue(Generic[T]):
             OSError: see `get`.
             Exception: the error of unpickling; the item is gone.
         """
-        taken = self._channel.take()
-        if taken is None:
+        item = self._channel.take()
+        if item is None:
             raise Empty
-        return cast("T", unpack(taken, self._channel, self._known))
+        return cast("T", unpack(item, self._channel, self._known))
 
     async def get_async(self) -> T:
         """Take the oldest item, waiting for one without blocking the event loop.
@@ -228,9 +228,9 @@ class Queue(Generic[T]):
             No item is taken: there is no waiting between an item and its return.
         """
         await asyncio.sleep(0)  # always a cancellation point
-        while (taken := self._channel.take()) is None:
+        while (item := self._channel.take()) is None:
             await _wait_async(self._channel.ends.items, ITEMS_POLL_S)
-        return cast("T", unpack(taken, self._channel, self._known))
+        return cast("T", unpack(item, self._channel, self._known))
 
     # --- what it looks like ----------------------------------------------------------
 
@@ -265,7 +265,7 @@ class Queue(Generic[T]):
                 "multiprocessing.Process"
             )
         ends = self._channel.ends
-        sent = [reduction.DupFd(one) for one in _descriptors(ends)]
+        sent = [reduction.DupFd(descriptor) for descriptor in _descriptors(ends)]
         return _arrived, (sent, ends.limit_bytes, ends.items_max)
 
     # --- time ------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def _descriptors(ends: Ends) -> tuple[int, ...]:
 
 def _arrived(sent: list[Any], limit_bytes: int, items_max: int) -> Queue[Any]:
     """Make the queue in the process that it was passed to."""
-    memory, items, room, sending, receiving = [one.detach() for one in sent]
+    memory, items, room, sending, receiving = [duplicate.detach() for duplicate in sent]
     queue: Queue[Any] = Queue.__new__(Queue)
     queue._use(  # noqa: SLF001  its constructor would make another
         Channel(Ends(memory, items, room, (sending, receiving), limit_bytes, items_max))

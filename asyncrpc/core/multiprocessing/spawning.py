@@ -102,9 +102,9 @@ def spawn(  # noqa: PLR0917  torch's order, for its callers
 
 
 def _run(fn: Callable[..., object], rank: int, *args: Any) -> Any:
-    found = fn(rank, *args)
-    return _awaited(found) if inspect.iscoroutine(found) else None
+    result = fn(rank, *args)
+    return _awaited(result) if inspect.iscoroutine(result) else None
 
 
-async def _awaited(found: Coroutine[Any, Any, object]) -> None:
-    await found
+async def _awaited(coroutine: Coroutine[Any, Any, object]) -> None:
+    await coroutine

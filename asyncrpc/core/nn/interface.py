@@ -47,9 +47,9 @@ def implemented(interface: Callable[..., T], module: Callee) -> T:
         name: _remote(name, function) for name, function in methods_of(interface)
     }
     cls: Any = interface
-    made = type(f"Remote{cls.__name__}", (_Remote, cls), methods)
-    found: T = made(interface, module)
-    return found
+    remote_class = type(f"Remote{cls.__name__}", (_Remote, cls), methods)
+    remote: T = remote_class(interface, module)
+    return remote
 
 
 def methods_of(interface: Any) -> list[tuple[str, Callable[..., Any]]]:
@@ -59,17 +59,17 @@ def methods_of(interface: Any) -> list[tuple[str, Callable[..., Any]]]:
         UsageError: `interface` is not an interface, or a method of it is not `async
             def`.
     """
-    found = dict(_declared(interface)) if isinstance(interface, type) else {}
-    if not found:
+    functions = dict(_declared(interface)) if isinstance(interface, type) else {}
+    if not functions:
         wanted = "an abstract class or a Protocol with at least one method"
         raise wrong("interface", wanted, interface)
-    for name, function in found.items():
+    for name, function in functions.items():
         if not inspect.iscoroutinefunction(function):
             raise UsageError(
                 f"{interface.__name__}.{name} is not `async def`: a method of a remote "
                 "module is awaited; declare it so, even if the module's method is plain"
             )
-    return sorted(found.items())
+    return sorted(functions.items())
 
 
 def _declared(interface: type) -> Iterator[tuple[str, Any]]:
@@ -88,19 +88,24 @@ def shapes_of(interface: Any) -> list[Shape]:
 
 
 def _shape(name: str, function: Callable[..., Any]) -> Shape:
-    given = list(inspect.signature(function).parameters.values())[1:]  # without self
+    # Without self.
+    parameters = list(inspect.signature(function).parameters.values())[1:]
     places = (
         inspect.Parameter.POSITIONAL_ONLY,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
     )
-    by_place = [one for one in given if one.kind in places]
-    by_name = [one for one in given if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    by_place = [parameter for parameter in parameters if parameter.kind in places]
+    by_name = [
+        parameter
+        for parameter in parameters
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
     return (
         name,
-        [one.name for one in by_place],
-        sum(_must(one) for one in by_place),
-        [one.name for one in by_name],
-        [one.name for one in by_name if _must(one)],
+        [parameter.name for parameter in by_place],
+        sum(_must(parameter) for parameter in by_place),
+        [parameter.name for parameter in by_name],
+        [parameter.name for parameter in by_name if _must(parameter)],
     )
 
 

@@ -78,8 +78,8 @@ async def named_parameters(
 ) -> list[tuple[str, RRef[nn.Parameter]]]:
     """Return a reference to each parameter, with its name."""
     module = await rref
-    found = module.named_parameters(recurse=recurse)
-    return [(name, RRef(parameter)) for name, parameter in found]
+    parameters = module.named_parameters(recurse=recurse)
+    return [(name, RRef(parameter)) for name, parameter in parameters]
 
 
 async def check(
@@ -142,8 +142,8 @@ async def load_state(
 
     def load() -> tuple[list[str], list[str]]:
         with _steps_held_off():
-            found = module.load_state_dict(state_dict, strict=strict)
-        return list(found.missing_keys), list(found.unexpected_keys)
+            mismatch = module.load_state_dict(state_dict, strict=strict)
+        return list(mismatch.missing_keys), list(mismatch.unexpected_keys)
 
     return await _in_thread(load)
 

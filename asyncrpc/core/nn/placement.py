@@ -42,22 +42,22 @@ class Placement:
         Raises:
             UsageError: the text has none of these forms.
         """
-        found = _FORM.fullmatch(text) if isinstance(text, str) else None
+        match = _FORM.fullmatch(text) if isinstance(text, str) else None
         forms = "'worker', 'worker/device' or 'rank/device', such as 'ps/cpu'"
         problem = wrong("remote_device", forms, text)
-        if found is None:
+        if match is None:
             raise problem
         try:
-            device = DeviceName.parse(found["device"] or CPU)
+            device = DeviceName.parse(match["device"] or CPU)
         except UsageError:
             raise problem from None
-        return cls(found["worker"], str(device))
+        return cls(match["worker"], str(device))
 
     @property
     def rank(self) -> int | None:
         """The rank that the worker part may be; None if it is not a number."""
-        found = _RANK.fullmatch(self.worker)
-        return None if found is None else int(found["rank"])
+        match = _RANK.fullmatch(self.worker)
+        return None if match is None else int(match["rank"])
 
     def __str__(self) -> str:
         return f"{self.worker}/{self.device}"

@@ -132,7 +132,7 @@ class RemoteModule:
         """
         placement = Placement.parse(remote_device)
         _check_class(module_cls)
-        _check_given(() if args is None else args, kwargs)
+        _check_arguments(() if args is None else args, kwargs)
         worker = current_worker().parts
         # By name, so that the error about an argument that cannot travel names it.
         values = {
@@ -300,7 +300,7 @@ class RemoteModule:
         """
         if type(name) is not str or not name.isidentifier() or len(name) > _NAME_MAX:
             raise wrong("name", "the name of a method", name)
-        _check_given(args, kwargs)
+        _check_arguments(args, kwargs)
         _worker_of(self._rref).check_on_loop("RemoteModule.run_method")
         return await self._start(name, tuple(args), dict(kwargs or {}))
 
@@ -331,8 +331,10 @@ class RemoteModule:
         Source: torch.distributed.nn.RemoteModule.remote_parameters.
         """
         check_flag("recurse", recurse)
-        found: list[RRef[nn.Parameter]] = await self._call(owner.parameters, recurse)
-        return found
+        parameters: list[RRef[nn.Parameter]] = await self._call(
+            owner.parameters, recurse
+        )
+        return parameters
 
     async def named_remote_parameters(
         self,
@@ -355,10 +357,10 @@ class RemoteModule:
             >>> biases = [one for name, one in named if name.endswith("bias")]
         """
         check_flag("recurse", recurse)
-        found: list[tuple[str, RRef[nn.Parameter]]] = await self._call(
+        parameters: list[tuple[str, RRef[nn.Parameter]]] = await self._call(
             owner.named_parameters, recurse
         )
-        return found
+        return parameters
 
     async def to(self, dtype: torch.dtype) -> Self:
         """Cast the module's floating-point parameters and buffers, in place.
@@ -424,8 +426,8 @@ class RemoteModule:
         Cancellation:
             Nothing changes.
         """
-        found: dict[str, torch.Tensor] = await self._call(owner.state)
-        return found
+        state: dict[str, torch.Tensor] = await self._call(owner.state)
+        return state
 
     async def load_state_dict(
         self, state_dict: Mapping[str, torch.Tensor], *, strict: bool = True
@@ -496,7 +498,7 @@ def _check_class(module_cls: object) -> None:
         raise wrong("module_cls", wanted, module_cls)
 
 
-def _check_given(args: object, kwargs: object) -> None:
+def _check_arguments(args: object, kwargs: object) -> None:
     """Raise UsageError unless these are positional and keyword arguments."""
     check_sequence("args", args, "a list of arguments")
     if kwargs is not None:

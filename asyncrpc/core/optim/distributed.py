@@ -103,16 +103,16 @@ class DistributedOptimizer:
         """
         self._worker = current_worker().parts
         self._class = class_of(optimizer_class)
-        groups, given = groups_of(params_rref), (args, kwargs)
+        groups, arguments = groups_of(params_rref), (args, kwargs)
         owners = Owners(self._worker, owners_of(groups))
         self._owners = owners
         self._engine: PerOwnerOptimizer | GatheredOptimizer
         if needs_closure(self._class):
             self._engine = GatheredOptimizer(
-                self._class, groups, given, owners, self._worker
+                self._class, groups, arguments, owners, self._worker
             )
         else:
-            self._engine = PerOwnerOptimizer(self._class, groups, given, owners)
+            self._engine = PerOwnerOptimizer(self._class, groups, arguments, owners)
         # The owners notice the end of this worker by themselves.
         weakref.finalize(self, owners.let_go).atexit = False
 
@@ -123,7 +123,7 @@ class DistributedOptimizer:
             OptimizerError: an owner could not make its local optimizer; the text says
                 which and why.  The next use tries again.
         """
-        return self._made().__await__()
+        return self._ready().__await__()
 
     @property
     def options(self) -> torch.optim.Optimizer:
@@ -136,13 +136,13 @@ class DistributedOptimizer:
         Raises:
             UsageError: the local optimizers, which know the defaults, are not made yet.
         """
-        found = self._engine.options
-        if found is None:
+        options = self._engine.options
+        if options is None:
             raise UsageError(
                 "the options are not known yet: await the optimizer first, as in "
                 "`optimizer = await DistributedOptimizer(...)`"
             )
-        return found
+        return options
 
     async def step(
         self,
@@ -211,7 +211,7 @@ class DistributedOptimizer:
         if (context is None) == (closure is None) or (
             isinstance(engine, GatheredOptimizer) and closure is None
         ):
-            raise UsageError(self._what_a_step_takes())
+            raise UsageError(self._step_usage())
         if context is not None:
             context.service.state(context)  # it is open, or this raises
         return await self._noted(self._take_step(context, closure, how))
@@ -270,11 +270,11 @@ class DistributedOptimizer:
         """
         how = StepOptions(clip_grad_norm, skip_nonfinite, allow_stale)
         how.check()
-        given = autograd.checked_roots(context, roots, gradients, timeout_s)
+        root_tensors = autograd.checked_roots(context, roots, gradients, timeout_s)
         check_flags(retain_graph=retain_graph)
         engine = self._engine
         if isinstance(engine, GatheredOptimizer):
-            raise UsageError(self._what_a_step_takes())
+            raise UsageError(self._step_usage())
         service = context.service
         service.check_on_loop("DistributedOptimizer.backward_and_step")
         service.state(context)  # it is open, or this raises
@@ -282,11 +282,11 @@ class DistributedOptimizer:
 
         async def run_pass(step: StepAfterPass | VotesWithPass | None) -> None:
             await service.backward(
-                context, given, gradients, keeping, deadline, step=step
+                context, root_tensors, gradients, keeping, deadline, step=step
             )
 
         async def take_step() -> StepResult:
-            await self._made()
+            await self._ready()
             return await engine.step_with_pass(context.id, how, run_pass)
 
         return await self._noted(take_step())
@@ -307,7 +307,7 @@ class DistributedOptimizer:
     ) -> StepResult:
         """Take a step whose arguments have been checked."""
         engine = self._engine
-        await self._made()
+        await self._ready()
         if isinstance(engine, GatheredOptimizer):
             assert closure is not None  # checked by `step`
             return await engine.step(closure, how)
@@ -326,7 +326,7 @@ class DistributedOptimizer:
             (recorder.now_s(), began_s, self._name, names, outcome, task)
         )
 
-    def _what_a_step_takes(self) -> str:
+    def _step_usage(self) -> str:
         if isinstance(self._engine, GatheredOptimizer):
             return (
                 f"{self._name} evaluates the model several times in a step: pass a "
@@ -356,7 +356,7 @@ class DistributedOptimizer:
         Source: torch.optim.Optimizer.add_param_group.
         """
         added = group_of("group", group)
-        await self._made()
+        await self._ready()
         await self._engine.add_group(added, repr(self))
 
     async def state_dict(self, *, per_owner: bool = False) -> dict[str, Any]:
@@ -385,7 +385,7 @@ class DistributedOptimizer:
         Source: torch.optim.Optimizer.state_dict.
         """
         check_flag("per_owner", per_owner)
-        await self._made()
+        await self._ready()
         return await self._engine.state(per_owner=per_owner)
 
     async def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -407,11 +407,11 @@ class DistributedOptimizer:
         Source: torch.optim.Optimizer.load_state_dict.
         """
         check_kind("state_dict", state_dict, Mapping, "what state_dict() returned")
-        await self._made()
+        await self._ready()
         await self._engine.load_state(state_dict)
 
     def __repr__(self) -> str:
-        owners = ", ".join(repr(one.name) for one in self._owners.listed)
+        owners = ", ".join(repr(owner.name) for owner in self._owners.listed)
         return f"<DistributedOptimizer {self._name} on {owners}>"
 
     @property
@@ -419,7 +419,7 @@ class DistributedOptimizer:
         is_named = isinstance(self._class, type | FunctionType | BuiltinFunctionType)
         return self._class.__name__ if is_named else shown(self._class)
 
-    async def _made(self) -> Self:
+    async def _ready(self) -> Self:
         self._worker.check_on_loop("a DistributedOptimizer")
         await self._engine.make(repr(self))
         return self
@@ -432,29 +432,33 @@ def class_of(wanted: Any) -> Callable[..., torch.optim.Optimizer]:
         UsageError: the name is unknown, or the class is not an optimizer's.
     """
     if type(wanted) is str:
-        found = getattr(torch.optim, wanted, None)
-        if not _is_optimizer(found):
-            known = sorted(one for one in dir(torch.optim) if _is_named(one))
+        candidate = getattr(torch.optim, wanted, None)
+        if not _is_optimizer(candidate):
+            known = sorted(
+                optimizer_name
+                for optimizer_name in dir(torch.optim)
+                if _is_named(optimizer_name)
+            )
             raise UsageError(
                 f"optimizer_class must be an optimizer, but torch.optim has no "
                 f"{shown(wanted)}; it has {', '.join(known)}. Pass the class itself if "
                 "it is not torch's"
             )
-        wanted = found
+        wanted = candidate
     if not callable(wanted) or (isinstance(wanted, type) and not _is_optimizer(wanted)):
         is_named = "a subclass of torch.optim.Optimizer, or a name in torch.optim"
         raise wrong("optimizer_class", is_named, wanted)
-    made: Callable[..., torch.optim.Optimizer] = wanted
-    return made
+    optimizer_class: Callable[..., torch.optim.Optimizer] = wanted
+    return optimizer_class
 
 
 def _is_named(name: str) -> bool:
     return _is_optimizer(getattr(torch.optim, name))
 
 
-def _is_optimizer(found: Any) -> bool:
+def _is_optimizer(candidate: Any) -> bool:
     return (
-        isinstance(found, type)
-        and issubclass(found, torch.optim.Optimizer)
-        and found is not torch.optim.Optimizer
+        isinstance(candidate, type)
+        and issubclass(candidate, torch.optim.Optimizer)
+        and candidate is not torch.optim.Optimizer
     )

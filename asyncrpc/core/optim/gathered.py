@@ -27,7 +27,7 @@ from asyncrpc.core.optim import states
 from asyncrpc.core.optim.callbacks import CallbackThreads, run_with_callbacks
 from asyncrpc.core.optim.groups import Group, numbers_of, part_of
 from asyncrpc.core.optim.local import Gradients, norm_of, scale_for, scaled, squares
-from asyncrpc.core.optim.owners import Owners, told
+from asyncrpc.core.optim.owners import Owners, error_text
 from asyncrpc.core.optim.service import checked
 from asyncrpc.core.optim.snapshot import Snapshot
 from asyncrpc.core.optim.step import Closure, StepOptions, StepResult
@@ -50,19 +50,19 @@ class GatheredOptimizer:
         self,
         cls: Callable[..., Any],
         groups: list[Group],
-        given: tuple[Sequence[Any], Mapping[str, Any]],
+        arguments: tuple[Sequence[Any], Mapping[str, Any]],
         owners: Owners,
         threads: CallbackThreads,
     ) -> None:
         self.options: torch.optim.Optimizer | None = None
         self._cls = cls
         self._groups = groups
-        self._given = given
+        self._arguments = arguments
         self._owners = owners
         self._threads = threads
         self._mirrors: list[torch.Tensor] = []
-        self._made: set[WorkerId] = set()  # owners that have listed their parameters
-        self._one_at_a_time = asyncio.Lock()
+        self._listed_on: set[WorkerId] = set()  # owners that list their parameters
+        self._turn_lock = asyncio.Lock()
 
     async def make(self, name: str) -> None:
         """List the parameters on their owners, and make the optimizer of the mirrors.
@@ -72,30 +72,32 @@ class GatheredOptimizer:
         """
         if self.options is not None:
             return
-        async with self._one_at_a_time:
+        async with self._turn_lock:
             problem = f"{name} could not be made"
-            if not self._made:
+            if not self._listed_on:
                 await self._owners.relist(self._groups)
-            unmade = [one for one in self._owners.listed if one not in self._made]
+            unmade = [
+                owner for owner in self._owners.listed if owner not in self._listed_on
+            ]
             await self._owners.gather(unmade, self._create, problem=problem)
-            found = await self._owners.each(
+            values = await self._owners.each(
                 m.GetValues(self._owners.serial), problem=problem
             )
             if self.options is None:
-                self._mirrors = self._in_order(found)
-                for one in self._mirrors:
-                    one.requires_grad_()
+                self._mirrors = self._in_order(values)
+                for mirror in self._mirrors:
+                    mirror.requires_grad_()
                 try:
                     self.options = self._optimizer()
                 except Exception as error:  # any optimizer's code
-                    raise OptimizerError(f"{problem}: {told(error)}") from error
+                    raise OptimizerError(f"{problem}: {error_text(error)}") from error
 
     async def _create(self, owner: WorkerId) -> None:
-        groups = [{"params": part_of(one, owner)["params"]} for one in self._groups]
+        groups = [{"params": part_of(group, owner)["params"]} for group in self._groups]
         await self._owners.ask(
             owner, m.CreateOptimizer(self._owners.serial, None, groups, [], {})
         )
-        self._made.add(owner)
+        self._listed_on.add(owner)
 
     def _optimizer(self) -> torch.optim.Optimizer:
         listed, at = [], 0
@@ -103,7 +105,7 @@ class GatheredOptimizer:
             after = at + len(group["params"])
             listed.append({**group, "params": self._mirrors[at:after]})
             at = after
-        args, kwargs = self._given
+        args, kwargs = self._arguments
         return checked(self._cls(listed, *args, **kwargs))
 
     # --- a step ----------------------------------------------------------------------
@@ -122,7 +124,7 @@ class GatheredOptimizer:
     async def _step(self, closure: Closure, how: StepOptions) -> StepResult:
         optimizer = self.options
         assert optimizer is not None  # made
-        async with self._one_at_a_time:
+        async with self._turn_lock:
             run = _StepRun(self, closure, how)
             owners = sorted(self._owners.listed)
             snapshot: Snapshot | None = None
@@ -144,7 +146,7 @@ class GatheredOptimizer:
                 raise
             failed = await self._owners.settle(owners, is_applied=True)
             if failed:
-                names = ", ".join(repr(one.name) for one in failed)
+                names = ", ".join(repr(owner.name) for owner in failed)
                 raise OptimizerError(
                     f"the step was applied, but perhaps undone on {names}; load the "
                     "last checkpoint on all owners"
@@ -157,11 +159,15 @@ class GatheredOptimizer:
         One owner after the other, in the order of all trainers: see `optim.machine`.
         """
         problem = "the step was refused, and nothing was applied anywhere"
-        found: dict[WorkerId, list[torch.Tensor]] = {}
+        values: dict[WorkerId, list[torch.Tensor]] = {}
         for owner in owners:
-            found |= await self._owners.gather([owner], self._begin_on, problem=problem)
+            values |= await self._owners.gather(
+                [owner], self._begin_on, problem=problem
+            )
         with torch.no_grad():
-            for mirror, value in zip(self._mirrors, self._in_order(found), strict=True):
+            for mirror, value in zip(
+                self._mirrors, self._in_order(values), strict=True
+            ):
                 mirror.copy_(value)
 
     async def _begin_on(self, owner: WorkerId) -> list[torch.Tensor]:
@@ -182,21 +188,21 @@ class GatheredOptimizer:
 
     async def gradients(self, context_id: ContextId) -> list[torch.Tensor | None]:
         """Return the gradients of a context, in the order of the mirrors."""
-        found = await self._owners.each(
+        gradients = await self._owners.each(
             m.GetGradients(self._owners.serial, context_id),
             problem="the gradients could not be read",
         )
-        return self._in_order(found)
+        return self._in_order(gradients)
 
     def take(self, gradients: Gradients) -> None:
         """Give the mirrors their gradients."""
         for mirror, gradient in zip(self._mirrors, gradients, strict=True):
             mirror.grad = gradient
 
-    def _in_order(self, found: Mapping[WorkerId, Sequence[Any]]) -> list[Any]:
+    def _in_order(self, by_owner: Mapping[WorkerId, Sequence[Any]]) -> list[Any]:
         """Put the owners' parts into the order of all parameters."""
         placed: dict[int, Any] = {}
-        for owner, values in found.items():
+        for owner, values in by_owner.items():
             places = numbers_of(self._groups, owner)
             placed |= dict(zip(places, values, strict=True))
         return [placed[at] for at in range(len(placed))]
@@ -221,14 +227,14 @@ class GatheredOptimizer:
                 "leave per_owner out"
             )
         assert self.options is not None  # made
-        async with self._one_at_a_time:
+        async with self._turn_lock:
             return copy.deepcopy(self.options.state_dict())
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
         """Load a state; see `DistributedOptimizer.load_state_dict`."""
         states.check_fits(self._groups, state)
         assert self.options is not None  # made
-        async with self._one_at_a_time:
+        async with self._turn_lock:
             self.options.load_state_dict(dict(state))
 
 
@@ -263,16 +269,16 @@ class _StepRun:
             await self.of.assign(self.how)
         async with autograd.context() as ctx:
             loss = await self.closure(ctx)
-            found = await self.of.gradients(ctx.id)
-        norm = norm_of(squares(found)) if self.how.needs_norm else None
+            gradients = await self.of.gradients(ctx.id)
+        norm = norm_of(squares(gradients)) if self.how.needs_norm else None
         if self.first is None:
-            self.first = sum(one is not None for one in found), norm, loss
+            self.first = sum(gradient is not None for gradient in gradients), norm, loss
         scale = scale_for(
             norm, self.how.clip_norm, skip_nonfinite=self.how.skip_nonfinite
         )
         if scale is None:
             raise _NotFiniteError
-        self.of.take(scaled(found, scale))
+        self.of.take(scaled(gradients, scale))
         return loss
 
     def result(self, *, is_applied: bool) -> StepResult:

@@ -65,16 +65,18 @@ class LocalParameters:
 
     def _list(self, parameters: Iterable[torch.Tensor]) -> None:
         self.listed = list(parameters)
-        self.keys = frozenset(id(one) for one in self.listed)
+        self.keys = frozenset(id(parameter) for parameter in self.listed)
 
     def gradients(self, gathered: Gathered) -> Gradients:
         """Return the gradients that belong to our parameters."""
-        return [gathered.get(one) for one in self.listed]
+        return [gathered.get(parameter) for parameter in self.listed]
 
     def values(self) -> list[torch.Tensor]:
         """Return a copy of the parameters, of one moment, in the host's memory."""
         with self._lock:
-            return [one.detach().to("cpu", copy=True) for one in self.listed]
+            return [
+                parameter.detach().to("cpu", copy=True) for parameter in self.listed
+            ]
 
     def assign(self, values: Sequence[torch.Tensor], *, allow_stale: bool) -> None:
         """Set the parameters."""
@@ -110,7 +112,7 @@ class LocalOptimizer(LocalParameters):
         """
         if not self._is_small or not self.is_sure(gradients):
             return None
-        return id(self), sum(one is not None for one in gradients)
+        return id(self), sum(gradient is not None for gradient in gradients)
 
     def is_sure(self, gradients: Gradients) -> bool:
         """Return whether a step with these gradients cannot raise, as things are now.
@@ -241,8 +243,8 @@ class LocalOptimizer(LocalParameters):
                 f"state_dict() of {name} must return a mapping of 'state' to one by "
                 f"parameter and of 'param_groups' to a list, not {shown(copied)}"
             )
-        found: dict[str, Any] = in_host_memory(copied)
-        return found
+        state: dict[str, Any] = in_host_memory(copied)
+        return state
 
     def load_state(self, state: Mapping[str, Any]) -> list[Options]:
         """Load a state that `state` returned; return the options of all groups.
@@ -259,17 +261,17 @@ class LocalOptimizer(LocalParameters):
     def _look(self) -> None:
         """List the optimizer's parameters."""
         groups = self._optimizer.param_groups
-        self._list(one for group in groups for one in group["params"])
+        self._list(parameter for group in groups for parameter in group["params"])
         self._proven += [None] * (len(self.listed) - len(self._proven))
         self._is_small = len(self.listed) <= SMALL and all(
-            one.numel() <= SMALL_NUMEL for one in self.listed
+            parameter.numel() <= SMALL_NUMEL for parameter in self.listed
         )
 
 
-def _is_state(found: Any) -> bool:
-    if not issubclass(type(found), Mapping):  # by type: `__class__` may differ
+def _is_state(candidate: Any) -> bool:
+    if not issubclass(type(candidate), Mapping):  # by type: `__class__` may differ
         return False
-    groups, state = found.get("param_groups"), found.get("state")
+    groups, state = candidate.get("param_groups"), candidate.get("state")
     return issubclass(type(state), Mapping) and issubclass(type(groups), list)
 
 
@@ -305,9 +307,9 @@ def _on_aliases(optimizer: torch.optim.Optimizer) -> Iterator[list[torch.Tensor]
     pairs = list(zip(listed, aliases, strict=True))
     try:
         _rename(state, pairs)
-        left = iter(aliases)
+        unused_aliases = iter(aliases)
         for group, parameters in zip(groups, kept, strict=True):
-            group["params"] = [next(left) for _ in parameters]
+            group["params"] = [next(unused_aliases) for _ in parameters]
         yield aliases
     finally:
         for group, parameters in zip(groups, kept, strict=True):
@@ -350,7 +352,7 @@ def scaled(gradients: Gradients, scale: float) -> Gradients:
     """Return gradients times `scale`; the same ones if it is 1."""
     if scale == 1.0:
         return gradients
-    return [None if one is None else one * scale for one in gradients]
+    return [None if gradient is None else gradient * scale for gradient in gradients]
 
 
 def squares(gradients: Gradients) -> list[float]:
@@ -365,7 +367,11 @@ def squares(gradients: Gradients) -> list[float]:
         if gradient is not None:
             norms.setdefault(gradient.device, []).append(_norm(gradient))
     # One wait for each device, not for each gradient.
-    listed = [norm for found in norms.values() for norm in torch.stack(found).tolist()]
+    listed = [
+        norm
+        for device_norms in norms.values()
+        for norm in torch.stack(device_norms).tolist()
+    ]
     return exact_sum([norm * norm for norm in listed])
 
 

@@ -39,7 +39,7 @@ class Turns:
         """
         if holder in self._keys:
             raise LocalProtocolError(f"holder {holder} has asked for a turn before")
-        is_free = all(keys.isdisjoint(others) for others in self._keys.values())
+        is_free = all(keys.isdisjoint(other_keys) for other_keys in self._keys.values())
         self._keys[holder] = keys
         if not is_free:
             self._waiting.add(holder)
@@ -54,16 +54,20 @@ class Turns:
         if self._keys.pop(holder, None) is None:
             return []
         self._waiting.discard(holder)
-        begun = [one for one in self._keys if one in self._waiting and self._may(one)]
+        begun = [
+            waiter
+            for waiter in self._keys
+            if waiter in self._waiting and self._may(waiter)
+        ]
         self._waiting.difference_update(begun)
         return begun
 
     def _may(self, holder: int) -> bool:
         """Return whether no earlier holder shares a key with this one."""
         keys = self._keys[holder]
-        for other, others in self._keys.items():
+        for other, other_keys in self._keys.items():
             if other == holder:
                 return True
-            if not keys.isdisjoint(others):
+            if not keys.isdisjoint(other_keys):
                 return False
         return True

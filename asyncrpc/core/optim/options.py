@@ -48,7 +48,7 @@ class GroupOptions(torch.optim.Optimizer):
         if self._seen != groups:
             self._now = options_of(self)
             is_plain = all(
-                _is_constant(one) for each in groups for one in each.values()
+                _is_constant(option) for group in groups for option in group.values()
             )
             self._seen = [dict(group) for group in groups] if is_plain else None
         return self._now
@@ -100,23 +100,25 @@ def can_travel(value: Any) -> bool:
 
 def changes(now: Sequence[Options], known: Sequence[Options]) -> Changes:
     """Return the options that differ from those that an owner knows."""
-    found: Changes = []
+    group_changes: Changes = []
     if now is known:
-        return found
-    for index, (group, have) in enumerate(zip(now, known, strict=True)):
+        return group_changes
+    for index, (group, known_group) in enumerate(zip(now, known, strict=True)):
         differing = {
             key: value
             for key, value in group.items()
-            if key not in have or not _is_same(value, have[key])
+            if key not in known_group or not _is_same(value, known_group[key])
         }
         if differing:
-            found.append(GroupChange(index, differing))
-    return found
+            group_changes.append(GroupChange(index, differing))
+    return group_changes
 
 
 def is_harmless(differing: Changes) -> bool:
     """Return whether options differ by numbers only: no step of torch refuses those."""
-    return all(_is_number(one) for _, values in differing for one in values.values())
+    return all(
+        _is_number(option) for _, values in differing for option in values.values()
+    )
 
 
 def _is_number(value: Any) -> bool:
@@ -134,10 +136,10 @@ def set_options(optimizer: torch.optim.Optimizer, differing: Changes) -> None:
     for index, values in differing:
         group = optimizer.param_groups[index]
         for key, value in values.items():
-            have = group.get(key)
-            if isinstance(have, torch.Tensor):
+            current = group.get(key)
+            if isinstance(current, torch.Tensor):
                 with torch.no_grad():
-                    have.copy_(torch.as_tensor(value, device=have.device))
+                    current.copy_(torch.as_tensor(value, device=current.device))
             else:
                 group[key] = value
 
@@ -146,11 +148,11 @@ def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+def _is_same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
         return (
-            isinstance(one, torch.Tensor)
-            and isinstance(other, torch.Tensor)
-            and torch.equal(one, other)
+            isinstance(first, torch.Tensor)
+            and isinstance(second, torch.Tensor)
+            and torch.equal(first, second)
         )
-    return bool(one == other)
+    return bool(first == second)

@@ -69,7 +69,7 @@ class Owners:
         """Return the other owner, if there are two and this worker is one of them."""
         if len(self.listed) != 2 or self.me not in self.listed:  # noqa: PLR2004
             return None
-        return next(one for one in self.listed if one != self.me)
+        return next(owner for owner in self.listed if owner != self.me)
 
     @property
     def only_one_elsewhere(self) -> WorkerId | None:
@@ -88,10 +88,10 @@ class Owners:
             Nothing has changed.
         """
         link_of = self._worker.directory.link_of
-        if all(one == self.me or link_of(one.incarnation) for one in self.listed):
+        if all(owner == self.me or link_of(owner.incarnation) for owner in self.listed):
             return
-        for one in references_in(groups):
-            await one.made_on()
+        for parameter in references_in(groups):
+            await parameter.made_on()
         self.listed = owners_of(groups)
 
     def add(self, owners: Sequence[WorkerId]) -> list[WorkerId]:
@@ -123,7 +123,7 @@ class Owners:
             OptimizerError: one or more owners failed.
         """
         return await self.gather(
-            list(self.listed), lambda one: self.ask(one, request), problem=problem
+            list(self.listed), lambda owner: self.ask(owner, request), problem=problem
         )
 
     async def gather(
@@ -157,7 +157,7 @@ class Owners:
         token = deadline_var.set(None)
         try:
             settle = m.SettleStep(self.serial, is_applied)
-            _, failed = await try_each(owners, lambda one: self.ask(one, settle))
+            _, failed = await try_each(owners, lambda owner: self.ask(owner, settle))
         finally:
             deadline_var.reset(token)
         return failed
@@ -202,10 +202,12 @@ def _seen(task: asyncio.Task[Any]) -> None:
 
 def named(failed: Mapping[WorkerId, BaseException]) -> str:
     """Return the names of failed owners, with their errors."""
-    return "; ".join(f"worker {one.name!r}: {told(it)}" for one, it in failed.items())
+    return "; ".join(
+        f"worker {owner.name!r}: {error_text(error)}" for owner, error in failed.items()
+    )
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the text of an owner's error, with its class unless that is ours."""
     kind = type(error)
     if issubclass(getattr(kind, "remote_class", kind), AsyncRpcError):

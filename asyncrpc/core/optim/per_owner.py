@@ -33,7 +33,7 @@ from asyncrpc.core.optim.options import (
     changes,
     is_harmless,
 )
-from asyncrpc.core.optim.owners import Owners, named, told, try_each
+from asyncrpc.core.optim.owners import Owners, error_text, named, try_each
 from asyncrpc.core.optim.step import StepOptions, StepResult
 from asyncrpc.core.optim.turns import step_label
 from asyncrpc.errors import (
@@ -60,13 +60,13 @@ class PerOwnerOptimizer:
         self,
         cls: Callable[..., Any],
         groups: list[Group],
-        given: tuple[Sequence[Any], Mapping[str, Any]],
+        arguments: tuple[Sequence[Any], Mapping[str, Any]],
         owners: Owners,
     ) -> None:
         self.options: GroupOptions | None = None
         self._cls = cls
         self._groups = groups
-        self._args, self._kwargs = list(given[0]), dict(given[1])
+        self._args, self._kwargs = list(arguments[0]), dict(arguments[1])
         self._owners = owners
         self._known: dict[WorkerId, list[Options]] = {}  # owners with an optimizer
         self._making = asyncio.Lock()
@@ -88,7 +88,7 @@ class PerOwnerOptimizer:
             if not self._known:
                 await self._owners.relist(self._groups)
             await self._owners.gather(
-                [one for one in self._owners.listed if one not in self._known],
+                [owner for owner in self._owners.listed if owner not in self._known],
                 self._create,
                 problem=f"{name} could not be made",
             )
@@ -101,12 +101,12 @@ class PerOwnerOptimizer:
             self._owners.serial, self._cls, groups, self._args, self._kwargs
         )
         try:
-            made = await self._owners.ask(owner, create)
+            created = await self._owners.ask(owner, create)
         except EncodeError as error:
             raise _named_as_given(error) from error
-        if made is None:
+        if created is None:
             raise OptimizerError(f"worker {owner.name!r} did not make an optimizer")
-        options, defaults = made
+        options, defaults = created
         if self.options is None:
             self.options = GroupOptions(options, defaults)
         self._known[owner] = options
@@ -161,8 +161,8 @@ class PerOwnerOptimizer:
             raise
         if step.answer is None:
             return await self.step(context_id, how)
-        taken = m.TakeStep.read_answer(owner.name, step.answer)
-        return self._taken(owner, taken, now)
+        step_taken = m.TakeStep.read_answer(owner.name, step.answer)
+        return self._result_of(owner, step_taken, now)
 
     def _whole_step(
         self,
@@ -179,13 +179,13 @@ class PerOwnerOptimizer:
             self._applying(owner, how, now),
         )
 
-    def _taken(
-        self, owner: WorkerId, taken: m.StepTaken, now: list[Options]
+    def _result_of(
+        self, owner: WorkerId, step_taken: m.StepTaken, now: list[Options]
     ) -> StepResult:
-        if taken.is_applied:
+        if step_taken.is_applied:
             self._known[owner] = now
             self._options().note_step()
-        return StepResult(taken.is_applied, taken.gradients, taken.norm)
+        return StepResult(step_taken.is_applied, step_taken.gradients, step_taken.norm)
 
     async def _step_one(
         self, context_id: ContextId, how: StepOptions, now: list[Options]
@@ -193,18 +193,18 @@ class PerOwnerOptimizer:
         """Prepare and commit by one message: a round trip less."""
         (owner,) = self._owners.listed
         try:
-            taken = await self._owners.ask(
+            step_taken = await self._owners.ask(
                 owner, self._whole_step(owner, context_id, how, now)
             )
         except Exception as error:  # any optimizer's code runs there
             # An OptimizerError itself says what was applied.
             is_undone = _has_answered(error) and not _is_a(error, OptimizerError)
-            left = ", and nothing was applied" if is_undone else ""
+            effect = ", and nothing was applied" if is_undone else ""
             raise OptimizerError(
-                f"the step on worker {owner.name!r}, the only owner, failed{left}: "
-                f"{told(error)}"
+                f"the step on worker {owner.name!r}, the only owner, failed{effect}: "
+                f"{error_text(error)}"
             ) from error
-        return self._taken(owner, taken, now)
+        return self._result_of(owner, step_taken, now)
 
     async def _step_many(
         self,
@@ -225,11 +225,11 @@ class PerOwnerOptimizer:
         prepare = m.PrepareStep(self._owners.serial, context_id, how.needs_norm)
         votes = await self._owners.gather(
             [
-                one
-                for one in owners
-                if one != silent and one.incarnation not in have_voted
+                owner
+                for owner in owners
+                if owner != silent and owner.incarnation not in have_voted
             ],
-            lambda one: self._owners.ask(one, prepare),
+            lambda owner: self._owners.ask(owner, prepare),
             problem="the step was refused, and nothing was applied anywhere",
         )
         count = sum(vote.gradients for vote in votes.values())
@@ -239,10 +239,12 @@ class PerOwnerOptimizer:
         scale = scale_for(norm, how.clip_norm, skip_nonfinite=how.skip_nonfinite)
         if scale is not None:
             step = _Commit(self._owners, context_id, scale)
-            parts = {one: self._applying(one, how, now) for one in owners}
+            parts = {owner: self._applying(owner, how, now) for owner in owners}
             are_sure = dict(have_voted)
-            are_sure |= {one.incarnation: it.is_sure for one, it in votes.items()}
-            unsure = [one for one in owners if not are_sure.get(one.incarnation)]
+            are_sure |= {
+                owner.incarnation: vote.is_sure for owner, vote in votes.items()
+            }
+            unsure = [owner for owner in owners if not are_sure.get(owner.incarnation)]
             # Once one owner is told, all must be: in a task that our cancellation does
             # not reach.
             task = self._owners.start(self._commit(step, parts, unsure, now))
@@ -277,13 +279,17 @@ class PerOwnerOptimizer:
         self, is_due: Callable[[Changes], bool], now: list[Options]
     ) -> None:
         """Tell owners of options that have changed, if that is due."""
-        differing = {one: changes(now, self._known[one]) for one in self._owners.listed}
-        due = [one for one, each in differing.items() if is_due(each)]
+        differing = {
+            owner: changes(now, self._known[owner]) for owner in self._owners.listed
+        }
+        due = [owner for owner, change in differing.items() if is_due(change)]
         if due:
             serial = self._owners.serial
             await self._owners.gather(
                 due,
-                lambda one: self._owners.ask(one, m.SetOptions(serial, differing[one])),
+                lambda owner: self._owners.ask(
+                    owner, m.SetOptions(serial, differing[owner])
+                ),
                 problem="options could not be set everywhere; no step was taken",
             )
             self._known.update(dict.fromkeys(due, now))
@@ -293,21 +299,23 @@ class PerOwnerOptimizer:
     async def add_group(self, group: Mapping[str, Any], name: str) -> None:
         """Optimize more parameters; see `DistributedOptimizer.add_param_group`."""
         added = dict(group)
-        for one in references_in([added]):
-            await one.made_on()
+        for parameter in references_in([added]):
+            await parameter.made_on()
         old = list(self._owners.listed)
         self._groups.append(added)
         self._owners.add(owners_of([added]))
         serial = self._owners.serial
         known = await self._owners.gather(
             old,
-            lambda one: self._owners.ask(one, m.AddGroup(serial, part_of(added, one))),
+            lambda owner: self._owners.ask(
+                owner, m.AddGroup(serial, part_of(added, owner))
+            ),
             problem="the group was not added everywhere",
         )
         options = next(iter(known.values()))[-1]
         self._options().add_param_group({**options, "params": []})
-        for owner, have in known.items():
-            self._known[owner] = [*self._known[owner], have[-1]]
+        for owner, group_options in known.items():
+            self._known[owner] = [*self._known[owner], group_options[-1]]
         await self.make(name)
 
     async def state(self, *, per_owner: bool) -> dict[str, Any]:
@@ -315,12 +323,14 @@ class PerOwnerOptimizer:
         now = self._options().now()
         if per_owner:
             await self._tell(bool, now)
-        found = await self._owners.each(
+        owner_states = await self._owners.each(
             m.GetState(self._owners.serial), problem="the state could not be read"
         )
         if per_owner:
-            return {"owners": {owner.name: state for owner, state in found.items()}}
-        return states.joined(self._groups, found, now)
+            return {
+                "owners": {owner.name: state for owner, state in owner_states.items()}
+            }
+        return states.joined(self._groups, owner_states, now)
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
         """Load a state; see `DistributedOptimizer.load_state_dict`."""
@@ -335,7 +345,7 @@ class PerOwnerOptimizer:
         serial = self._owners.serial
         known = await self._owners.gather(
             self._owners.listed,
-            lambda one: self._owners.ask(one, m.LoadState(serial, parts[one])),
+            lambda owner: self._owners.ask(owner, m.LoadState(serial, parts[owner])),
             problem="the state was not loaded everywhere",
         )
         self._known.update(known)
@@ -360,7 +370,7 @@ class _Commit:
 
     def __init__(self, owners: Owners, context_id: ContextId, scale: float) -> None:
         self._owners = owners
-        self._given = (context_id, scale)
+        self._context_and_scale = (context_id, scale)
 
     async def at_once(
         self, parts: Mapping[WorkerId, m.Applying], unsure: Sequence[WorkerId]
@@ -372,12 +382,12 @@ class _Commit:
                 count += await self._ask(owner, parts[owner], is_kept=False)
             except Exception as error:
                 raise _refused(owner, error) from error
-        others = [one for one in parts if one not in unsure]
+        sure = [owner for owner in parts if owner not in unsure]
         applied, failed = await try_each(
-            others, lambda one: self._ask(one, parts[one], is_kept=False)
+            sure, lambda owner: self._ask(owner, parts[owner], is_kept=False)
         )
         if failed:
-            names = ", ".join(repr(one.name) for one in [*unsure, *applied])
+            names = ", ".join(repr(owner.name) for owner in [*unsure, *applied])
             names = names or "no worker"
             raise OptimizerError(
                 f"the step was applied on {names}, and failed on {named(failed)}; "
@@ -404,7 +414,9 @@ class _Commit:
         return count
 
     async def _ask(self, owner: WorkerId, part: m.Applying, *, is_kept: bool) -> int:
-        commit = m.CommitStep(self._owners.serial, *self._given, is_kept, part)
+        commit = m.CommitStep(
+            self._owners.serial, *self._context_and_scale, is_kept, part
+        )
         return await self._owners.ask(owner, commit)
 
 
@@ -415,10 +427,10 @@ def _named_as_given(error: EncodeError) -> EncodeError:
 
 
 def _refused(owner: WorkerId, error: Exception) -> OptimizerError:
-    left = "anywhere" if _has_answered(error) else "on any other worker"
+    scope = "anywhere" if _has_answered(error) else "on any other worker"
     return OptimizerError(
-        f"the step failed on worker {owner.name!r}, and nothing was applied {left}: "
-        f"{told(error)}"
+        f"the step failed on worker {owner.name!r}, and nothing was applied {scope}: "
+        f"{error_text(error)}"
     )
 
 

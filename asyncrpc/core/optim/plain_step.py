@@ -27,25 +27,25 @@ def plain_step_of(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
 
     Hooks, profilers and wrappers may be added at any time: each call looks for them.
     """
-    mine: Any = optimizer
-    wrapped: Any = type(mine).step
+    untyped: Any = optimizer
+    wrapped: Any = type(untyped).step
     bare = _unwrapped(wrapped)
 
     def step() -> None:
         if (
             bare is wrapped  # not torch's wrapper
-            or type(mine).step is not wrapped
-            or "step" in vars(mine)  # a scheduler of learning rates has wrapped it
-            or mine._optimizer_step_pre_hooks  # noqa: SLF001
-            or mine._optimizer_step_post_hooks  # noqa: SLF001
+            or type(untyped).step is not wrapped
+            or "step" in vars(untyped)  # a scheduler of learning rates has wrapped it
+            or untyped._optimizer_step_pre_hooks  # noqa: SLF001
+            or untyped._optimizer_step_post_hooks  # noqa: SLF001
             or for_all._global_optimizer_pre_hooks  # noqa: SLF001
             or for_all._global_optimizer_post_hooks  # noqa: SLF001
             or profiler._is_profiler_enabled  # noqa: SLF001
             or _observed()
         ):
-            mine.step()
+            untyped.step()
         else:
-            bare(mine)
+            bare(untyped)
 
     return step
 

@@ -126,7 +126,7 @@ class OptimizerService:
         self._functions = functions
         self._autograd = autograd
         self._optimizers: dict[Key, LocalParameters] = {}
-        self._made: Counter[int] = Counter()  # of them, by each maker
+        self._optimizer_counts: Counter[int] = Counter()  # of them, by each maker
         self._kept: dict[Key, _UndoableStep] = {}
         # Why a step that came with a backward pass failed: the maker asks for it next.
         self._failed: dict[Key, tuple[ContextId, BaseException]] = {}
@@ -174,10 +174,10 @@ class OptimizerService:
                 SystemExit, which would end the event loop; other workers also report it
                 as the error of a step.
         """
-        asked: Any = request  # all have a serial
+        untyped: Any = request  # all have a serial
         try:
             answer: T = await self._handlers[type(request)](
-                (self.me.incarnation, asked.serial), request
+                (self.me.incarnation, untyped.serial), request
             )
         except (Exception, asyncio.CancelledError):
             raise
@@ -191,18 +191,18 @@ class OptimizerService:
 
     def held_for(self, peer: Incarnation) -> int:
         """Return how many bytes the optimizers of a maker take (HoldsForPeers)."""
-        return OPTIMIZER_BYTES * self._made[peer]
+        return OPTIMIZER_BYTES * self._optimizer_counts[peer]
 
     def _add(self, key: Key, local: LocalParameters) -> None:
         self._optimizers[key] = local
-        self._made[key[0]] += 1
+        self._optimizer_counts[key[0]] += 1
 
     def drop(self, maker: Incarnation, serial: int) -> None:
         """Let go of an optimizer."""
         if self._optimizers.pop((maker, serial), None) is not None:
-            self._made[maker] -= 1
-            if not self._made[maker]:
-                del self._made[maker]
+            self._optimizer_counts[maker] -= 1
+            if not self._optimizer_counts[maker]:
+                del self._optimizer_counts[maker]
         self._failed.pop((maker, serial), None)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
@@ -217,7 +217,7 @@ class OptimizerService:
     async def close(self) -> None:
         """Let go of all optimizers and kept steps."""
         self._optimizers.clear()
-        self._made.clear()
+        self._optimizer_counts.clear()
         self._kept.clear()
         self._failed.clear()
         self._turns.close()
@@ -291,16 +291,16 @@ class OptimizerService:
 
         return await self._run_in_turn(local, gradients, step.context_id, job)
 
-    async def _prepare(self, key: Key, asked: m.PrepareStep) -> m.StepVote:
+    async def _prepare(self, key: Key, request: m.PrepareStep) -> m.StepVote:
         """Vote: how many gradients, their squares, and whether the step cannot raise.
 
         Raises:
             OptimizerError: this worker has no part of the optimizer.
         """
         local = self._find_optimizer(key)
-        gradients = await self._gradients_of(local, asked.context_id)
+        gradients = await self._gradients_of(local, request.context_id)
         parts: list[float] = []
-        if asked.needs_norm:
+        if request.needs_norm:
             parts = await self._threads.run_in_thread(partial(squares, gradients))
         return m.StepVote(_count(gradients), parts, local.is_sure(gradients))
 
@@ -309,23 +309,23 @@ class OptimizerService:
         local = self._find_optimizer(key)
         allow_stale, differing = commit.how
         gradients = await self._gradients_of(local, commit.context_id)
-        given = gradients, commit.scale, differing
+        step_arguments = gradients, commit.scale, differing
         if commit.is_kept:
-            kept = partial(local.step_kept, *given, allow_stale=allow_stale)
+            kept = partial(local.step_kept, *step_arguments, allow_stale=allow_stale)
             turn = await self._turns.take(local.keys)
             variables = self._autograd.variables_of(commit.context_id)
             await self._keep(key, turn, local, partial(variables.run, kept))
         else:
-            job = partial(local.step, *given, allow_stale=allow_stale)
+            job = partial(local.step, *step_arguments, allow_stale=allow_stale)
             await self._run_in_turn(local, gradients, commit.context_id, job)
         return _count(gradients)
 
-    async def _settle(self, key: Key, asked: m.SettleStep) -> None:
+    async def _settle(self, key: Key, request: m.SettleStep) -> None:
         """Settle a kept step, if there is one."""
         kept = self._kept.pop(key, None)
         if kept is None:
             return
-        if asked.is_applied:
+        if request.is_applied:
             self._turns.end(kept.turn)
         else:
             await asyncio.shield(self._put_back(kept))
@@ -339,21 +339,21 @@ class OptimizerService:
         await self._keep(key, turn, local, partial(local.locked, local.snapshot))
         return await self._threads.run_in_thread(local.values)
 
-    async def _assign(self, key: Key, asked: m.AssignValues) -> None:
+    async def _assign(self, key: Key, request: m.AssignValues) -> None:
         kept = self._kept.get(key)
         if kept is None:
             raise OptimizerError("parameters may only be set between begin and settle")
-        given, allow_stale = asked.values, asked.allow_stale
+        values, allow_stale = request.values, request.allow_stale
         await self._threads.run_in_thread(
-            partial(kept.local.assign, given, allow_stale=allow_stale)
+            partial(kept.local.assign, values, allow_stale=allow_stale)
         )
 
-    async def _gradients(self, key: Key, asked: m.GetGradients) -> Gradients:
-        gradients = await self._gradients_of(self._find(key), asked.context_id)
-        found: Gradients = await self._threads.run_in_thread(
+    async def _gradients(self, key: Key, request: m.GetGradients) -> Gradients:
+        gradients = await self._gradients_of(self._find(key), request.context_id)
+        in_memory: Gradients = await self._threads.run_in_thread(
             partial(in_host_memory, gradients)
         )
-        return found
+        return in_memory
 
     async def _values(self, key: Key, _: m.GetValues) -> list[torch.Tensor]:
         return await self._threads.run_in_thread(self._find(key).values)
@@ -431,46 +431,48 @@ class OptimizerService:
     # --- everything else -------------------------------------------------------------
 
     async def _create(
-        self, key: Key, asked: m.CreateOptimizer
+        self, key: Key, request: m.CreateOptimizer
     ) -> m.MadeOptimizer | None:
         """Make a local optimizer, or, without a class, list the parameters."""
-        cls, args, kwargs = asked.optimizer_class, asked.args, asked.kwargs
+        cls, args, kwargs = request.optimizer_class, request.args, request.kwargs
         self._check_new(key)
-        resolved = [await _resolved(group) for group in asked.params_rref]
+        resolved = [await _resolved(group) for group in request.params_rref]
         lock = self._autograd.engine.lock
         if cls is None:
-            listed = (one for group in resolved for one in group["params"])
+            listed = (parameter for group in resolved for parameter in group["params"])
             self._add(key, LocalParameters(listed, lock))
             return None
         self._functions.check(cls)
 
         def make() -> tuple[LocalOptimizer, m.MadeOptimizer]:
-            made = checked(cls(resolved, *args, **kwargs))
-            told = m.MadeOptimizer(options_of(made), travelling(made.defaults))
-            return LocalOptimizer(made, lock), told
+            optimizer = checked(cls(resolved, *args, **kwargs))
+            report = m.MadeOptimizer(
+                options_of(optimizer), travelling(optimizer.defaults)
+            )
+            return LocalOptimizer(optimizer, lock), report
 
-        local, told = await self._in_thread(make)
+        local, report = await self._in_thread(make)
         self._check_new(key)
         self._add(key, local)
-        return told
+        return report
 
-    async def _add_group(self, key: Key, asked: m.AddGroup) -> list[Options]:
+    async def _add_group(self, key: Key, request: m.AddGroup) -> list[Options]:
         """Add a group; return the options of all."""
         local = self._find_optimizer(key)
-        resolved = await _resolved(asked.group)
+        resolved = await _resolved(request.group)
         return await self._in_thread(partial(local.add_group, resolved))
 
     async def _state(self, key: Key, _: m.GetState) -> dict[str, Any]:
         return await self._in_thread(self._find_optimizer(key).state)
 
-    async def _load_state(self, key: Key, asked: m.LoadState) -> list[Options]:
+    async def _load_state(self, key: Key, request: m.LoadState) -> list[Options]:
         """Load a state; return the options of all groups."""
         local = self._find_optimizer(key)
-        return await self._in_thread(partial(local.load_state, asked.state))
+        return await self._in_thread(partial(local.load_state, request.state))
 
-    async def _set_options(self, key: Key, asked: m.SetOptions) -> None:
+    async def _set_options(self, key: Key, request: m.SetOptions) -> None:
         local = self._find_optimizer(key)
-        await self._in_thread(partial(local.set_options, asked.differing))
+        await self._in_thread(partial(local.set_options, request.differing))
 
     def _in_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Run code of an optimizer, which may ask for the current worker."""
@@ -487,29 +489,29 @@ class OptimizerService:
             raise MalformedError(f"optimizer {key[1]} has been made here before")
 
     def _find(self, key: Key) -> LocalParameters:
-        found = self._optimizers.get(key)
-        if found is None:
+        parameters = self._optimizers.get(key)
+        if parameters is None:
             raise OptimizerError(
                 f"worker {self.me.name!r} has no part of this optimizer: the part was "
                 "dropped when the connection to the optimizer's maker broke; make a "
                 "new optimizer"
             )
-        return found
+        return parameters
 
     def _find_optimizer(self, key: Key) -> LocalOptimizer:
-        found = self._find(key)
-        if not isinstance(found, LocalOptimizer):
+        local = self._find(key)
+        if not isinstance(local, LocalOptimizer):
             raise MalformedError("this optimizer runs where it was made")
-        return found
+        return local
 
 
 def _route(kind: type[Request[Any]], handler: Handler) -> Route:
     """Return the route of a request, whose handler gets the optimizer that it names."""
 
-    def reply(link: PeerLink, asked: Any) -> Coroutine[Any, Any, Any]:
+    def reply(link: PeerLink, request: Any) -> Coroutine[Any, Any, Any]:
         if kind is m.CreateOptimizer:
             link.check_room(OPTIMIZER_BYTES)
-        return handler((link.peer.incarnation, asked.serial), asked)
+        return handler((link.peer.incarnation, request.serial), request)
 
     return answers(kind, reply)
 
@@ -518,7 +520,7 @@ async def _resolved(group: dict[str, Any]) -> dict[str, Any]:
     """Return a group with the parameters themselves in place of references."""
     references = group.get("params")
     if type(references) is not list or not all(
-        isinstance(one, RRef) for one in references
+        isinstance(reference, RRef) for reference in references
     ):
         raise MalformedError("a group of parameters has no list of references")
     values = [await rref for rref in references]
@@ -526,18 +528,18 @@ async def _resolved(group: dict[str, Any]) -> dict[str, Any]:
     return {**group, "params": values}
 
 
-def checked(made: Any) -> torch.optim.Optimizer:
+def checked(product: Any) -> torch.optim.Optimizer:
     """Return the object that a class or function has made, if it is an optimizer.
 
     Raises:
-        OptimizerError: `made` is not a torch.optim.Optimizer.
+        OptimizerError: `product` is not a torch.optim.Optimizer.
     """
-    if not isinstance(made, torch.optim.Optimizer):
+    if not isinstance(product, torch.optim.Optimizer):
         raise OptimizerError(
             f"optimizer_class must make a torch.optim.Optimizer, but made a "
-            f"{type(made).__name__}"
+            f"{type(product).__name__}"
         )
-    return made
+    return product
 
 
 def travelling(options: Options) -> Options:
@@ -546,4 +548,4 @@ def travelling(options: Options) -> Options:
 
 
 def _count(gradients: Gradients) -> int:
-    return sum(one is not None for one in gradients)
+    return sum(gradient is not None for gradient in gradients)

@@ -25,7 +25,7 @@ class Snapshot:
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         self._parameters = list(parameters)
-        self._values = [one.detach().clone() for one in parameters]
+        self._values = [parameter.detach().clone() for parameter in parameters]
         self._optimizer = optimizer
         self._state: dict[Any, Any] = {}
         self._groups: list[tuple[dict[str, Any], dict[str, Any], list[Any]]] = []

@@ -63,8 +63,8 @@ def part_for(
     own = {place: number for number, place in enumerate(places)}
     sizes = [len(group["params"]) for group in groups]
     listed = renumbered(state["param_groups"], sizes, own)
-    found = {own[at]: value for at, value in state["state"].items() if at in own}
-    return {"state": found, "param_groups": listed}
+    own_state = {own[at]: value for at, value in state["state"].items() if at in own}
+    return {"state": own_state, "param_groups": listed}
 
 
 def check_fits(groups: Sequence[Group], state: Mapping[str, Any]) -> None:

@@ -379,12 +379,12 @@ class Lanes:
 
     def connection_of(self, token: int) -> LaneConnection | None:
         """Return a lane's connection by its token; None if it has ended."""
-        found = self._lane_of(token)
-        return None if found is None else found.connection
+        lane = self._lane_of(token)
+        return None if lane is None else lane.connection
 
     def _lane_of(self, token: int) -> Lane | None:
-        found = (lane for lane in self._all if lane.connection.token == token)
-        return next(found, None)
+        lanes = (lane for lane in self._all if lane.connection.token == token)
+        return next(lanes, None)
 
     def on_ack(self, token: int, received: int) -> None:
         """Handle an ACK of a lane; it shows that the peer holds the lane.

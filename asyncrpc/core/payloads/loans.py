@@ -72,8 +72,8 @@ class Loans:
 
     def find(self, key: bytes) -> torch.UntypedStorage | None:
         """Return lent memory by its key; None if it is not lent."""
-        found = (loan.storage for loan in self._loans.values() if loan.key == key)
-        return next(found, None)
+        storages = (loan.storage for loan in self._loans.values() if loan.key == key)
+        return next(storages, None)
 
     def begin(self, loan: MemoryLoan) -> int:
         """Keep memory; return the descriptor that the borrower closes at the end.
@@ -102,12 +102,12 @@ class Loans:
 
     def close(self) -> None:
         """End with the loop; a thread keeps the memory until it is unused."""
-        left, self._loans = self._loans, {}
-        for ours in left:
+        remaining, self._loans = self._loans, {}
+        for ours in remaining:
             self._loop.remove_reader(ours)
-        if left:
+        if remaining:
             keeper = threading.Thread(
-                target=_keep, args=(left,), name="asyncrpc-loans", daemon=True
+                target=_keep, args=(remaining,), name="asyncrpc-loans", daemon=True
             )
             keeper.start()
 

@@ -104,10 +104,12 @@ class _BufferPlacement:
         """Find a place for every buffer; return False if there is not enough room."""
         if len(buffers) == 1:
             return self._place(buffers[0])
-        short = [one for one in buffers if one.nbytes < OWN_BLOCK_BYTES_MIN]
+        short = [buffer for buffer in buffers if buffer.nbytes < OWN_BLOCK_BYTES_MIN]
         offset = 0
-        if sum(one.nbytes for one in short) > INLINE_BYTES_MAX:
-            self._packed = self._allocate(sum(_aligned(one.nbytes) for one in short))
+        if sum(buffer.nbytes for buffer in short) > INLINE_BYTES_MAX:
+            self._packed = self._allocate(
+                sum(_aligned(buffer.nbytes) for buffer in short)
+            )
             if self._packed is None:
                 return False
         packed = self._packed
@@ -144,10 +146,10 @@ class _BufferPlacement:
                 return True
             self._mover.unattached = block.slab
             return False
-        found = self._allocate(buffer.nbytes)
-        if found is None:
+        block = self._allocate(buffer.nbytes)
+        if block is None:
             return False
-        self._copy_to(found, 0, buffer)
+        self._copy_to(block, 0, buffer)
         return True
 
     def _allocate(self, nbytes: int) -> Block | None:
@@ -221,7 +223,7 @@ class SlabMover:
             return False
         placement = _BufferPlacement(self)
         if not self.attached or not placement.place_all(buffers):
-            self._extend(self, sum(in_pages(one.nbytes) for one in buffers))
+            self._extend(self, sum(in_pages(buffer.nbytes) for buffer in buffers))
             return False
         opening = placed_prefix(
             message.kind,
@@ -278,8 +280,8 @@ class SlabMover:
         copying, self._copying = self._copying, set()
         self.is_refused = True
         self.attached = []
-        for one in copying:
-            self._copies.remove(one)
+        for copy in copying:
+            self._copies.remove(copy)
         self._on_end(self)
 
     def _count_copied(self, kind: int, call_id: int, nbytes: int) -> None:
@@ -309,10 +311,10 @@ class OwnSlabs:
             tuple[int, int, Block]
         ] = []  # first and last address, sorted
 
-    def add(self, made: Slab) -> int:
+    def add(self, new_slab: Slab) -> int:
         """Add a slab whose size has been reserved; return its id."""
-        slab = self.pool.add(made.size_bytes)
-        self.by_id[slab] = made
+        slab = self.pool.add(new_slab.size_bytes)
+        self.by_id[slab] = new_slab
         return slab
 
     @property
@@ -328,7 +330,9 @@ class OwnSlabs:
     def forget_tensors(self, locations: Iterable[int]) -> None:
         """Forget this worker's tensors at these places, as they are dead."""
         gone = set(locations)
-        self._tensors = [one for one in self._tensors if one[2].location not in gone]
+        self._tensors = [
+            tensor for tensor in self._tensors if tensor[2].location not in gone
+        ]
 
     def block_of(self, buffer: memoryview) -> Block | None:
         """Return the block of the own tensor that a buffer lies in; None if in none."""
@@ -378,15 +382,15 @@ class Copying:
 
     def step(self) -> bool:
         """Copy one piece; return whether that was the last."""
-        left = COPY_PIECE_BYTES
-        while left and self._copies:
+        bytes_left = COPY_PIECE_BYTES
+        while bytes_left and self._copies:
             target, source = self._copies[0]
             start = self._done
-            stop = min(start + left, source.nbytes)
+            stop = min(start + bytes_left, source.nbytes)
             # Holds the GIL, for 0.1 ms at most.  A copy that releases the GIL would
             # wait for it after each piece, 5 ms if a thread is busy.
             target[start:stop] = source[start:stop]
-            left -= stop - start
+            bytes_left -= stop - start
             self._done = stop
             if stop == source.nbytes:
                 self._copies.popleft()

@@ -40,13 +40,17 @@ def empty(
     sizes = [int(size) for size in shape]
     nbytes = math.prod(sizes) * dtype.itemsize
     if threading.get_ident() == thread.thread_id:
-        found = memory.empty(nbytes)
+        view = memory.empty(nbytes)
     else:
-        made: concurrent.futures.Future[memoryview | None] = concurrent.futures.Future()
-        thread.loop.call_soon_threadsafe(lambda: made.set_result(memory.empty(nbytes)))
+        allocated: concurrent.futures.Future[memoryview | None] = (
+            concurrent.futures.Future()
+        )
+        thread.loop.call_soon_threadsafe(
+            lambda: allocated.set_result(memory.empty(nbytes))
+        )
         with thread_blocked():
-            found = made.result()
-    if found is None:
+            view = allocated.result()
+    if view is None:
         return torch.empty(sizes, dtype=dtype, device="cpu")
-    flat = torch.from_numpy(np.ndarray(nbytes, np.uint8, found))
+    flat = torch.from_numpy(np.ndarray(nbytes, np.uint8, view))
     return flat.view(dtype).view(sizes)

@@ -103,7 +103,7 @@ class Prefaulting:
 
     def forget(self, memory: npt.NDArray[np.uint8]) -> None:
         """Make no more pages of memory that is not used any more."""
-        self._blocks = [one for one in self._blocks if one.memory is not memory]
+        self._blocks = [block for block in self._blocks if block.memory is not memory]
 
     def is_ready(self, memory: memoryview, tell: Told) -> bool:
         """Return whether memory may be written to without a wait for its pages.
@@ -194,7 +194,7 @@ class Prefaulting:
             self._loop.call_soon_threadsafe(self._tell)
 
     def _tell(self) -> None:
-        self._blocks = [one for one in self._blocks if not one.is_over]
+        self._blocks = [block for block in self._blocks if not block.is_over]
         waiting, self._waiting = self._waiting, {}
         for tell in waiting:
             tell()

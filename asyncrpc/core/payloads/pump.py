@@ -147,14 +147,14 @@ class ChunkPump:
         if self._is_pumping or not self.has_work:
             return
         self._is_pumping = True  # a callback of a sent message may send another
-        left = ration = self.ration() if self.lanes else OWN_TURN_BYTES
+        bytes_left = ration = self.ration() if self.lanes else OWN_TURN_BYTES
         try:
-            while left > 0 and (lane := self._free_lane()) is not None:
+            while bytes_left > 0 and (lane := self._free_lane()) is not None:
                 if not lane.rest:
                     lane.rest.extend(self._chunks.next_chunk())
-                left -= lane.write(left)
+                bytes_left -= lane.write(bytes_left)
         finally:
-            if left < ration and (self.lanes or self._chunks):
+            if bytes_left < ration and (self.lanes or self._chunks):
                 self._loop.call_soon(self._pump_on)
             else:
                 self._is_pumping = False

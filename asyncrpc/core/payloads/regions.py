@@ -245,7 +245,11 @@ class Regions:
                 outcome=Outcome.NOT_EXECUTED,
             ) from error
         missing = self._kept.missing(link, shared)
-        devices = [one.device for one in shared.values() if one.device.type != "cpu"]
+        devices = [
+            storage.device
+            for storage in shared.values()
+            if storage.device.type != "cpu"
+        ]
         marks = self._host.devices.marks(devices) if devices else []
         if missing or marks:
             held = link.defer(encoded)
@@ -301,18 +305,18 @@ class Regions:
     ) -> None:
         """Ask until the peer has all regions; again if it lets go meanwhile."""
         for _ in range(QUESTIONS_MAX):
-            if not question.left:
+            if not question.unconfirmed:
                 return
             await self._pass_left(link, question)
-        if question.left:
+        if question.unconfirmed:
             raise _refused("the peer releases the memory each time that it gets it")
 
     async def _pass_left(
         self, link: PeerLink, question: RegionQuestion[PeerLink]
     ) -> None:
         keys, regions = question.ask(), self._kept.regions
-        asked = [KeyedRegion(key, regions[key].nbytes()) for key in keys]
-        answer = await self._ask(link, HasRegions(asked))
+        keyed_regions = [KeyedRegion(key, regions[key].nbytes()) for key in keys]
+        answer = await self._ask(link, HasRegions(keyed_regions))
         if len(answer) != len(keys):
             raise MalformedError(
                 f"the answer to `has` must have {len(keys)} entries, not {answer!r:.60}"
@@ -325,12 +329,12 @@ class Regions:
                 missing.append(key)
         limit = asyncio.Semaphore(PASSING_MAX)
 
-        async def pass_one(key: bytes) -> None:
+        async def pass_region(key: bytes) -> None:
             async with limit:
                 await self._pass(link, key)
             self._kept.confirm(question, key)
 
-        await asyncio.gather(*map(pass_one, missing))
+        await asyncio.gather(*map(pass_region, missing))
 
     async def _pass(self, link: PeerLink, key: bytes) -> None:
         mover = self._memory.mover_of(link)
@@ -434,9 +438,9 @@ class Regions:
     ) -> Route:
         """Return the route of a request from a peer that shares memory."""
 
-        def reply(link: PeerLink, asked: R) -> Awaitable[Any]:
+        def reply(link: PeerLink, request: R) -> Awaitable[Any]:
             self._check_shares(link)
-            return handler(link, asked)
+            return handler(link, request)
 
         return answers(kind, reply)
 
@@ -445,29 +449,31 @@ class Regions:
         if self._memory.mover_of(link) is None:
             raise _refused("this worker shares no memory with you")
 
-    async def _on_has(self, link: PeerLink, asked: HasRegions) -> list[bool]:
-        found = [self._has(one.key, one.size_bytes) for one in asked.regions]
-        for one, has in zip(asked.regions, found, strict=True):
+    async def _on_has(self, link: PeerLink, request: HasRegions) -> list[bool]:
+        has_region = [
+            self._has(region.key, region.size_bytes) for region in request.regions
+        ]
+        for region, has in zip(request.regions, has_region, strict=True):
             if has:
-                self._kept.on_asked(link, one.key)
-        return found
+                self._kept.on_asked(link, region.key)
+        return has_region
 
     async def _on_attach(
-        self, link: PeerLink, asked: AttachRegion | AttachPart
+        self, link: PeerLink, request: AttachRegion | AttachPart
     ) -> None:
         self._kept.check_part(link)
-        await self._attach(asked)
+        await self._attach(request)
         self._check_shares(link)  # it may have been lost meanwhile
-        self._kept.on_asked(link, asked.key)
+        self._kept.on_asked(link, request.key)
 
-    async def _on_open(self, link: PeerLink, asked: OpenRegion) -> None:
+    async def _on_open(self, link: PeerLink, request: OpenRegion) -> None:
         self._kept.check_part(link)
-        await self._open(asked)
+        await self._open(request)
         self._check_shares(link)
-        self._kept.on_asked(link, asked.key)
+        self._kept.on_asked(link, request.key)
 
-    async def _on_gone(self, link: PeerLink, told: RegionsGone) -> None:
-        self._kept.on_gone(link, told.keys)
+    async def _on_gone(self, link: PeerLink, message: RegionsGone) -> None:
+        self._kept.on_gone(link, message.keys)
 
     def _has(self, key: bytes, nbytes: int) -> bool:
         storage = self._kept.find(key)
@@ -482,10 +488,10 @@ class Regions:
             )
         return True
 
-    async def _attach(self, asked: AttachRegion | AttachPart) -> None:
-        key, nbytes = asked.key, asked.size_bytes
-        start = asked.start if isinstance(asked, AttachPart) else 0
-        descriptor = await self._claim(asked.token)
+    async def _attach(self, request: AttachRegion | AttachPart) -> None:
+        key, nbytes = request.key, request.size_bytes
+        start = request.start if isinstance(request, AttachPart) else 0
+        descriptor = await self._claim(request.token)
         try:
             if not is_sealed(descriptor) and self._host.functions.policy is _STRICT:
                 raise _refused(
@@ -512,14 +518,14 @@ class Regions:
         except TransportError as error:
             raise _refused(str(error)) from error
 
-    async def _open(self, asked: OpenRegion) -> None:
-        descriptor = await self._claim(asked.token)
+    async def _open(self, request: OpenRegion) -> None:
+        descriptor = await self._claim(request.token)
         try:
             storage = await self._host.devices.open(
-                asked.device, asked.handle, asked.size_bytes
+                request.device, request.handle, request.size_bytes
             )
-            mark(storage, asked.key)
-            self._keep(asked.key, storage)
+            mark(storage, request.key)
+            self._keep(request.key, storage)
         except BaseException:
             os.close(descriptor)
             raise

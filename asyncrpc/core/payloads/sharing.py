@@ -350,11 +350,11 @@ class Sharing:
 
         Thread safety: from any thread.
         """
-        return sum(one.size_bytes for one in list(self._borrowed.values()))
+        return sum(slabs.size_bytes for slabs in list(self._borrowed.values()))
 
-    def _note(self, what: str, change: str, nbytes: int) -> None:
+    def _note(self, memory: str, change: str, nbytes: int) -> None:
         recorder = self._host.recorder
-        recorder.memory.record((recorder.now_s(), what, change, nbytes))
+        recorder.memory.record((recorder.now_s(), memory, change, nbytes))
 
     # --- growing and shrinking -------------------------------------------------------
 
@@ -366,8 +366,8 @@ class Sharing:
             return
         slab, mover.unattached = mover.unattached, -1
         if slab < 0 or slab not in self.slabs:
-            found = self.pool.find_room(needed_bytes, without=mover.attached)
-            slab = -1 if found is None else found
+            spare_slab = self.pool.find_room(needed_bytes, without=mover.attached)
+            slab = -1 if spare_slab is None else spare_slab
         size_bytes = 0
         if slab < 0:
             size_bytes = 0 if self._is_growing else self.pool.reserve(needed_bytes)
@@ -400,20 +400,20 @@ class Sharing:
     async def _grow(self, size_bytes: int) -> int:
         """Make a slab that has been reserved; return its id."""
         self._is_growing = True
-        made: Slab | None = None
+        slab: Slab | None = None
         try:
-            made = await self._host.run_on_host(
+            slab = await self._host.run_on_host(
                 lambda: Slab.create(size_bytes).prefault()
             )
         finally:
             self._is_growing = False
-            if made is None:
+            if slab is None:
                 self.pool.cancel(size_bytes)
-        return self._add(made)
+        return self._add(slab)
 
-    def _add(self, made: Slab) -> int:
-        slab = self.own.add(made)
-        self._note(_OWN, _TAKEN, made.size_bytes)
+    def _add(self, new_slab: Slab) -> int:
+        slab = self.own.add(new_slab)
+        self._note(_OWN, _TAKEN, new_slab.size_bytes)
         if self._sweeping is None:
             self._sweeping = self._host.loop.call_later(SWEEP_S, self._sweep)
         return slab
@@ -452,7 +452,9 @@ class Sharing:
         for mover in self._movers.values():
             gone = [slab for slab in idle if slab in mover.attached]
             if gone:
-                mover.attached = [one for one in mover.attached if one not in gone]
+                mover.attached = [
+                    attached for attached in mover.attached if attached not in gone
+                ]
                 mover.link.tell(DetachSlabs(gone))
         if self.slabs:
             self._sweeping = self._host.loop.call_later(SWEEP_S, self._sweep)
@@ -482,13 +484,13 @@ class Sharing:
         if not size_bytes:
             return None
         try:
-            made = Slab.create(size_bytes)
+            new_slab = Slab.create(size_bytes)
         except OSError as error:
             self.pool.cancel(size_bytes)
             logger.debug("worker %r: no slab: %s", self._host.name, error)
             return None
-        slab = self._add(made)
-        self._host.run_on_host(made.prefault)
+        slab = self._add(new_slab)
+        self._host.run_on_host(new_slab.prefault)
         return self.pool.allocate(nbytes, (slab,))
 
     def take_back(self, locations: list[int]) -> None:
@@ -499,45 +501,45 @@ class Sharing:
 
     # --- notices of peers ------------------------------------------------------------
 
-    def _on_attach(self, link: PeerLink, asked: AttachSlab) -> None:
-        self._host.start_task(self._attach(link, asked))
+    def _on_attach(self, link: PeerLink, request: AttachSlab) -> None:
+        self._host.start_task(self._attach(link, request))
 
-    async def _attach(self, link: PeerLink, asked: AttachSlab) -> None:
+    async def _attach(self, link: PeerLink, request: AttachSlab) -> None:
         """Map a slab of a peer, and answer."""
         try:
-            await self._map(link, asked)
+            await self._map(link, request)
             refusal = ""
         except (AsyncRpcError, OSError, TimeoutError) as error:
             refusal = str(error) or "its descriptor has not arrived"
         if not link.is_lost:
-            link.tell(SlabAttached(asked.slab, refusal))
+            link.tell(SlabAttached(request.slab, refusal))
 
-    async def _map(self, link: PeerLink, asked: AttachSlab) -> None:
-        borrowed, slab = self._borrowed.get(link), asked.slab
+    async def _map(self, link: PeerLink, request: AttachSlab) -> None:
+        borrowed, slab = self._borrowed.get(link), request.slab
         if borrowed is None:
             raise _rejected("this worker shares no memory with you")
         limit_bytes = self._limit_bytes
-        if borrowed.size_bytes + asked.size_bytes > limit_bytes:
+        if borrowed.size_bytes + request.size_bytes > limit_bytes:
             raise _rejected(
                 f"at most {limit_bytes} bytes of a peer's memory are mapped"
             )
         if slab in borrowed.slabs:
             raise MalformedError(f"slab {slab} was passed twice")
-        descriptor = await self.inbox.claim(asked.token)
+        descriptor = await self.inbox.claim(request.token)
         if self._borrowed.get(link) is not borrowed:  # nothing would unmap it
             os.close(descriptor)
             raise _rejected("the connection has ended")
-        made = Slab.attach(descriptor, asked.size_bytes)
-        borrowed.slabs[slab] = made
-        self._note(_PEERS, _TAKEN, made.size_bytes)
-        await self._host.run_on_host(made.prefault)
+        mapped = Slab.attach(descriptor, request.size_bytes)
+        borrowed.slabs[slab] = mapped
+        self._note(_PEERS, _TAKEN, mapped.size_bytes)
+        await self._host.run_on_host(mapped.prefault)
 
     def _on_attached(self, link: PeerLink, answer: SlabAttached) -> None:
         attached = self._passing.get((link, answer.slab))
         if attached is not None and not attached.done():
             attached.set_result(answer.refusal)
 
-    def _on_detach(self, link: PeerLink, told: DetachSlabs) -> None:
+    def _on_detach(self, link: PeerLink, message: DetachSlabs) -> None:
         """Unmap slabs; a slab that was never passed does not affect the others.
 
         Raises:
@@ -545,7 +547,7 @@ class Sharing:
         """
         borrowed = self._borrowed.get(link)
         known = {} if borrowed is None else borrowed.slabs
-        wrong = [slab for slab in told.slabs if not self._unmap(known, slab)]
+        wrong = [slab for slab in message.slabs if not self._unmap(known, slab)]
         if wrong:
             raise MalformedError(f"slab {wrong[0]} was never passed")
 
@@ -554,10 +556,10 @@ class Sharing:
 
         It stays mapped for as long as anything refers to it, a frame included.
         """
-        found = known.pop(slab, None)
-        if found is None:
+        mapped = known.pop(slab, None)
+        if mapped is None:
             return False
-        self._note(_PEERS, _RETURNED, found.size_bytes)
+        self._note(_PEERS, _RETURNED, mapped.size_bytes)
         return True
 
     def take_back_from(self, link: PeerLink, location: int) -> None:
@@ -599,7 +601,7 @@ def _rejected(why: str) -> RejectedError:
 def _socket_path(hello: Hello | None) -> str:
     """Return the path of a peer's Unix socket; empty if it has no such address."""
     addresses = Address.parse_all(() if hello is None else hello.addresses)
-    return next((one.host for one in addresses if one.scheme == "uds"), "")
+    return next((address.host for address in addresses if address.scheme == "uds"), "")
 
 
 class Lease:

@@ -266,8 +266,8 @@ class PeerGroup:
 
 def group_of(calls: CallStarter, peers: Iterable[str | int | Peer]) -> PeerGroup:
     """Return the group of these peers; see `Worker.group`."""
-    given = listed("peers", peers, "a list of names, ranks or peers")
-    names = [_name_of(calls, peer) for peer in given]
+    entries = listed("peers", peers, "a list of names, ranks or peers")
+    names = [_name_of(calls, peer) for peer in entries]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"peers must name each worker once; repeated: {twice}")

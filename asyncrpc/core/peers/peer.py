@@ -295,10 +295,10 @@ class Peer:
             finally:
                 await items.aclose()
 
-    def _refuse_out(self, what: str, instead: str) -> None:
+    def _refuse_out(self, used: str, instead: str) -> None:
         if self._options.out is not None:
             raise UsageError(
-                f"`{what}` cannot receive a result into out=; use {instead}"
+                f"`{used}` cannot receive a result into out=; use {instead}"
             )
 
     def __repr__(self) -> str:
@@ -486,13 +486,13 @@ class CallStarter:
             left_s = None
             if deadline is not None:
                 left_s = max(deadline.at_s - self.loop.time(), 0.0)
-            one = self.new_call(name, to, kind="", attempt_of=call)
-            one.options = options
+            attempt_call = self.new_call(name, to, kind="", attempt_of=call)
+            attempt_call.options = options
             if options.out is not None:
-                one.destination = Destination(options.out)
+                attempt_call.destination = Destination(options.out)
             fresh = list(values[0]), dict(values[1])
-            self.begin(one, target, fresh, timeout_s=left_s, meta=dict(meta))
-            return one
+            self.begin(attempt_call, target, fresh, timeout_s=left_s, meta=dict(meta))
+            return attempt_call
 
         def start() -> None:
             take_marks(marks)
@@ -707,9 +707,9 @@ class CallStarter:
     def meta_here(self) -> dict[str, Any]:
         """Return the metadata of a call that belongs to the thread that makes it."""
         return {
-            state.key: found
+            state.key: value
             for state in self.thread_states
-            if (found := state.here()) is not None
+            if (value := state.here()) is not None
         }
 
     def start_remote(

@@ -171,7 +171,7 @@ class ReferenceCodec:
         if self._owner.state(rref_id) is m.EntryState.LIVE:
             known.append(self._me.incarnation)
         expected = claimed, UNKNOWN_INCARNATION
-        return next((one for one in known if one not in expected), None)
+        return next((owner for owner in known if owner not in expected), None)
 
     def _send_back(
         self, link: PeerLink, rref_id: RRefId, form: int, token: int

@@ -39,25 +39,31 @@ class PeerNames:
         self._met.pop(peer, None)
         self._heard.pop(peer, None)
 
-    def of(self, who: Incarnation) -> str:
+    def of(self, incarnation: Incarnation) -> str:
         """Return a worker's name, empty if it is not known.
 
         A worker that has not spoken to us may be listed.
         """
         directory = self._directory
-        met = self._met.get(who) or self._heard.get(who, "")
-        if met and directory.known_incarnation(met) == who:
+        met = self._met.get(incarnation) or self._heard.get(incarnation, "")
+        if met and directory.known_incarnation(met) == incarnation:
             return met  # nearly always; a group may have thousands of others
-        listed = (one.name for one in directory.members if one.incarnation == who)
+        listed = (
+            member.name
+            for member in directory.members
+            if member.incarnation == incarnation
+        )
         return next(listed, met)
 
-    def shown(self, who: Incarnation) -> str:
+    def shown(self, incarnation: Incarnation) -> str:
         """Return a worker's name, or its number if the name is not known."""
-        return self.of(who) or f"{who:016x}"
+        return self.of(incarnation) or f"{incarnation:016x}"
 
-    def info(self, who: WorkerId) -> WorkerInfo:
+    def info(self, worker_id: WorkerId) -> WorkerInfo:
         """Return a worker as programs see it."""
         try:
-            return WorkerInfo(who.name, self._directory.member(who.name).rank)
+            return WorkerInfo(
+                worker_id.name, self._directory.member(worker_id.name).rank
+            )
         except UnknownWorkerError:
-            return WorkerInfo(who.name, -1)
+            return WorkerInfo(worker_id.name, -1)

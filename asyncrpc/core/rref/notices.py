@@ -97,7 +97,9 @@ class Notices:
     def _send_batch(self, to: Incarnation) -> None:
         batch = self._batches.pop(to)
         if batch.releases:
-            self.send(to, Release([Released(*one) for one in batch.releases.items()]))
+            self.send(
+                to, Release([Released(*release) for release in batch.releases.items()])
+            )
         if batch.tokens:
             self.send(to, Returned(batch.tokens))
 
@@ -127,11 +129,11 @@ class Notices:
         try:
             link = await self._links.link_to(name)
         except (CallError, TransportError, UsageError) as error:
-            found = self._directory.link_of(to)
-            if found is None:
+            incoming_link = self._directory.link_of(to)
+            if incoming_link is None:
                 self._on_unreachable(WorkerId(name, to), str(error))
                 return
-            link = found  # it has dialed itself, after all
+            link = incoming_link  # it has dialed itself, after all
         if link.peer.incarnation != to:
             self._on_unreachable(WorkerId(name, to), "it has been restarted")
             return

@@ -143,10 +143,10 @@ class OwnedValues:
                 if self._values.is_closed:
                     return  # the end of the link tells the caller
                 try:
-                    found = self._method(done, method)
+                    function = self._method(done, method)
                 except BaseException as error:  # noqa: BLE001  (the value's own code)
-                    found = RefusedFunction(error, Outcome.EXECUTED)
-                ready(found)
+                    function = RefusedFunction(error, Outcome.EXECUTED)
+                ready(function)
             finally:
                 self._carry_out(self._owner.unpin(rref_id))
 

@@ -81,9 +81,9 @@ class Records:
         Args:
             count: how many of each at most; None: all.
         """
-        found = [self._owned(rref_id) for rref_id in islice(self._owner, count)]
-        found += [self._held(rref_id) for rref_id in islice(self._user, count)]
-        return sorted(found, key=lambda record: (-record.age_s, record.rref_id))
+        records = [self._owned(rref_id) for rref_id in islice(self._owner, count)]
+        records += [self._held(rref_id) for rref_id in islice(self._user, count)]
+        return sorted(records, key=lambda record: (-record.age_s, record.rref_id))
 
     def _owned(self, rref_id: RRefId) -> RRefRecord:
         future = self._values.get(rref_id)
@@ -120,7 +120,7 @@ class Records:
     def holders(self, rref_id: RRefId) -> dict[str, int]:
         """Return the holders of a value of this worker, by name, with their forks."""
         held = self._owner.holders(rref_id)
-        return {self._names.shown(who): forks for who, forks in held.items()}
+        return {self._names.shown(holder): forks for holder, forks in held.items()}
 
 
 def _type_name(value: Value | None) -> str:

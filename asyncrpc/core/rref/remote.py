@@ -249,8 +249,8 @@ class RemoteValues:
         if link is not None:
             return link.peer
         # It is not known whether a life goes on whose connection is broken just now.
-        found = UNKNOWN_INCARNATION if entry.broken else entry.member.incarnation
-        return WorkerId(entry.member.name, found)
+        incarnation = UNKNOWN_INCARNATION if entry.broken else entry.member.incarnation
+        return WorkerId(entry.member.name, incarnation)
 
     def _bind(self, shared: Shared, of: RRef[Any] | None, link: PeerLink) -> None:
         """Record the link of the call that makes a value: its peer is the owner.

@@ -44,10 +44,10 @@ Lift = Callable[[int, bytes], Any]
 class Bounds:
     """What the rest of one message may hold."""
 
-    __slots__ = ("_elements_max", "_hooks", "_left", "_scanned")
+    __slots__ = ("_elements_left", "_elements_max", "_hooks", "_scanned")
 
     def __init__(self, elements_max: int) -> None:
-        self._elements_max = self._left = elements_max
+        self._elements_max = self._elements_left = elements_max
         self._scanned = 0  # values of the tree at hand that have been counted
         self._hooks: dict[str, Any] = {}  # of the tree at hand
 
@@ -63,11 +63,11 @@ class Bounds:
         if self._hooks:
             return self._read(view)
         if view.nbytes >= SCANNED_BYTES_MIN:
-            self._scanned = values_in(view, self._left)
+            self._scanned = values_in(view, self._elements_left)
             self.take(self._scanned)
         elif _may_be_wide(np.frombuffer(view, np.uint8)):
             self.take((_WIDE - 1) * view.nbytes // _BYTES_OF_VALUE)
-        left = self._left
+        elements_left = self._elements_left
         hooks = {
             "ext_hook": lift,
             "list_hook": None if self._scanned else self._on_list,
@@ -79,7 +79,7 @@ class Bounds:
         try:
             return self._read(view)
         except ValueError:  # a long map, most likely: its keys are watched
-            self._left = left
+            self._elements_left = elements_left
             self._hooks = {**hooks, "object_pairs_hook": self._on_map}
             value, stop = self._read_at(view, 0)
             if stop != view.nbytes:
@@ -89,9 +89,9 @@ class Bounds:
             self._scanned, self._hooks = 0, {}
 
     @property
-    def taken(self) -> int:
+    def elements_counted(self) -> int:
         """Return how many values have been counted."""
-        return self._elements_max - self._left
+        return self._elements_max - self._elements_left
 
     def take(self, values: int) -> None:
         """Count values.
@@ -99,8 +99,8 @@ class Bounds:
         Raises:
             DecodeError: they are too many.
         """
-        self._left -= values
-        if self._left < 0:
+        self._elements_left -= values
+        if self._elements_left < 0:
             raise DecodeError(
                 f"a message of more than {self._elements_max} values arrived"
                 " (MessageLimits.elements_max); put large data into tensors, arrays or"
@@ -156,8 +156,8 @@ class Bounds:
         return filled({}, _Pairs(flat), itemgetter(0)), start + stop
 
     def _on_list(self, values: list[Any]) -> list[Any]:
-        self._left -= CONTAINER + len(values)
-        if self._left < 0:
+        self._elements_left -= CONTAINER + len(values)
+        if self._elements_left < 0:
             self.take(0)
         return values
 
@@ -167,8 +167,8 @@ class Bounds:
         return filled({}, pairs, itemgetter(0))
 
     def _on_short_map(self, table: dict[Any, Any]) -> dict[Any, Any]:
-        self._left -= CONTAINER + PAIR * len(table)
-        if self._left < 0:
+        self._elements_left -= CONTAINER + PAIR * len(table)
+        if self._elements_left < 0:
             self.take(0)
         return table
 
@@ -309,8 +309,8 @@ def values_in(packed: memoryview, most: int) -> int:
             at, count = at + nbytes, count + weight[first]
             continue
         firsts = data[at : at + nbytes * _RUN_MAX : nbytes]
-        others = _FIXED[firsts] != nbytes
-        length = int(others.argmax()) or firsts.size  # the first is of this length
+        differs = _FIXED[firsts] != nbytes
+        length = int(differs.argmax()) or firsts.size  # the first is of this length
         at, count = at + nbytes * length, count + int(weights[firsts[:length]].sum())
         in_row = 0
     return count
@@ -426,6 +426,6 @@ def filled(table: _Table, values: Sequence[Any], key: Callable[[Any], Any]) -> _
 
 def _ns_to_hash(keys: list[Any]) -> int:
     begun_ns = thread_time_ns()
-    for each in keys:
-        hash(each)
+    for key in keys:
+        hash(key)
     return thread_time_ns() - begun_ns

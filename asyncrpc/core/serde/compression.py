@@ -75,14 +75,14 @@ class Compression:
 
 
 def _codecs() -> Mapping[str, Compression]:
-    found = {name: Compression(name, "", name, keep=False) for name in lossless.NAMES}
+    codecs = {name: Compression(name, "", name, keep=False) for name in lossless.NAMES}
     for cast in CASTS:
         for compressor in ("", *lossless.NAMES):
             name = f"{cast}+{compressor}" if compressor else cast
-            found[name] = Compression(name, cast, compressor, keep=False)
+            codecs[name] = Compression(name, cast, compressor, keep=False)
             kept = f"{name}+{_KEEP}"
-            found[kept] = Compression(kept, cast, compressor, keep=True)
-    return found
+            codecs[kept] = Compression(kept, cast, compressor, keep=True)
+    return codecs
 
 
 CODECS: Final[Mapping[str, Compression]] = _codecs()
@@ -96,31 +96,31 @@ def compression_named(name: str) -> Compression | None:
     """
     if not name:
         return None
-    found = CODECS.get(name) if isinstance(name, str) else None
-    if found is None:
+    codec = CODECS.get(name) if isinstance(name, str) else None
+    if codec is None:
         raise UsageError(
             f"codec {name!r} is unknown; use 'lz4' or 'zstd' (lossless), 'fp16', 'bf16'"
             " or 'int8' (lossy, float tensors), or one of each such as 'bf16+zstd'; a"
             " final '+keep' sends unchanged the tensors that a lossy codec would harm"
         )
-    if found.compressor:
-        package = lossless.missing_package(found.compressor)
+    if codec.compressor:
+        package = lossless.missing_package(codec.compressor)
         if package:
             raise UsageError(
                 f"codec {name!r} needs the package {package!r}: pip install"
                 " 'asyncrpc-torch[compression]'"
             )
-    return found
+    return codec
 
 
 def compression_for_answer(name: object) -> Compression | None:
     """Return the codec that a caller asks for; None if this worker does not have it."""
-    found = CODECS.get(name) if isinstance(name, str) else None
-    if found is None:
+    codec = CODECS.get(name) if isinstance(name, str) else None
+    if codec is None:
         return None
-    if found.compressor and lossless.missing_package(found.compressor):
+    if codec.compressor and lossless.missing_package(codec.compressor):
         return None
-    return found.for_answer
+    return codec.for_answer
 
 
 # --- choosing what to cast ------------------------------------------------------------

@@ -79,7 +79,7 @@ class Decoder:
     @property
     def values(self) -> int:
         """Return how many values the message has, if they were counted."""
-        return 0 if self._bounds is None else self._bounds.taken
+        return 0 if self._bounds is None else self._bounds.elements_counted
 
     def decode(self, control: memoryview, on_gradient: OnGradient | None) -> Any:
         """Return the value; the codec translates whatever this raises."""

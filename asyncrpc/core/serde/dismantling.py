@@ -54,9 +54,9 @@ def _new(cls: type[BaseException], native: type[BaseException]) -> BaseException
 
 def _native(cls: type[BaseException]) -> type[BaseException]:
     """Return the builtin class whose memory layout `cls` has."""
-    found = [base for base in cls.__mro__ if base.__module__ == "builtins"]
-    first: type[BaseException] = found[0]
-    for base in found:
+    bases = [base for base in cls.__mro__ if base.__module__ == "builtins"]
+    first: type[BaseException] = bases[0]
+    for base in bases:
         if base not in (Exception, BaseException, object):
             return base
     return first

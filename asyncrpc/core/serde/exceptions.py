@@ -116,7 +116,7 @@ class _Describer:
         args, state, slots, lost = self._parts(error)
         members: list[Any] = []
         if isinstance(error, BaseExceptionGroup):
-            members = [self._link(each, depth) for each in error.exceptions]
+            members = [self._link(member, depth) for member in error.exceptions]
             args = [error.message]
         tree = {
             "type": _type_name(type(error)),
@@ -321,19 +321,19 @@ class _Rebuilder:
         cls = _find_class(tree["type"], self._functions)
         if cls is None:
             return None
-        both = _both(cls, self._functions)
-        if both is None:
+        combined_class = _combined_class(cls, self._functions)
+        if combined_class is None:
             return None
         args = list(tree["args"])
         if issubclass(cls, BaseExceptionGroup):
             members = [
-                self.rebuild(each, depth + 1) for each in tree["members"] if each
+                self.rebuild(member, depth + 1) for member in tree["members"] if member
             ]
             if not members:
                 return None
             args = [args[0], members]
         try:
-            error = assemble(both, [args, tree["state"], tree["slots"]])
+            error = assemble(combined_class, [args, tree["state"], tree["slots"]])
         except Exception:  # noqa: BLE001 - the class's own code
             return None
         return error if isinstance(error, RemoteError) else None
@@ -363,16 +363,16 @@ class _Rebuilder:
 def _find_class(name: str, functions: FunctionTable) -> type[BaseException] | None:
     """Return the class of a remote exception, if it may be raised here."""
     try:
-        found = functions.resolve_error(name)
+        cls = functions.resolve_error(name)
     except (DecodeError, RejectedError):
         return None
-    if found is BaseExceptionGroup:
-        return found
-    harmful = not issubclass(found, (Exception, BaseExceptionGroup))
-    return None if harmful or issubclass(found, _ENDING) else found
+    if cls is BaseExceptionGroup:
+        return cls
+    harmful = not issubclass(cls, (Exception, BaseExceptionGroup))
+    return None if harmful or issubclass(cls, _ENDING) else cls
 
 
-def _both(
+def _combined_class(
     cls: type[BaseException], functions: FunctionTable
 ) -> type[BaseException] | None:
     """Return the class that is both `RemoteError` and `cls`, made once per worker."""

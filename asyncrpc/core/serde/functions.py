@@ -178,12 +178,12 @@ class FunctionTable:
             RejectedError: STRICT, and the function is neither exposed nor allowed.  It
                 is not executed.
         """
-        found = self._find(name)
-        if not callable(found):
+        function = self._find(name)
+        if not callable(function):
             raise DecodeError(
-                f"{name!r} names a {type(found).__name__}, not a function"
+                f"{name!r} names a {type(function).__name__}, not a function"
             )
-        return found  # type: ignore[no-any-return]
+        return function  # type: ignore[no-any-return]
 
     def resolve_argument(self, name: str) -> Callable[..., Any]:
         """Return the function or class that was sent as a value; raise as `resolve`."""
@@ -196,10 +196,10 @@ class FunctionTable:
         """
         module, _, qualname = name.partition(":")
         home = {"builtins": builtins, errors.__name__: errors}.get(module)
-        found = vars(home).get(qualname) if home else self._find(name)
-        if not isinstance(found, type) or not issubclass(found, BaseException):
+        cls = vars(home).get(qualname) if home else self._find(name)
+        if not isinstance(cls, type) or not issubclass(cls, BaseException):
             raise DecodeError(f"{name!r} does not name an exception")
-        return found
+        return cls
 
     def is_allowed(self, function: Any) -> bool:
         """Return whether a peer may call this; under TRUSTED it may call anything."""
@@ -218,10 +218,10 @@ class FunctionTable:
         # Look in the classes only: that runs no property or `__getattr__`, and the
         # instance may hold any callable.
         homes = (vars(base) for base in cls.__mro__)
-        found = next((home[name] for home in homes if name in home), None)
-        if isinstance(found, (staticmethod, classmethod)):
-            found = found.__func__
-        if not isinstance(found, NAMED_TYPES) or isinstance(found, type):
+        method = next((home[name] for home in homes if name in home), None)
+        if isinstance(method, (staticmethod, classmethod)):
+            method = method.__func__
+        if not isinstance(method, NAMED_TYPES) or isinstance(method, type):
             return False
         if _is_marked(cls) and not name.startswith("_"):
             return True
@@ -274,23 +274,23 @@ class FunctionTable:
         )
         if module is None:
             raise self._rejection(name)
-        parent, found = walk(module, qualname, lazily=not strict)
-        if found is ABSENT:
+        parent, value = walk(module, qualname, lazily=not strict)
+        if value is ABSENT:
             if strict:  # as for functions that are not allowed: no probing
                 raise self._rejection(name)
             raise DecodeError(
                 f"module {module_name!r} has no {qualname!r} on this worker; does it"
                 " run the same code as the caller?"
             )
-        if strict and not self._may(parent, qualname, found):
+        if strict and not self._may(parent, qualname, value):
             raise self._rejection(name)
-        return found
+        return value
 
-    def _may(self, parent: Any, qualname: str, found: Any) -> bool:
+    def _may(self, parent: Any, qualname: str, value: Any) -> bool:
         last = qualname.rpartition(".")[2]
-        if _is_marked_parent(parent, last, found):
+        if _is_marked_parent(parent, last, value):
             return True
-        return self.is_allowed(found)
+        return self.is_allowed(value)
 
     def _rejection(self, name: str) -> RejectedError:
         return RejectedError(
@@ -315,11 +315,11 @@ def _is_marked(value: Any) -> bool:
     return getattr(value, MARK, False) is True
 
 
-def _is_marked_parent(parent: Any, name: str, found: Any) -> bool:
+def _is_marked_parent(parent: Any, name: str, value: Any) -> bool:
     if not isinstance(parent, type) or not _is_marked(parent):
         return False
     kinds = (types.FunctionType, types.MethodType)
-    return not name.startswith("_") and isinstance(found, kinds)
+    return not name.startswith("_") and isinstance(value, kinds)
 
 
 def _is_marked_method(name: str) -> bool:
@@ -327,5 +327,5 @@ def _is_marked_method(name: str) -> bool:
     module = imported_module(module_name)
     if module is None or "." not in qualname:
         return False
-    parent, found = walk(module, qualname)
-    return _is_marked_parent(parent, qualname.rpartition(".")[2], found)
+    parent, value = walk(module, qualname)
+    return _is_marked_parent(parent, qualname.rpartition(".")[2], value)

@@ -83,12 +83,12 @@ def has_entry(tensor: torch.Tensor) -> bool:
 
 def refusal(tensor: torch.Tensor) -> str:
     """Return why a tensor on a device that is not `is_known` cannot be sent."""
-    what = str(tensor.layout).removeprefix("torch.")
+    kind = str(tensor.layout).removeprefix("torch.")
     if tensor.is_quantized:
-        what = "quantized"
+        kind = "quantized"
     elif tensor.is_nested:
-        what = "nested"
-    return f"a {what} tensor on {str(tensor.device)!r} cannot travel; send tensor.cpu()"
+        kind = "nested"
+    return f"a {kind} tensor on {str(tensor.device)!r} cannot travel; send tensor.cpu()"
 
 
 def take_apart(tensor: torch.Tensor, flags: int, add: AddPart) -> list[Any]:

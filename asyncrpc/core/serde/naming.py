@@ -44,10 +44,10 @@ ABSENT: Final = _Absent.ABSENT
 
 def imported_module(name: str) -> types.ModuleType | None:
     """Return an imported module; the caller's `__main__` stands for ours."""
-    found = sys.modules.get(name)
-    if found is None and name == "__mp_main__":
-        found = sys.modules.get("__main__")
-    return found
+    module = sys.modules.get(name)
+    if module is None and name == "__mp_main__":
+        module = sys.modules.get("__main__")
+    return module
 
 
 def resolve_global(module: str, name: str, find: Callable[[str, str], Any]) -> Any:
@@ -59,9 +59,9 @@ def resolve_global(module: str, name: str, find: Callable[[str, str], Any]) -> A
 
 def import_module(name: str, function: str) -> types.ModuleType:
     """Import the module of a function; raise DecodeError if that fails."""
-    found = imported_module(name)
-    if found is not None:
-        return found
+    module = imported_module(name)
+    if module is not None:
+        return module
     try:
         return importlib.import_module(name)
     except Exception as error:  # any module's code may run here
@@ -78,14 +78,14 @@ def walk(module: Any, qualname: str, *, lazily: bool = True) -> tuple[Any, Any]:
     With `lazily`, a module may make a missing attribute, which can import.
     """
     first, *rest = qualname.split(".")
-    parent, found = module, vars(module).get(first, ABSENT)
-    if found is ABSENT and lazily:
-        found = _attribute(module, first)
+    parent, value = module, vars(module).get(first, ABSENT)
+    if value is ABSENT and lazily:
+        value = _attribute(module, first)
     for part in rest:
-        if not isinstance(found, type):
-            return found, ABSENT
-        parent, found = found, _attribute(found, part)
-    return parent, found
+        if not isinstance(value, type):
+            return value, ABSENT
+        parent, value = value, _attribute(value, part)
+    return parent, value
 
 
 def _attribute(parent: Any, name: str) -> Any:
@@ -186,11 +186,11 @@ def _leads_to(module_name: str, qualname: str, function: Any) -> bool:
     module = imported_module(module_name)
     if module is None or not qualname or "<" in qualname:
         return False
-    found = walk(module, qualname)[1]
+    value = walk(module, qualname)[1]
     if not isinstance(function, (types.MethodType, types.BuiltinMethodType)):
-        return found is function
+        return value is function
     # Each look-up binds a class method anew; the results are equal.
-    return type(found) is type(function) and bool(found == function)
+    return type(value) is type(function) and bool(value == function)
 
 
 def _reason(function: Any) -> EncodeError:

@@ -89,7 +89,7 @@ UNREAD: Final = object()
 _ITEM_BYTES_MAX: Final = 16  # complex128
 _PLAIN_KINDS: Final = (kinds.ENTRY_TENSOR, kinds.ENTRY_SHARED)
 _PLAIN_FLAGS: Final = (0, kinds.REQUIRES_GRAD)
-_INDICES: Final = {bytes(one.data): at for at, one in enumerate(REFERENCES)}
+_INDICES: Final = {bytes(reference.data): at for at, reference in enumerate(REFERENCES)}
 _COMMON: Final = {  # with the number of tensors
     ALONE: (1, ALONE),
     **{tree: (count, tree) for count, tree in enumerate(ARGUMENTS)},
@@ -325,8 +325,8 @@ class QuickWriter:
             return self._views[key]
         if len(self._views) >= REMEMBERED_MAX:
             self._views.clear()
-        found = self._views[key] = _new_view_table(tensor)
-        return found
+        table = self._views[key] = _new_view_table(tensor)
+        return table
 
     def _new_table(self, tensor: torch.Tensor) -> bytes | None:
         name = NAMES[tensor.dtype]
@@ -775,7 +775,8 @@ def _forms_of(table: bytes, count_max: int) -> Sequence[Form]:
 def _form_of(at: int, entry: list[Any]) -> Form | None:
     """Return the form of entry `at` if that is of a plain tensor, else None."""
     kind, flags, name, shape, buffer, *place = entry
-    is_exact = all(type(one) is int for one in (kind, flags, buffer))  # False == 0
+    numbers = kind, flags, buffer
+    is_exact = all(type(number) is int for number in numbers)  # False == 0
     if not is_exact or kind not in _PLAIN_KINDS or flags not in _PLAIN_FLAGS:
         return None
     if buffer != at:
@@ -803,8 +804,8 @@ def _placed(
     offset, strides = place
     stop = (offset + reach(shape, strides)) * dtype.itemsize
     if is_shared:
-        found = SharedLocation(DTYPES[name], offset, tuple(strides), stop)
-        return form._replace(nbytes=KEY_BYTES, place=found)
+        location = SharedLocation(DTYPES[name], offset, tuple(strides), stop)
+        return form._replace(nbytes=KEY_BYTES, place=location)
     if offset:  # as for one of several tensors of a buffer
         return None
     steps = tuple(stride * dtype.itemsize for stride in strides)

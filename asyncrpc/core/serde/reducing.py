@@ -157,9 +157,9 @@ class Reducers(dict[type, Reducer]):
 
     def _script(self, value: torch.jit.ScriptModule) -> Reduced:
         shared = {
-            name: one.detach()
-            for name, one in _state_of(value).items()
-            if one.layout is torch.strided and key_of(one.untyped_storage())
+            name: tensor.detach()
+            for name, tensor in _state_of(value).items()
+            if tensor.layout is torch.strided and key_of(tensor.untyped_storage())
         }
         return loaded, (_saved(value), shared) if shared else (_saved(value),)
 

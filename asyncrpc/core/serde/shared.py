@@ -118,8 +118,10 @@ def share(value: Shareable) -> Shareable:
     for tensor in tensors:
         _check_memory(tensor)
     storages = [tensor.untyped_storage() for tensor in tensors]
-    fresh = [one for one in storages if one.nbytes() and key_of(one) is None]
-    move_together([one for one in fresh if one.device.type == "cpu"])
+    fresh = [
+        storage for storage in storages if storage.nbytes() and key_of(storage) is None
+    ]
+    move_together([storage for storage in fresh if storage.device.type == "cpu"])
     for storage in fresh:
         if key_of(storage) is None:
             mark(storage, os.urandom(KEY_BYTES))
@@ -291,9 +293,9 @@ def move_together(storages: Iterable[torch.UntypedStorage]) -> None:
         OSError: the system has no memory or no descriptor left; nothing was moved.
     """
     unshared = {
-        one._cdata: one  # noqa: SLF001
-        for one in storages
-        if one.nbytes() and not one.is_shared()
+        storage._cdata: storage  # noqa: SLF001
+        for storage in storages
+        if storage.nbytes() and not storage.is_shared()
     }
     moving = list(unshared.values())
     if not _shares_files:

@@ -65,15 +65,15 @@ def clusters(spans: Sequence[Span]) -> list[tuple[Span, list[int]]]:
     Returns:
         For each cluster its union and the indices of its members in `spans`.
     """
-    found: list[tuple[Span, list[int]]] = []
+    grouped: list[tuple[Span, list[int]]] = []
     for index in sorted(range(len(spans)), key=spans.__getitem__):
         span = spans[index]
-        if found:
-            union, members = found[-1]
+        if grouped:
+            union, members = grouped[-1]
             joined = union.join(span)
             if span.start < union.stop or joined.goes_raw():
                 members.append(index)
-                found[-1] = joined, members
+                grouped[-1] = joined, members
                 continue
-        found.append((span, [index]))
-    return found
+        grouped.append((span, [index]))
+    return grouped

@@ -130,8 +130,8 @@ class DevicePlacement:
             raise DecodeError(
                 f"a tensor refers to object {index!r:.20} of {len(self._table)}"
             )
-        found = self.wanted.get(index)
-        return self._reader.read(self._table[index]) if found is None else found[0]
+        wanted = self.wanted.get(index)
+        return self._reader.read(self._table[index]) if wanted is None else wanted[0]
 
 
 def _table(control: bytes | memoryview, limits: Limits) -> list[Any]:

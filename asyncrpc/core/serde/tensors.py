@@ -254,14 +254,14 @@ class _OutgoingTensor:
         return span_of(tensor.shape, tensor.stride(), offset, tensor.itemsize)
 
     def lies_like(self, other: _OutgoingTensor) -> bool:
-        mine, its = self.tensor, other.tensor
+        own, theirs = self.tensor, other.tensor
         return (
-            mine.dtype == its.dtype
-            and mine.shape == its.shape
-            and mine.stride() == its.stride()
-            and mine.storage_offset() == its.storage_offset()
-            and mine.is_conj() == its.is_conj()
-            and mine.is_neg() == its.is_neg()
+            own.dtype == theirs.dtype
+            and own.shape == theirs.shape
+            and own.stride() == theirs.stride()
+            and own.storage_offset() == theirs.storage_offset()
+            and own.is_conj() == theirs.is_conj()
+            and own.is_neg() == theirs.is_neg()
         )
 
 
@@ -285,7 +285,7 @@ def _overlap(items: Sequence[_OutgoingTensor], union: Span) -> bool:
         return True
     if any(item.tensor.itemsize != item_bytes for item in items):
         return True
-    taken = torch.zeros(elements, dtype=torch.bool, device="cpu")
+    covered = torch.zeros(elements, dtype=torch.bool, device="cpu")
     for item in items:
         tensor = item.tensor
         strides = tensor.stride()
@@ -294,10 +294,10 @@ def _overlap(items: Sequence[_OutgoingTensor], union: Span) -> bool:
             for size, step in zip(tensor.shape, strides, strict=True)
         ]
         offset = tensor.storage_offset() - union.start // item_bytes
-        mine = taken.as_strided(shape, strides, offset)
-        if bool(mine.any()):
+        view = covered.as_strided(shape, strides, offset)
+        if bool(view.any()):
             return True
-        mine.fill_(True)  # noqa: FBT003
+        view.fill_(True)  # noqa: FBT003
     return False
 
 

@@ -59,7 +59,7 @@ LOOKERS: Final = Sender.MEMBER | Sender.OBSERVER
 
 def names_of(senders: Sender) -> str:
     """Return kinds of peer as the documentation and errors name them."""
-    return ", ".join(str(one.name).lower() for one in senders)
+    return ", ".join(str(sender.name).lower() for sender in senders)
 
 
 class Message:
@@ -155,18 +155,22 @@ def message(
     """
 
     def declare(cls: type[M]) -> type[M]:
-        made = dataclass(slots=True)(cls)
-        made.service, made.method, made.name = service, method, f"{service}.{method}"
-        made.head = pack_head([service, method])
-        made.by, made.about = by, about
-        if issubclass(made, Notice):
-            made.may_wait_s = may_wait_s
-        made.record = RecordSchema(made)
-        made.labels = made.record.labels
-        for base in made.__dict__.get("__orig_bases__", ()):
+        message_class = dataclass(slots=True)(cls)
+        message_class.service, message_class.method, message_class.name = (
+            service,
+            method,
+            f"{service}.{method}",
+        )
+        message_class.head = pack_head([service, method])
+        message_class.by, message_class.about = by, about
+        if issubclass(message_class, Notice):
+            message_class.may_wait_s = may_wait_s
+        message_class.record = RecordSchema(message_class)
+        message_class.labels = message_class.record.labels
+        for base in message_class.__dict__.get("__orig_bases__", ()):
             if get_origin(base) is Request:
-                made.answer = kind_of(*get_args(base))  # type: ignore[attr-defined]
-        return made
+                message_class.answer = kind_of(*get_args(base))  # type: ignore[attr-defined]
+        return message_class
 
     return declare
 

@@ -162,13 +162,13 @@ class Router:
         Raises:
             MalformedError: the head names no service and method.
         """
-        return self._found(head, self.notices, is_answered=False)
+        return self._resolve(head, self.notices, is_answered=False)
 
     def request(self, head: bytes) -> Route:
         """Return the route of a request; see `notice`."""
-        return self._found(head, self.requests, is_answered=True)
+        return self._resolve(head, self.requests, is_answered=True)
 
-    def _found(
+    def _resolve(
         self, head: bytes, heads: dict[bytes, Route], *, is_answered: bool
     ) -> Route:
         record = unpack_head(head)
@@ -184,8 +184,8 @@ class Router:
         if known is None:
             problem = f"there is no service {service!r:.80}"
             return _unknown(service, method, problem, is_answered=is_answered)
-        found = known.get((is_answered, method)) if type(method) is str else None
-        if found is None:
+        route = known.get((is_answered, method)) if type(method) is str else None
+        if route is None:
             names = [repr(name) for kind, name in known if kind is is_answered]
             problem = (
                 f"{f'{service}.{method}'!r:.80}, which this worker does not know; "
@@ -193,8 +193,8 @@ class Router:
             )
             return _unknown(service, method, problem, is_answered=is_answered)
         if len(heads) < HEADS_MAX and len(head) <= HEAD_BYTES_MAX:
-            heads[head] = found
-        return found
+            heads[head] = route
+        return route
 
 
 def _unknown(service: Any, method: Any, problem: str, *, is_answered: bool) -> Route:

@@ -97,7 +97,7 @@ class _HoldWatch(weakref.ref[Hold]):
     """Remembers the block of a hold, and reports when the hold is gone."""
 
     block = NONE  # if a signal's exception struck while it was made
-    told: weakref.ref[Hold] | None = None
+    notifier: weakref.ref[Hold] | None = None
 
     # By identity: a referent that is gone has no hash any more.
     __eq__ = object.__eq__
@@ -105,7 +105,7 @@ class _HoldWatch(weakref.ref[Hold]):
 
 
 @dataclass(slots=True)
-class Taken:
+class TakenItem:
     """An item that this process has taken.
 
     Attributes:
@@ -141,8 +141,8 @@ class Channel:
         layout = Layout(ends.limit_bytes, ends.items_max)
         with contextlib.ExitStack() as undo:
             self._passage = DescriptorPassage(ends.passage)
-            for one in (ends.items, ends.room, *ends.passage):
-                undo.callback(os.close, one)
+            for descriptor in (ends.items, ends.room, *ends.passage):
+                undo.callback(os.close, descriptor)
             self.slab = Slab(ends.memory, layout.size_bytes)
             # A description of our own: locks belong to descriptions.
             self._locks = os.open(f"/proc/self/fd/{ends.memory}", os.O_RDWR)
@@ -231,19 +231,19 @@ class Channel:
 
         def take() -> list[tuple[Hold, bool]] | None:
             if not self._ring.is_full:
-                taken = self._allocate(sizes)
-                if taken is not None:
-                    return [(self._hold(block), is_new) for block, is_new in taken]
+                blocks = self._allocate(sizes)
+                if blocks is not None:
+                    return [(self._hold(block), is_new) for block, is_new in blocks]
             self._starve()
             return None
 
-        taken = self._exclusively(take)
-        if taken is None:
+        holds = self._exclusively(take)
+        if holds is None:
             return None
-        for (hold, is_new), size in zip(taken, sizes, strict=True):
+        for (hold, is_new), size in zip(holds, sizes, strict=True):
             if is_new and size >= PREFAULT_BYTES:
                 self.slab.prefault_part(self.layout.start_of(hold.block), size)
-        return [hold for hold, _ in taken]
+        return [hold for hold, _ in holds]
 
     def write_outside(self, blocks: Sequence[int], body: bytes) -> None:
         """Write an item that does not fit its slot into the last of its blocks."""
@@ -282,7 +282,7 @@ class Channel:
         return is_put
 
     def _allocate(self, sizes: Sequence[int]) -> list[tuple[int, bool]] | None:
-        taken: list[tuple[int, bool]] = []
+        blocks: list[tuple[int, bool]] = []
         has_reaped = False
         for size in sizes:
             block, is_new = self._shelf.allocate(self._member, size)
@@ -291,11 +291,11 @@ class Channel:
                 has_reaped = True
                 block, is_new = self._shelf.allocate(self._member, size)
             if block == NONE:
-                for one, _ in taken:
-                    self._shelf.let_go(self._member, one)
+                for block, _ in blocks:
+                    self._shelf.let_go(self._member, block)
                 return None
-            taken.append((block, is_new))
-        return taken
+            blocks.append((block, is_new))
+        return blocks
 
     def _starve(self) -> None:
         """Ask the processes that make room to signal it."""
@@ -304,7 +304,7 @@ class Channel:
 
     # --- taking ----------------------------------------------------------------------
 
-    def take(self) -> Taken | None:
+    def take(self) -> TakenItem | None:
         """Take the next item.
 
         Returns:
@@ -313,14 +313,14 @@ class Channel:
         Raises:
             OSError: the item has descriptors, and this process can open no more.
         """
-        taken = self._exclusively(self._pop)
-        if isinstance(taken, OSError):
-            raise taken
-        if taken is not None and taken.makes_room:
+        item = self._exclusively(self._pop)
+        if isinstance(item, OSError):
+            raise item
+        if item is not None and item.makes_room:
             self._feed()
-        return taken
+        return item
 
-    def _pop(self) -> Taken | OSError | None:
+    def _pop(self) -> TakenItem | OSError | None:
         """Take an item; return an error, not raise it, so that nothing is half done."""
         item = self._ring.first()
         if item is None:
@@ -343,7 +343,7 @@ class Channel:
         except OSError as error:
             close_all(descriptors)
             return error
-        return Taken(holds, _body_of(item, holds), descriptors, makes_room)
+        return TakenItem(holds, _body_of(item, holds), descriptors, makes_room)
 
     def _feed(self) -> None:
         """Wake the processes that wait for room."""
@@ -364,7 +364,7 @@ class Channel:
                     self._repair()
                 words[DIRTY] = 1
                 self._is_unsure = True
-                found = action()
+                result = action()
                 words[DIRTY] = 0
                 self._is_unsure = False
             finally:
@@ -373,7 +373,7 @@ class Channel:
                 self._owner = 0
         if self._dropped:
             self._settle()
-        return found
+        return result
 
     def _repair(self) -> None:
         """Repair the state after this process, or another, was stopped half-way."""
@@ -425,9 +425,9 @@ class Channel:
         hold = Hold(self, block)
         # The callback that comes last is made first.  The other has no line of Python
         # in it, so an exception from a signal cannot strike before it has noted it.
-        told = weakref.ref(hold, self._on_dropped)
+        notifier = weakref.ref(hold, self._on_dropped)
         watch = _HoldWatch(hold, self._dropped.append)
-        watch.block, watch.told = block, told
+        watch.block, watch.notifier = block, notifier
         self._holders.setdefault(block, set()).add(watch)
         return hold
 

@@ -68,12 +68,12 @@ class DescriptorPassage:
             OSError: this process can open no more descriptors; nothing has changed.
         """
         while True:
-            found_tag, found = self._receive(socket.MSG_PEEK)
-            if found_tag != tag:
-                close_all(found)
+            queued_tag, descriptors = self._receive(socket.MSG_PEEK)
+            if queued_tag != tag:
+                close_all(descriptors)
                 self._drop()
                 continue
-            return _complete(found, min(count, _DESCRIPTORS_EACH))
+            return _complete(descriptors, min(count, _DESCRIPTORS_EACH))
 
     def take_rest(self, count: int) -> list[int]:
         """Drop the message that was peeked at, and take the others of its tag.
@@ -82,13 +82,13 @@ class DescriptorPassage:
             OSError: this process can open no more descriptors; these are lost.
         """
         self._drop()
-        taken: list[int] = []
+        descriptors: list[int] = []
         for start in range(_DESCRIPTORS_EACH, count, _DESCRIPTORS_EACH):
-            _, found = self._receive(0)
-            taken += found
-            if len(found) < min(count - start, _DESCRIPTORS_EACH):
+            _, received = self._receive(0)
+            descriptors += received
+            if len(received) < min(count - start, _DESCRIPTORS_EACH):
                 break
-        return _complete(taken, max(0, count - _DESCRIPTORS_EACH))
+        return _complete(descriptors, max(0, count - _DESCRIPTORS_EACH))
 
     def _drop(self) -> None:
         # Without room for them, the kernel closes the descriptors.
@@ -96,16 +96,18 @@ class DescriptorPassage:
             sock.recv(_TAG.size, socket.MSG_DONTWAIT)
 
     def _receive(self, flags: int) -> tuple[Tag, list[int]]:
-        found = array.array("i")
-        room = socket.CMSG_SPACE(_DESCRIPTORS_EACH * found.itemsize)
+        descriptors = array.array("i")
+        room = socket.CMSG_SPACE(_DESCRIPTORS_EACH * descriptors.itemsize)
         flags |= socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         with _socket(self._receiving) as sock:
             data, ancillary, _, _ = sock.recvmsg(_TAG.size, room, flags)
         for level, kind, packed in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                found.frombytes(packed[: len(packed) - len(packed) % found.itemsize])
+                descriptors.frombytes(
+                    packed[: len(packed) - len(packed) % descriptors.itemsize]
+                )
         first, second = _TAG.unpack(data)
-        return (first, second), list(found)
+        return (first, second), list(descriptors)
 
 
 def new_pair() -> tuple[int, int]:
@@ -127,16 +129,16 @@ def _socket(descriptor: int) -> Iterator[socket.socket]:
 
 def close_all(descriptors: Sequence[int]) -> None:
     """Close received descriptors."""
-    for one in descriptors:
-        os.close(one)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
-def _complete(found: list[int], count: int) -> list[int]:
-    if len(found) < count:
-        close_all(found)
+def _complete(received: list[int], count: int) -> list[int]:
+    if len(received) < count:
+        close_all(received)
         raise OSError(
             errno.EMFILE,
-            f"only {len(found)} of {count} descriptors could be received: this process "
-            "has too many open",
+            f"only {len(received)} of {count} descriptors could be received: this "
+            "process has too many open",
         )
-    return found
+    return received

@@ -97,15 +97,16 @@ class SidecarServer:
             listening: the abstract names of ports, and descriptors of the worker's
                 sockets that listen there.
         """
-        found = pulse.read(memory)
-        assert found is not None  # the worker has written it before we were started
-        self._worker = found
+        last_pulse = pulse.read(memory)
+        assert last_pulse is not None  # the worker wrote it before we were started
+        self._worker = last_pulse
         self._memory = memory
         self._process = process
         self._pair = socket.socket(fileno=worker)
         self._key = key
         self._doors = {
-            one: Door(name, socket.socket(fileno=one)) for name, one in listening
+            descriptor: Door(name, socket.socket(fileno=descriptor))
+            for name, descriptor in listening
         }
         self._asked: dict[int, ClientConnection] = {}
         self._givers: dict[int, socket.socket] = {}
@@ -251,8 +252,8 @@ class SidecarServer:
             return
         with asks:
             size = _CREDENTIALS.size
-            found = asks.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-            _pid, user, _group = _CREDENTIALS.unpack(found)
+            credentials = asks.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+            _pid, user, _group = _CREDENTIALS.unpack(credentials)
             if user not in (os.getuid(), 0):
                 return
             self._let_go(str(giver.getsockname()[1:], "ascii"))
@@ -334,7 +335,10 @@ def main(arguments: list[str]) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    memory, process, pair = (int(one) for one in arguments[:3])
+    memory, process, pair = (int(argument) for argument in arguments[:3])
     names, descriptors = arguments[3::2], arguments[4::2]
-    listening = [(name, int(one)) for name, one in zip(names, descriptors, strict=True)]
+    listening = [
+        (name, int(descriptor))
+        for name, descriptor in zip(names, descriptors, strict=True)
+    ]
     SidecarServer(memory, process, pair, listening, read_key()).run()

@@ -80,8 +80,10 @@ def read_answer(
     magic, version, state, echo = _ANSWER.unpack_from(record)
     if (magic, version, echo) != (_ANSWERED, _VERSION, nonce):
         return None
-    told = record[:-_PROOF_BYTES] + incarnation.to_bytes(8)
-    return state if _is_same(hmac_sha256(key, told), record[-_PROOF_BYTES:]) else None
+    message = record[:-_PROOF_BYTES] + incarnation.to_bytes(8)
+    return (
+        state if _is_same(hmac_sha256(key, message), record[-_PROOF_BYTES:]) else None
+    )
 
 
 def hmac_sha256(key: bytes, message: bytes) -> bytes:
@@ -94,9 +96,9 @@ def hmac_sha256(key: bytes, message: bytes) -> bytes:
     return digest
 
 
-def _is_same(one: bytes, other: bytes) -> bool:
+def _is_same(first: bytes, second: bytes) -> bool:
     """Compare in a time that does not tell where they differ."""
     difference = 0
-    for a, b in zip(one, other, strict=True):
+    for a, b in zip(first, second, strict=True):
         difference |= a ^ b
     return not difference

@@ -78,7 +78,9 @@ class FlightRecorder:
         self.memory = EventRing(MemoryChanged)
         self.stage_steps: deque[StageStep] = deque(maxlen=STAGE_STEPS_MAX)
         self._rings: dict[type[Any], EventRing[Any]] = {
-            one.kind: one for one in vars(self).values() if isinstance(one, EventRing)
+            ring.kind: ring
+            for ring in vars(self).values()
+            if isinstance(ring, EventRing)
         }
         self._subscriptions: list[Subscription[Any]] = []
         assert set(self._rings) == set(KINDS)  # each has one
@@ -93,19 +95,21 @@ class FlightRecorder:
                 type or is out of range.
         """
         for kind in kinds:
-            if not any(kind is one for one in KINDS):
-                names = ", ".join(one.__name__ for one in KINDS)
+            if not any(kind is known for known in KINDS):
+                names = ", ".join(known.__name__ for known in KINDS)
                 raise wrong("kinds", f"classes of asyncrpc.trace ({names})", kind)
         check_count("items_max", items_max, at_least=1, at_most=EVENTS_MAX)
         check_flag("with_recent", with_recent)
         rings = [self._rings[kind] for kind in kinds or KINDS]
-        made = Subscription(rings, items_max, with_recent=with_recent)
-        still_open = [one for one in self._subscriptions if not one.is_closed]
-        self._subscriptions = [*still_open, made]
-        return made
+        subscription = Subscription(rings, items_max, with_recent=with_recent)
+        still_open = [
+            existing for existing in self._subscriptions if not existing.is_closed
+        ]
+        self._subscriptions = [*still_open, subscription]
+        return subscription
 
     def close(self) -> None:
         """End all subscriptions."""
-        for one in self._subscriptions:
-            one.close()
+        for subscription in self._subscriptions:
+            subscription.close()
         self._subscriptions.clear()

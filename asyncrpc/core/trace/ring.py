@@ -74,13 +74,13 @@ class EventRing(Generic[E]):
 
         Thread safety: from any thread.
         """
-        found: list[E] = []
+        events: list[E] = []
         for fields in reversed(self._recent.copy()):
-            if fields[0] < since_s or len(found) >= at_most:
+            if fields[0] < since_s or len(events) >= at_most:
                 break
-            found.append(self.make(fields))
-        found.reverse()
-        return found
+            events.append(self.make(fields))
+        events.reverse()
+        return events
 
     def add_sink(self, sink: Sink) -> None:
         """Call a function with each event from now on; it must not wait or raise."""
@@ -89,7 +89,7 @@ class EventRing(Generic[E]):
 
     def remove_sink(self, sink: Sink) -> None:
         """Stop calling a function."""
-        self._sinks = tuple(one for one in self._sinks if one != sink)
+        self._sinks = tuple(existing for existing in self._sinks if existing != sink)
         if not self._sinks:
             self.record = self._recent.append
 

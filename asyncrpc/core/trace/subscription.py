@@ -39,13 +39,13 @@ class Subscription(Generic[E]):
     ) -> None:
         """Listen to rings; see `Worker.subscribe`."""
         self.dropped = 0
-        self._come: deque[E] = deque(maxlen=items_max)
+        self._queue: deque[E] = deque(maxlen=items_max)
         self._items_max = items_max
         self._waiter: asyncio.Future[None] | None = None
         self.is_closed = False
         if with_recent:
             recent = [event for ring in rings for event in ring.recent]
-            self._come.extend(sorted(recent, key=_time_of))
+            self._queue.extend(sorted(recent, key=_time_of))
         self._sinks: list[tuple[EventRing[E], Sink]] = []
         for ring in rings:
             sink = self._sink_for(ring)
@@ -53,12 +53,12 @@ class Subscription(Generic[E]):
             ring.add_sink(sink)
 
     def _sink_for(self, ring: EventRing[E]) -> Sink:
-        make, come = ring.make, self._come
+        make, queue = ring.make, self._queue
 
         def take(fields: Fields) -> None:
-            if len(come) == self._items_max:
+            if len(queue) == self._items_max:
                 self.dropped += 1
-            come.append(make(fields))
+            queue.append(make(fields))
             if self._waiter is not None:
                 self._wake()
 
@@ -79,13 +79,13 @@ class Subscription(Generic[E]):
 
         Thread safety: from any thread.
         """
-        taken: list[E] = []
-        while self._come:
+        events: list[E] = []
+        while self._queue:
             try:
-                taken.append(self._come.popleft())
+                events.append(self._queue.popleft())
             except IndexError:  # another thread took it
                 break
-        return taken
+        return events
 
     def __aiter__(self) -> Self:
         return self
@@ -100,7 +100,7 @@ class Subscription(Generic[E]):
         Cancellation:
             No event is lost.
         """
-        while not self._come:
+        while not self._queue:
             if self.is_closed:
                 raise StopAsyncIteration
             if self._waiter is not None and not self._waiter.done():
@@ -109,7 +109,7 @@ class Subscription(Generic[E]):
                     "subscribe once for each task"
                 )
             waiter = self._waiter = _future()
-            if self._come or self.is_closed:  # changed by another thread meanwhile
+            if self._queue or self.is_closed:  # changed by another thread meanwhile
                 self._waiter = None
                 continue
             try:
@@ -117,7 +117,7 @@ class Subscription(Generic[E]):
             finally:
                 if self._waiter is waiter:
                     self._waiter = None
-        return self._come.popleft()
+        return self._queue.popleft()
 
     def close(self) -> None:
         """Take no more events.  Idempotent.
@@ -143,7 +143,7 @@ class Subscription(Generic[E]):
 
     def __repr__(self) -> str:
         state = "closed" if self.is_closed else "open"
-        return f"<Subscription {state}, {len(self._come)} events>"
+        return f"<Subscription {state}, {len(self._queue)} events>"
 
 
 def _time_of(event: tuple[Any, ...]) -> float:

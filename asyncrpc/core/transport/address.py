@@ -22,11 +22,11 @@ PORT_MAX: Final = 0xFFFF
 def is_loopback(host: str) -> bool:
     """Return whether a host name or an IP address leads to this host alone."""
     try:
-        found = ipaddress.ip_address(host.partition("%")[0])
+        ip_address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return host == "localhost"
-    mapped = getattr(found, "ipv4_mapped", None)
-    return bool((mapped or found).is_loopback)
+    mapped = getattr(ip_address, "ipv4_mapped", None)
+    return bool((mapped or ip_address).is_loopback)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,39 +63,39 @@ class Address:
         are usual.
         """
         try:
-            found = ipaddress.ip_address(self.host.partition("%")[0])
+            ip_address = ipaddress.ip_address(self.host.partition("%")[0])
         except ValueError:
             return ""
-        bits = 24 if found.version == 4 else 64  # noqa: PLR2004
-        return str(ipaddress.ip_network((found, bits), strict=False))
+        bits = 24 if ip_address.version == 4 else 64  # noqa: PLR2004
+        return str(ipaddress.ip_network((ip_address, bits), strict=False))
 
     @classmethod
     def parse_all(cls, texts: Iterable[str]) -> list[Address]:
         """Read what a peer says its addresses are; leave out what is none."""
-        found = []
+        addresses = []
         for text in texts:
             with contextlib.suppress(UsageError):
-                found.append(cls.parse(text))
-        return found
+                addresses.append(cls.parse(text))
+        return addresses
 
     @classmethod
-    def parse(cls, text: str, what: str = "an address") -> Address:
+    def parse(cls, text: str, name: str = "an address") -> Address:
         """Read an address.
 
         Args:
-            what: the name of the address in errors.
+            name: the name of the address in errors.
 
         Raises:
             UsageError: the text is not an address; the message shows the three forms.
         """
         scheme, separator, rest = text.partition("://")
         if not separator or scheme not in SCHEMES or not rest:
-            raise wrong(what, "tcp://host:port, uds:///path or mem://name", text)
+            raise wrong(name, "tcp://host:port, uds:///path or mem://name", text)
         if scheme != "tcp":
             return cls(scheme, rest)
         host, colon, port = rest.rpartition(":")
         is_number = port.isascii() and port.isdigit()
         if not colon or not is_number or int(port) > PORT_MAX:
             wanted = f"tcp://host:port with a port from 0 to {PORT_MAX}"
-            raise wrong(what, wanted, text)
+            raise wrong(name, wanted, text)
         return cls(scheme, host.removeprefix("[").removesuffix("]"), int(port))

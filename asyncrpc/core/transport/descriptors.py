@@ -56,9 +56,9 @@ def send_descriptor(
         sock.settimeout(timeout_s)
         try:
             sock.connect(path + SUFFIX)
-            found = peer_credentials(sock)
-            if found is not None and found.uid != os.geteuid():
-                raise ConnectError(f"{path}{SUFFIX} belongs to user {found.uid}")
+            credentials = peer_credentials(sock)
+            if credentials is not None and credentials.uid != os.geteuid():
+                raise ConnectError(f"{path}{SUFFIX} belongs to user {credentials.uid}")
             socket.send_fds(sock, [token], [descriptor])
         except OSError as error:
             raise ConnectError(
@@ -142,8 +142,8 @@ class DescriptorInbox:
             self._give_up(token)
 
     def _take(self, sock: socket.socket) -> None:
-        found = peer_credentials(sock)
-        is_ours = found is None or found.uid == os.geteuid()
+        credentials = peer_credentials(sock)
+        is_ours = credentials is None or credentials.uid == os.geteuid()
         if not is_ours or len(self._connections) >= CONNECTIONS_MAX:
             sock.close()
             return
@@ -214,12 +214,14 @@ def _receive(sock: socket.socket) -> tuple[bytes, list[int], int]:
     Not `socket.recv_fds`: it ignores the flags, so that programs which this process
     starts would inherit the descriptors.
     """
-    found = array.array("i")
-    room = socket.CMSG_SPACE(_DESCRIPTORS_MAX * found.itemsize)
+    descriptors = array.array("i")
+    room = socket.CMSG_SPACE(_DESCRIPTORS_MAX * descriptors.itemsize)
     token, ancillary, flags, _ = sock.recvmsg(
         TOKEN_BYTES + 1, room, socket.MSG_CMSG_CLOEXEC
     )
     for level, kind, packed in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found.frombytes(packed[: len(packed) - len(packed) % found.itemsize])
-    return token, list(found), flags
+            descriptors.frombytes(
+                packed[: len(packed) - len(packed) % descriptors.itemsize]
+            )
+    return token, list(descriptors), flags

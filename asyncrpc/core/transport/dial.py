@@ -83,7 +83,9 @@ def _none_answers(
         return ConnectError("none of its addresses can be used here")
     silent = UnansweredError(f"silent: no answer in {limit_s or 0.0:g} s")
     errors = {address: failures.get(address, silent) for address in addresses}
-    reasons = "; ".join(f"{one}: {_reason(one, errors[one])}" for one in addresses)
+    reasons = "; ".join(
+        f"{address}: {_reason(address, errors[address])}" for address in addresses
+    )
     kind: type[ConnectError] = ConnectError
     if all(isinstance(error, RefusedError) for error in errors.values()):
         kind = RefusedError

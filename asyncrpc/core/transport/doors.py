@@ -76,10 +76,10 @@ class Doorkeeper:
 
 
 def _give(handler: StreamHandler, beginning: bytes) -> None:
-    left = memoryview(beginning)
-    while left:
-        place = memoryview(handler.get_buffer(len(left)))
-        nbytes = min(len(place), len(left))
-        place[:nbytes] = left[:nbytes]
+    unread = memoryview(beginning)
+    while unread:
+        place = memoryview(handler.get_buffer(len(unread)))
+        nbytes = min(len(place), len(unread))
+        place[:nbytes] = unread[:nbytes]
         handler.buffer_updated(nbytes)
-        left = left[nbytes:]
+        unread = unread[nbytes:]

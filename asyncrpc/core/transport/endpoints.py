@@ -78,11 +78,14 @@ class Resolver:
             lookup = self._under_way.get(host)
             if lookup is not None or len(self._under_way) < LOOKUPS_MAX:
                 break
-            waiting = [asyncio.wrap_future(one) for one in self._under_way.values()]
+            waiting = [
+                asyncio.wrap_future(other_lookup)
+                for other_lookup in self._under_way.values()
+            ]
             # Each ends when the name service has answered, or its time has passed.
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        found = await asyncio.wrap_future(lookup or self._begin(host))
-        return [Endpoint(one, port) for one in found]
+        hosts = await asyncio.wrap_future(lookup or self._begin(host))
+        return [Endpoint(address, port) for address in hosts]
 
     def _begin(self, host: str) -> concurrent.futures.Future[list[str]]:
         lookup: concurrent.futures.Future[list[str]] = concurrent.futures.Future()
@@ -91,13 +94,13 @@ class Resolver:
 
         def look_up() -> None:
             try:
-                found = _addresses_of(host)
+                addresses = _addresses_of(host)
             except (OSError, UnicodeError) as error:
                 self._under_way.pop(host, None)
                 lookup.set_exception(_not_resolved(host, error))
             else:
                 self._under_way.pop(host, None)
-                lookup.set_result(found)
+                lookup.set_result(addresses)
 
         threading.Thread(target=look_up, name="asyncrpc-lookup", daemon=True).start()
         return lookup
@@ -144,9 +147,9 @@ def reason_of(error: BaseException) -> str:
         return "silent: no answer"
     if not isinstance(error, OSError):
         return str(error)
-    said = shortage_of(error) or error.strerror or str(error)
+    reason = shortage_of(error) or error.strerror or str(error)
     words = _WORDS.get(error.errno or 0)
-    return f"{words} ({said})" if words else said
+    return f"{words} ({reason})" if words else reason
 
 
 async def connected_socket(endpoints: Sequence[Endpoint]) -> socket.socket:
@@ -191,9 +194,11 @@ async def _connect(endpoint: Endpoint) -> socket.socket:
 
 
 def _none_answers(errors: dict[Endpoint, OSError]) -> OSError:
-    reasons = "; ".join(f"{one}: {reason_of(error)}" for one, error in errors.items())
+    reasons = "; ".join(
+        f"{endpoint}: {reason_of(error)}" for endpoint, error in errors.items()
+    )
     if len(errors) == 1:
         return next(iter(errors.values()))
-    if all(isinstance(one, ConnectionRefusedError) for one in errors.values()):
+    if all(isinstance(error, ConnectionRefusedError) for error in errors.values()):
         return AllRefusedError(errno.ECONNREFUSED, reasons)
     return NoneAnswersError(errno.EHOSTUNREACH, reasons)

@@ -59,23 +59,23 @@ class Handover:
         """The sidecar's end."""
         return self._theirs.fileno()
 
-    def given(self) -> None:
+    def close_sidecar_end(self) -> None:
         """Close the sidecar's end here: the sidecar has it."""
         self._theirs.close()
 
     def _on_readable(self) -> None:
         for _ in range(_PER_TURN):
             try:
-                said, descriptors, _flags, _address = socket.recv_fds(self._ours, 1, 4)
+                note, descriptors, _flags, _address = socket.recv_fds(self._ours, 1, 4)
             except BlockingIOError:
                 return
             except OSError:
-                said, descriptors = b"", []
+                note, descriptors = b"", []
             for descriptor in descriptors:
                 sock = socket.socket(fileno=descriptor)
                 sock.settimeout(0)
                 self._start_task(self._adopt(sock))
-            if not said:  # the sidecar has ended
+            if not note:  # the sidecar has ended
                 self._loop.remove_reader(self._ours.fileno())
                 return
 

@@ -68,21 +68,25 @@ def host_addresses(interface: str | None = None) -> list[IPAddress]:
     Raises:
         UsageError: no address matches, or a network is not valid.
     """
-    found = list(_usable())
+    usable = list(_usable())
     preferred = set(_default_sources())
-    ranked = sorted(found, key=lambda one: _rank(one, preferred))
+    ranked = sorted(usable, key=lambda candidate: _rank(candidate, preferred))
     if interface is not None:
         patterns = _patterns(interface)
-        chosen = [one for match in patterns for one in ranked if match(one)]
+        chosen = [
+            candidate for match in patterns for candidate in ranked if match(candidate)
+        ]
         if not chosen:
-            known = sorted({f"{one.interface} ({one.address})" for one in found})
+            known = sorted(
+                {f"{candidate.interface} ({candidate.address})" for candidate in usable}
+            )
             raise UsageError(
                 f"interface {interface!r} has no usable address; "
                 f"interfaces that have one:  {', '.join(known) or 'none'}; see "
                 "NetworkOptions.interface and ASYNCRPC_INTERFACE"
             )
         ranked = chosen
-    return list(dict.fromkeys(one.address for one in ranked))
+    return list(dict.fromkeys(candidate.address for candidate in ranked))
 
 
 def usable_addresses() -> list[HostAddress]:
@@ -96,30 +100,30 @@ def _patterns(text: str) -> list[Callable[[HostAddress], bool]]:
     Raises:
         UsageError: a network is not valid.
     """
-    return [_pattern(one.strip()) for one in text.split(",") if one.strip()]
+    return [_pattern(part.strip()) for part in text.split(",") if part.strip()]
 
 
 def _pattern(text: str) -> Callable[[HostAddress], bool]:
     if "/" not in text:
-        return lambda one: fnmatch.fnmatchcase(one.interface, text)
+        return lambda candidate: fnmatch.fnmatchcase(candidate.interface, text)
     try:
         network = ipaddress.ip_network(text)
     except ValueError as error:
         raise UsageError(
             f"{text!r} is not a network such as 10.0.0.0/8: {error}"
         ) from None
-    return lambda one: one.address in network
+    return lambda candidate: candidate.address in network
 
 
 def _rank(
-    one: HostAddress, preferred: set[IPAddress]
+    candidate: HostAddress, preferred: set[IPAddress]
 ) -> tuple[bool, bool, bool, bool, bool, int, int]:
-    address = one.address
+    address = candidate.address
     return (
         address.is_loopback,
         address.is_link_local,
         # Every host has the same: it leads others to themselves.
-        any(fnmatch.fnmatchcase(one.interface, bridge) for bridge in _BRIDGES),
+        any(fnmatch.fnmatchcase(candidate.interface, bridge) for bridge in _BRIDGES),
         address not in preferred,
         not address.is_global,
         address.version,
@@ -128,8 +132,8 @@ def _rank(
 
 
 def _usable() -> Iterator[HostAddress]:
-    found = [*_ipv4(), *_ipv6()]
-    yield from found or _by_name()
+    listed = [*_ipv4(), *_ipv6()]
+    yield from listed or _by_name()
 
 
 def _ipv4() -> Iterator[HostAddress]:

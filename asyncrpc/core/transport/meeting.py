@@ -30,7 +30,7 @@ _KNOCK_MAX_S: Final = 5.0  # for one attempt: a host that is starting may be sil
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResolvedName:
     """What a name stands for now.
 
     Attributes:
@@ -62,7 +62,7 @@ class MeetingAddress:
     def __str__(self) -> str:
         return str(Endpoint(self.host, self.port))
 
-    async def look(self, limit_s: float) -> Found:
+    async def look(self, limit_s: float) -> ResolvedName:
         """Return what the name stands for now.
 
         Raises:
@@ -77,8 +77,8 @@ class MeetingAddress:
         except TimeoutError:
             silent = "the name service is silent"
             raise socket.gaierror(socket.EAI_AGAIN, silent) from None
-        local = tuple(one for one in endpoints if _is_local(one))
-        return Found(endpoints, local)
+        local = tuple(endpoint for endpoint in endpoints if _is_local(endpoint))
+        return ResolvedName(endpoints, local)
 
     async def knock(self, endpoints: Sequence[Endpoint], limit_s: float) -> Endpoint:
         """Return the endpoint at which a process listens.
@@ -96,7 +96,11 @@ class MeetingAddress:
         finally:
             sock.close()
         return next(
-            (one for one in endpoints if one.host.partition("%")[0] == host),
+            (
+                endpoint
+                for endpoint in endpoints
+                if endpoint.host.partition("%")[0] == host
+            ),
             Endpoint(host, port),
         )
 
@@ -128,10 +132,10 @@ def _is_local(endpoint: Endpoint) -> bool:
 
 def _is_local_ip(host: str) -> bool:
     """Return whether an address is one of this host's: only those can be bound."""
-    found = ipaddress.ip_address(host.partition("%")[0])
-    if found.is_unspecified:
+    ip_address = ipaddress.ip_address(host.partition("%")[0])
+    if ip_address.is_unspecified:
         return True
-    family = socket.AF_INET if found.version == 4 else socket.AF_INET6  # noqa: PLR2004
+    family = socket.AF_INET if ip_address.version == 4 else socket.AF_INET6  # noqa: PLR2004
     try:
         info = socket.getaddrinfo(host, 0, family, flags=socket.AI_NUMERICHOST)
         with socket.socket(family, socket.SOCK_DGRAM) as sock:

@@ -431,11 +431,11 @@ def _unverified(error: ssl.SSLCertVerificationError) -> str:
 
 def _breach(error: ssl.SSLError, remote: str) -> TransportError:
     """Translate an error that ends a connection which this side had accepted."""
-    said = _ALERTS.get(error.reason or "")
-    if said is not None:
+    reason = _ALERTS.get(error.reason or "")
+    if reason is not None:
         return AuthenticationError(
-            f"{remote} refused this worker's certificate: {said}; give this worker one "
-            "of the peer's authority, valid now, for the name it is dialed by: "
+            f"{remote} refused this worker's certificate: {reason}; give this worker "
+            "one of the peer's authority, valid now, for the name it is dialed by: "
             "Tls(certificate=...)"
         )
     return ConnectionLostError(

@@ -380,8 +380,8 @@ def _end_of(field: str) -> tuple[_IPAddress, int]:
 
 
 def _plain(host: str) -> _IPAddress:
-    found = ipaddress.ip_address(host.partition("%")[0])
-    return getattr(found, "ipv4_mapped", None) or found
+    ip_address = ipaddress.ip_address(host.partition("%")[0])
+    return getattr(ip_address, "ipv4_mapped", None) or ip_address
 
 
 class StreamListener(Listener):

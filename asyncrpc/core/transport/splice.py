@@ -19,7 +19,7 @@ class Splice:
     """Two transports, joined; when one ends, the other does."""
 
     def __init__(
-        self, one: Transport, other: Transport, on_end: Callable[[Splice], None]
+        self, first: Transport, second: Transport, on_end: Callable[[Splice], None]
     ) -> None:
         """Join them.
 
@@ -27,8 +27,8 @@ class Splice:
             on_end: called once when the first of the two has ended.
         """
         self._on_end: Callable[[Splice], None] | None = on_end
-        self._halves = _Half(self, one), _Half(self, other)
-        self._halves[0].to, self._halves[1].to = other, one
+        self._halves = _Half(self, first), _Half(self, second)
+        self._halves[0].to, self._halves[1].to = second, first
         for half in self._halves:
             half.own.set_handler(half)
         for half in self._halves:

@@ -95,8 +95,8 @@ class TcpConnector(Connector):
             secured = TlsTransport(handler, self.tls, address.host)
         protocol = self._protocol(secured or handler)
         try:
-            found = await self.resolver.resolve(address.host, address.port)
-            sock = await connected_socket(found)
+            endpoints = await self.resolver.resolve(address.host, address.port)
+            sock = await connected_socket(endpoints)
             await _hand_over(sock, lambda: protocol)
             if secured is not None:
                 await secured.established  # the dialer has a limit; its end fails it
@@ -180,7 +180,9 @@ async def _resolve(address: Address, interface: str | None) -> list[IPAddress]:
 
 def _reached_by(wildcard: IPAddress, addresses: Iterable[IPAddress]) -> list[IPAddress]:
     """Keep what a socket bound to `wildcard` accepts: `::` is both families."""
-    return [one for one in addresses if wildcard.version in (6, one.version)]
+    return [
+        address for address in addresses if wildcard.version in (6, address.version)
+    ]
 
 
 def _published(
@@ -223,8 +225,10 @@ def _bind(host: IPAddress, port: int) -> socket.socket:
         # Connections of a former listener may still be closing; take the port over.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            both = host.is_unspecified
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(not both))
+            is_dual_stack = host.is_unspecified
+            sock.setsockopt(
+                socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(not is_dual_stack)
+            )
         sock.bind((str(host), port))
         # Two listeners may bind one port with SO_REUSEADDR; only one can listen.
         sock.listen(BACKLOG)

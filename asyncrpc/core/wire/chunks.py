@@ -421,14 +421,21 @@ class ChunkLanding:
     """The memory for the bytes of the present chunk.
 
     Attributes:
-        left: bytes of the chunk that have not come.
+        bytes_left: bytes of the chunk that have not come.
         bytes_max: the limit of one read.
     """
 
-    __slots__ = ("_arrival", "_arrivals", "_offset", "_scratch", "bytes_max", "left")
+    __slots__ = (
+        "_arrival",
+        "_arrivals",
+        "_offset",
+        "_scratch",
+        "bytes_left",
+        "bytes_max",
+    )
 
     def __init__(self, arrivals: Arrivals, bytes_max: int) -> None:
-        self.left = 0
+        self.bytes_left = 0
         self.bytes_max = bytes_max
         self._arrivals = arrivals
         self._arrival: Arrival | None = None  # None: the bytes are discarded
@@ -442,7 +449,7 @@ class ChunkLanding:
             MalformedError: no transfer expects the chunk.
         """
         self._arrival = self._arrivals.begin(serial, offset, nbytes)
-        self._offset, self.left = offset, nbytes
+        self._offset, self.bytes_left = offset, nbytes
 
     @property
     def is_ready(self) -> bool:
@@ -450,7 +457,7 @@ class ChunkLanding:
         arrival, is_ready = self._arrival, self._arrivals.is_ready
         if arrival is None or is_ready is None or not arrival.is_wanted:
             return True
-        at, end = self._offset, self._offset + self.left
+        at, end = self._offset, self._offset + self.bytes_left
         while at < end:
             piece = arrival.place(at, end - at)
             if not is_ready(piece):
@@ -460,16 +467,16 @@ class ChunkLanding:
 
     def skip(self, nbytes: int) -> None:
         """Discard the bytes that come next."""
-        self._arrival, self.left = None, nbytes
+        self._arrival, self.bytes_left = None, nbytes
 
     def get_buffer(self) -> memoryview:
-        """Return the memory for the next bytes; `left` must not be 0."""
+        """Return the memory for the next bytes; `bytes_left` must not be 0."""
         arrival = self._arrival
         if arrival is not None and arrival.is_wanted:
-            return arrival.place(self._offset, min(self.left, self.bytes_max))
+            return arrival.place(self._offset, min(self.bytes_left, self.bytes_max))
         if not self._scratch:
             self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        return self._scratch[: self.left]
+        return self._scratch[: self.bytes_left]
 
     def landed(self, nbytes: int, *, copied: bool = False) -> None:
         """Count bytes that have landed; the last ones may deliver the message.
@@ -480,8 +487,8 @@ class ChunkLanding:
         """
         arrival = self._arrival
         self._offset += nbytes
-        self.left -= nbytes
-        if not self.left:
+        self.bytes_left -= nbytes
+        if not self.bytes_left:
             self._arrival = None
             self._scratch = memoryview(b"")
         if arrival is not None:
@@ -516,7 +523,7 @@ class LaneReader:
     @property
     def is_between_chunks(self) -> bool:
         """Whether the lane may end here without a loss."""
-        return not (self._landing.left or self._filled or self.waits_for)
+        return not (self._landing.bytes_left or self._filled or self.waits_for)
 
     def limit_reads(self, bytes_max: int) -> None:
         """Set the limit of one read."""
@@ -524,7 +531,7 @@ class LaneReader:
 
     def get_buffer(self) -> memoryview:
         """Return the memory for the next bytes; at least one byte long."""
-        if self._landing.left:
+        if self._landing.bytes_left:
             return self._landing.get_buffer()
         return self._header[self._filled :]
 
@@ -534,7 +541,7 @@ class LaneReader:
         Raises:
             RemoteProtocolError: the protocol does not allow the bytes.
         """
-        if self._landing.left:
+        if self._landing.bytes_left:
             self._landing.landed(nbytes)
             return
         self._filled += nbytes

@@ -36,6 +36,6 @@ class MessageLimits:
         Raises:
             UsageError: a field is not an integer above 0; the message names the field.
         """
-        for one in fields(self):
-            value = getattr(self, one.name)
-            check_count(f"MessageLimits.{one.name}", value, at_least=1)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            check_count(f"MessageLimits.{field.name}", value, at_least=1)

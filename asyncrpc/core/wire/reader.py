@@ -223,7 +223,7 @@ class FrameReader:
         """
         landing = self._landing
         if landing is not None:
-            if landing.left == nbytes:
+            if landing.bytes_left == nbytes:
                 self._landing = None
             landing.landed(nbytes)
             return
@@ -488,7 +488,10 @@ class FrameReader:
         if self.places is None:
             raise MalformedError("a PLACED message came, but no memory is shared")
         entries = read_table(self._view, at, count)
-        if sum(one.length for one in entries if one.location < 0) != payload_bytes:
+        if (
+            sum(entry.length for entry in entries if entry.location < 0)
+            != payload_bytes
+        ):
             raise MalformedError("the buffer table does not add up to the payload")
         at += len(entries) * ENTRY_BYTES
         buffers = []  # the only reference to them: the sink may clear the list
@@ -577,14 +580,14 @@ class FrameReader:
     def _place_chunk_bytes(self) -> None:
         """Move chunk bytes that came with the header to their place."""
         landing = self._chunk
-        while landing.left and self._start < self._end:
+        while landing.bytes_left and self._start < self._end:
             place = landing.get_buffer()
             nbytes = min(place.nbytes, self._end - self._start)
             place[:nbytes] = self._view[self._start : self._start + nbytes]
             self._start += nbytes
             self.bytes_copied += nbytes
             landing.landed(nbytes, copied=True)
-        self._landing = landing if landing.left else None
+        self._landing = landing if landing.bytes_left else None
 
     def _deliver_arrived(self, arrival: Arrival) -> None:
         """Give the sink a message whose payload is complete."""

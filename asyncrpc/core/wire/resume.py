@@ -135,12 +135,12 @@ class Receipts:
         due_at: the count at which the next ACK is due.
     """
 
-    __slots__ = ("_every_bytes", "_told", "due_at", "received")
+    __slots__ = ("_acknowledged", "_every_bytes", "due_at", "received")
 
     def __init__(self) -> None:
         self.received = 0
         self.due_at = NEVER
-        self._told = 0
+        self._acknowledged = 0
         self._every_bytes = 0  # 0: no ACK is ever due
 
     def begin(self, every_bytes: int) -> None:
@@ -150,11 +150,11 @@ class Receipts:
 
     def has_news(self, nbytes: int) -> bool:
         """Return whether at least `nbytes` bytes have not been acknowledged."""
-        return self._every_bytes > 0 and self.received - self._told >= nbytes
+        return self._every_bytes > 0 and self.received - self._acknowledged >= nbytes
 
-    def told(self) -> int:
+    def acknowledge(self) -> int:
         """Record an ACK; return how many bytes have been read."""
-        self._told = self.received
+        self._acknowledged = self.received
         self.due_at = self.received + self._every_bytes
         return self.received
 

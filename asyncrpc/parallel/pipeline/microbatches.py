@@ -19,48 +19,48 @@ from asyncrpc.errors import UsageError
 DIMS_MAX: Final = 64  # that can travel
 
 
-def rows_of(value: Any, what: str) -> int:
+def rows_of(value: Any, name: str) -> int:
     """Return how many rows the tensors in a value have.
 
     Args:
         value: see the module.
-        what: name of the argument, for the message.
+        name: of the argument, for the message.
 
     Raises:
         UsageError: the value has no tensor; a tensor has no dimensions, or is not dense
             or has no values; or the numbers of rows differ.
     """
     rows: int | None = None
-    for leaf in _leaves(value, what):
+    for leaf in _leaves(value, name):
         if not isinstance(leaf, torch.Tensor):
             continue
         if not leaf.dim():
             raise UsageError(
-                f"{what} has a tensor without dimensions, which cannot be cut into "
+                f"{name} has a tensor without dimensions, which cannot be cut into "
                 "micro-batches; pass a number instead"
             )
         if leaf.layout is not torch.strided or leaf.is_meta or leaf.dim() > DIMS_MAX:
             raise UsageError(
-                f"{what} must hold dense tensors with values, of at most {DIMS_MAX} "
+                f"{name} must hold dense tensors with values, of at most {DIMS_MAX} "
                 f"dimensions, not {shown(leaf)} {leaf.layout}, on {leaf.device}"
             )
         if rows not in (None, leaf.shape[0]):
             raise UsageError(
-                f"the tensors of {what} must have the same size in the first "
+                f"the tensors of {name} must have the same size in the first "
                 f"dimension, along which they are cut, not {rows} and {leaf.shape[0]}"
             )
         rows = leaf.shape[0]
     if rows is None:
-        raise UsageError(f"{what} must have at least one tensor to cut")
+        raise UsageError(f"{name} must have at least one tensor to cut")
     return rows
 
 
-def _leaves(value: Any, what: str) -> list[Any]:
+def _leaves(value: Any, name: str) -> list[Any]:
     try:
         leaves: list[Any] = pytree.tree_leaves(value)
     except RecursionError:
         raise UsageError(
-            f"{what} is nested too deep, or contains itself: pass lists of tensors"
+            f"{name} is nested too deep, or contains itself: pass lists of tensors"
         ) from None
     return leaves
 
@@ -94,11 +94,13 @@ def join(parts: Sequence[Any]) -> Any:
     Raises:
         UsageError: a part has another form than the first, or a tensor has no rows.
     """
-    found = [pytree.tree_flatten(part) for part in parts]
-    first, form = found[0]
-    if any(other != form for _, other in found):
+    flattened = [pytree.tree_flatten(part) for part in parts]
+    first, form = flattened[0]
+    if any(other != form for _, other in flattened):
         raise UsageError("the outputs of micro-batches have different forms")
-    joined = [_join_leaf([leaves[i] for leaves, _ in found]) for i in range(len(first))]
+    joined = [
+        _join_leaf([leaves[i] for leaves, _ in flattened]) for i in range(len(first))
+    ]
     return pytree.tree_unflatten(joined, form)
 
 

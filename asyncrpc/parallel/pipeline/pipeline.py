@@ -127,7 +127,7 @@ class Pipeline:
         check_schedule(schedule, chunks)
         self._worker = current_worker().parts
         check_sequence("stages", stages, "a list of modules")
-        self._modules = [_placed(at, one) for at, one in enumerate(stages)]
+        self._modules = [_placed(at, stage) for at, stage in enumerate(stages)]
         if not self._modules:
             raise UsageError("stages must have at least one stage")
         self.chunks: Final = chunks
@@ -172,8 +172,8 @@ class Pipeline:
         Cancellation:
             Nothing changes.
         """
-        found = await self._on_owners(owner.parameters, _RECURSE)
-        return [one for stage in found for one in stage]
+        by_stage = await self._on_owners(owner.parameters, _RECURSE)
+        return [parameter for stage in by_stage for parameter in stage]
 
     async def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002  (torch's)
         """Set the mode of all stages, for all users of the modules.

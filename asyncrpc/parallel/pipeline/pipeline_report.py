@@ -40,7 +40,7 @@ class StageReport:
     @property
     def busy_s(self) -> float:
         """Seconds for which it computed."""
-        return sum(one.duration_s for one in self.spans)
+        return sum(span.duration_s for span in self.spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +93,14 @@ class PipelineReport:
         of `bubble` over it, to messages and to processors that stages share.
         """
         seconds = {
-            (index, one.action): one.duration_s
+            (index, span.action): span.duration_s
             for index, stage in enumerate(self.stages)
-            for one in stage.spans
+            for span in stage.spans
         }
         count = len(self.stages)
-        spans = simulate(self.schedule, count, self.chunks, lambda *what: seconds[what])
+        spans = simulate(self.schedule, count, self.chunks, lambda *at: seconds[at])
         whole_s = step_s(spans)
-        return fmean(idle_part(one, whole_s) for one in spans)
+        return fmean(idle_part(stage_spans, whole_s) for stage_spans in spans)
 
     def timeline(self, columns: int = 72) -> str:
         """Draw when each stage ran which micro-batch, one line a stage.
@@ -119,8 +119,8 @@ class PipelineReport:
         check_count("columns", columns, at_least=1)
         if columns > COLUMNS_MAX:
             raise wrong("columns", f"at most {COLUMNS_MAX}", columns)
-        every = [one for stage in self.stages for one in stage.spans]
-        start_s = min(one.start_s for one in every)
+        every = [span for stage in self.stages for span in stage.spans]
+        start_s = min(span.start_s for span in every)
         width_s = self.duration_s / columns
         names = [stage.worker for stage in self.stages]
         longest = max(map(len, names))
@@ -136,14 +136,15 @@ class PipelineReport:
 
 def _letter(spans: Sequence[ActionSpan], from_s: float, width_s: float) -> str:
     """Return the letter of the pass that took most of `width_s` from `from_s` on."""
-    took = {
-        one.action: shared_s
-        for one in spans
-        if (shared_s := min(one.end_s, from_s + width_s) - max(one.start_s, from_s)) > 0
+    shared = {
+        span.action: shared_s
+        for span in spans
+        if (shared_s := min(span.end_s, from_s + width_s) - max(span.start_s, from_s))
+        > 0
     }
-    idle_s = width_s - sum(took.values())
-    if not took or idle_s > max(took.values()):
+    idle_s = width_s - sum(shared.values())
+    if not shared or idle_s > max(shared.values()):
         return IDLE
-    action: StageAction = max(took, key=lambda one: took[one])
+    action: StageAction = max(shared, key=lambda candidate: shared[candidate])
     letter = LETTERS[action.chunk % len(LETTERS)]
     return letter if action.kind is ActionKind.FORWARD else letter.upper()

@@ -310,10 +310,10 @@ def _run_ready(
     order: Sequence[StageAction],
     spans: list[ActionSpan],
     ends: dict[tuple[int, StageAction], float],
-    given: tuple[int, Seconds],
+    timing: tuple[int, Seconds],
 ) -> None:
     """Run the actions of one stage as far as the other stages allow."""
-    stages, seconds = given
+    stages, seconds = timing
     while len(spans) < len(order):
         action = order[len(spans)]
         needed = _needed(stage, action, stages)
@@ -339,14 +339,14 @@ def _needed(
 
 def step_s(spans: Sequence[Sequence[ActionSpan]]) -> float:
     """Return the seconds from the first action of any stage to the end of the last."""
-    every = [one for stage in spans for one in stage]
+    every = [span for stage in spans for span in stage]
     if not every:
         return 0.0
-    return max(one.end_s for one in every) - min(one.start_s for one in every)
+    return max(span.end_s for span in every) - min(span.start_s for span in every)
 
 
 def idle_part(spans: Sequence[ActionSpan], whole_s: float) -> float:
     """Return the fraction of `whole_s` seconds that a stage was idle."""
     if not whole_s:
         return 0.0
-    return max(0.0, 1.0 - sum(one.duration_s for one in spans) / whole_s)
+    return max(0.0, 1.0 - sum(span.duration_s for span in spans) / whole_s)

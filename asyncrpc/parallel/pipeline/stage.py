@@ -79,7 +79,7 @@ class Stage:
 
     async def ready(self) -> None:
         """Return when the module has been made; raise if it could not be."""
-        await self._made()
+        await self._built_module()
 
     async def run(self, plan: Sequence[Any], **aim: Any) -> tuple[Any, ...]:
         """Do this stage's part of a step; of a training, until it is committed.
@@ -91,14 +91,14 @@ class Stage:
         Returns:
             The fields of a `StageAnswer`.
         """
-        given = StepPlan(*plan, **aim)
-        step = given.number
+        step_plan = StepPlan(*plan, **aim)
+        step = step_plan.number
         reason: BaseException = AutogradError(f"step {step} is over at {self._place}")
         run: StageRun | None = None
         try:
-            module = await self._made()
+            module = await self._built_module()
             device = self._device_of(module)
-            run = StageRun(given, self._place, module, device, self._following)
+            run = StageRun(step_plan, self._place, module, device, self._following)
             self._runs[step] = run
             self._begun.set()
             return tuple(await run.complete())
@@ -139,7 +139,7 @@ class Stage:
         """Let the gradients of a step enter its autograd context."""
         (await self._run_of(step)).commit()
 
-    async def _made(self) -> nn.Module:
+    async def _built_module(self) -> nn.Module:
         """Return the module.
 
         Raises:

@@ -159,17 +159,17 @@ class StageRun:
     async def gradients(self, chunk: int) -> list[torch.Tensor | None]:
         """Return the gradients of an input, and let go of them."""
         try:
-            found: list[torch.Tensor | None] = await self._gradients_of(chunk)
-            return found
+            gradients: list[torch.Tensor | None] = await self._gradients_of(chunk)
+            return gradients
         finally:
             self._gradients.pop(chunk, None)
 
     def _gradients_of(self, chunk: int) -> asyncio.Future[Any]:
         """Return the future of the gradients of an input, made if it is new."""
-        found = self._gradients.get(chunk)
-        if found is None:
-            found = self._gradients[chunk] = self._worker.loop.create_future()
-        return found
+        future = self._gradients.get(chunk)
+        if future is None:
+            future = self._gradients[chunk] = self._worker.loop.create_future()
+        return future
 
     def take_target(self, chunk: int, value: Any) -> None:
         """Take a target."""
@@ -243,7 +243,7 @@ class StageRun:
                 self._plan.schedule,
                 self._place.index,
                 self._place.stages,
-                tuple(StageSpan(*one) for one in self._spans),
+                tuple(StageSpan(*span) for span in self._spans),
             )
         )
 
@@ -280,7 +280,7 @@ class StageRun:
         self._computed.set()
         self._is_over = True
         waiting = (self._inputs_used, self._gradients)
-        for answer in [one for kept in waiting for one in kept.values()]:
+        for answer in [answer for kept in waiting for answer in kept.values()]:
             if not answer.done():
                 answer.set_exception(copy_of(reason))
         for call in (*self._taking, *self._asking):
@@ -345,8 +345,8 @@ class StageRun:
         held = self._held.pop(action.chunk)
         self.machine.end(action)
         if self._plan.is_training and self._place.index:
-            found = [one.gradient for one in held.caught]
-            _settle(self._gradients_of(action.chunk), found)
+            gradients = [place.gradient for place in held.caught]
+            _settle(self._gradients_of(action.chunk), gradients)
 
     # --- in threads ------------------------------------------------------------------
 
@@ -397,12 +397,12 @@ class StageRun:
         device = self._device
         if device.type != "cpu":
             value = pytree.tree_map_only(
-                torch.Tensor, lambda one: one.to(device), value
+                torch.Tensor, lambda tensor: tensor.to(device), value
             )
         output = self._module(*value) if type(value) is tuple else self._module(value)
         if device.type == "cpu" or self._plan.loss_fn is not None:
             return output
-        return pytree.tree_map_only(torch.Tensor, lambda one: one.cpu(), output)
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), output)
 
     def _loss_of(self, output: Any, chunk: int) -> torch.Tensor:
         """Return the loss of a micro-batch, by its weight.
@@ -414,7 +414,7 @@ class StageRun:
         assert self._plan.loss_fn is not None, "this is the last stage of a training"
         device = self._device
         target = pytree.tree_map_only(
-            torch.Tensor, lambda one: one.to(device), self._targets.pop(chunk)
+            torch.Tensor, lambda tensor: tensor.to(device), self._targets.pop(chunk)
         )
         loss = self._plan.loss_fn(output, target)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -453,24 +453,24 @@ def _entered(value: Any, needs: Sequence[bool], caught: list[Caught]) -> Any:
     """Begin a graph at each tensor of an input whose gradient is wanted."""
     wanted = iter(needs)
 
-    def one(tensor: torch.Tensor) -> torch.Tensor:
+    def enter_tensor(tensor: torch.Tensor) -> torch.Tensor:
         if not next(wanted, False):
             return tensor
         entered, place = enter(tensor)
         caught.append(place)
         return entered
 
-    return pytree.tree_map_only(torch.Tensor, one, value)
+    return pytree.tree_map_only(torch.Tensor, enter_tensor, value)
 
 
 def _detached(output: Any, roots: list[torch.Tensor]) -> tuple[Any, list[bool]]:
     """Return an output without its history, and which tensors of it had one."""
     needs: list[bool] = []
 
-    def one(tensor: torch.Tensor) -> torch.Tensor:
+    def detach(tensor: torch.Tensor) -> torch.Tensor:
         needs.append(tensor.requires_grad)
         if tensor.requires_grad:
             roots.append(tensor)
         return tensor.detach()
 
-    return pytree.tree_map_only(torch.Tensor, one, output), needs
+    return pytree.tree_map_only(torch.Tensor, detach, output), needs

@@ -239,7 +239,7 @@ class ServedModel(Generic[M]):
         check_count("version", version, at_most=VERSION_MAX)
         call = current_call_var.get()
         if call is not None:
-            call.said = version
+            call.note = version
 
     @property
     def version(self) -> int:

@@ -499,7 +499,7 @@ what ends is not replaced:
         ),
         Guard(
             "news-are-told-again",
-            "        self._told = self.received\n",
+            "        self._acknowledged = self.received\n",
             "",
         ),
     ),

@@ -158,21 +158,21 @@ its own rank has been started again elsewhere:
     guards=(
         Guard(
             "a-store-of-another-run-gets-an-offer",
-            "if found.run != run:",
-            "if not found.run:",
+            "if finding.run != run:",
+            "if not finding.run:",
         ),
         Guard(
             "a-former-life-makes-offers",
-            "if found.holder not in {UNKNOWN_INCARNATION, me}:",
+            "if finding.holder not in {UNKNOWN_INCARNATION, me}:",
             "if False:",
         ),
         Guard(
             "a-worker-is-replaced-by-nobody",
-            "if found.holder not in {UNKNOWN_INCARNATION, me}:",
-            "if found.holder != me:",
+            "if finding.holder not in {UNKNOWN_INCARNATION, me}:",
+            "if finding.holder != me:",
         ),
         Guard("everybody-looks", "[:KEEPERS]]", "]"),
-        Guard("guests-are-offered", "if one.rank >= 0)", "if True)"),
+        Guard("guests-are-offered", "if member.rank >= 0)", "if True)"),
         Guard("pauses-do-not-grow", "min(2 * self.pause_s", "min(self.pause_s"),
         Guard(
             "a-loss-does-not-hurry",

@@ -170,8 +170,8 @@ nobody is told who counts on nothing:
     guards=(
         Guard(
             "an-answer-from-before-a-gone-counts",
-            "if self.is_over or key in self._void or key not in self.left:",
-            "if self.is_over or key not in self.left:",
+            "if self.is_over or key in self._void or key not in self.unconfirmed:",
+            "if self.is_over or key not in self.unconfirmed:",
         ),
         Guard(
             "a-gone-says-nothing-of-answers",

@@ -40,7 +40,7 @@ class _Question:
 
     def facts(self) -> object:
         """Return everything that is so of it."""
-        return self.is_open, self.asked, *self.of.left, *sorted(self.of._void)  # noqa: SLF001
+        return self.is_open, self.asked, *self.of.unconfirmed, *sorted(self.of._void)  # noqa: SLF001
 
 
 @dataclass(slots=True)
@@ -210,7 +210,7 @@ class RegionsWorld:
             self._send(end, "attach", which)
             return
         end.kept.confirm(question.of, KEY)
-        if question.of.left:
+        if question.of.unconfirmed:
             self._ask(end, which)
             return
         question.is_open = False

@@ -101,7 +101,7 @@ def test_the_oldest_that_nobody_asks_for_are_dropped() -> None:
         assert threads.surround([WISH[0], token], int)("7") == 7
     assert len(threads._kept) == gathering.KEPT_MAX  # noqa: SLF001
     assert "b 0" not in threads._kept  # noqa: SLF001
-    assert threads.taken("b 1") == threads.taken("b 1") == []
+    assert threads.take_kept("b 1") == threads.take_kept("b 1") == []
     assert len(threads._kept) == gathering.KEPT_MAX - 1  # noqa: SLF001
 
 

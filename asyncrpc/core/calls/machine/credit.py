@@ -239,7 +239,7 @@ class InboundBudget(Generic[P]):
         if call_id <= 0 or nbytes <= 0:
             raise MalformedError(f"call {call_id} wants credit for {nbytes} bytes")
         wants = account.wants[nested]
-        is_known = any(call_id in one for one in (*account.wants, account.tickets))
+        is_known = any(call_id in table for table in (*account.wants, account.tickets))
         if is_known or call_id in account.arriving:
             raise MalformedError(f"call {call_id} wants credit twice")
         if len(wants) >= WANTS_MAX:
@@ -376,8 +376,8 @@ class InboundBudget(Generic[P]):
 
     def _window_of(self, account: Account[P]) -> int:
         """Return how large a peer's window is when it is full."""
-        others = self.windows_bytes - account.window
-        rest = self.limit_bytes // WINDOWS_PART - others
+        other_windows_bytes = self.windows_bytes - account.window
+        rest = self.limit_bytes // WINDOWS_PART - other_windows_bytes
         full = min(self.limit_bytes // WINDOW_PART, WINDOW_BYTES_MAX)
         return max(0, min(full, rest // WINDOW_PART_OF_REST))
 
@@ -454,10 +454,10 @@ class WaitingRequests(Generic[R]):
         if call_id == WINDOW:
             self.window += nbytes
             return None, []
-        found = self._asked.pop(call_id, None)
-        if found is None:  # given up meanwhile, which the callee has been told
+        pending = self._asked.pop(call_id, None)
+        if pending is None:  # given up meanwhile, which the callee has been told
             return None, []
-        record, nested = found
+        record, nested = pending
         self._asked_count[nested] -= 1
         return record, self._ask(nested=nested)
 
@@ -466,12 +466,12 @@ class WaitingRequests(Generic[R]):
 
         The request must wait here.
         """
-        found = self._asked.pop(call_id, None)
-        if found is None:
+        pending = self._asked.pop(call_id, None)
+        if pending is None:
             for queue in self._unasked:
                 queue.pop(call_id, None)
             return False, []
-        nested = found[1]
+        nested = pending[1]
         self._asked_count[nested] -= 1
         return True, self._ask(nested=nested)
 

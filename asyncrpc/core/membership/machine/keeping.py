@@ -105,34 +105,34 @@ NOTHING_FOUND: Final = Finding()
 
 
 def judge(
-    found: Finding, run: str, me: Incarnation, present: Iterable[Member]
+    finding: Finding, run: str, me: Incarnation, present: Iterable[Member]
 ) -> KeepingEvent:
     """Return the event that a look means for the member that has looked.
 
     Args:
         present: the members that are there now, by rank.
     """
-    if found.run != run:
+    if finding.run != run:
         return KeepingEvent.ABSENT
-    if found.holder not in {UNKNOWN_INCARNATION, me}:
+    if finding.holder not in {UNKNOWN_INCARNATION, me}:
         return KeepingEvent.TAKEN
-    offered = tuple(one.incarnation for one in offer_of(present))
-    return KeepingEvent.CURRENT if found.offered == offered else KeepingEvent.OUTDATED
+    offered = tuple(member.incarnation for member in offer_of(present))
+    return KeepingEvent.CURRENT if finding.offered == offered else KeepingEvent.OUTDATED
 
 
 def offer_of(present: Iterable[Member]) -> list[Member]:
     """Return the members that an offer names: the first that are there, by rank."""
-    ranked = (one for one in present if one.rank >= 0)
-    return sorted(ranked, key=lambda one: one.rank)[:OFFERED_MAX]
+    ranked = (member for member in present if member.rank >= 0)
+    return sorted(ranked, key=lambda member: member.rank)[:OFFERED_MAX]
 
 
 def event_of_change(
     me: Incarnation, present: Sequence[Member], world_size: int
 ) -> KeepingEvent:
     """Return the event for a member when a life of another one ends or begins."""
-    if {one.rank for one in present}.issuperset(range(world_size)):
+    if {member.rank for member in present}.issuperset(range(world_size)):
         return KeepingEvent.COMPLETE
-    first = [one.incarnation for one in offer_of(present)[:KEEPERS]]
+    first = [member.incarnation for member in offer_of(present)[:KEEPERS]]
     return KeepingEvent.LOSS if me in first else KeepingEvent.OTHERS_LOSS
 
 

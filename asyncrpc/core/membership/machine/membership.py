@@ -104,14 +104,14 @@ class Membership:
     @property
     def records(self) -> list[Record]:
         """Return the records of all workers that are there, by rank and name."""
-        found = [record for record in self._records.values() if record.is_alive]
-        return sorted(found, key=lambda one: (one.member.rank, one.name))
+        alive = [record for record in self._records.values() if record.is_alive]
+        return sorted(alive, key=lambda record: (record.member.rank, record.name))
 
     @property
     def welcome(self) -> list[Record]:
         """Return records for a joining worker: members, and those that may be back."""
         known = self._records.values()
-        return [one for one in known if one.status is not Status.LEFT]
+        return [record for record in known if record.status is not Status.LEFT]
 
     def holder_of(self, rank: int) -> Record | None:
         """Return the worker with a rank, dead or alive; None if no worker has it."""
@@ -120,11 +120,15 @@ class Membership:
             return None
         if known is not None and known.is_alive and known.member.rank == rank:
             return known
-        held = [one for one in self._records.values() if one.member.rank == rank]
-        found = next((one for one in held if one.is_alive), next(iter(held), None))
-        if found is not None:
-            self._by_rank[rank] = found.name
-        return found
+        held = [
+            record for record in self._records.values() if record.member.rank == rank
+        ]
+        holder = next(
+            (record for record in held if record.is_alive), next(iter(held), None)
+        )
+        if holder is not None:
+            self._by_rank[rank] = holder.name
+        return holder
 
     def owner_of(self, incarnation: Incarnation) -> str:
         """Return the name of a life, as it was first told; empty if it is not known."""
@@ -155,10 +159,14 @@ class Membership:
             if record.name != self.me.name or record.incarnation == self.me.incarnation:
                 self._enter(record, now_s)
         known = self._records.values()
-        placed = [one for one in known if one.is_placed]
-        self.alive.update(one.name for one in placed)
-        self.carriers.update(one.name for one in placed if not one.member.gateway)
-        self.lost.update(one.name for one in known if one.status is Status.LOST)
+        placed = [record for record in known if record.is_placed]
+        self.alive.update(record.name for record in placed)
+        self.carriers.update(
+            record.name for record in placed if not record.member.gateway
+        )
+        self.lost.update(
+            record.name for record in known if record.status is Status.LOST
+        )
 
     def receive(
         self,
@@ -383,12 +391,12 @@ class Membership:
         A dead worker is among them only if the other believes it to be alive.
         """
         orders = {record.name: record.order for record in theirs}
-        found = [one for one in self.part(parts) if one.name not in orders]
+        newer = [record for record in self.part(parts) if record.name not in orders]
         for name, order in orders.items():
             ours = self._records.get(name)
             if ours is not None and ours.order > order:
-                found.append(ours)
-        return found
+                newer.append(ours)
+        return newer
 
     # --- whom to speak to ------------------------------------------------------------
 
@@ -397,28 +405,28 @@ class Membership:
         """The worker whose death this one must notice; empty if it is alone."""
         return self.carriers.next_to(self.me.name)
 
-    def lost_one(self, turn: int) -> str:
+    def next_lost(self, turn: int) -> str:
         """Return the lost worker to look for in a round; empty if none was lost.
 
         It lies between this worker and its successor, so that few workers look for the
         same one.  Now and then it is any other, since the worker that should look for
         it may not know of it.
         """
-        found = self.lost_nearby() if turn % FAR_TURNS else list(self.lost)
+        lost = self.lost_nearby() if turn % FAR_TURNS else list(self.lost)
         step = turn if turn % FAR_TURNS else turn // FAR_TURNS
-        return found[step % len(found)] if found else ""
+        return lost[step % len(lost)] if lost else ""
 
     def lost_nearby(self) -> list[str]:
         """Return the lost workers between this one and its successor."""
         start, end = place_of(self.me.name), place_of(self.successor or self.me.name)
-        found: list[str] = []
-        one = self.lost.after(start + 1)
-        while one and self.lost.within(one, start, end):
-            if found and one == found[0]:
+        nearby: list[str] = []
+        name = self.lost.after(start + 1)
+        while name and self.lost.within(name, start, end):
+            if nearby and name == nearby[0]:
                 break
-            found.append(one)
-            one = self.lost.after(place_of(one) + 1)
-        return found
+            nearby.append(name)
+            name = self.lost.after(place_of(name) + 1)
+        return nearby
 
     # --- the records -----------------------------------------------------------------
 

@@ -63,7 +63,9 @@ class Ring:
     def update(self, names: Iterable[str]) -> None:
         """Give many names their places at once.  Idempotent."""
         # Added one by one, each would move half of the others: for 65,536, seconds.
-        self._places = sorted({*self._places, *((place_of(one), one) for one in names)})
+        self._places = sorted(
+            {*self._places, *((place_of(name), name) for name in names)}
+        )
 
     def discard(self, name: str) -> None:
         """Remove a name, if it is there."""
@@ -87,12 +89,12 @@ class Ring:
 
     def next_to(self, name: str) -> str:
         """Return the name after another; empty if there is no other."""
-        found = self.after(place_of(name) + 1)
-        return "" if found == name else found
+        following = self.after(place_of(name) + 1)
+        return "" if following == name else following
 
     def fingers(self, name: str) -> list[str]:
         """Return a worker's fingers: the first names after the powers of two."""
-        here, found = place_of(name), list[str]()
+        here, fingers = place_of(name), list[str]()
         step = 1
         while step < CIRCLE:
             finger = self.after(here + step)
@@ -101,9 +103,9 @@ class Ring:
             distance = (place_of(finger) - here) % CIRCLE
             if distance < step:  # around the circle: the first finger once more
                 break
-            found.append(finger)
+            fingers.append(finger)
             step = 1 << distance.bit_length()
-        return found
+        return fingers
 
     def within(self, name: str, start: int, end: int) -> bool:
         """Return whether a name lies after `start` and before `end`, going round."""
@@ -121,14 +123,16 @@ class Ring:
             Names, each with its limit.
         """
         here = place_of(name)
-        told = [one for one in self.fingers(name) if self.within(one, here, limit)]
-        limits = [*(place_of(one) for one in told[1:]), limit]
-        return list(zip(told, limits, strict=False))
+        informed = [
+            finger for finger in self.fingers(name) if self.within(finger, here, limit)
+        ]
+        limits = [*(place_of(informed_name) for informed_name in informed[1:]), limit]
+        return list(zip(informed, limits, strict=False))
 
     def route_past(self, name: str, limit: int) -> tuple[str, int] | None:
         """Return the worker to inform instead of one that cannot be reached."""
         start = place_of(name)
-        found = self.after(start + 1)
-        if not found or not self.within(found, start, limit):
+        following = self.after(start + 1)
+        if not following or not self.within(following, start, limit):
             return None
-        return found, limit
+        return following, limit

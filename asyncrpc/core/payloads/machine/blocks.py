@@ -55,7 +55,9 @@ class IdleBlocks(Generic[B]):
         """
         size = size_class(nbytes)
         most = nbytes + nbytes // WASTE
-        fits = [one for one in self._by_size if size <= one <= most]
+        fits = [
+            block_size for block_size in self._by_size if size <= block_size <= most
+        ]
         if fits:
             return self._pop(min(fits), newest=True)
         self._shrink_to(self.limit_bytes - size)

@@ -93,23 +93,23 @@ class RegionQuestion(Generic[P]):
 
     Attributes:
         keys: all keys that the peer is asked for.
-        left: the keys that the peer has not confirmed.
+        unconfirmed: the keys that the peer has not confirmed.
         is_over: whether the peer is lost, so that answers do not count any more.
     """
 
-    __slots__ = ("_void", "is_over", "keys", "left", "peer")
+    __slots__ = ("_void", "is_over", "keys", "peer", "unconfirmed")
 
     def __init__(self, peer: P, keys: list[bytes]) -> None:
         self.peer = peer
         self.keys = keys
-        self.left = dict.fromkeys(keys)  # in order
+        self.unconfirmed = dict.fromkeys(keys)  # in order
         self.is_over = False
         self._void: set[bytes] = set()
 
     def ask(self) -> list[bytes]:
         """Return the keys to ask for now: answers count from here on."""
         self._void.clear()
-        return list(self.left)
+        return list(self.unconfirmed)
 
     def void(self, keys: Iterable[bytes]) -> None:
         """Ignore answers about these keys that are under way."""
@@ -117,9 +117,9 @@ class RegionQuestion(Generic[P]):
 
     def answer(self, key: bytes) -> bool:
         """Take the answer that the peer has a region; return whether it counts."""
-        if self.is_over or key in self._void or key not in self.left:
+        if self.is_over or key in self._void or key not in self.unconfirmed:
             return False
-        del self.left[key]
+        del self.unconfirmed[key]
         return True
 
 
@@ -224,7 +224,7 @@ class KeptRegions(Generic[P, R]):
         questions.remove(question)
         if not questions:
             del self._questions[question.peer]
-        for key in question.left:
+        for key in question.unconfirmed:
             self.on(question.peer, key, RegionEvent.FAILED)
 
     # --- messages of peers -----------------------------------------------------------
@@ -264,10 +264,10 @@ class KeptRegions(Generic[P, R]):
     def tell(self, peer: P, keys: Iterable[bytes]) -> list[bytes]:
         """Return the regions that a peer may count on; it must be told at once."""
         at_peer = self._at_peers.get(peer, {})
-        told = [key for key in keys if key in at_peer and self._is_idle(key)]
-        for key in told:
+        counted = [key for key in keys if key in at_peer and self._is_idle(key)]
+        for key in counted:
             self.on(peer, key, RegionEvent.TELL)
-        return told
+        return counted
 
     def on_told(self, peer: P, keys: Iterable[bytes]) -> None:
         """Record a peer's answer; without an answer the peer is told again later."""
@@ -279,7 +279,9 @@ class KeptRegions(Generic[P, R]):
         """Drop the regions that are still idle and that no peer counts on."""
         self._is_letting_go = False
         for key in keys:
-            is_counted_on = any(key in one for one in self._at_peers.values())
+            is_counted_on = any(
+                key in peer_regions for peer_regions in self._at_peers.values()
+            )
             if not is_counted_on and self._is_idle(key):
                 self.regions.pop(key, None)
 

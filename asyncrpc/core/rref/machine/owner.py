@@ -262,7 +262,9 @@ class OwnerTable:
         for rref_id in self._held_by.pop(incarnation, at_most):
             entry = self._entries[rref_id]
             entry.holders.pop(incarnation, None)
-            entry.waiting = [one for one in entry.waiting if one != incarnation]
+            entry.waiting = [
+                waiter for waiter in entry.waiting if waiter != incarnation
+            ]
             effects += self._collect(rref_id, entry)
         for rref_id in self._unborn_of.pop(incarnation, at_most):
             effects += self._give_up(rref_id, self._entries[rref_id])
@@ -296,10 +298,10 @@ class OwnerTable:
         self._entries[rref_id] = entry
         return entry
 
-    def _used(self, rref_id: RRefId, what: str) -> _OwnedValue:
+    def _used(self, rref_id: RRefId, count: str) -> _OwnedValue:
         entry = self._entries.get(rref_id)
-        if entry is None or not getattr(entry, what):
-            raise LocalProtocolError(f"{rref_id} has no {what} here to give back")
+        if entry is None or not getattr(entry, count):
+            raise LocalProtocolError(f"{rref_id} has no {count} here to give back")
         return entry
 
     def _count(self, rref_id: RRefId, entry: _OwnedValue, holder: Incarnation) -> None:

@@ -139,8 +139,10 @@ class SlabPool:
         wanted = max(
             wanted, payload_bytes, SLAB_BYTES_MIN, min(self.size_bytes, 1 << 28)
         )
-        left = self.limit_bytes - self.size_bytes
-        size = min(_round_up(wanted, HUGE_PAGE_BYTES), left - left % PAGE_BYTES)
+        unused_bytes = self.limit_bytes - self.size_bytes
+        size = min(
+            _round_up(wanted, HUGE_PAGE_BYTES), unused_bytes - unused_bytes % PAGE_BYTES
+        )
         if size < _round_up(payload_bytes, PAGE_BYTES):
             return 0
         self.size_bytes += size

@@ -207,11 +207,11 @@ class Shelf:
             block: int = free - 1
             words[at + _FREE] = words[self._entries_at + block * _ENTRY_WORDS + _NEXT]
             return block
-        made: int = words[at + _MADE]
-        if made == self.layout.quotas[kind]:
+        touched: int = words[at + _MADE]
+        if touched == self.layout.quotas[kind]:
             return NONE
-        words[at + _MADE] = made + 1
-        return first + made
+        words[at + _MADE] = touched + 1
+        return first + touched
 
     def _drops(self) -> int:
         return sum(self._words[_DROPS_AT : _DROPS_AT + self._words[ROWS]])
@@ -219,14 +219,14 @@ class Shelf:
     def _sweep(self, kind: int, drops: int) -> None:
         at = _KINDS_AT + _KIND_WORDS * kind
         self._words[at + _SEEN] = drops
-        made, first = self._made(kind)
-        if not made:
+        count, first = self._blocks_of(kind)
+        if not count:
             return
-        entries = self._entries[first : first + made]
+        entries = self._entries[first : first + count]
         idle = (entries[:, _PAYLOAD] != 0) & (entries[:, _REFERENCES] == 0)
         if not idle.any():
             return
-        idle &= ~self._is_held(first, made)
+        idle &= ~self._is_held(first, count)
         # Backwards, so that the lowest address is used first.
         for index in np.flatnonzero(idle)[::-1].tolist():
             block = first + index
@@ -236,10 +236,10 @@ class Shelf:
             self._words[entry + _NEXT] = self._words[at + _FREE]
             self._words[at + _FREE] = block + 1
 
-    def _made(self, kind: int) -> tuple[int, int]:
+    def _blocks_of(self, kind: int) -> tuple[int, int]:
         """Return how many blocks of a size there are, and the number of the first."""
-        made = self._words[_KINDS_AT + _KIND_WORDS * kind + _MADE]
-        return made, self.layout.firsts[kind]
+        count = self._words[_KINDS_AT + _KIND_WORDS * kind + _MADE]
+        return count, self.layout.firsts[kind]
 
     def _is_held(self, first: int, count: int) -> Numbers:
         rows = self._holds[: self._words[ROWS], first : first + count]
@@ -252,8 +252,8 @@ class Shelf:
         for kind in reversed(range(self.layout.kinds)):
             if words[TOUCHED] + new_bytes <= self.layout.limit_bytes:
                 return
-            made, first = self._made(kind)
-            entries = self._entries[first : first + made]
+            count, first = self._blocks_of(kind)
+            entries = self._entries[first : first + count]
             wasted = entries[:, _PAGES] > entries[:, _PAYLOAD]
             for index in np.flatnonzero(wasted)[::-1].tolist():
                 entry = self._entries_at + (first + index) * _ENTRY_WORDS
@@ -313,10 +313,10 @@ class Shelf:
         np.add.at(counts, np.fromiter(references, np.int64), 1)
         self._words[USED] = self._words[TOUCHED] = 0
         for kind in range(self.layout.kinds):
-            made, first = self._made(kind)
-            entries = self._entries[first : first + made]
-            entries[:, _REFERENCES] = counts[first : first + made]
-            is_used = (entries[:, _REFERENCES] != 0) | self._is_held(first, made)
+            count, first = self._blocks_of(kind)
+            entries = self._entries[first : first + count]
+            entries[:, _REFERENCES] = counts[first : first + count]
+            is_used = (entries[:, _REFERENCES] != 0) | self._is_held(first, count)
             entries[~is_used, _PAYLOAD] = 0
             # Killed between hold and payload: the pages say no less.
             unknown = is_used & (entries[:, _PAYLOAD] == 0)

@@ -276,6 +276,9 @@ class FakeAdmission:
         self.wakes_at = -1
         self.refusal: AsyncRpcError | None = None
 
+    def wake(self) -> None:
+        """Wake nothing: no test waits for calls to end."""
+
     def open(self, _peer: Incarnation, calls: Sized) -> PeerMemory:
         counts: Any = self
         return PeerMemory(counts, calls, lambda: 0, LimitOptions().peer_bytes_max)

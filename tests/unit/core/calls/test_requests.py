@@ -288,7 +288,7 @@ class TestNotes:
     ) -> None:
         ask(noted, hold)
         (serving,) = noted.served
-        serving.said = 7
+        serving.note = 7
         noted.responder.send_item(serving, 0, "first")
         assert unpack_head(noted.connection.last.head) == [0, {"n": ["note", 7]}]
         noted.responder.send_item(serving, 1, "second")

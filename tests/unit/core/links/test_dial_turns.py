@@ -50,7 +50,7 @@ class Dials:
         self.tasks = [asyncio.create_task(self.dial(one)) for one in range(9)]
 
     async def dial(self, number: int) -> None:
-        with self.turns.one(str(number), self.wakes[number]) as turn:
+        with self.turns.dial_turn(str(number), self.wakes[number]) as turn:
             await turn.begun()
             self.begun.append(number)
             self.held[number] = turn.is_held
@@ -122,7 +122,7 @@ def test_who_is_cancelled_keeps_no_turn(when: str) -> None:
         await dials.end(*range(9))
         await asyncio.gather(*dials.tasks, return_exceptions=True)
         assert dials.begun[-7:] == ORDER[2:]
-        with dials.turns.one("b", asyncio.Event()) as turn:
+        with dials.turns.dial_turn("b", asyncio.Event()) as turn:
             await turn.begun()
             assert turn.is_held
 
@@ -144,7 +144,7 @@ def test_one_that_does_not_connect_lets_the_next_begin() -> None:
         await asyncio.gather(*dials.tasks)
         assert dials.begun == ORDER
         assert now_s() == pytest.approx(100)
-        with dials.turns.one("b", asyncio.Event()) as turn:
+        with dials.turns.dial_turn("b", asyncio.Event()) as turn:
             await turn.begun()
             assert turn.is_held  # the one turn that there is: given back once
             dials.wakes[0].clear()

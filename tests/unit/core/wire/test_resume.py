@@ -169,7 +169,7 @@ class TestReceipts:
         receipts.received = 16
         assert receipts.has_news(16)
         assert not receipts.has_news(17)
-        assert receipts.told() == 16
+        assert receipts.acknowledge() == 16
         assert receipts.due_at == 26
         assert not receipts.has_news(1)
         assert receipts.has_news(0)

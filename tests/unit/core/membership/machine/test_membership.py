@@ -379,13 +379,13 @@ def test_a_teller_has_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = table(record("b"))
     for number in range(5):
         mine.receive(record(f"ghost{number}", number + 9), 1.0, by=TELLER)
-    assert mine.hearsay.told_by(TELLER.incarnation) == ["ghost0", "ghost1", "ghost2"]
+    assert mine.hearsay.names_from(TELLER.incarnation) == ["ghost0", "ghost1", "ghost2"]
     mine.meet(member("ghost1", 10), 1.0)
-    assert mine.hearsay.told_by(TELLER.incarnation) == ["ghost0", "ghost2"]
+    assert mine.hearsay.names_from(TELLER.incarnation) == ["ghost0", "ghost2"]
     mine.hearsay.confirm(TELLER.incarnation)
     assert "ghost0" in mine.hearsay
     mine.hearsay.confirm(Incarnation(1))
-    assert mine.hearsay.told_by(TELLER.incarnation) == []
+    assert mine.hearsay.names_from(TELLER.incarnation) == []
 
 
 def test_who_is_met_as_expected_is_told_nothing() -> None:

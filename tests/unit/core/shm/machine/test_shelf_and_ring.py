@@ -99,7 +99,7 @@ class Part:
     def states(self) -> Iterator[BlockState]:
         """Yield the state of every block that was ever taken."""
         for kind in range(self.layout.kinds):
-            made, first = self.shelf._made(kind)
+            made, first = self.shelf._blocks_of(kind)
             free = set(self.free(kind))
             for block in range(first, first + made):
                 _, references, payload, pages = self.shelf._entries[block].tolist()
