@@ -113,8 +113,8 @@ def _start(missing: Sequence[int] | None, world_size: int) -> Recognized:
 
 
 def _pass(step: AwaitStep, _: AwaitStep | None) -> Recognized:
-    one: Pass = local(step.frame, "self")
-    return Recognized(WaitKind.BACKWARD, "its backward pass", one)
+    backward_pass: Pass = local(step.frame, "self")
+    return Recognized(WaitKind.BACKWARD, "its backward pass", backward_pass)
 
 
 def _bucket(step: AwaitStep, _: AwaitStep | None) -> Recognized:
@@ -138,21 +138,23 @@ def _turn(step: AwaitStep, user: AwaitStep | None) -> Recognized:
     )
 
 
-def is_of_pass(one: Pass, call: Any) -> bool:
+def is_of_pass(backward_pass: Pass, call: Any) -> bool:
     """Return whether a call asks another worker to take part in a pass.
 
     Such a call has a callback that passes the answer to the pass.
     """
     return any(
-        isinstance(callback, partial) and any(given is one for given in callback.args)
+        isinstance(callback, partial)
+        and any(argument is backward_pass for argument in callback.args)
         for callback, _ in tuple(getattr(call, "_callbacks", None) or ())
     )
 
 
-def works_for(one: Pass, steps: Sequence[AwaitStep]) -> bool:
+def works_for(backward_pass: Pass, steps: Sequence[AwaitStep]) -> bool:
     """Return whether a task runs the local part of a pass."""
     return any(
-        step.code is _DRAIN and local(step.frame, "one") is one for step in steps
+        step.code is _DRAIN and local(step.frame, "one") is backward_pass
+        for step in steps
     )
 
 
@@ -180,12 +182,12 @@ OWN_WAITS: Final[Mapping[CodeType, Recognize]] = {
 def labels_of(steps: Sequence[AwaitStep]) -> Iterator[str]:
     """Yield the labels of what a task does for others; see `records.Actor.does`."""
     for step in steps:
-        made = _DOES.get(step.code)
-        if made is not None:
-            yield made(local(step.frame, "self"))
-        for one in entered(step):
-            if isinstance(one, Group):
-                yield _group_label(_path_of(one))
+        make_label = _DOES.get(step.code)
+        if make_label is not None:
+            yield make_label(local(step.frame, "self"))
+        for manager in entered(step):
+            if isinstance(manager, Group):
+                yield _group_label(_path_of(manager))
 
 
 def _group_labels(path: str) -> Iterator[str]:

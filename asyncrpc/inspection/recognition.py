@@ -40,15 +40,15 @@ def recognized(chain: Chain) -> Recognized:
         return Recognized(WaitKind.RUNS)
     if isinstance(chain.awaited, CallFuture):
         return Recognized(WaitKind.CALL, call=chain.awaited)
-    found = None
+    result = None
     for place in range(len(chain.steps) - 1, -1, -1):
         step = chain.steps[place]
         if not is_of_library(step.code):
             break
         if (recognize := _BY_CODE.get(step.code)) is not None:
             user = chain.steps[place - 1] if place else None
-            found = recognize(step, user) or found
-    return found or _future(chain.awaited)
+            result = recognize(step, user) or result
+    return result or _future(chain.awaited)
 
 
 # --- asyncio -------------------------------------------------------------------------
@@ -96,22 +96,24 @@ def _all_of(name: str) -> Recognize:
     """Return a recognizer of the tasks in a variable of a function of asyncio."""
 
     def recognize(step: AwaitStep, _: AwaitStep | None) -> Recognized:
-        found = local(step.frame, name)
-        is_one = isinstance(found, asyncio.Future)
-        return _future(found) if is_one else _tasks(tuple(found or ()))
+        awaited = local(step.frame, name)
+        is_one = isinstance(awaited, asyncio.Future)
+        return _future(awaited) if is_one else _tasks(tuple(awaited or ()))
 
     return recognize
 
 
 def _tasks(futures: Iterable[Any]) -> Recognized:
-    open_ = [one for one in tuple(futures) if one is not None and not one.done()]
-    tasks = tuple(one for one in open_ if isinstance(one, asyncio.Task))
-    calls = tuple(one for one in open_ if isinstance(one, CallFuture))
+    open_ = [
+        future for future in tuple(futures) if future is not None and not future.done()
+    ]
+    tasks = tuple(future for future in open_ if isinstance(future, asyncio.Task))
+    calls = tuple(future for future in open_ if isinstance(future, CallFuture))
     if not tasks and len(calls) == 1:
         return Recognized(WaitKind.CALL, call=calls[0])
     noun = "task" if tasks else "call"
-    what = f"{len(open_)} {noun}s" if len(open_) != 1 else f"a {noun}"
-    return Recognized(WaitKind.TASKS, what, tasks=tasks, calls=calls)
+    description = f"{len(open_)} {noun}s" if len(open_) != 1 else f"a {noun}"
+    return Recognized(WaitKind.TASKS, description, tasks=tasks, calls=calls)
 
 
 def _sleep(step: AwaitStep, _: AwaitStep | None) -> Recognized:

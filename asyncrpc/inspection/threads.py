@@ -53,38 +53,38 @@ class ThreadStack:
         """Return the call whose answer the thread waits for; None if it does not."""
         for frame in self.frames:
             if (name := _WAITING.get(frame.f_code)) is not None:
-                found = local(frame, name)
-                if isinstance(found, CallFuture):
-                    return found
+                call = local(frame, name)
+                if isinstance(call, CallFuture):
+                    return call
         return None
 
     def serves(self) -> InboundCall | None:
         """Return the call whose function the thread runs; None if it runs none."""
         for frame in self.frames:
             if frame.f_code is _IN_THREAD:
-                found = local(frame, "self")
+                call = local(frame, "self")
             elif frame.f_code is _POOL:  # it may still wait for a device
-                found = getattr(local(frame, "done"), "__self__", None)
+                call = getattr(local(frame, "done"), "__self__", None)
             else:
                 continue
-            if isinstance(found, InboundCall):
-                return found
+            if isinstance(call, InboundCall):
+                return call
         return None
 
     def waits_for_pass(self) -> Backward | None:
         """Return the backward pass whose reduction the thread waits for."""
         for frame in self.frames:
             if frame.f_code is Backward.wait_ended.__code__:
-                found = local(frame, "self")
-                if isinstance(found, Backward):
-                    return found
+                backward = local(frame, "self")
+                if isinstance(backward, Backward):
+                    return backward
         return None
 
-    def runs_pass(self, one: Backward) -> bool:
+    def runs_pass(self, backward: Backward) -> bool:
         """Return whether the thread fills the buckets of a backward pass."""
         return any(
             frame.f_code.co_qualname == "Reducer.backward.<locals>.run"
-            and locals_of(frame).get("current") is one
+            and locals_of(frame).get("current") is backward
             for frame in self.frames
         )
 
@@ -109,9 +109,9 @@ class ThreadStack:
             if frame.f_code is _POOL:
                 return _future_of(local(frame, "done"))
             if frame.f_code is _RUN_JOB:
-                found = getattr(local(frame, "self"), "future", None)
-                if isinstance(found, concurrent.futures.Future):
-                    return found
+                future = getattr(local(frame, "self"), "future", None)
+                if isinstance(future, concurrent.futures.Future):
+                    return future
         return None
 
 
@@ -125,7 +125,7 @@ def _future_of(done: Any) -> asyncio.Future[Any] | None:
 
 def stacks() -> list[ThreadStack]:
     """Return the stacks of all threads but this one."""
-    names = {one.ident: one.name for one in threading.enumerate()}
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
     return [
         ThreadStack(ident, names.get(ident, f"thread {ident}"), frame)

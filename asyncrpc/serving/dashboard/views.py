@@ -171,7 +171,7 @@ class OverviewView:
         return overview.row_of(member.name, member.rank, told), told.links
 
     def _digest(self, at_s: float, found: Round[_Told]) -> Slices[OverviewDigest]:
-        rows = [row for row, _ in found.told.values()]
+        rows = [row for row, _ in found.answers.values()]
         rows += [
             overview.silent_row(name, found.members[name].rank, silent)
             for name, silent in found.silent.items()
@@ -179,7 +179,7 @@ class OverviewView:
         yield len(rows)
         totals = yield from overview.totals_of(rows)
         self._history.add(overview.moment_of(at_s, totals))
-        links = {name: links for name, (_, links) in found.told.items()}
+        links = {name: links for name, (_, links) in found.answers.items()}
         return OverviewDigest(rows, links, totals)
 
     def show(
@@ -256,8 +256,8 @@ class CallsView(_ListingView):
 
     @staticmethod
     def _digest(_: float, found: Round[CallsSeen]) -> Slices[ListingDigest]:
-        rows = yield from calls.rows_of(found.told)
-        return ListingDigest(rows, calls.left_out_of(found.told.values()), {})
+        rows = yield from calls.rows_of(found.answers)
+        return ListingDigest(rows, calls.left_out_of(found.answers.values()), {})
 
 
 class ReferencesView(_ListingView):
@@ -275,8 +275,8 @@ class ReferencesView(_ListingView):
 
     @staticmethod
     def _digest(_: float, found: Round[ReferencesSeen]) -> Slices[ListingDigest]:
-        rows = yield from references.rows_of(found.told)
-        left_out = references.left_out_of(found.told.values())
+        rows = yield from references.rows_of(found.answers)
+        left_out = references.left_out_of(found.answers.values())
         return ListingDigest(rows, left_out, {})
 
 
@@ -296,7 +296,7 @@ class CollectivesView(_ListingView):
 
     @staticmethod
     def _digest(at_s: float, found: Round[CollectiveHistory]) -> Slices[ListingDigest]:
-        rows = yield from collectives.rows_of(found.told, int(at_s * NS_PER_S))
+        rows = yield from collectives.rows_of(found.answers, int(at_s * NS_PER_S))
         return ListingDigest(rows, 0, {})
 
 
@@ -319,7 +319,7 @@ class TrainingView(_ListingView):
 
     @staticmethod
     def _digest(_: float, found: Round[training.TrainingTold]) -> Slices[ListingDigest]:
-        told = found.told
+        told = found.answers
         rows = yield from training.rows_of(told)
         passes = yield from training.passes_of(told)
         steps = yield from training.steps_of(told)
@@ -378,7 +378,7 @@ class HangsView:
     def _digest(
         self, _: float, found: Round[WorkerSnapshot], *, is_thorough: bool
     ) -> Slices[dict[str, Any]]:
-        snapshots = [*found.told.values(), *found.blocked.values()]
+        snapshots = [*found.answers.values(), *found.blocked.values()]
         silent = {
             name: one
             for name, one in found.silent.items()

@@ -110,8 +110,8 @@ class WorkerView:
         name: str, _: float, found: Round[WorkerTold]
     ) -> Slices[dict[str, Any]]:
         rank = found.members[name].rank
-        if name in found.told:
-            return (yield from machine.shown(name, rank, found.told[name]))
+        if name in found.answers:
+            return (yield from machine.shown(name, rank, found.answers[name]))
         silent = found.silent.get(name, NoAnswer(Trouble.SILENT, ""))
         return machine.shown_silent(name, rank, silent)
 
