@@ -321,19 +321,19 @@ class ContinuousBatcher(Generic[R, S, T]):
         now_s = loop.time()
         deadline = deadline_here(self._driver.queue, self._name, now_s)
         memory = self._memory(request)
-        made = Generation[R, T](
+        generation = Generation[R, T](
             request, deadline, memory=memory, items_max=self._items_max
         )
-        made.queued = QueuedRequest(
-            made,
+        generation.queued = QueuedRequest(
+            generation,
             now_s,
             deadline_s=None if deadline is None else deadline.at_s,
             priority=priority,
             client=client,
             size=memory,
         )
-        self._driver.add(made, now_s)
-        return made
+        self._driver.add(generation, now_s)
+        return generation
 
     async def _take(self, generation: Generation[R, T]) -> Any:
         """Return the next item, or `END`, before the deadline."""

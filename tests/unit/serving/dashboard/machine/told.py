@@ -30,7 +30,7 @@ from asyncrpc.inspection.records import CallKey
 from asyncrpc.inspection.reference_records import ReferenceSeen, ReferencesSeen
 from asyncrpc.inspection.summaries import LinkSummary, WorkerSummary
 from asyncrpc.serving.dashboard.machine.answers import encoded
-from asyncrpc.serving.dashboard.machine.training import TrainingTold
+from asyncrpc.serving.dashboard.machine.training import TrainingAnswer
 from asyncrpc.trace import OK, BackwardPassEnded, OptimizerStepEnded
 
 T = TypeVar("T")
@@ -194,7 +194,7 @@ def history(
 
 def training(
     *, host_id: str = "host", came_s: float = 0.0, **given: Any
-) -> TrainingTold:
+) -> TrainingAnswer:
     plain = TrainingSeen(
         now_s=100.0,
         passes_per_s=0.0,
@@ -208,7 +208,7 @@ def training(
         buckets=[],
         stages=[],
     )
-    return TrainingTold(plain._replace(**given), came_s, host_id)
+    return TrainingAnswer(plain._replace(**given), came_s, host_id)
 
 
 def backward_pass(at_s: float, **given: Any) -> BackwardPassEnded:
