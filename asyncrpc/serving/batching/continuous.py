@@ -283,11 +283,11 @@ class ContinuousBatcher(Generic[R, S, T]):
             generation = self._join(request, priority, client)
             if trace is not None:
                 generation.span = trace.span
-                trace.count = lambda: generation.taken
+                trace.count = lambda: generation.consumed
             try:
                 while (item := await self._take(generation)) is not END:
                     self._driver.resume(generation)
-                    if generation.taken == 1:
+                    if generation.consumed == 1:
                         self._note_first(generation)
                     yield item
             finally:
