@@ -33,6 +33,7 @@ from asyncrpc.runtime.rounds.participant import RoundParticipant
 _END: Final = "the end of the group"
 _RANKS_SHOWN: Final = 8
 _DRAIN: Final[CodeType] = PassWork._drain.__code__  # noqa: SLF001
+_DRAINED: Final = _DRAIN.co_varnames[1]  # the parameter that has the pass
 
 
 def _item(step: AwaitStep, _: AwaitStep | None) -> Recognized:
@@ -153,7 +154,7 @@ def is_of_pass(backward_pass: Pass, call: Any) -> bool:
 def works_for(backward_pass: Pass, steps: Sequence[AwaitStep]) -> bool:
     """Return whether a task runs the local part of a pass."""
     return any(
-        step.code is _DRAIN and local(step.frame, "one") is backward_pass
+        step.code is _DRAIN and local(step.frame, _DRAINED) is backward_pass
         for step in steps
     )
 
